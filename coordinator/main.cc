@@ -75,19 +75,19 @@ Settings MakeSettings(const Flags& flags) {
   settings.job_retention = flags.job_retention;
   settings.make_plan = [](const v1::JobSpec& spec, const std::vector<plan::DeviceSlot>& slots,
                           const RankShare& share) {
-    Cluster cluster;
+    plan::Cluster cluster;
     cluster.threads_per_rank = share.threads;
     cluster.memory_bytes = share.memory_bytes;
     if (share.gpu.empty()) {
-      UseCpus(share.cores, &cluster);
+      plan::UseCpus(share.cores, &cluster);
     } else {
-      UseGpus(share.gpu, spec.training(), &cluster);
+      plan::UseGpus(share.gpu, spec.training(), &cluster);
     }
-    return MakePlan(spec, slots, cluster);
+    return plan::MakePlan(spec, slots, cluster);
   };
   settings.smaller_layout = [](const v1::JobSpec& spec, int least, int most, const RankShare& share,
                                int* ranks) {
-    return SmallerLayout(spec, least, most, share.memory_bytes, ranks);
+    return plan::SmallerLayout(spec, least, most, share.memory_bytes, ranks);
   };
   return settings;
 }

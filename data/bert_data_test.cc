@@ -48,7 +48,7 @@ class BertData : public ::testing::Test {
       (*writer)->EndDocument();
     }
     EXPECT_TRUE((*writer)->Commit("").ok());
-    EXPECT_TRUE((*writer)->Finish(Tokenizer::Bytes()).ok());
+    EXPECT_TRUE((*writer)->Finish(tokenizer::Tokenizer::Bytes()).ok());
     EXPECT_TRUE(RemoveTree(prefix + ".tokenizer.json").ok());
     return prefix;
   }
@@ -120,7 +120,7 @@ TEST_F(BertData, SentencesOfRawText) {
   data().mutable_masking()->set_whole_word(true);
   const auto prepared = Prepare();
   ASSERT_TRUE(prepared.ok()) << prepared.status();
-  const auto tokenizer = Tokenizer::FromJson(prepared->tokenizer_json);
+  const auto tokenizer = tokenizer::Tokenizer::FromJson(prepared->tokenizer_json);
   const auto first = tokenizer->Encode("The first world.");
   const SampleDataset& dataset = *prepared->train_samples.datasets()[0];
   Sample sample(16);
@@ -238,7 +238,7 @@ TEST_F(BertData, ClassesOfABlend) {
 
 TEST(WordContinuations, OfEveryKind) {
   const auto count = [](const char* name, std::string_view text) {
-    const auto tokenizer = Tokenizer::Load(absl::StrCat("tests/tokenizer/fixtures/", name));
+    const auto tokenizer = tokenizer::Tokenizer::Load(absl::StrCat("tests/tokenizer/fixtures/", name));
     EXPECT_TRUE(tokenizer.ok()) << tokenizer.status();
     const auto continues = tokenizer->WordContinuations();
     EXPECT_TRUE(continues.has_value());
@@ -254,26 +254,26 @@ TEST(WordContinuations, OfEveryKind) {
   EXPECT_EQ(count("roberta.json", "checking somethings outworldly once"), 4);
   EXPECT_EQ(count("gpt2", "checking somethings outworldly once"), 3);
   EXPECT_EQ(count("unigram.model", "checking somethings outworldly once"), 4);
-  const auto suffix = Tokenizer::Load("tests/tokenizer/fixtures/suffix.model");
+  const auto suffix = tokenizer::Tokenizer::Load("tests/tokenizer/fixtures/suffix.model");
   ASSERT_TRUE(suffix.ok());
   EXPECT_EQ(suffix->WordContinuations(), std::nullopt);
-  const auto bytes = Tokenizer::Bytes().WordContinuations();
+  const auto bytes = tokenizer::Tokenizer::Bytes().WordContinuations();
   EXPECT_FALSE((*bytes)[' ']);
   EXPECT_TRUE((*bytes)['a']);
 }
 
 TEST(BertIds, OfBertAndRoberta) {
-  const auto bert = Tokenizer::Load(kBert)->bert_ids();
+  const auto bert = tokenizer::Tokenizer::Load(kBert)->bert_ids();
   EXPECT_EQ(bert.cls, 2);
   EXPECT_EQ(bert.sep, 3);
   EXPECT_EQ(bert.mask, 4);
   EXPECT_EQ(bert.pad, 0);
-  const auto roberta = Tokenizer::Load("tests/tokenizer/fixtures/roberta.json")->bert_ids();
+  const auto roberta = tokenizer::Tokenizer::Load("tests/tokenizer/fixtures/roberta.json")->bert_ids();
   EXPECT_EQ(roberta.cls, 0);
   EXPECT_EQ(roberta.sep, 2);
   EXPECT_EQ(roberta.mask, 4);
   EXPECT_EQ(roberta.pad, 1);
-  EXPECT_EQ(Tokenizer::Load("tests/tokenizer/fixtures/gpt2")->bert_ids().cls, std::nullopt);
+  EXPECT_EQ(tokenizer::Tokenizer::Load("tests/tokenizer/fixtures/gpt2")->bert_ids().cls, std::nullopt);
 }
 
 }  // namespace

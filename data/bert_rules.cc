@@ -31,7 +31,7 @@ absl::Status CheckInVocabulary(const v1::SpecialTokens& special, int32_t vocab_s
 
 // A classifier masks nothing, and needs no mask.
 absl::StatusOr<v1::SpecialTokens> SpecialTokensOf(const v1::DataSpec& data,
-                                                  const std::optional<Tokenizer>& tokenizer,
+                                                  const std::optional<tokenizer::Tokenizer>& tokenizer,
                                                   bool masks, int32_t vocab_size) {
   if (data.has_special_tokens()) {
     TERCIO_RETURN_IF_ERROR(CheckInVocabulary(data.special_tokens(), vocab_size));
@@ -43,7 +43,7 @@ absl::StatusOr<v1::SpecialTokens> SpecialTokensOf(const v1::DataSpec& data,
         "[CLS], [SEP], [MASK] and [PAD]; give {cls: .., sep: .., mask: .., pad: ..}, or name the "
         "tokenizer in data.tokenizer");
   }
-  const Tokenizer::BertIds ids = tokenizer->bert_ids();
+  const tokenizer::Tokenizer::BertIds ids = tokenizer->bert_ids();
   std::vector<std::string> missing;
   if (!ids.cls.has_value()) missing.push_back("[CLS]");
   if (!ids.sep.has_value()) missing.push_back("[SEP]");
@@ -64,7 +64,7 @@ absl::StatusOr<v1::SpecialTokens> SpecialTokensOf(const v1::DataSpec& data,
 }
 
 absl::StatusOr<std::shared_ptr<const std::vector<bool>>> ContinuationsOf(
-    const std::optional<Tokenizer>& tokenizer) {
+    const std::optional<tokenizer::Tokenizer>& tokenizer) {
   if (!tokenizer.has_value()) {
     return absl::InvalidArgumentError(
         "data.masking.whole_word: token files without a tokenizer do not say which ids continue a "
@@ -95,7 +95,7 @@ int32_t HighestSpecialToken(const v1::DataSpec& data) {
 }
 
 absl::StatusOr<MaskingRules> MaskingRulesOf(const v1::DataSpec& data, const v1::ModelSpec& model,
-                                            const std::optional<Tokenizer>& tokenizer,
+                                            const std::optional<tokenizer::Tokenizer>& tokenizer,
                                             int32_t vocab_size) {
   TERCIO_ASSIGN_OR_RETURN(const v1::SpecialTokens special,
                           SpecialTokensOf(data, tokenizer, /*masks=*/true, vocab_size));
@@ -125,7 +125,7 @@ absl::StatusOr<MaskingRules> MaskingRulesOf(const v1::DataSpec& data, const v1::
 }
 
 absl::StatusOr<LabelRules> LabelRulesOf(const v1::DataSpec& data, const v1::ModelSpec& model,
-                                        const Tokenizer& tokenizer) {
+                                        const tokenizer::Tokenizer& tokenizer) {
   TERCIO_ASSIGN_OR_RETURN(
       const v1::SpecialTokens special,
       SpecialTokensOf(data, tokenizer, /*masks=*/false, tokenizer.vocab_size()));

@@ -30,10 +30,10 @@ int32_t HighestSpecialToken(const v1::DataSpec& data);
 // `vocab_size` is that of the data. Special tokens are those of data.special_tokens, else of the
 // tokenizer.
 absl::StatusOr<MaskingRules> MaskingRulesOf(const v1::DataSpec& data, const v1::ModelSpec& model,
-                                            const std::optional<Tokenizer>& tokenizer,
+                                            const std::optional<tokenizer::Tokenizer>& tokenizer,
                                             int32_t vocab_size);
 absl::StatusOr<LabelRules> LabelRulesOf(const v1::DataSpec& data, const v1::ModelSpec& model,
-                                        const Tokenizer& tokenizer);
+                                        const tokenizer::Tokenizer& tokenizer);
 
 // Everything in the rules that decides samples, for digests.
 std::string Describe(const MaskingRules& rules);

@@ -33,7 +33,7 @@ struct TokenFiles {
   DocumentBorders borders;             // an llm.c file is one document
   std::optional<int64_t> documents;    // absent for llm.c files, which do not store it
   std::string dtype;                   // "uint16", ...; of the first file
-  std::optional<Tokenizer> tokenizer;  // that lies beside the files
+  std::optional<tokenizer::Tokenizer> tokenizer;  // that lies beside the files
   std::string digest;                  // hex SHA-256 of ids as stored, and tokenizer
   std::string index_digest;            // hex SHA-256 of the ends of documents and sequences
 };

@@ -42,30 +42,30 @@ TEST(SampleOrder, DependsOnSeedAndEpoch) {
 }
 
 TEST(Tokenizer, CharsAreSortedCodePoints) {
-  const absl::StatusOr<Tokenizer> tokenizer = Tokenizer::CharsOf({"bañb", "a€"});
+  const absl::StatusOr<tokenizer::Tokenizer> tokenizer = tokenizer::Tokenizer::CharsOf({"bañb", "a€"});
   ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
   EXPECT_EQ(tokenizer->vocab_size(), 4);
   const auto ids = tokenizer->Encode("añ€b");
   ASSERT_TRUE(ids.ok());
   EXPECT_THAT(*ids, ElementsAre(0, 2, 3, 1));
   EXPECT_EQ(*tokenizer->Decode(*ids), "añ€b");
-  EXPECT_EQ(*Tokenizer::FromJson(tokenizer->ToJson()), *tokenizer);
+  EXPECT_EQ(*tokenizer::Tokenizer::FromJson(tokenizer->ToJson()), *tokenizer);
   EXPECT_THAT(std::string(tokenizer->Encode("x").status().message()), HasSubstr("'x'"));
 }
 
 TEST(Tokenizer, RefusesWhatIsNotUtf8) {
   for (const std::string bad :
        {"ab\xff", "\xc0\x80", "\xed\xa0\x80", "\xe2\x82", "\xf5\x80\x80\x80"}) {
-    const auto tokenizer = Tokenizer::CharsOf({bad});
+    const auto tokenizer = tokenizer::Tokenizer::CharsOf({bad});
     EXPECT_EQ(tokenizer.status().code(), absl::StatusCode::kInvalidArgument) << bad;
   }
-  EXPECT_THAT(std::string(Tokenizer::CharsOf({"a\nb\xff"}).status().message()),
+  EXPECT_THAT(std::string(tokenizer::Tokenizer::CharsOf({"a\nb\xff"}).status().message()),
               HasSubstr("byte 3 (line 2)"));
 }
 
 // A data set of the given documents.
 void WriteDataset(const std::string& prefix, const std::vector<std::vector<int32_t>>& documents,
-                  const Tokenizer& tokenizer = Tokenizer::Bytes()) {
+                  const tokenizer::Tokenizer& tokenizer = tokenizer::Tokenizer::Bytes()) {
   const auto writer =
       IndexedDatasetWriter::Open(prefix, TokenTypeFor(tokenizer.vocab_size()), "test");
   ASSERT_TRUE(writer.ok()) << writer.status();
@@ -345,7 +345,7 @@ TEST_F(DataKindsTest, BlendOfTextAndTokens) {
 }
 
 TEST_F(DataKindsTest, TokenizersAndVocabulariesMustAgree) {
-  WriteDataset(Path("tokens"), {{0, 1, 2, 3}}, *Tokenizer::CharsOf({"abcd"}));
+  WriteDataset(Path("tokens"), {{0, 1, 2, 3}}, *tokenizer::Tokenizer::CharsOf({"abcd"}));
   v1::DataSpec spec;
   spec.set_tokenizer("chars");
   Add(Write("a.txt", "wxyz"), 1, &spec);

@@ -109,7 +109,7 @@ absl::StatusOr<IndexedDataset> OpenIndexedDataset(const std::string& prefix) {
   const std::string tokenizer_path = prefix + ".tokenizer.json";
   if (PathExists(tokenizer_path)) {
     TERCIO_ASSIGN_OR_RETURN(const std::string json, ReadFile(tokenizer_path));
-    absl::StatusOr<Tokenizer> tokenizer = Tokenizer::FromJson(json);
+    absl::StatusOr<tokenizer::Tokenizer> tokenizer = tokenizer::Tokenizer::FromJson(json);
     if (!tokenizer.ok()) return Fault(tokenizer_path, std::string(tokenizer.status().message()));
     dataset.tokenizer = *std::move(tokenizer);
   }

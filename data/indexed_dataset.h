@@ -28,7 +28,7 @@ struct IndexedDataset {
   int64_t documents = 0;
   TokenDataset tokens;                 // all documents, one after the other
   DocumentBorders borders;             // of `tokens`
-  std::optional<Tokenizer> tokenizer;  // of PREFIX.tokenizer.json, if it exists
+  std::optional<tokenizer::Tokenizer> tokenizer;  // of PREFIX.tokenizer.json, if it exists
 };
 
 // Maps and checks both files: magic, version, element type, sizes, offsets that are the running sum

@@ -214,7 +214,7 @@ absl::Status IndexedDatasetWriter::WriteIndex() const {
   return file.Sync();
 }
 
-absl::Status IndexedDatasetWriter::Finish(const Tokenizer& tokenizer) {
+absl::Status IndexedDatasetWriter::Finish(const tokenizer::Tokenizer& tokenizer) {
   TERCIO_CHECK_EQ(open_tokens_, 0);
   TERCIO_CHECK_EQ(uncommitted_bytes(), 0);
   TERCIO_RETURN_IF_ERROR(WriteIndex());

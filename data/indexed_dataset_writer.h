@@ -54,7 +54,7 @@ class IndexedDatasetWriter {
   absl::Status Commit(const std::string& note);
 
   // Commits nothing more; makes the data set appear. REQUIRES: no document is open.
-  absl::Status Finish(const Tokenizer& tokenizer);
+  absl::Status Finish(const tokenizer::Tokenizer& tokenizer);
 
   int64_t documents() const { return documents_; }
   int64_t tokens() const { return tokens_; }

@@ -67,7 +67,7 @@ absl::StatusOr<std::string> TextAt(std::optional<JsonValue> value, const std::st
       absl::StrCat("the value of '", key, "' is a number, expected text"));
 }
 
-absl::StatusOr<Line> ReadLine(std::string_view text, const Tokenizer& tokenizer,
+absl::StatusOr<Line> ReadLine(std::string_view text, const tokenizer::Tokenizer& tokenizer,
                               const LabelRules& rules) {
   const std::string keys[] = {rules.text_key, rules.text_pair_key, rules.label_key};
   TERCIO_ASSIGN_OR_RETURN(auto members, MembersOfJsonLine(text, keys));
@@ -106,7 +106,7 @@ void Append(const Line& line, const LabelRules& rules, LabelledExamples* out) {
 }  // namespace
 
 absl::StatusOr<LabelledExamples> ReadLabelledExamples(const std::vector<std::string>& paths,
-                                                      const Tokenizer& tokenizer,
+                                                      const tokenizer::Tokenizer& tokenizer,
                                                       const LabelRules& rules) {
   TERCIO_CHECK_GE(rules.context, 4);
   for (const std::string& path : paths) {

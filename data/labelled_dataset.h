@@ -55,7 +55,7 @@ struct LabelledExamples {
 };
 
 absl::StatusOr<LabelledExamples> ReadLabelledExamples(const std::vector<std::string>& paths,
-                                                      const Tokenizer& tokenizer,
+                                                      const tokenizer::Tokenizer& tokenizer,
                                                       const LabelRules& rules);
 
 // Examples [begin, end) of a list.

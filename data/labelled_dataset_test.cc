@@ -25,7 +25,7 @@ class LabelledDatasetTest : public ::testing::Test {
   absl::StatusOr<LabelledExamples> ReadLines(const std::string& content) {
     const std::string path = dir_.path() + "/train.jsonl";
     EXPECT_TRUE(WriteFileDurably(path, content).ok());
-    return ReadLabelledExamples({path}, Tokenizer::Bytes(), rules_);
+    return ReadLabelledExamples({path}, tokenizer::Tokenizer::Bytes(), rules_);
   }
   std::string FaultOf(const std::string& content) {
     return std::string(ReadLines(content).status().message());
@@ -120,7 +120,7 @@ TEST_F(LabelledDatasetTest, FaultsNameTheLine) {
   rules_.text_key = "sentence";
   EXPECT_THAT(FaultOf(good), HasSubstr("no key 'sentence'; name the key with data.text_key"));
   EXPECT_THAT(
-      std::string(ReadLabelledExamples({"a.txt"}, Tokenizer::Bytes(), rules_).status().message()),
+      std::string(ReadLabelledExamples({"a.txt"}, tokenizer::Tokenizer::Bytes(), rules_).status().message()),
       HasSubstr("a.txt: a classifier (model.labels) learns from .jsonl files"));
 }
 

@@ -29,7 +29,7 @@ struct Source {
   DataFiles files;
   TokenDataset tokens;
   DocumentBorders borders;
-  std::optional<Tokenizer> tokenizer;
+  std::optional<tokenizer::Tokenizer> tokenizer;
   std::shared_ptr<const LabelledExamples> examples;  // instead of tokens
   std::string digest;
 
@@ -128,7 +128,7 @@ class Preparation {
   const Objective objective_;
   TextOptions text_;
   Sides sides_;
-  std::optional<Tokenizer> tokenizer_;
+  std::optional<tokenizer::Tokenizer> tokenizer_;
   std::string rules_;  // of bert's samples
   PreparedData prepared_;
 };
@@ -143,7 +143,7 @@ absl::Status Preparation::FindTokenizer() {
   if (texts.empty() && (spec_.tokenizer().empty() || spec_.tokenizer() == "chars")) {
     return absl::OkStatus();  // the one beside the files, if there is one
   }
-  absl::StatusOr<Tokenizer> tokenizer = ChooseTokenizer(spec_.tokenizer(), texts, text_);
+  absl::StatusOr<tokenizer::Tokenizer> tokenizer = ChooseTokenizer(spec_.tokenizer(), texts, text_);
   if (!tokenizer.ok()) {
     return absl::Status(
         tokenizer.status().code(),
@@ -461,7 +461,7 @@ absl::StatusOr<PreparedData> Preparation::Prepare() {
 
 absl::StatusOr<int32_t> ExpectedVocabulary(const v1::DataSpec& spec) {
   if (!spec.tokenizer().empty() && spec.tokenizer() != "chars") {
-    TERCIO_ASSIGN_OR_RETURN(const Tokenizer tokenizer, ChooseTokenizer(spec.tokenizer(), {}, {}));
+    TERCIO_ASSIGN_OR_RETURN(const tokenizer::Tokenizer tokenizer, ChooseTokenizer(spec.tokenizer(), {}, {}));
     return tokenizer.vocab_size();
   }
   Sides sides;
@@ -482,7 +482,7 @@ absl::StatusOr<int32_t> ExpectedVocabulary(const v1::DataSpec& spec) {
   TextOptions options;
   options.text_key = spec.text_key().empty() ? "text" : spec.text_key();
   options.threads = MachineCores();
-  TERCIO_ASSIGN_OR_RETURN(const Tokenizer tokenizer,
+  TERCIO_ASSIGN_OR_RETURN(const tokenizer::Tokenizer tokenizer,
                           ChooseTokenizer(spec.tokenizer(), texts, options));
   return tokenizer.vocab_size();
 }

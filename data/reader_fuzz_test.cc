@@ -54,7 +54,7 @@ class ReaderFuzz : public ::testing::Test {
       (*writer)->EndDocument();
     }
     EXPECT_TRUE((*writer)->Commit("").ok());
-    EXPECT_TRUE((*writer)->Finish(Tokenizer::Bytes()).ok());
+    EXPECT_TRUE((*writer)->Finish(tokenizer::Tokenizer::Bytes()).ok());
     index_ = *ReadFile(prefix_ + ".idx");
     bin_ = *ReadFile(prefix_ + ".bin");
   }
@@ -159,13 +159,13 @@ TEST(JournalFuzz, DamagedProgressNeverDamagesTheResult) {
   TokenizeOptions options;
   options.block_bytes = 250;
   const std::string whole = dir.path() + "/whole";
-  ASSERT_TRUE(TokenizeTexts({text}, Tokenizer::Bytes(), whole, options).ok());
+  ASSERT_TRUE(TokenizeTexts({text}, tokenizer::Tokenizer::Bytes(), whole, options).ok());
   // Stopped: all blocks are there, but the files have not appeared.
   TokenizeOptions stopped = options;
   stopped.progress = [](const TokenizeProgress&) { return false; };
   const std::string prefix = dir.path() + "/part";
   ASSERT_TRUE(
-      absl::IsCancelled(TokenizeTexts({text}, Tokenizer::Bytes(), prefix, stopped).status()));
+      absl::IsCancelled(TokenizeTexts({text}, tokenizer::Tokenizer::Bytes(), prefix, stopped).status()));
   std::vector<std::pair<std::string, std::string>> files;
   for (const char* name : {"journal", "tokens", "lengths"}) {
     files.emplace_back(prefix + ".partial/" + name, *ReadFile(prefix + ".partial/" + name));
@@ -180,7 +180,7 @@ TEST(JournalFuzz, DamagedProgressNeverDamagesTheResult) {
     const auto& [path, content] = files[random() % files.size()];
     Write(path, round % 2 == 0 ? Damaged(content, random)
                                : content.substr(0, random() % (content.size() + 1)));
-    const auto report = TokenizeTexts({text}, Tokenizer::Bytes(), prefix, options);
+    const auto report = TokenizeTexts({text}, tokenizer::Tokenizer::Bytes(), prefix, options);
     ASSERT_TRUE(report.ok()) << "seed " << kSeed << " round " << round << report.status();
     continued += report->resumed;
     for (const char* suffix : {".bin", ".idx", ".tokenizer.json"}) {

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace tercio {
+namespace tercio::data {
 
 // The position has no prediction.
 inline constexpr int32_t kNoTarget = -1;
@@ -67,4 +67,4 @@ class CausalSource : public SampleSource {
   }
 };
 
-}  // namespace tercio
+}  // namespace tercio::data

@@ -7,12 +7,12 @@
 namespace tercio::data {
 namespace {
 
-bool IsSpace(uint32_t code) { return (CharacterClasses()[code] & kSpace) != 0; }
+bool IsSpace(uint32_t code) { return (tokenizer::CharacterClasses()[code] & tokenizer::kSpace) != 0; }
 
 bool IsUpperCase(uint32_t code) {
-  if ((CharacterClasses()[code] & kLetter) == 0) return false;
+  if ((tokenizer::CharacterClasses()[code] & tokenizer::kLetter) == 0) return false;
   std::u32string lower;
-  AppendLowercase(code, &lower);
+  tokenizer::AppendLowercase(code, &lower);
   return lower != std::u32string(1, code);
 }
 
@@ -29,7 +29,7 @@ bool Opens(uint32_t code) {
 }
 
 bool BeginsSentence(uint32_t code) {
-  return IsUpperCase(code) || (CharacterClasses()[code] & kNumber) != 0 || Opens(code);
+  return IsUpperCase(code) || (tokenizer::CharacterClasses()[code] & tokenizer::kNumber) != 0 || Opens(code);
 }
 
 }  // namespace

@@ -62,7 +62,7 @@ TEST_F(SplitSentences, TheIndexHasThem) {
   const std::string text = Write("b.txt", "Yes. No.");
   TokenizeOptions options;
   options.split_sentences = true;
-  const auto report = TokenizeTexts({lines, text}, Tokenizer::Bytes(), Path("t"), options);
+  const auto report = TokenizeTexts({lines, text}, tokenizer::Tokenizer::Bytes(), Path("t"), options);
   ASSERT_TRUE(report.ok()) << report.status();
   EXPECT_EQ(report->documents, 3);
   const auto dataset = OpenIndexedDataset(Path("t"));
@@ -78,7 +78,7 @@ TEST_F(SplitSentences, TheIndexHasThem) {
   EXPECT_THAT(borders.SequencesBetween(2, 18, 26), ElementsAre(22));
   options.append_end_of_text = true;
   EXPECT_THAT(
-      std::string(TokenizeTexts({text}, Tokenizer::Bytes(), Path("u"), options).status().message()),
+      std::string(TokenizeTexts({text}, tokenizer::Tokenizer::Bytes(), Path("u"), options).status().message()),
       HasSubstr("no end-of-text id"));
 }
 
@@ -92,10 +92,10 @@ TEST_F(SplitSentences, StoppedAnywhereEndsWithTheSameBytes) {
   TokenizeOptions options;
   options.split_sentences = true;
   options.block_bytes = 50000;
-  ASSERT_TRUE(TokenizeTexts({path}, Tokenizer::Bytes(), Path("whole"), options).ok());
+  ASSERT_TRUE(TokenizeTexts({path}, tokenizer::Tokenizer::Bytes(), Path("whole"), options).ok());
   options.progress = [](const TokenizeProgress&) { return false; };
   int stops = 0;
-  while (!TokenizeTexts({path}, Tokenizer::Bytes(), Path("part"), options).ok()) {
+  while (!TokenizeTexts({path}, tokenizer::Tokenizer::Bytes(), Path("part"), options).ok()) {
     ASSERT_LT(++stops, 20);
   }
   EXPECT_GT(stops, 1);

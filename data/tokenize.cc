@@ -19,7 +19,7 @@ namespace {
 
 // The inputs that must be equal for a run to continue with the files of another. Inputs count by
 // name, size and time of change.
-std::string KeyOf(const std::vector<std::string>& paths, const Tokenizer& tokenizer,
+std::string KeyOf(const std::vector<std::string>& paths, const tokenizer::Tokenizer& tokenizer,
                   const TokenizeOptions& options) {
   nlohmann::json key = {{"tokenizer", tokenizer.ToJson()},
                         {"text_key", options.text.text_key},
@@ -45,7 +45,7 @@ struct Encoded {
 
 class Run {
  public:
-  Run(TextSource source, const Tokenizer& tokenizer, const TokenizeOptions& options,
+  Run(TextSource source, const tokenizer::Tokenizer& tokenizer, const TokenizeOptions& options,
       std::unique_ptr<IndexedDatasetWriter> writer)
       : source_(std::move(source)),
         tokenizer_(tokenizer),
@@ -64,7 +64,7 @@ class Run {
   std::string Note() const;
 
   TextSource source_;
-  const Tokenizer& tokenizer_;
+  const tokenizer::Tokenizer& tokenizer_;
   const TokenizeOptions& options_;
   std::unique_ptr<IndexedDatasetWriter> writer_;
   std::optional<int32_t> end_of_text_;
@@ -194,7 +194,7 @@ absl::StatusOr<TokenizeReport> Run::ToEnd() {
 }  // namespace
 
 absl::StatusOr<TokenizeReport> TokenizeTexts(const std::vector<std::string>& paths,
-                                             const Tokenizer& tokenizer, const std::string& prefix,
+                                             const tokenizer::Tokenizer& tokenizer, const std::string& prefix,
                                              const TokenizeOptions& options) {
   if (options.append_end_of_text && !EndOfText(tokenizer).has_value()) {
     return absl::InvalidArgumentError(

@@ -106,10 +106,10 @@ TEST_F(TokenizeTest, AnotherCorpusStartsAgain) {
   options.progress = [](const TokenizeProgress&) { return false; };
   const std::string text = Write("a.txt", "hello");
   ASSERT_TRUE(
-      absl::IsCancelled(TokenizeTexts({text}, Tokenizer::Bytes(), Path("t"), options).status()));
+      absl::IsCancelled(TokenizeTexts({text}, tokenizer::Tokenizer::Bytes(), Path("t"), options).status()));
   Write("a.txt", "HELLO!");
   options.progress = nullptr;
-  const auto report = TokenizeTexts({text}, Tokenizer::Bytes(), Path("t"), options);
+  const auto report = TokenizeTexts({text}, tokenizer::Tokenizer::Bytes(), Path("t"), options);
   ASSERT_TRUE(report.ok()) << report.status();
   EXPECT_FALSE(report->resumed);
   EXPECT_EQ(report->tokens, 6);
@@ -120,9 +120,9 @@ TEST_F(TokenizeTest, SkippedLinesAreCountedAcrossAStop) {
   options.text.skip_bad_lines = true;
   const std::string path = Write("a.jsonl", "{\"text\":\"ab\"}\n{\n{\"text\":\"c\"}\n[]\n");
   options.progress = [](const TokenizeProgress&) { return false; };
-  ASSERT_FALSE(TokenizeTexts({path}, Tokenizer::Bytes(), Path("t"), options).ok());
+  ASSERT_FALSE(TokenizeTexts({path}, tokenizer::Tokenizer::Bytes(), Path("t"), options).ok());
   options.progress = nullptr;
-  const auto report = TokenizeTexts({path}, Tokenizer::Bytes(), Path("t"), options);
+  const auto report = TokenizeTexts({path}, tokenizer::Tokenizer::Bytes(), Path("t"), options);
   ASSERT_TRUE(report.ok()) << report.status();
   EXPECT_TRUE(report->resumed);
   EXPECT_EQ(report->documents, 2);
@@ -136,7 +136,7 @@ TEST_F(TokenizeTest, SaysWhatIsWrong) {
     TokenizeOptions options;
     options.append_end_of_text = eod;
     return std::string(
-        TokenizeTexts({Path(name)}, Tokenizer::Bytes(), Path(prefix), options).status().message());
+        TokenizeTexts({Path(name)}, tokenizer::Tokenizer::Bytes(), Path(prefix), options).status().message());
   };
   Write("bad.jsonl", "{\"text\":\"a\"}\n\nnothing\n");
   EXPECT_THAT(fault("bad.jsonl"), HasSubstr("bad.jsonl:3: not valid JSON"));
@@ -158,7 +158,7 @@ TEST_F(TokenizeTest, CharactersOfAllTextsAndDocuments) {
   const std::string text = Write("b.txt", "a\n");
   const auto tokenizer = ChooseTokenizer("chars", {lines, text}, {});
   ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
-  EXPECT_EQ(*tokenizer, *Tokenizer::CharsOf({"\nab\u00e9"}));
+  EXPECT_EQ(*tokenizer, *tokenizer::Tokenizer::CharsOf({"\nab\u00e9"}));
   const std::string file = Write("t.json", tokenizer->ToJson());
   EXPECT_EQ(*ChooseTokenizer(file, {}, {}), *tokenizer);
   EXPECT_THAT(std::string(ChooseTokenizer(text, {}, {}).status().message()),
@@ -178,7 +178,7 @@ TEST(TextSource, PiecesCoverTheTextAndKeepCharactersWhole) {
     TextPiece piece;
     int ends = 0;
     while (source->Next(&piece)) {
-      EXPECT_TRUE(split < 4 || Tokenizer::CharsOf({piece.text}).ok());
+      EXPECT_TRUE(split < 4 || tokenizer::Tokenizer::CharsOf({piece.text}).ok());
       joined += std::string(piece.text);
       ends += piece.ends_document;
     }

@@ -44,7 +44,7 @@ std::set<std::string> DistinctCharacters(std::string_view text) {
 absl::Status NotUtf8(const TextSource& source) {
   for (int64_t i = 0; i < source.inputs(); ++i) {
     if (source.json(i)) continue;
-    const absl::Status status = Tokenizer::CharsOf({source.content(i)}).status();
+    const absl::Status status = tokenizer::Tokenizer::CharsOf({source.content(i)}).status();
     if (!status.ok()) return Fault(source.path(i) + ": ", status);
   }
   return absl::InternalError("a text changed while it was read");
@@ -52,7 +52,7 @@ absl::Status NotUtf8(const TextSource& source) {
 
 // A line that holds no document adds no character: whether that is an error is decided when it is
 // tokenised.
-absl::StatusOr<Tokenizer> CharsOfFiles(const std::vector<std::string>& texts,
+absl::StatusOr<tokenizer::Tokenizer> CharsOfFiles(const std::vector<std::string>& texts,
                                        const TextOptions& options) {
   using Characters = std::set<std::string>;
   TERCIO_ASSIGN_OR_RETURN(TextSource source, TextSource::Open(texts, kTextPieceBytes));
@@ -69,17 +69,17 @@ absl::StatusOr<Tokenizer> CharsOfFiles(const std::vector<std::string>& texts,
   };
   TERCIO_RETURN_IF_ERROR(
       ForEachPiece(source, options.threads, work, take, [] { return absl::OkStatus(); }));
-  absl::StatusOr<Tokenizer> tokenizer =
-      Tokenizer::CharsOf(std::vector<std::string_view>(all.begin(), all.end()));
+  absl::StatusOr<tokenizer::Tokenizer> tokenizer =
+      tokenizer::Tokenizer::CharsOf(std::vector<std::string_view>(all.begin(), all.end()));
   return tokenizer.ok() ? tokenizer : NotUtf8(source);
 }
 
 }  // namespace
 
-absl::StatusOr<Tokenizer> ChooseTokenizer(const std::string& name,
+absl::StatusOr<tokenizer::Tokenizer> ChooseTokenizer(const std::string& name,
                                           const std::vector<std::string>& texts,
                                           const TextOptions& options) {
-  if (name == "bytes") return Tokenizer::Bytes();
+  if (name == "bytes") return tokenizer::Tokenizer::Bytes();
   if (name == "chars") return CharsOfFiles(texts, options);
   if (!PathExists(name)) {
     return absl::InvalidArgumentError(
@@ -91,14 +91,14 @@ absl::StatusOr<Tokenizer> ChooseTokenizer(const std::string& name,
   for (const std::string& path : {name, name + "/tokenizer.json"}) {
     const absl::StatusOr<std::string> json = ReadFile(path);
     if (!json.ok()) continue;
-    if (absl::StatusOr<Tokenizer> stored = Tokenizer::FromJson(*json); stored.ok()) return stored;
+    if (absl::StatusOr<tokenizer::Tokenizer> stored = tokenizer::Tokenizer::FromJson(*json); stored.ok()) return stored;
   }
-  return Tokenizer::Load(name);
+  return tokenizer::Tokenizer::Load(name);
 }
 
-std::optional<int32_t> EndOfText(const Tokenizer& tokenizer) { return tokenizer.end_of_text(); }
+std::optional<int32_t> EndOfText(const tokenizer::Tokenizer& tokenizer) { return tokenizer.end_of_text(); }
 
-bool MayCutText(const Tokenizer& tokenizer) {
+bool MayCutText(const tokenizer::Tokenizer& tokenizer) {
   return tokenizer.kind() == "bytes" || tokenizer.kind() == "chars";
 }
 

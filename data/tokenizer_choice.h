@@ -24,14 +24,14 @@ struct TextOptions {
 // `name` is "bytes", "chars" (the vocabulary is that of all `texts` together), or a path: a file
 // that Tokenizer::Load can read, a tokenizer as checkpoints hold it, or a directory with one of
 // them. INVALID_ARGUMENT: no such path, text that is not UTF-8, a broken line.
-absl::StatusOr<Tokenizer> ChooseTokenizer(const std::string& name,
+absl::StatusOr<tokenizer::Tokenizer> ChooseTokenizer(const std::string& name,
                                           const std::vector<std::string>& texts,
                                           const TextOptions& options);
 
 // The id that ends a document; none for bytes and chars, whose ids are all text.
-std::optional<int32_t> EndOfText(const Tokenizer& tokenizer);
+std::optional<int32_t> EndOfText(const tokenizer::Tokenizer& tokenizer);
 
 // Whether the ids of a text are those of its parts, wherever it is cut between two characters.
-bool MayCutText(const Tokenizer& tokenizer);
+bool MayCutText(const tokenizer::Tokenizer& tokenizer);
 
 }  // namespace tercio::data

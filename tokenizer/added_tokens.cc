@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "tokenizer/unicode.h"
 
-namespace tercio::data {
+namespace tercio::tokenizer {
 namespace {
 
 using nlohmann::json;
@@ -137,4 +137,4 @@ void AddedTokenMatcher::Part::Split(std::string_view text, OnPlain on_plain, OnI
   if (done < text.size()) on_plain(text.substr(done));
 }
 
-}  // namespace tercio::data
+}  // namespace tercio::tokenizer

@@ -18,7 +18,7 @@
 #include "nlohmann/json.hpp"
 #include "tokenizer/byte_trie.h"
 
-namespace tercio::data {
+namespace tercio::tokenizer {
 
 struct AddedToken {
   int32_t id = 0;
@@ -65,4 +65,4 @@ class AddedTokenMatcher {
   bool allows_cuts_ = true;
 };
 
-}  // namespace tercio::data
+}  // namespace tercio::tokenizer

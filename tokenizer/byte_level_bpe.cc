@@ -12,7 +12,7 @@
 #include "tokenizer/unicode.h"
 #include "tokenizer/word_cache.h"
 
-namespace tercio::data {
+namespace tercio::tokenizer {
 namespace {
 
 using nlohmann::json;
@@ -290,4 +290,4 @@ absl::StatusOr<std::shared_ptr<const TokenizerModel>> ByteLevelBpeFromJson(const
   return MakeByteLevelBpe(std::move(bpe));
 }
 
-}  // namespace tercio::data
+}  // namespace tercio::tokenizer

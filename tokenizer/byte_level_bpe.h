@@ -26,7 +26,7 @@
 #include "tokenizer/vocabulary.h"
 #include "tokenizer/word_scanner.h"
 
-namespace tercio::data {
+namespace tercio::tokenizer {
 
 struct ByteLevelBpe {
   WordPattern pattern = WordPattern::kGpt2;
@@ -43,4 +43,4 @@ absl::StatusOr<std::shared_ptr<const TokenizerModel>> MakeByteLevelBpe(ByteLevel
 absl::StatusOr<std::shared_ptr<const TokenizerModel>> ByteLevelBpeFromJson(
     const nlohmann::json& json);
 
-}  // namespace tercio::data
+}  // namespace tercio::tokenizer

@@ -12,7 +12,7 @@
 
 #include "absl/container/flat_hash_map.h"
 
-namespace tercio::data {
+namespace tercio::tokenizer {
 
 class ByteTrie {
  public:
@@ -82,4 +82,4 @@ class ByteTrie {
   std::vector<int32_t> values_ = {kNone};  // by node
 };
 
-}  // namespace tercio::data
+}  // namespace tercio::tokenizer

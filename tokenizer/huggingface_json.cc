@@ -12,7 +12,7 @@
 #include "tokenizer/unicode.h"
 #include "tokenizer/word_piece.h"
 
-namespace tercio::data {
+namespace tercio::tokenizer {
 namespace {
 
 using nlohmann::json;
@@ -279,4 +279,4 @@ SpecialIds FindSpecialIds(const json& config, const Vocabulary& vocabulary,
           .separator = find("sep_token", {"[SEP]"})};
 }
 
-}  // namespace tercio::data
+}  // namespace tercio::tokenizer

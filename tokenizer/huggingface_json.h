@@ -22,7 +22,7 @@
 #include "tokenizer/tokenizer_model.h"
 #include "tokenizer/vocabulary.h"
 
-namespace tercio::data {
+namespace tercio::tokenizer {
 
 // `config` is the content of tokenizer_config.json and special_tokens_map.json (may be empty).
 absl::StatusOr<std::shared_ptr<const TokenizerModel>> ParseHuggingFaceJson(
@@ -42,4 +42,4 @@ std::string ConfiguredToken(const nlohmann::json& config, const char* role);
 SpecialIds FindSpecialIds(const nlohmann::json& config, const Vocabulary& vocabulary,
                           const std::vector<AddedToken>& added);
 
-}  // namespace tercio::data
+}  // namespace tercio::tokenizer

@@ -5,7 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "tokenizer/vocabulary.h"
 
-namespace tercio::data {
+namespace tercio::tokenizer {
 
 using nlohmann::json;
 
@@ -42,4 +42,4 @@ absl::Status ExpectNone(const json& model, std::initializer_list<const char*> ke
   return absl::OkStatus();
 }
 
-}  // namespace tercio::data
+}  // namespace tercio::tokenizer

@@ -12,7 +12,7 @@
 #include "absl/status/status.h"
 #include "nlohmann/json.hpp"
 
-namespace tercio::data {
+namespace tercio::tokenizer {
 
 // The error for an unsupported value of a key.
 absl::Status UnknownPart(std::string_view key, const nlohmann::json& value);
@@ -26,4 +26,4 @@ const nlohmann::json& UnwrappedPart(const nlohmann::json& part, const char* list
 // Keys of a model that must have one of their harmless values.
 absl::Status ExpectNone(const nlohmann::json& model, std::initializer_list<const char*> keys);
 
-}  // namespace tercio::data
+}  // namespace tercio::tokenizer

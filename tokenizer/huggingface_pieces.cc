@@ -18,7 +18,7 @@
 #include "tokenizer/unicode.h"
 #include "tokenizer/vocabulary.h"
 
-namespace tercio::data {
+namespace tercio::tokenizer {
 namespace {
 
 using nlohmann::json;
@@ -273,4 +273,4 @@ absl::StatusOr<std::shared_ptr<const TokenizerModel>> ParseHuggingFacePieces(con
   return MakeSentencePiece(std::move(pieces));
 }
 
-}  // namespace tercio::data
+}  // namespace tercio::tokenizer

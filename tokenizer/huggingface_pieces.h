@@ -18,7 +18,7 @@
 #include "nlohmann/json.hpp"
 #include "tokenizer/tokenizer_model.h"
 
-namespace tercio::data {
+namespace tercio::tokenizer {
 
 // Whether a BPE file is of this kind, and not of bytes.
 bool HoldsPieces(const nlohmann::json& root);
@@ -27,4 +27,4 @@ bool HoldsPieces(const nlohmann::json& root);
 absl::StatusOr<std::shared_ptr<const TokenizerModel>> ParseHuggingFacePieces(
     const nlohmann::json& root, const nlohmann::json& config);
 
-}  // namespace tercio::data
+}  // namespace tercio::tokenizer

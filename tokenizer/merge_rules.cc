@@ -4,7 +4,7 @@
 #include <queue>
 #include <tuple>
 
-namespace tercio::data {
+namespace tercio::tokenizer {
 namespace {
 
 // Up to this number a scan for the lowest rank is quicker than a heap.
@@ -92,4 +92,4 @@ void MergeRules::ApplyToMany(size_t begin, std::vector<int32_t>* ids) const {
   for (size_t i = 0; i != kNone; i = symbols[i].next) ids->push_back(symbols[i].id);
 }
 
-}  // namespace tercio::data
+}  // namespace tercio::tokenizer

@@ -9,7 +9,7 @@
 
 #include "absl/container/flat_hash_map.h"
 
-namespace tercio::data {
+namespace tercio::tokenizer {
 
 class MergeRules {
  public:
@@ -42,4 +42,4 @@ class MergeRules {
   absl::flat_hash_map<uint64_t, Rule> rules_;
 };
 
-}  // namespace tercio::data
+}  // namespace tercio::tokenizer

@@ -10,7 +10,7 @@
 #include "common/status_macros.h"
 #include "tokenizer/unicode.h"
 
-namespace tercio::data {
+namespace tercio::tokenizer {
 namespace {
 
 using nlohmann::json;
@@ -162,4 +162,4 @@ absl::StatusOr<std::shared_ptr<const TokenizerModel>> CharsFromJson(const json& 
   return std::make_shared<Chars>(std::move(codes));
 }
 
-}  // namespace tercio::data
+}  // namespace tercio::tokenizer

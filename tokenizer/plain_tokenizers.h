@@ -17,11 +17,11 @@
 #include "nlohmann/json.hpp"
 #include "tokenizer/tokenizer_model.h"
 
-namespace tercio::data {
+namespace tercio::tokenizer {
 
 std::shared_ptr<const TokenizerModel> MakeBytes();
 absl::StatusOr<std::shared_ptr<const TokenizerModel>> MakeCharsOf(
     const std::vector<std::string_view>& texts);
 absl::StatusOr<std::shared_ptr<const TokenizerModel>> CharsFromJson(const nlohmann::json& json);
 
-}  // namespace tercio::data
+}  // namespace tercio::tokenizer

@@ -17,7 +17,7 @@
 #include "tokenizer/vocabulary.h"
 #include "tokenizer/word_cache.h"
 
-namespace tercio::data {
+namespace tercio::tokenizer {
 namespace {
 
 using nlohmann::json;
@@ -597,4 +597,4 @@ absl::StatusOr<std::shared_ptr<const TokenizerModel>> SentencePieceFromJson(cons
   return MakeSentencePiece(std::move(model));
 }
 
-}  // namespace tercio::data
+}  // namespace tercio::tokenizer

@@ -34,7 +34,7 @@
 #include "tokenizer/sentence_piece_normalizer.h"
 #include "tokenizer/tokenizer_model.h"
 
-namespace tercio::data {
+namespace tercio::tokenizer {
 
 struct SentencePiece {
   enum class Algorithm { kUnigram, kBpe };
@@ -70,4 +70,4 @@ absl::StatusOr<SentencePiece> ParseSentencePieceFile(std::string_view bytes);
 absl::StatusOr<std::shared_ptr<const TokenizerModel>> SentencePieceFromJson(
     const nlohmann::json& json);
 
-}  // namespace tercio::data
+}  // namespace tercio::tokenizer

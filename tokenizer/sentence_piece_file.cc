@@ -7,7 +7,7 @@
 #include "common/status_macros.h"
 #include "tokenizer/sentence_piece.h"
 
-namespace tercio::data {
+namespace tercio::tokenizer {
 namespace {
 
 absl::Status Fault(std::string_view what) {
@@ -253,4 +253,4 @@ absl::StatusOr<SentencePiece> ParseSentencePieceFile(std::string_view bytes) {
   return model;
 }
 
-}  // namespace tercio::data
+}  // namespace tercio::tokenizer

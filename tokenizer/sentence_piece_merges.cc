@@ -7,7 +7,7 @@
 
 #include "absl/container/flat_hash_map.h"
 
-namespace tercio::data {
+namespace tercio::tokenizer {
 namespace {
 
 constexpr size_t kNone = SIZE_MAX;
@@ -93,4 +93,4 @@ std::vector<std::string_view> MergePieces(
   return parts;
 }
 
-}  // namespace tercio::data
+}  // namespace tercio::tokenizer

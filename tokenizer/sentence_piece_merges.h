@@ -14,7 +14,7 @@
 
 #include "absl/functional/function_ref.h"
 
-namespace tercio::data {
+namespace tercio::tokenizer {
 
 struct PieceSymbol {
   std::string_view text;
@@ -32,4 +32,4 @@ std::vector<std::string_view> MergePieces(
     std::vector<PieceSymbol> symbols,
     absl::FunctionRef<std::optional<PieceScore>(std::string_view)> score_of);
 
-}  // namespace tercio::data
+}  // namespace tercio::tokenizer

@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "tokenizer/unicode.h"
 
-namespace tercio::data {
+namespace tercio::tokenizer {
 namespace {
 
 constexpr std::string_view kReplacementCharacter = "\uFFFD";
@@ -131,4 +131,4 @@ std::string SentencePieceNormalizer::Normalize(std::string_view text) const {
   return out;
 }
 
-}  // namespace tercio::data
+}  // namespace tercio::tokenizer

@@ -18,7 +18,7 @@
 #include "absl/status/statusor.h"
 #include "tokenizer/byte_trie.h"
 
-namespace tercio::data {
+namespace tercio::tokenizer {
 
 inline constexpr std::string_view kSpaceSymbol = "\u2581";
 
@@ -54,4 +54,4 @@ class SentencePieceNormalizer {
   ByteTrie untouched_;
 };
 
-}  // namespace tercio::data
+}  // namespace tercio::tokenizer

@@ -14,7 +14,7 @@
 #include "tokenizer/tokenizer_files.h"
 #include "tokenizer/word_piece.h"
 
-namespace tercio::data {
+namespace tercio::tokenizer {
 namespace {
 
 // Below this a thread costs more than it saves.
@@ -123,4 +123,4 @@ absl::StatusOr<std::vector<int32_t>> EncodeParallel(const Tokenizer& tokenizer,
   return ids;
 }
 
-}  // namespace tercio::data
+}  // namespace tercio::tokenizer

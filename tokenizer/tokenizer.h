@@ -28,7 +28,7 @@
 #include "absl/types/span.h"
 #include "tokenizer/tokenizer_model.h"
 
-namespace tercio::data {
+namespace tercio::tokenizer {
 
 class Tokenizer {
  public:
@@ -93,4 +93,4 @@ class Tokenizer {
 absl::StatusOr<std::vector<int32_t>> EncodeParallel(const Tokenizer& tokenizer,
                                                     std::string_view text, int threads);
 
-}  // namespace tercio::data
+}  // namespace tercio::tokenizer

@@ -16,7 +16,7 @@
 #include "tokenizer/unicode.h"
 #include "tokenizer/word_piece.h"
 
-namespace tercio::data {
+namespace tercio::tokenizer {
 namespace {
 
 using nlohmann::json;
@@ -177,4 +177,4 @@ absl::StatusOr<Model> LoadTokenizerFiles(const std::string& path) {
   return absl::Status(model.status().code(), absl::StrCat(file, ": ", model.status().message()));
 }
 
-}  // namespace tercio::data
+}  // namespace tercio::tokenizer

@@ -21,8 +21,8 @@
 #include "absl/status/statusor.h"
 #include "tokenizer/tokenizer_model.h"
 
-namespace tercio::data {
+namespace tercio::tokenizer {
 
 absl::StatusOr<std::shared_ptr<const TokenizerModel>> LoadTokenizerFiles(const std::string& path);
 
-}  // namespace tercio::data
+}  // namespace tercio::tokenizer

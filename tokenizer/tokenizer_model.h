@@ -20,7 +20,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 
-namespace tercio::data {
+namespace tercio::tokenizer {
 
 // Special ids, if the vocabulary has them.
 struct SpecialIds {
@@ -79,4 +79,4 @@ inline absl::Status UnknownId(int32_t id, int32_t vocab_size) {
       absl::StrCat("id ", id, " is not in the vocabulary of ", vocab_size));
 }
 
-}  // namespace tercio::data
+}  // namespace tercio::tokenizer

@@ -17,7 +17,7 @@
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
 
-namespace tercio::data {
+namespace tercio::tokenizer {
 namespace {
 
 using nlohmann::json;
@@ -492,4 +492,4 @@ TEST(DamagedFiles, JsonFormsNeverCrash) {
 }
 
 }  // namespace
-}  // namespace tercio::data
+}  // namespace tercio::tokenizer

@@ -5,7 +5,7 @@
 
 #include "tokenizer/unicode_tables.h"
 
-namespace tercio::data {
+namespace tercio::tokenizer {
 namespace {
 
 constexpr uint32_t kCodePoints = 0x110000;
@@ -120,4 +120,4 @@ std::u32string Decompose(const std::u32string& text) {
   return out;
 }
 
-}  // namespace tercio::data
+}  // namespace tercio::tokenizer

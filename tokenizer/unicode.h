@@ -12,7 +12,7 @@
 
 #include "common/utf8.h"
 
-namespace tercio::data {
+namespace tercio::tokenizer {
 
 // Bits of one entry of CharacterClasses().
 inline constexpr uint8_t kLetter = 1;           // \p{L}
@@ -33,4 +33,4 @@ void AppendLowercase(uint32_t code, std::u32string* out);
 // Canonical decomposition and order (NFD).
 std::u32string Decompose(const std::u32string& text);
 
-}  // namespace tercio::data
+}  // namespace tercio::tokenizer

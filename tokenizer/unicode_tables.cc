@@ -3,7 +3,7 @@
 
 #include <iterator>
 
-namespace tercio::data {
+namespace tercio::tokenizer {
 
 // clang-format off
 const CodeRange kLetterRanges[] = {
@@ -621,4 +621,4 @@ const size_t kDecompositionsSize = std::size(kDecompositions);
 
 // clang-format on
 
-}  // namespace tercio::data
+}  // namespace tercio::tokenizer

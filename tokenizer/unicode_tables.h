@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace tercio::data {
+namespace tercio::tokenizer {
 
 struct CodeRange {
   uint32_t first;
@@ -53,4 +53,4 @@ extern const size_t kLowercaseRunsSize;
 extern const size_t kCombiningRangesSize;
 extern const size_t kDecompositionsSize;
 
-}  // namespace tercio::data
+}  // namespace tercio::tokenizer

@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
 
-namespace tercio::data {
+namespace tercio::tokenizer {
 namespace {
 
 using nlohmann::json;
@@ -169,4 +169,4 @@ absl::StatusOr<std::string> JsonText(const json& object, const char* key,
   return value.get<std::string>();
 }
 
-}  // namespace tercio::data
+}  // namespace tercio::tokenizer

@@ -19,7 +19,7 @@
 #include "tokenizer/added_tokens.h"
 #include "tokenizer/tokenizer_model.h"
 
-namespace tercio::data {
+namespace tercio::tokenizer {
 
 class Vocabulary {
  public:
@@ -67,4 +67,4 @@ absl::StatusOr<std::string> JsonText(const nlohmann::json& object, const char* k
 // The value of a key, or null.
 const nlohmann::json& JsonAt(const nlohmann::json& object, const char* key);
 
-}  // namespace tercio::data
+}  // namespace tercio::tokenizer

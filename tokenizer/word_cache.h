@@ -17,7 +17,7 @@
 
 #include "absl/types/span.h"
 
-namespace tercio::data {
+namespace tercio::tokenizer {
 
 class WordCache {
  public:
@@ -87,4 +87,4 @@ class WordCache {
   std::vector<Entry> entries_ = std::vector<Entry>(size_t{1} << kBits);
 };
 
-}  // namespace tercio::data
+}  // namespace tercio::tokenizer

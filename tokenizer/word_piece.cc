@@ -10,7 +10,7 @@
 #include "tokenizer/unicode.h"
 #include "tokenizer/word_cache.h"
 
-namespace tercio::data {
+namespace tercio::tokenizer {
 namespace {
 
 using nlohmann::json;
@@ -287,4 +287,4 @@ absl::StatusOr<std::shared_ptr<const TokenizerModel>> WordPieceFromJson(const js
   return MakeWordPiece(std::move(definition));
 }
 
-}  // namespace tercio::data
+}  // namespace tercio::tokenizer

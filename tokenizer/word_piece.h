@@ -25,7 +25,7 @@
 #include "tokenizer/tokenizer_model.h"
 #include "tokenizer/vocabulary.h"
 
-namespace tercio::data {
+namespace tercio::tokenizer {
 
 struct WordPiece {
   bool clean_text = true;     // control characters are removed, white space becomes a space
@@ -44,4 +44,4 @@ struct WordPiece {
 absl::StatusOr<std::shared_ptr<const TokenizerModel>> MakeWordPiece(WordPiece definition);
 absl::StatusOr<std::shared_ptr<const TokenizerModel>> WordPieceFromJson(const nlohmann::json& json);
 
-}  // namespace tercio::data
+}  // namespace tercio::tokenizer

@@ -6,7 +6,7 @@
 
 #include "tokenizer/unicode.h"
 
-namespace tercio::data {
+namespace tercio::tokenizer {
 namespace {
 
 constexpr std::string_view kLlama3Regex =
@@ -163,4 +163,4 @@ bool IsWordBorder(WordPattern pattern, std::string_view text, size_t at) {
   return text[at - 1] == '\n' && !is_space(DecodeUtf8(text, at));
 }
 
-}  // namespace tercio::data
+}  // namespace tercio::tokenizer

@@ -12,7 +12,7 @@
 #include <optional>
 #include <string_view>
 
-namespace tercio::data {
+namespace tercio::tokenizer {
 
 enum class WordPattern {
   kGpt2,    // runs of letters, of numbers, of others, with a space before; white space
@@ -31,4 +31,4 @@ size_t WordEnd(WordPattern pattern, std::string_view text, size_t at);
 // words when cut there. Requires: 0 < at < text.size().
 bool IsWordBorder(WordPattern pattern, std::string_view text, size_t at);
 
-}  // namespace tercio::data
+}  // namespace tercio::tokenizer

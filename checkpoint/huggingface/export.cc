@@ -449,17 +449,17 @@ absl::Status Exporter::WriteMade(OutputDirectory* output) {
 // hold what Tercio does not know, such as chat templates. But the job may have had another
 // tokenizer.
 absl::Status Exporter::WriteTokenizer(const std::string& origin, OutputDirectory* output) {
-  TokenizerFiles files;
+  tokenizer::TokenizerFiles files;
   for (const std::string& name : origin.empty() ? std::vector<std::string>() : KeptFiles(origin)) {
     if (!IsTokenizerFile(name)) continue;
     TERCIO_ASSIGN_OR_RETURN(files[name], ReadFile(origin + "/" + name));
   }
   const absl::StatusOr<std::string> own = reader_.TokenizerJson();
-  if (own.ok() && !HasVocabularyOf(*own, files)) {
-    TokenizerUse use;
+  if (own.ok() && !tokenizer::HasVocabularyOf(*own, files)) {
+    tokenizer::TokenizerUse use;
     use.context = reader_.model().context();
     use.encodes_texts = !plan::TraitsOf(reader_.model()).causal;
-    files = HuggingFaceTokenizer(*own, use).value_or(TokenizerFiles());
+    files = tokenizer::HuggingFaceTokenizer(*own, use).value_or(tokenizer::TokenizerFiles());
   }
   for (const auto& [name, content] : files) {
     TERCIO_RETURN_IF_ERROR(output->Write(name, content));

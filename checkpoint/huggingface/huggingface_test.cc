@@ -62,10 +62,10 @@ class Difference {
 };
 
 double BertError(const std::string& directory, const Json& expected) {
-  const auto model = EncoderModel::Load(directory, 1);
+  const auto model = inference::EncoderModel::Load(directory, 1);
   EXPECT_TRUE(model.ok()) << model.status();
   if (!model.ok()) return INFINITY;
-  Sample sample((*model)->spec().context());
+  data::Sample sample((*model)->spec().context());
   const auto tokens = expected["tokens"].get<std::vector<int32_t>>();
   const auto types = expected["types"].get<std::vector<int32_t>>();
   std::copy(tokens.begin(), tokens.end(), sample.inputs.begin());
@@ -84,7 +84,7 @@ double LogitError(const std::string& directory, const std::string& name) {
   if (const Json expected = Expected(name); expected.contains("types")) {
     return BertError(directory, expected);
   }
-  const auto model = LanguageModel::Load(directory, 1);
+  const auto model = inference::LanguageModel::Load(directory, 1);
   EXPECT_TRUE(model.ok()) << model.status();
   if (!model.ok()) return INFINITY;
   const Json expected = Expected(name);
@@ -377,13 +377,13 @@ TEST_F(FreshExport, BytesAndCharactersBecomeTokenizers) {
   EXPECT_TRUE(result->notes.empty());
   const Json chars = Json::parse(*ReadFile(out + "/tokenizer.json"));
   EXPECT_EQ(chars["model"]["vocab"], (Json{{"\n", 0}, {" ", 1}, {"a", 2}, {"é", 3}}));
-  const auto files = HuggingFaceTokenizer(R"({"kind":"bytes","vocab_size":256})", {});
+  const auto files = tokenizer::HuggingFaceTokenizer(R"({"kind":"bytes","vocab_size":256})", {});
   ASSERT_TRUE(files.has_value());
   const Json bytes = Json::parse(files->at("tokenizer.json"));
   EXPECT_EQ(bytes["model"]["vocab"].size(), 256u);
   EXPECT_EQ(bytes["model"]["vocab"]["A"], 65);
   EXPECT_EQ(bytes["model"]["vocab"]["Ġ"], 32);
-  EXPECT_FALSE(HuggingFaceTokenizer(R"({"kind":"other"})", {}).has_value());
+  EXPECT_FALSE(tokenizer::HuggingFaceTokenizer(R"({"kind":"other"})", {}).has_value());
 }
 
 TEST_F(FreshExport, ADtypeIsChosen) {
@@ -493,10 +493,10 @@ TEST(HuggingFace, AShorterContextTakesTheFirstPositions) {
   std::vector<float> whole = ReadWhole(**source, plan::ModelTensors((*source)->model())[1]);
   whole.resize(values.size());
   EXPECT_EQ(values, whole);
-  const auto model = LanguageModel::Load(Fixture("gpt2"), 1, 5);
+  const auto model = inference::LanguageModel::Load(Fixture("gpt2"), 1, 5);
   ASSERT_TRUE(model.ok()) << model.status();
   EXPECT_EQ((*model)->context(), 5);
-  EXPECT_FALSE(LanguageModel::Load(Fixture("gpt2"), 1, 17).ok());
+  EXPECT_FALSE(inference::LanguageModel::Load(Fixture("gpt2"), 1, 17).ok());
   shorter.set_context(17);
   EXPECT_THAT(std::string(CheckStartsFrom(shorter, (*source)->model()).message()),
               HasSubstr("model.context is 17, but it has only 16"));

@@ -53,7 +53,7 @@ absl::StatusOr<data::TokenizeReport> Tokenize(const Options& options) {
   tokenize.append_end_of_text = options.append_eod;
   tokenize.split_sentences = options.split_sentences;
   TERCIO_ASSIGN_OR_RETURN(const std::vector<std::string> paths, InputFiles(options.input));
-  TERCIO_ASSIGN_OR_RETURN(const data::Tokenizer tokenizer,
+  TERCIO_ASSIGN_OR_RETURN(const tokenizer::Tokenizer tokenizer,
                           data::ChooseTokenizer(options.tokenizer, paths, tokenize.text));
   std::signal(SIGINT, OnStopSignal);
   std::signal(SIGTERM, OnStopSignal);

@@ -63,7 +63,7 @@ std::string TextOf(const Summary& gpus, int64_t usable_bytes) {
 }  // namespace
 
 absl::StatusOr<ClusterHere> FindClusterHere(const v1::JobSpec& spec, int ranks) {
-  const coordinator::Cluster cluster = coordinator::LocalCluster(
+  const plan::Cluster cluster = plan::LocalCluster(
       ranks, MachineCores(), MachineMemoryBytes(), spec.resources().threads_per_rank());
   if (!plan::OnGpu(spec)) return ClusterHere{cluster, ""};
   TERCIO_ASSIGN_OR_RETURN(const Gpus gpus, FindGpus());
@@ -71,12 +71,12 @@ absl::StatusOr<ClusterHere> FindClusterHere(const v1::JobSpec& spec, int ranks) 
 }
 
 ClusterHere OnGpusHere(const Gpus& gpus, const v1::TrainingSpec& training,
-                       coordinator::Cluster cluster) {
+                       plan::Cluster cluster) {
   const Summary summary = SummaryOf(gpus);
   const int64_t memory = summary.memory_bytes > 0 ? summary.memory_bytes : plan::kAssumedGpuBytes;
   const int sharing = summary.count == 0 ? 1 : (cluster.ranks + summary.count - 1) / summary.count;
   cluster.memory_bytes = std::max<int64_t>(0, memory - plan::kGpuReserveBytes) / sharing;
-  coordinator::UseGpus(summary.model, training, &cluster);
+  plan::UseGpus(summary.model, training, &cluster);
   return {cluster, TextOf(summary, cluster.memory_bytes)};
 }
 

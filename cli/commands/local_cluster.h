@@ -11,7 +11,7 @@
 namespace tercio::cli {
 
 struct ClusterHere {
-  coordinator::Cluster cluster;
+  plan::Cluster cluster;
   // Which GPUs the plan is for and how much of their memory a rank may use, in words; empty for
   // CPUs.
   std::string gpus;
@@ -24,6 +24,6 @@ absl::StatusOr<ClusterHere> FindClusterHere(const v1::JobSpec& spec, int ranks);
 // The same for the ranks of `cluster` on these GPUs, which ranks share where there are fewer GPUs.
 // Without a GPU each rank has a plan::kAssumedGpu to itself. Pure.
 ClusterHere OnGpusHere(const Gpus& gpus, const v1::TrainingSpec& training,
-                       coordinator::Cluster cluster);
+                       plan::Cluster cluster);
 
 }  // namespace tercio::cli

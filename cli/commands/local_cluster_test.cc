@@ -23,7 +23,7 @@ Gpus TwoGpus(const std::string& model, int64_t memory_bytes) {
 }
 
 ClusterHere Here(const Gpus& gpus, int ranks) {
-  coordinator::Cluster cluster;
+  plan::Cluster cluster;
   cluster.ranks = ranks;
   return OnGpusHere(gpus, v1::TrainingSpec(), cluster);
 }
@@ -57,8 +57,8 @@ TEST(LocalCluster, WithoutAGpuOneIsAssumedAndNamed) {
 
 TEST(LocalCluster, NoLayoutIsPlannedBeyondTheAssumedMemory) {
   const ClusterHere here = Here(Gpus(), 4);
-  EXPECT_GE(coordinator::PlanLayouts(JobOfWidth(256), here.cluster).chosen(), 0);
-  const v1::PlanReport report = coordinator::PlanLayouts(JobOfWidth(65536), here.cluster);
+  EXPECT_GE(plan::PlanLayouts(JobOfWidth(256), here.cluster).chosen(), 0);
+  const v1::PlanReport report = plan::PlanLayouts(JobOfWidth(65536), here.cluster);
   EXPECT_EQ(report.chosen(), -1);
   ASSERT_GT(report.layouts_size(), 0);
   int too_large = 0;

@@ -55,7 +55,7 @@ void FillVocabulary(v1::JobSpec* spec) {
   std::fprintf(stderr,
                "notice: the size of the vocabulary is unknown here and assumed to be %d (set "
                "model.vocab_size): %s\n",
-               coordinator::kUnknownVocabulary, std::string(vocabulary.status().message()).c_str());
+               plan::kUnknownVocabulary, std::string(vocabulary.status().message()).c_str());
 }
 
 absl::StatusOr<int> PlanJob(const Options& options) {
@@ -82,7 +82,7 @@ absl::StatusOr<int> PlanJob(const Options& options) {
   }
   TERCIO_ASSIGN_OR_RETURN(const ClusterHere here, FindClusterHere(spec, ranks));
   if (!here.gpus.empty()) PrintNotices({here.gpus});
-  const v1::PlanReport report = coordinator::PlanLayouts(spec, here.cluster);
+  const v1::PlanReport report = plan::PlanLayouts(spec, here.cluster);
   if (options.format() != Output::kTable) {
     PrintJson(PlanReportToJson(report), options.format());
   } else {
@@ -90,7 +90,7 @@ absl::StatusOr<int> PlanJob(const Options& options) {
   }
   if (report.chosen() >= 0) return kExitOk;
   return Fail(absl::InvalidArgumentError(
-      std::string(coordinator::ChooseLayout(spec, here.cluster).status().message())));
+      std::string(plan::ChooseLayout(spec, here.cluster).status().message())));
 }
 
 int CodeOf(const absl::StatusOr<int>& code) { return code.ok() ? *code : Fail(code.status()); }

@@ -34,26 +34,26 @@ namespace tercio::cli {
 namespace {
 
 // The tokenizer that the command line names; none: the model's own.
-absl::StatusOr<std::optional<data::Tokenizer>> NamedTokenizer(const Options& options) {
+absl::StatusOr<std::optional<tokenizer::Tokenizer>> NamedTokenizer(const Options& options) {
   if (options.tokenizer.empty()) return std::nullopt;
   if (options.tokenizer == "chars") {
     return absl::InvalidArgumentError(
         "--tokenizer chars: its ids depend on the text of the training, which is not at hand; name "
         "the PREFIX.tokenizer.json that `tercio data tokenize` wrote for it");
   }
-  absl::StatusOr<data::Tokenizer> tokenizer = data::ChooseTokenizer(options.tokenizer, {}, {});
+  absl::StatusOr<tokenizer::Tokenizer> tokenizer = data::ChooseTokenizer(options.tokenizer, {}, {});
   if (tokenizer.ok()) return *std::move(tokenizer);
   return absl::Status(tokenizer.status().code(),
                       absl::StrCat("--tokenizer: ", std::string(tokenizer.status().message())));
 }
 
-absl::StatusOr<std::unique_ptr<LanguageModel>> LoadModel(const Options& options) {
+absl::StatusOr<std::unique_ptr<inference::LanguageModel>> LoadModel(const Options& options) {
   TERCIO_ASSIGN_OR_RETURN(const std::string directory, FindCheckpoint(options.checkpoint, 0));
-  TERCIO_ASSIGN_OR_RETURN(std::optional<data::Tokenizer> tokenizer, NamedTokenizer(options));
-  return LanguageModel::Load(directory, MachineCores(), options.context, std::move(tokenizer));
+  TERCIO_ASSIGN_OR_RETURN(std::optional<tokenizer::Tokenizer> tokenizer, NamedTokenizer(options));
+  return inference::LanguageModel::Load(directory, MachineCores(), options.context, std::move(tokenizer));
 }
 
-absl::StatusOr<std::vector<int32_t>> PromptOf(const Options& options, const LanguageModel& model) {
+absl::StatusOr<std::vector<int32_t>> PromptOf(const Options& options, const inference::LanguageModel& model) {
   if (!options.prompt_ids.empty()) return options.prompt_ids;
   if (model.tokenizer() == nullptr) {
     return absl::InvalidArgumentError(
@@ -78,7 +78,7 @@ bool EndsInsideCharacter(std::string_view text) {
 // tokenizers decide about spaces by them.
 class TextStream {
  public:
-  TextStream(const data::Tokenizer& tokenizer, std::vector<int32_t> prompt)
+  TextStream(const tokenizer::Tokenizer& tokenizer, std::vector<int32_t> prompt)
       : tokenizer_(tokenizer), ids_(std::move(prompt)), shown_(ids_.size()) {}
 
   absl::Status Add(int32_t id) {
@@ -102,14 +102,14 @@ class TextStream {
     return absl::OkStatus();
   }
 
-  const data::Tokenizer& tokenizer_;
+  const tokenizer::Tokenizer& tokenizer_;
   std::vector<int32_t> ids_;
   size_t begin_ = 0;  // start of the ids that are decoded together
   size_t shown_;
 };
 
 absl::Status PrintGenerated(const Options& options, const std::vector<int32_t>& prompt,
-                            const std::vector<int32_t>& ids, const data::Tokenizer* tokenizer) {
+                            const std::vector<int32_t>& ids, const tokenizer::Tokenizer* tokenizer) {
   std::optional<std::string> text;
   if (tokenizer != nullptr) {
     TERCIO_ASSIGN_OR_RETURN(text, tokenizer->Decode(ids));
@@ -129,7 +129,7 @@ absl::StatusOr<int> GenerateText(const Options& options) {
   }
   TERCIO_ASSIGN_OR_RETURN(const auto model, LoadModel(options));
   TERCIO_ASSIGN_OR_RETURN(const std::vector<int32_t> prompt, PromptOf(options, *model));
-  GenerateOptions generate;
+  inference::GenerateOptions generate;
   generate.tokens = options.tokens;
   generate.temperature = options.temperature;
   generate.top_k = options.top_k;
@@ -163,7 +163,7 @@ absl::StatusOr<int> GenerateText(const Options& options) {
 // The documents of .jsonl files, or several texts, tokenised as for training, into a directory that
 // may be removed immediately, since the data stays mapped.
 absl::StatusOr<data::TokenDataset> TokenizedDocuments(const std::vector<std::string>& paths,
-                                                      const data::Tokenizer& tokenizer) {
+                                                      const tokenizer::Tokenizer& tokenizer) {
   const TempDir directory;
   const std::string prefix = directory.path() + "/tokens";
   data::TokenizeOptions options;
@@ -175,7 +175,7 @@ absl::StatusOr<data::TokenDataset> TokenizedDocuments(const std::vector<std::str
 
 // Data as for training: token files, or texts tokenised with the model's tokenizer.
 absl::StatusOr<data::TokenDataset> OpenEvaluationData(const std::string& path,
-                                                      const data::Tokenizer* tokenizer) {
+                                                      const tokenizer::Tokenizer* tokenizer) {
   TERCIO_ASSIGN_OR_RETURN(const data::DataFiles files, data::FindDataFiles({path}));
   if (files.kind != data::DataKind::kText) {
     TERCIO_ASSIGN_OR_RETURN(data::TokenFiles tokens,
@@ -227,10 +227,10 @@ absl::StatusOr<int> EvaluateText(const Options& options) {
   TERCIO_ASSIGN_OR_RETURN(const data::TokenDataset tokens,
                           OpenEvaluationData(options.data, model->tokenizer()));
   const int64_t stride = options.stride > 0 ? options.stride : model->context();
-  const auto evaluated = WithBar("tokens", [&](const LanguageModel::Progress& progress) {
+  const auto evaluated = WithBar("tokens", [&](const inference::LanguageModel::Progress& progress) {
     return model->Evaluate(tokens, stride, progress);
   });
-  TERCIO_ASSIGN_OR_RETURN(const LanguageModel::Evaluation result, evaluated);
+  TERCIO_ASSIGN_OR_RETURN(const inference::LanguageModel::Evaluation result, evaluated);
   const double value = options.metric == "loss" ? result.loss : std::exp(result.loss);
   PrintMetric(options, value, result.loss, result.tokens, Json::object());
   return kExitOk;
@@ -238,10 +238,10 @@ absl::StatusOr<int> EvaluateText(const Options& options) {
 
 absl::StatusOr<int> EvaluateLastWord(const Options& options) {
   TERCIO_ASSIGN_OR_RETURN(const auto model, LoadModel(options));
-  const auto evaluated = WithBar("passages", [&](const LanguageModel::Progress& progress) {
-    return EvaluateLastWords(*model, options.data, progress);
+  const auto evaluated = WithBar("passages", [&](const inference::LanguageModel::Progress& progress) {
+    return inference::EvaluateLastWords(*model, options.data, progress);
   });
-  TERCIO_ASSIGN_OR_RETURN(const LastWords words, evaluated);
+  TERCIO_ASSIGN_OR_RETURN(const inference::LastWords words, evaluated);
   const double value = static_cast<double>(words.right) / static_cast<double>(words.passages);
   PrintMetric(options, value, words.loss, words.tokens,
               {{"examples", words.passages}, {"right", words.right}});
@@ -253,16 +253,16 @@ std::string LabelOf(const v1::ModelSpec& model, size_t label) {
                                      : model.label_names(static_cast<int>(label));
 }
 
-Json ScoresToJson(const ClassScores& scores) {
+Json ScoresToJson(const inference::ClassScores& scores) {
   return {{"precision", scores.precision},
           {"recall", scores.recall},
           {"f1", scores.f1},
           {"support", scores.support}};
 }
 
-void PrintReport(const ClassificationReport& report, const v1::ModelSpec& model) {
+void PrintReport(const inference::ClassificationReport& report, const v1::ModelSpec& model) {
   std::vector<std::vector<std::string>> rows = {{"CLASS", "PRECISION", "RECALL", "F1", "EXAMPLES"}};
-  const auto add = [&](const std::string& name, const ClassScores& scores, int64_t examples) {
+  const auto add = [&](const std::string& name, const inference::ClassScores& scores, int64_t examples) {
     rows.push_back({name, absl::StrFormat("%.4f", scores.precision),
                     absl::StrFormat("%.4f", scores.recall), absl::StrFormat("%.4f", scores.f1),
                     absl::StrCat(examples)});
@@ -277,16 +277,16 @@ void PrintReport(const ClassificationReport& report, const v1::ModelSpec& model)
 
 absl::StatusOr<int> EvaluateLabels(const Options& options) {
   TERCIO_ASSIGN_OR_RETURN(const std::string directory, FindCheckpoint(options.checkpoint, 0));
-  TERCIO_ASSIGN_OR_RETURN(std::optional<data::Tokenizer> tokenizer, NamedTokenizer(options));
+  TERCIO_ASSIGN_OR_RETURN(std::optional<tokenizer::Tokenizer> tokenizer, NamedTokenizer(options));
   TERCIO_ASSIGN_OR_RETURN(
       const auto model,
-      EncoderModel::Load(directory, MachineCores(), options.context, std::move(tokenizer)));
+      inference::EncoderModel::Load(directory, MachineCores(), options.context, std::move(tokenizer)));
   v1::DataSpec data;
   data.set_train(options.data);
-  const auto evaluated = WithBar("examples", [&](const LanguageModel::Progress& progress) {
-    return EvaluateClasses(*model, data, progress);
+  const auto evaluated = WithBar("examples", [&](const inference::LanguageModel::Progress& progress) {
+    return inference::EvaluateClasses(*model, data, progress);
   });
-  TERCIO_ASSIGN_OR_RETURN(const ClassificationReport report, evaluated);
+  TERCIO_ASSIGN_OR_RETURN(const inference::ClassificationReport report, evaluated);
   if (options.format() == Output::kTable) {
     PrintReport(report, model->spec());
     return kExitOk;

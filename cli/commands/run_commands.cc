@@ -145,7 +145,7 @@ absl::StatusOr<int> FollowPrivately(PrivatePair& pair, Client& client, const std
 // Finds every error that can be found before a job exists: exit code 2.
 absl::Status CheckBeforeStart(const v1::JobSpec& spec, const std::string& state_dir, int ranks) {
   TERCIO_ASSIGN_OR_RETURN(const ClusterHere here, FindClusterHere(spec, ranks));
-  TERCIO_RETURN_IF_ERROR(coordinator::AdmitJob(spec, here.cluster.memory_bytes));
+  TERCIO_RETURN_IF_ERROR(plan::AdmitJob(spec, here.cluster.memory_bytes));
   TERCIO_RETURN_IF_ERROR(AsConflict(MakeDirectories(state_dir + "/agent/data-cache")));
   const absl::StatusOr<data::PreparedData> prepared =
       data::PrepareData(spec.data(), spec.model(), state_dir + "/agent/data-cache");
@@ -163,7 +163,7 @@ absl::Status CheckBeforeStart(const v1::JobSpec& spec, const std::string& state_
   // Checks once more, now that the vocabulary is known.
   v1::JobSpec known = spec;
   if (spec.model().from().empty()) known.mutable_model()->set_vocab_size(prepared->vocab_size);
-  return coordinator::AdmitJob(known, here.cluster.memory_bytes);
+  return plan::AdmitJob(known, here.cluster.memory_bytes);
 }
 
 // `auto` means the device of this machine.

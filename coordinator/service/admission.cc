@@ -43,7 +43,7 @@ int64_t PromisedBytes(const v1::JobSpec& spec, const std::vector<Coordinator::Jo
     }
     int64_t written = 0;
     for (const v1::CheckpointRecord& known : job.record.checkpoints()) written += known.bytes();
-    promised += std::max<int64_t>(0, CheckpointsAtOnce(other) * CheckpointBytes(other) - written);
+    promised += std::max<int64_t>(0, CheckpointsAtOnce(other) * plan::CheckpointBytes(other) - written);
   }
   return promised;
 }
@@ -52,7 +52,7 @@ absl::Status CheckDisk(const v1::JobSpec& spec, const std::string& directory,
                        const std::vector<Coordinator::JobView>& jobs) {
   constexpr double kMiB = 1 << 20;
   TERCIO_ASSIGN_OR_RETURN(const int64_t free, FreeBytes(directory));
-  const int64_t one = CheckpointBytes(spec);
+  const int64_t one = plan::CheckpointBytes(spec);
   const int64_t count = CheckpointsAtOnce(spec);
   const int64_t promised = PromisedBytes(spec, jobs);
   if (one <= std::max<int64_t>(0, free - promised) / count) return absl::OkStatus();
@@ -108,7 +108,7 @@ absl::Status Admit(v1::JobSpec* wanted, const std::vector<Coordinator::NodeView>
         absl::StrFormat("checkpoint.peer_copies: %d, but it must be between 0 and %d", copies,
                         plan::kMostPeerCopies));
   }
-  TERCIO_RETURN_IF_ERROR(AdmitJob(spec, MostMemory(spec, nodes)));
+  TERCIO_RETURN_IF_ERROR(plan::AdmitJob(spec, MostMemory(spec, nodes)));
   const std::string& path = spec.checkpoint().path();
   if (!path.empty()) TERCIO_RETURN_IF_ERROR(CheckPath(path, places));
   return CheckDisk(spec, path.empty() ? places.state_dir : path, jobs);

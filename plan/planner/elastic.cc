@@ -6,7 +6,7 @@
 #include "plan/planner/planner.h"
 #include "plan/rank_layout.h"
 
-namespace tercio::coordinator {
+namespace tercio::plan {
 namespace {
 
 bool Fits(v1::JobSpec job, const v1::ParallelismSpec& parallelism, int ranks,
@@ -67,4 +67,4 @@ absl::StatusOr<v1::ParallelismSpec> SmallerLayout(const v1::JobSpec& job, int le
       absl::StrCat("no layout of ", least, " to ", most, " ranks works for this model"));
 }
 
-}  // namespace tercio::coordinator
+}  // namespace tercio::plan

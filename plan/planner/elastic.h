@@ -4,7 +4,7 @@
 #include "absl/status/statusor.h"
 #include "proto/tercio/v1/job.pb.h"
 
-namespace tercio::coordinator {
+namespace tercio::plan {
 
 // The layout for as many ranks as possible, at least `least` and at most `most`, with this much
 // memory for each. Where tensor and pipeline degrees can stay they do, and with them the bits of
@@ -13,4 +13,4 @@ namespace tercio::coordinator {
 absl::StatusOr<v1::ParallelismSpec> SmallerLayout(const v1::JobSpec& job, int least, int most,
                                                   int64_t memory_bytes, int* ranks);
 
-}  // namespace tercio::coordinator
+}  // namespace tercio::plan

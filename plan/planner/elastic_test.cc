@@ -2,7 +2,7 @@
 
 #include "gtest/gtest.h"
 
-namespace tercio::coordinator {
+namespace tercio::plan {
 namespace {
 
 constexpr int64_t kMuch = int64_t{1} << 50;
@@ -55,4 +55,4 @@ TEST(SmallerLayout, MemoryCounts) {
 }
 
 }  // namespace
-}  // namespace tercio::coordinator
+}  // namespace tercio::plan

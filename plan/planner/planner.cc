@@ -12,7 +12,7 @@
 #include "plan/model_tensors.h"
 #include "plan/rank_layout.h"
 
-namespace tercio::coordinator {
+namespace tercio::plan {
 namespace {
 
 constexpr double kFloatBytes = 4;
@@ -311,4 +311,4 @@ void UseGpus(const std::string& model, const v1::TrainingSpec& training, Cluster
   cluster->seconds_per_message = 20e-6;
 }
 
-}  // namespace tercio::coordinator
+}  // namespace tercio::plan

@@ -19,7 +19,7 @@
 #include "proto/tercio/v1/job.pb.h"
 #include "proto/tercio/v1/plan.pb.h"
 
-namespace tercio::coordinator {
+namespace tercio::plan {
 
 // The size assumed for a vocabulary that is not known.
 inline constexpr int kUnknownVocabulary = 256;
@@ -65,4 +65,4 @@ void UseCpus(double cores_per_rank, Cluster* cluster);
 // Its ranks are on GPUs of this model (as the driver names it; plan/gpu_figures.h).
 void UseGpus(const std::string& model, const v1::TrainingSpec& training, Cluster* cluster);
 
-}  // namespace tercio::coordinator
+}  // namespace tercio::plan

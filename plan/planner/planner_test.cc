@@ -6,7 +6,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace tercio::coordinator {
+namespace tercio::plan {
 namespace {
 
 using ::testing::HasSubstr;
@@ -159,4 +159,4 @@ TEST(Planner, NumbersOfAStrangerAreRefused) {
 }
 
 }  // namespace
-}  // namespace tercio::coordinator
+}  // namespace tercio::plan

@@ -25,7 +25,7 @@ double Now() {
 }
 
 // Remembers when the first sequence of each step was asked for.
-class TimedSource : public CausalSource {
+class TimedSource : public data::CausalSource {
  public:
   explicit TimedSource(const v1::ModelSpec& model) : model_(model) {}
   void ReadTraining(int64_t step, int64_t sequence, int32_t* out) override {
@@ -116,8 +116,8 @@ int BenchTraining(const std::string& name, int64_t steps, int threads, const Siz
 
 int BenchGemm(int threads) {
   constexpr int64_t kSize = 2048;
-  const std::unique_ptr<Device> device = CreateCpuDevice(threads);
-  const std::unique_ptr<Stream> stream = *device->CreateStream(Device::StreamKind::kCompute);
+  const std::unique_ptr<device::Device> device = device::CreateCpuDevice(threads);
+  const std::unique_ptr<device::Stream> stream = *device->CreateStream(device::Device::StreamKind::kCompute);
   std::vector<float> a(kSize * kSize, 0.5f);
   std::vector<float> b(kSize * kSize, 0.25f);
   std::vector<float> c(kSize * kSize);

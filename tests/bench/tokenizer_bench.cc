@@ -17,7 +17,7 @@
 namespace tercio {
 namespace {
 
-using data::Tokenizer;
+using tokenizer::Tokenizer;
 
 int Fail(const absl::Status& status) {
   std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());
@@ -25,7 +25,7 @@ int Fail(const absl::Status& status) {
 }
 
 int Run(const std::string& name, const std::string& text, const char* ids_path) {
-  const auto tokenizer = name == "bytes" ? Tokenizer::Bytes() : Tokenizer::Load(name);
+  const auto tokenizer = name == "bytes" ? tokenizer::Tokenizer::Bytes() : tokenizer::Tokenizer::Load(name);
   if (!tokenizer.ok()) return Fail(tokenizer.status());
   const int all = static_cast<int>(std::thread::hardware_concurrency());
   for (const int threads : {1, all}) {
@@ -33,7 +33,7 @@ int Run(const std::string& name, const std::string& text, const char* ids_path) 
     size_t count = 0;
     for (int run = 0; run < 5; ++run) {
       const auto begin = std::chrono::steady_clock::now();
-      const auto ids = data::EncodeParallel(*tokenizer, text, threads);
+      const auto ids = tokenizer::EncodeParallel(*tokenizer, text, threads);
       const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
       if (!ids.ok()) return Fail(ids.status());
       best = std::min(best, seconds.count());

@@ -36,7 +36,7 @@ void ReadSamples(const IndexedDataset& dataset, int32_t highest) {
   rules.vocab_size = std::min(highest, INT32_MAX - 1) + 1;
   rules.sentence_order = true;
   const MaskedDataset samples(dataset.tokens, dataset.borders, rules);
-  Sample sample(9);
+  data::Sample sample(9);
   for (int64_t i = 0; i < samples.samples(); ++i) samples.Read(i, kValidationKey, &sample);
 }
 

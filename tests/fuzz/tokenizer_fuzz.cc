@@ -10,25 +10,25 @@
 
 namespace {
 
-absl::StatusOr<tercio::data::Tokenizer> Read(uint8_t form, std::string_view content) {
-  using tercio::data::Tokenizer;
+absl::StatusOr<tercio::tokenizer::Tokenizer> Read(uint8_t form, std::string_view content) {
+  using tercio::tokenizer::Tokenizer;
   static const tercio::fuzz::Scratch scratch;
   switch (form % 4) {
     case 0:
-      return Tokenizer::FromJson(content);
+      return tokenizer::Tokenizer::FromJson(content);
     case 1:
-      return Tokenizer::Load(scratch.Write("tokenizer.json", content));
+      return tokenizer::Tokenizer::Load(scratch.Write("tokenizer.json", content));
     case 2:
-      return Tokenizer::Load(scratch.Write("x.model", content));
+      return tokenizer::Tokenizer::Load(scratch.Write("x.model", content));
     default:
-      return Tokenizer::Load(scratch.Write("vocab.txt", content));
+      return tokenizer::Tokenizer::Load(scratch.Write("vocab.txt", content));
   }
 }
 
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  using tercio::data::Tokenizer;
+  using tercio::tokenizer::Tokenizer;
   using tercio::fuzz::Expect;
   if (size < 1) return 0;
   const auto tokenizer = Read(data[0], {reinterpret_cast<const char*>(data) + 1, size - 1});
@@ -42,7 +42,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   }
   (void)tokenizer->WordContinuations();
   const std::string json = tokenizer->ToJson();
-  const auto again = Tokenizer::FromJson(json);
+  const auto again = tokenizer::Tokenizer::FromJson(json);
   Expect(again.ok(), "the stored form can be read");
   Expect(again->ToJson() == json, "the stored form is the same again");
   return 0;

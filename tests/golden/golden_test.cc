@@ -41,7 +41,7 @@ Tensors ReadTensors(const std::string& name) {
   return tensors;
 }
 
-class FixtureSource : public CausalSource {
+class FixtureSource : public data::CausalSource {
  public:
   FixtureSource() : tokens_(nlohmann::json::parse(ReadFixture("tokens.json"))["tokens"]) {}
   void ReadTraining(int64_t step, int64_t sequence, int32_t* out) override {
@@ -58,10 +58,10 @@ class FixtureSource : public CausalSource {
 };
 
 // As encoder_samples() in make_fixtures.py.
-class EncoderFixtureSource : public SampleSource {
+class EncoderFixtureSource : public data::SampleSource {
  public:
   explicit EncoderFixtureSource(int labels) : labels_(labels) {}
-  void TrainingSample(int64_t step, int64_t sequence, Sample* out) override {
+  void TrainingSample(int64_t step, int64_t sequence, data::Sample* out) override {
     tokens_.TrainingSample(step, sequence, out);
     const std::vector<int32_t> ids = out->inputs;
     const auto context = static_cast<int64_t>(ids.size());
@@ -71,13 +71,13 @@ class EncoderFixtureSource : public SampleSource {
     for (int64_t i = 0; i < context; ++i) {
       const size_t at = static_cast<size_t>(i);
       const bool chosen = i < length && (7 * step + 3 * sequence + 5 * i) % 6 == 0;
-      out->targets[at] = chosen ? ids[at] : kNoTarget;
+      out->targets[at] = chosen ? ids[at] : data::kNoTarget;
       out->inputs[at] = chosen ? 3 : i < length ? ids[at] : 0;
       out->types[at] = i < length && i >= context / 2 ? 1 : 0;
     }
   }
   int64_t validation_samples() const override { return 0; }
-  void ValidationSample(int64_t, Sample*) override {}
+  void ValidationSample(int64_t, data::Sample*) override {}
 
  private:
   const int labels_;

@@ -80,23 +80,23 @@ namespace tercio::testing {
 namespace {
 
 // Samples that are there before, so that what is counted is the engine's.
-class ReadySource : public SampleSource {
+class ReadySource : public data::SampleSource {
  public:
-  ReadySource(const v1::ModelSpec& model, SampleSource& source, int64_t batch) {
+  ReadySource(const v1::ModelSpec& model, data::SampleSource& source, int64_t batch) {
     for (int64_t i = 0; i < batch; ++i) {
-      Sample sample(model.context());
+      data::Sample sample(model.context());
       source.TrainingSample(1, i, &sample);
       samples_.push_back(sample);
     }
   }
-  void TrainingSample(int64_t, int64_t sequence, Sample* out) override {
+  void TrainingSample(int64_t, int64_t sequence, data::Sample* out) override {
     *out = samples_[static_cast<size_t>(sequence)];
   }
   int64_t validation_samples() const override { return 1; }
-  void ValidationSample(int64_t, Sample* out) override { *out = samples_.front(); }
+  void ValidationSample(int64_t, data::Sample* out) override { *out = samples_.front(); }
 
  private:
-  std::vector<Sample> samples_;
+  std::vector<data::Sample> samples_;
 };
 
 v1::JobSpec OnOneRank(v1::JobSpec spec) {
@@ -120,7 +120,7 @@ Counted CountInSteps(v1::JobSpec spec, int threads) {
   const bool encoder = spec.model().architecture() == "bert";
   ReadySource source(
       spec.model(),
-      encoder ? static_cast<SampleSource&>(masked) : static_cast<SampleSource&>(plain),
+      encoder ? static_cast<data::SampleSource&>(masked) : static_cast<data::SampleSource&>(plain),
       spec.training().global_batch());
   RunOptions options;
   options.steps = 6;
@@ -134,7 +134,7 @@ Counted CountInSteps(v1::JobSpec spec, int threads) {
     const auto initial = TrainWithThreads(spec, none);
     EXPECT_TRUE(initial.ok()) << initial.status();
     if (initial.ok()) state = initial->state;
-    state[kGuardTensor] = {65536, 0, 2, 0, 0};
+    state[engine::kGuardTensor] = {65536, 0, 2, 0, 0};
     options.state = &state;
   }
   options.after_step = [](int, int64_t step) {
@@ -186,7 +186,7 @@ TEST(Allocations, AStepOfARankMakesNone) {
 TEST(Allocations, TwoHundredStepsDoNotGrowTheProcess) {
   if (!TERCIO_COUNTS) GTEST_SKIP() << "a sanitizer has its own allocator";
   constexpr int64_t kMost = int64_t{1} << 20;
-  const auto device = CreateCpuDevice(1);
+  const auto device = device::CreateCpuDevice(1);
   int64_t after_20 = 0;
   int64_t after_220 = 0;
   RunOptions options;
@@ -203,7 +203,7 @@ TEST(Allocations, TwoHundredStepsDoNotGrowTheProcess) {
 
 // What the bound on growth is worth.
 TEST(Allocations, MemoryThatIsTouchedIsInUse) {
-  const auto device = CreateCpuDevice(1);
+  const auto device = device::CreateCpuDevice(1);
   const int64_t before = *device->BytesInUse();
   constexpr int64_t kBytes = int64_t{64} << 20;
   const auto memory = device->Allocate(kBytes);

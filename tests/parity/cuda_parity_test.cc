@@ -31,8 +31,8 @@ TEST_F(CudaParity, AllOfTheMemoryPlanIsUsed) {
     const RunResult filled = OnGpusWithNccl(spec, options);
     ExpectSameBits(filled, plain);
     for (auto [stage, buffers] : UseOfStages(filled)) {
-      std::erase_if(buffers, [](const BufferUse& use) { return use.name == "workspace.device"; });
-      EXPECT_EQ(UnusedText(buffers), "") << "stage " << stage;
+      std::erase_if(buffers, [](const engine::BufferUse& use) { return use.name == "workspace.device"; });
+      EXPECT_EQ(engine::UnusedText(buffers), "") << "stage " << stage;
     }
   }
 }
@@ -40,7 +40,7 @@ TEST_F(CudaParity, AllOfTheMemoryPlanIsUsed) {
 // No memory of the device is allocated, nor given back, once steps run.
 TEST_F(CudaParity, AStepTakesNoMemoryOfTheDevice) {
   const v1::JobSpec spec = With(In(WithoutDropout(SmallLlama()), {1, 1, 1}), "bf16");
-  const auto device = CreateCudaDevice(0);
+  const auto device = device::CreateCudaDevice(0);
   ASSERT_TRUE(device.ok()) << device.status();
   std::vector<int64_t> in_use;
   RunOptions options;
@@ -60,7 +60,7 @@ TEST_F(CudaParity, PrecisionsOfSixteenBits) {
     RunOptions options;
     options.steps = 0;
     std::map<std::string, std::vector<float>> state = OnCpu(spec, options).state;
-    if (spec.training().precision() == "fp16") state[kGuardTensor] = {65536, 0, 2, 0, 0};
+    if (spec.training().precision() == "fp16") state[engine::kGuardTensor] = {65536, 0, 2, 0, 0};
     options.steps = 3;
     options.state = &state;
     const RunResult cpu = OnCpu(spec, options);
@@ -124,12 +124,12 @@ TEST_F(CudaParity, GraphsHaveTheSameBits) {
     RunOptions options;
     options.steps = 5;
     const auto train = [&](bool graphs) {
-      CudaDeviceOptions device;
+      device::CudaDeviceOptions device;
       device.graphs = graphs;
       const int64_t before = emulation::GetCounts().graphs;
       const RunResult result =
-          On({[&](int rank) { return CreateCudaDevice(rank, device); },
-              [](int, int, Device&) -> absl::StatusOr<std::unique_ptr<Machine::Groups>> {
+          On({[&](int rank) { return device::CreateCudaDevice(rank, device); },
+              [](int, int, device::Device&) -> absl::StatusOr<std::unique_ptr<Machine::Groups>> {
                 return std::make_unique<HostStagedGroups>();
               }},
              spec, options);

@@ -55,23 +55,23 @@ inline v1::JobSpec With(v1::JobSpec spec, const std::string& precision) {
 
 class HostStagedGroups : public Machine::Groups {
  public:
-  absl::StatusOr<std::unique_ptr<Communicator>> Group(std::unique_ptr<Communicator> over_host,
-                                                      const CommunicatorOptions&, bool) override {
-    return CreateHostStagedCommunicator(std::move(over_host));
+  absl::StatusOr<std::unique_ptr<collective::Communicator>> Group(std::unique_ptr<collective::Communicator> over_host,
+                                                      const collective::CommunicatorOptions&, bool) override {
+    return collective::CreateHostStagedCommunicator(std::move(over_host));
   }
 };
 
 class NcclMachineGroups : public Machine::Groups {
  public:
-  explicit NcclMachineGroups(std::unique_ptr<NcclGroups> groups) : groups_(std::move(groups)) {}
-  absl::StatusOr<std::unique_ptr<Communicator>> Group(std::unique_ptr<Communicator>,
-                                                      const CommunicatorOptions& options,
+  explicit NcclMachineGroups(std::unique_ptr<collective::NcclGroups> groups) : groups_(std::move(groups)) {}
+  absl::StatusOr<std::unique_ptr<collective::Communicator>> Group(std::unique_ptr<collective::Communicator>,
+                                                      const collective::CommunicatorOptions& options,
                                                       bool messages) override {
     return groups_->Group(messages, options);
   }
 
  private:
-  std::unique_ptr<NcclGroups> groups_;
+  std::unique_ptr<collective::NcclGroups> groups_;
 };
 
 class CudaParity : public ::testing::Test {
@@ -90,23 +90,23 @@ class CudaParity : public ::testing::Test {
   }
   void TearDown() override { EXPECT_EQ(emulation::MemoryReport(), ""); }
 
-  static absl::StatusOr<std::unique_ptr<Device>> OpenDevice(int rank) {
-    return CreateCudaDevice(rank % kDevices);
+  static absl::StatusOr<std::unique_ptr<device::Device>> OpenDevice(int rank) {
+    return device::CreateCudaDevice(rank % kDevices);
   }
   RunResult OnGpus(const v1::JobSpec& spec, const RunOptions& options = {}) {
     return On({OpenDevice,
-               [](int, int, Device&) -> absl::StatusOr<std::unique_ptr<Machine::Groups>> {
+               [](int, int, device::Device&) -> absl::StatusOr<std::unique_ptr<Machine::Groups>> {
                  return std::make_unique<HostStagedGroups>();
                }},
               spec, options);
   }
   RunResult OnGpusWithNccl(const v1::JobSpec& spec, const RunOptions& options = {}) {
-    MemoryRendezvous store;
+    collective::MemoryRendezvous store;
     return On({OpenDevice,
                [&store](int rank, int size,
-                        Device& device) -> absl::StatusOr<std::unique_ptr<Machine::Groups>> {
+                        device::Device& device) -> absl::StatusOr<std::unique_ptr<Machine::Groups>> {
                  TERCIO_ASSIGN_OR_RETURN(
-                     auto groups, NcclGroups::Join(rank, size, device, store, absl::Seconds(60)));
+                     auto groups, collective::NcclGroups::Join(rank, size, device, store, absl::Seconds(60)));
                  return std::make_unique<NcclMachineGroups>(std::move(groups));
                }},
               spec, options);
@@ -128,7 +128,7 @@ class CudaParity : public ::testing::Test {
   static void ExpectClose(const RunResult& gpu, const RunResult& cpu, double tolerance) {
     ASSERT_EQ(gpu.steps.size(), cpu.steps.size());
     for (size_t i = 0; i < cpu.steps.size(); ++i) {
-      const StepResult& expected = cpu.steps[i];
+      const engine::StepResult& expected = cpu.steps[i];
       EXPECT_NEAR(gpu.steps[i].loss, expected.loss, tolerance * expected.loss) << i;
       EXPECT_NEAR(gpu.steps[i].grad_norm, expected.grad_norm, 4 * tolerance * expected.grad_norm)
           << i;
@@ -171,14 +171,14 @@ class CudaParity : public ::testing::Test {
     for (int rank = 0; rank < plan::WorldSize(*layout); ++rank) slots.push_back({"n", rank, rank});
     const auto plan = plan::BuildPlan(spec, *layout, slots, 1);
     ASSERT_TRUE(plan.ok()) << plan.status();
-    std::vector<CudaDeviceOptions> of_rank(slots.size());
-    for (CudaDeviceOptions& options : of_rank) {
+    std::vector<device::CudaDeviceOptions> of_rank(slots.size());
+    for (device::CudaDeviceOptions& options : of_rank) {
       options.algorithms = std::make_shared<kernels::cuda::ProductAlgorithms>();
     }
     RunOptions options;
     options.steps = 1;
-    On({[&](int rank) { return CreateCudaDevice(rank, of_rank[static_cast<size_t>(rank)]); },
-        [](int, int, Device&) -> absl::StatusOr<std::unique_ptr<Machine::Groups>> {
+    On({[&](int rank) { return device::CreateCudaDevice(rank, of_rank[static_cast<size_t>(rank)]); },
+        [](int, int, device::Device&) -> absl::StatusOr<std::unique_ptr<Machine::Groups>> {
           return std::make_unique<HostStagedGroups>();
         }},
        spec, options);
@@ -187,7 +187,7 @@ class CudaParity : public ::testing::Test {
       for (const auto& [shape, algorithm] : *of_rank[static_cast<size_t>(rank)].algorithms) {
         used.push_back(shape);
       }
-      EXPECT_TRUE(used == ProductShapes(spec, plan::SliceForRank(*plan, rank))) << rank;
+      EXPECT_TRUE(used == engine::ProductShapes(spec, plan::SliceForRank(*plan, rank))) << rank;
     }
   }
 

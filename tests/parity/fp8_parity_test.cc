@@ -75,8 +75,8 @@ TEST_F(Fp8Parity, ScalesAreStateOfTheTraining) {
   const RunResult one = OnGpus(Fp8(SmallJob()), options);
   const RunResult many = OnGpus(Fp8(SmallJob(), {2, 2, 2}), options);
   for (int layer = 0; layer < 4; ++layer) {
-    const std::vector<float>& a = one.state.at(Fp8Tensor(layer));
-    const std::vector<float>& b = many.state.at(Fp8Tensor(layer));
+    const std::vector<float>& a = one.state.at(engine::Fp8Tensor(layer));
+    const std::vector<float>& b = many.state.at(engine::Fp8Tensor(layer));
     ASSERT_EQ(a.size(), static_cast<size_t>(plan::kFp8StateOfLayer));
     ASSERT_EQ(b.size(), a.size());
     for (size_t i = 0; i < a.size(); ++i) {
@@ -101,7 +101,7 @@ TEST_F(Fp8Parity, BeginsInTheMiddleOfABf16Run) {
   RunOptions options;
   options.steps = 4;
   const RunResult bf16 = OnGpus(WithoutFp8(spec), options);
-  EXPECT_FALSE(bf16.state.contains(Fp8Tensor(0)));
+  EXPECT_FALSE(bf16.state.contains(engine::Fp8Tensor(0)));
   options.first_step = 5;
   options.state = &bf16.state;
   ExpectNear(OnGpus(spec, options), OnGpus(WithoutFp8(spec), options));
@@ -166,7 +166,7 @@ TEST_F(Fp8Parity, ProductsOfOtherSizesStayInBf16) {
   none.mutable_model()->set_context(24);
   RunResult fp8 = OnGpus(none, options);
   const RunResult bf16 = OnGpus(WithoutFp8(none), options);
-  for (int layer = 0; layer < 4; ++layer) fp8.state.erase(Fp8Tensor(layer));
+  for (int layer = 0; layer < 4; ++layer) fp8.state.erase(engine::Fp8Tensor(layer));
   ExpectSameBits(fp8, bf16);
 }
 

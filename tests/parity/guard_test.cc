@@ -51,7 +51,7 @@ TEST(Replicas, OfTwoNobodyKnowsWhich) {
 }
 
 // Tokens that count up, which is soon learned; of the steps in `bad` they count down.
-class PoisonedSource : public CausalSource {
+class PoisonedSource : public data::CausalSource {
  public:
   PoisonedSource(const v1::JobSpec& spec, std::vector<int64_t> bad)
       : vocabulary_(spec.model().vocab_size()),
@@ -112,8 +112,8 @@ TEST(SpikesInARun, AreSeenAlikeInEveryLayout) {
     EXPECT_EQ(one->steps[149].skipped, std::string(policy) == "skip" || one->steps[149].rolls_back);
     EXPECT_EQ(one->steps[149].rolls_back, std::string(policy) == "rollback");
     EXPECT_EQ(one->steps.back().loss, four->steps.back().loss);
-    EXPECT_EQ(one->state.contains(kSpikeTensor), plan::ActsOnSpikes(PoisonedJob(policy)));
-    EXPECT_EQ(one->state.contains(kGuardTensor), std::string(policy) == "skip");
+    EXPECT_EQ(one->state.contains(engine::kSpikeTensor), plan::ActsOnSpikes(PoisonedJob(policy)));
+    EXPECT_EQ(one->state.contains(engine::kGuardTensor), std::string(policy) == "skip");
   }
 }
 

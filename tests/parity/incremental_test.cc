@@ -19,11 +19,11 @@ class OneRank {
       : spec_(std::move(spec)),
         plan_(plan::SliceForRank(
             *plan::BuildPlan(spec_, *plan::LayoutOfJob(spec_), {{"here", 0}}, 2), 0)),
-        device_(CreateCpuDevice(2)),
-        stream_(*device_->CreateStream(Device::StreamKind::kCompute)),
-        group_(CreateCommunicator({"self", absl::Seconds(1)},
-                                  std::move(CreateThreadTransports(1).front()))),
-        arena_(*Arena::Allocate(plan_.stage().memory(), *device_)),
+        device_(device::CreateCpuDevice(2)),
+        stream_(*device_->CreateStream(device::Device::StreamKind::kCompute)),
+        group_(collective::CreateCommunicator({"self", absl::Seconds(1)},
+                                  std::move(collective::CreateThreadTransports(1).front()))),
+        arena_(*engine::Arena::Allocate(plan_.stage().memory(), *device_)),
         tensors_(plan::TensorsOfStage(spec_.model(), plan_.layout(), 0)),
         model_(spec_, plan_, tensors_, arena_, *stream_, *group_) {
     float* parameters = arena_.Floats("parameters");
@@ -34,7 +34,7 @@ class OneRank {
 
   // Logits of every row, after passes over rows [0, cuts[0]), [cuts[0], cuts[1]), ...
   std::vector<float> Logits(const std::vector<int32_t>& ids, const std::vector<int64_t>& cuts) {
-    MicroBatch batch;
+    engine::MicroBatch batch;
     batch.training = false;
     batch.inputs = ids.data();
     int64_t first = 0;
@@ -55,12 +55,12 @@ class OneRank {
  private:
   v1::JobSpec spec_;
   v1::RankPlan plan_;
-  std::unique_ptr<Device> device_;
-  std::unique_ptr<Stream> stream_;
-  std::unique_ptr<Communicator> group_;
-  Arena arena_;
+  std::unique_ptr<device::Device> device_;
+  std::unique_ptr<device::Stream> stream_;
+  std::unique_ptr<collective::Communicator> group_;
+  engine::Arena arena_;
   plan::StageTensors tensors_;
-  StageModel model_;
+  engine::StageModel model_;
 };
 
 TEST(Incremental, RowsHaveTheBitsOfTheWhole) {

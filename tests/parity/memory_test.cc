@@ -51,10 +51,10 @@ RunResult Train(v1::JobSpec spec, const Case& c, RunOptions options) {
 }
 
 // What a batch may need at most: some sequences of full length in which every token is predicted.
-class WorstCaseSource : public SampleSource {
+class WorstCaseSource : public data::SampleSource {
  public:
   explicit WorstCaseSource(const v1::ModelSpec& model) : source_(model) {}
-  void TrainingSample(int64_t step, int64_t sequence, Sample* out) override {
+  void TrainingSample(int64_t step, int64_t sequence, data::Sample* out) override {
     source_.TrainingSample(step, sequence, out);
     if (sequence % 2 == 0) return;
     out->length = static_cast<int32_t>(out->inputs.size());
@@ -63,7 +63,7 @@ class WorstCaseSource : public SampleSource {
     }
   }
   int64_t validation_samples() const override { return source_.validation_samples(); }
-  void ValidationSample(int64_t index, Sample* out) override {
+  void ValidationSample(int64_t index, data::Sample* out) override {
     source_.ValidationSample(index, out);
   }
 
@@ -86,7 +86,7 @@ void ExpectUsed(const v1::JobSpec& spec, const Case& c) {
   const auto stages = UseOfStages(filled);
   EXPECT_EQ(stages.size(), static_cast<size_t>(c.pipeline));
   for (const auto& [stage, buffers] : stages) {
-    EXPECT_EQ(UnusedText(buffers), "") << "stage " << stage;
+    EXPECT_EQ(engine::UnusedText(buffers), "") << "stage " << stage;
   }
   ASSERT_EQ(plain.steps.size(), filled.steps.size());
   for (size_t i = 0; i < plain.steps.size(); ++i) {
@@ -158,7 +158,7 @@ TEST(MemoryPlan, ABufferThatIsNeverTouchedIsFound) {
     table->set_total_bytes(table->total_bytes() + 4096);
   };
   const RunResult result = Train(SmallJob(), kOneRank, options);
-  EXPECT_EQ(UnusedText(result.memory.at(0)), "bogus: 4096 bytes are planned, none is touched\n");
+  EXPECT_EQ(engine::UnusedText(result.memory.at(0)), "bogus: 4096 bytes are planned, none is touched\n");
 }
 
 TEST(MemoryPlan, ABufferThatIsTooLargeIsFound) {
@@ -173,7 +173,7 @@ TEST(MemoryPlan, ABufferThatIsTooLargeIsFound) {
     }
   };
   const RunResult result = Train(SmallJob(), kOneRank, options);
-  EXPECT_THAT(UnusedText(result.memory.at(0)), HasSubstr("snapshot: "));
+  EXPECT_THAT(engine::UnusedText(result.memory.at(0)), HasSubstr("snapshot: "));
 }
 
 }  // namespace

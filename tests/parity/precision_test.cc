@@ -65,7 +65,7 @@ RunOptions Steps(int64_t steps) {
 
 int64_t Skipped(const RunResult& run) {
   return std::count_if(run.steps.begin(), run.steps.end(),
-                       [](const StepResult& step) { return step.skipped; });
+                       [](const engine::StepResult& step) { return step.skipped; });
 }
 
 // The same value; any NaN is as good as another.
@@ -108,7 +108,7 @@ double LargestDeviation(const RunResult& expected, const RunResult& actual) {
 // The state before the first step, with a loss scale that needs no search.
 State InitialState(const v1::JobSpec& spec, float scale) {
   State state = Train(spec, {}, Steps(0)).state;
-  state[kGuardTensor] = {scale, 0, 2, 0, 0};
+  state[engine::kGuardTensor] = {scale, 0, 2, 0, 0};
   return state;
 }
 
@@ -142,7 +142,7 @@ TEST(Precision, ThreeHundredStepsStayNearFp32) {
     const int64_t skipped = Skipped(searching);
     EXPECT_GT(skipped, 5);
     EXPECT_LT(skipped, 25);
-    EXPECT_EQ(searching.state.at(kGuardTensor)[3], static_cast<float>(skipped));
+    EXPECT_EQ(searching.state.at(engine::kGuardTensor)[3], static_cast<float>(skipped));
     EXPECT_TRUE(searching.steps.front().skipped);
     EXPECT_EQ(searching.steps.front().loss_scale, 4294967296.0);
     EXPECT_NEAR(MeanLoss(searching, 200, 300) / MeanLoss(fp32, 200, 300), 1, 0.01);
@@ -158,7 +158,7 @@ void ExpectSameGrid(const v1::JobSpec& spec, const std::vector<Layout>& layouts)
   const bool scales = spec.training().precision() == "fp16";
   RunOptions options = Steps(scales ? 7 : 3);
   State state = InitialState(spec, 0x1p22f);
-  state[kGuardTensor][2] = 1;  // the first overflow halves it
+  state[engine::kGuardTensor][2] = 1;  // the first overflow halves it
   if (scales) options.state = &state;
   const RunResult reference = Train(spec, layouts.front(), options);
   EXPECT_EQ(Skipped(reference) > 0, scales);
@@ -241,7 +241,7 @@ TEST(Precision, ResumedWithTheStateOfItsScale) {
 // Weights are fp32 in a checkpoint, whatever the model computes in; jobs change their precision.
 TEST(Precision, ResumedInAnotherPrecision) {
   const RunResult fp32 = Train(SmallJob(), {}, Steps(3));
-  EXPECT_FALSE(fp32.state.contains(kGuardTensor));
+  EXPECT_FALSE(fp32.state.contains(engine::kGuardTensor));
   RunOptions on = Steps(16);
   on.first_step = 4;
   on.state = &fp32.state;
@@ -253,7 +253,7 @@ TEST(Precision, ResumedInAnotherPrecision) {
   on.steps = 1;
   on.state = &fp16.state;
   const RunResult back = Train(With(SmallJob(), "bf16"), {}, on);
-  EXPECT_FALSE(back.state.contains(kGuardTensor));
+  EXPECT_FALSE(back.state.contains(engine::kGuardTensor));
   EXPECT_EQ(back.steps.front().loss_scale, 0);
 }
 
@@ -272,7 +272,7 @@ TEST(Precision, MasterWeightsKeepWhatTheModelCannotSee) {
 }
 
 // SyntheticSource without one token, which sequence kSequence of the chosen steps begins with.
-class TokenAtSteps : public CausalSource {
+class TokenAtSteps : public data::CausalSource {
  public:
   static constexpr int kToken = 60;
   static constexpr int64_t kSequence = 5;
@@ -320,7 +320,7 @@ TEST(OnNan, SkipLeavesWeightsAndMomentsAndGoesOn) {
     SCOPED_TRACE(precision);
     const v1::JobSpec spec = With(SmallLlama(), precision, "skip");
     State state = PoisonedState(spec);
-    state[kGuardTensor] = {65536, 0, 2, 0, 0};
+    state[engine::kGuardTensor] = {65536, 0, 2, 0, 0};
     TokenAtSteps source(spec, {3});
     RunOptions options = Steps(5);
     options.state = &state;
@@ -335,16 +335,16 @@ TEST(OnNan, SkipLeavesWeightsAndMomentsAndGoesOn) {
     // The schedule goes by the steps that were taken.
     EXPECT_EQ(run.steps[2].learning_rate, run.steps[3].learning_rate);
     // The scale is not to blame.
-    EXPECT_EQ(run.state.at(kGuardTensor)[2], 2);
-    EXPECT_EQ(run.state.at(kGuardTensor)[3], 1);
-    EXPECT_EQ(run.state.at(kGuardTensor)[4], 0);
+    EXPECT_EQ(run.state.at(engine::kGuardTensor)[2], 2);
+    EXPECT_EQ(run.state.at(engine::kGuardTensor)[3], 1);
+    EXPECT_EQ(run.state.at(engine::kGuardTensor)[4], 0);
 
     options.steps = 2;
     const RunResult before = Train(spec, {1, 2, 2, 2}, options);
     options.steps = 3;
     const RunResult skipped = Train(spec, {1, 2, 2, 2}, options);
     for (const auto& [name, values] : before.state) {
-      if (name == kGuardTensor) continue;
+      if (name == engine::kGuardTensor) continue;
       EXPECT_EQ(std::memcmp(values.data(), skipped.state.at(name).data(), values.size() * 4), 0)
           << name;
     }
@@ -370,7 +370,7 @@ TEST(OnNan, SkipEndsAfterAHundredStepsInARow) {
 TEST(OnNan, Fp16StopsWhereTheLeastScaleOverflows) {
   const v1::JobSpec spec = With(SmallLlama(), "fp16");
   State state = InitialState(spec, 1);
-  state[kGuardTensor][2] = 1;
+  state[engine::kGuardTensor][2] = 1;
   // Logits that fp16 can hold, with gradients that it cannot: the last norm multiplies these by up
   // to 1000 where its input is small.
   for (float& value : state.at("head.weight")) value *= 1e5f;

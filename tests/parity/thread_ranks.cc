@@ -36,10 +36,10 @@ void ForRows(const v1::TensorSlice& slice, const Copy& copy) {
 struct Groups {
   explicit Groups(const v1::Plan& plan) {
     for (const v1::ProcessGroup& group : plan.groups()) {
-      transports[group.name()] = CreateThreadTransports(group.size());
+      transports[group.name()] = collective::CreateThreadTransports(group.size());
     }
   }
-  std::map<std::string, std::vector<std::unique_ptr<Transport>>> transports;
+  std::map<std::string, std::vector<std::unique_ptr<collective::Transport>>> transports;
 };
 
 struct Shared {
@@ -52,17 +52,17 @@ struct Shared {
   absl::Status status;
 };
 
-absl::Status LoadState(const State& state, TrainingEngine& engine) {
+absl::Status LoadState(const State& state, engine::TrainingEngine& engine) {
   for (size_t i = 0; i < engine.NeededSlices().size(); ++i) {
     const v1::TensorSlice& slice = engine.NeededSlices()[i];
-    if (IsOptionalState(slice.tensor()) && !state.contains(slice.tensor())) continue;
+    if (engine::IsOptionalState(slice.tensor()) && !state.contains(slice.tensor())) continue;
     const std::vector<float>& whole = state.at(slice.tensor());
     std::vector<float> values;
     ForRows(slice, [&](int64_t at, int64_t, int64_t width) {
       values.insert(values.end(), whole.begin() + at, whole.begin() + at + width);
     });
     // In two parts, as large slices come.
-    const size_t first = IsOptionalState(slice.tensor()) ? 0 : values.size() / 2;
+    const size_t first = engine::IsOptionalState(slice.tensor()) ? 0 : values.size() / 2;
     const absl::Span<const float> all = values;
     if (first > 0) {
       TERCIO_RETURN_IF_ERROR(engine.Load(static_cast<int64_t>(i), 0, all.first(first)));
@@ -73,7 +73,7 @@ absl::Status LoadState(const State& state, TrainingEngine& engine) {
   return absl::OkStatus();
 }
 
-absl::Status LoadCopies(const std::vector<std::vector<float>>& copies, TrainingEngine& engine) {
+absl::Status LoadCopies(const std::vector<std::vector<float>>& copies, engine::TrainingEngine& engine) {
   TERCIO_CHECK_EQ(copies.size(), engine.NeededSlices().size());
   for (size_t i = 0; i < copies.size(); ++i) {
     TERCIO_RETURN_IF_ERROR(engine.Load(static_cast<int64_t>(i), 0, copies[i]));
@@ -81,7 +81,7 @@ absl::Status LoadCopies(const std::vector<std::vector<float>>& copies, TrainingE
   return absl::OkStatus();
 }
 
-void SaveState(const TrainingEngine& engine, const StateSnapshot& snapshot, State* state) {
+void SaveState(const engine::TrainingEngine& engine, const engine::StateSnapshot& snapshot, State* state) {
   TERCIO_CHECK_EQ(snapshot.saved.size(), engine.SavedSlices().size());
   for (size_t i = 0; i < snapshot.saved.size(); ++i) {
     const v1::TensorSlice& slice = engine.SavedSlices()[i];
@@ -98,10 +98,10 @@ void SaveState(const TrainingEngine& engine, const StateSnapshot& snapshot, Stat
 
 // What a rank computes on and talks through, in the order in which it is made.
 struct Equipment {
-  std::unique_ptr<Device> device;
+  std::unique_ptr<device::Device> device;
   std::unique_ptr<Machine::Groups> groups;
-  std::vector<std::unique_ptr<Communicator>> owned;
-  Communicators communicators;
+  std::vector<std::unique_ptr<collective::Communicator>> owned;
+  engine::Communicators communicators;
 };
 
 absl::StatusOr<Equipment> Equip(int rank, const v1::RankPlan& plan, Shared& shared) {
@@ -112,24 +112,24 @@ absl::StatusOr<Equipment> Equip(int rank, const v1::RankPlan& plan, Shared& shar
     TERCIO_ASSIGN_OR_RETURN(
         made.groups, machine->join(rank, static_cast<int>(shared.plan.ranks_size()), *made.device));
   } else {
-    made.device = CreateCpuDevice(shared.options.threads_per_rank);
+    made.device = device::CreateCpuDevice(shared.options.threads_per_rank);
   }
   for (const v1::ProcessGroup& group : plan.groups()) {
     const int index = plan::IndexInGroup(group, rank);
-    std::unique_ptr<Transport> transport;
+    std::unique_ptr<collective::Transport> transport;
     {
       std::lock_guard<std::mutex> lock(shared.mutex);
       transport = std::move(shared.groups.transports.at(group.name())[static_cast<size_t>(index)]);
     }
-    const CommunicatorOptions options = {group.name(), absl::Seconds(60), plan::RanksOf(group)};
-    auto communicator = CreateCommunicator(options, std::move(transport));
+    const collective::CommunicatorOptions options = {group.name(), absl::Seconds(60), plan::RanksOf(group)};
+    auto communicator = collective::CreateCommunicator(options, std::move(transport));
     if (made.groups != nullptr) {
       TERCIO_ASSIGN_OR_RETURN(communicator,
                               made.groups->Group(std::move(communicator), options,
                                                  group.kind() == v1::GROUP_KIND_PIPELINE));
     }
     made.owned.push_back(std::move(communicator));
-    Communicator* last = made.owned.back().get();
+    collective::Communicator* last = made.owned.back().get();
     if (group.kind() == v1::GROUP_KIND_WORLD) made.communicators.world = last;
     if (group.kind() == v1::GROUP_KIND_TENSOR) made.communicators.tensor = last;
     if (group.kind() == v1::GROUP_KIND_DATA) made.communicators.data = last;
@@ -143,11 +143,11 @@ absl::Status RunRank(int rank, Shared& shared) {
   TERCIO_ASSIGN_OR_RETURN(const Equipment equipment, Equip(rank, plan, shared));
   SyntheticSource plain(shared.spec.model().vocab_size(), shared.spec.model().context());
   SyntheticEncoderSource masked(shared.spec.model());
-  SampleSource& synthetic = shared.spec.model().architecture() == "bert"
-                                ? static_cast<SampleSource&>(masked)
-                                : static_cast<SampleSource&>(plain);
-  SampleSource& source = shared.options.source == nullptr ? synthetic : *shared.options.source;
-  TERCIO_ASSIGN_OR_RETURN(auto engine, TrainingEngine::Create(shared.spec, plan, *equipment.device,
+  data::SampleSource& synthetic = shared.spec.model().architecture() == "bert"
+                                ? static_cast<data::SampleSource&>(masked)
+                                : static_cast<data::SampleSource&>(plain);
+  data::SampleSource& source = shared.options.source == nullptr ? synthetic : *shared.options.source;
+  TERCIO_ASSIGN_OR_RETURN(auto engine, engine::TrainingEngine::Create(shared.spec, plan, *equipment.device,
                                                               equipment.communicators, source,
                                                               {shared.options.fill_pattern}));
   if (shared.options.state != nullptr) {
@@ -156,27 +156,27 @@ absl::Status RunRank(int rank, Shared& shared) {
   if (shared.options.copies != nullptr) {
     TERCIO_RETURN_IF_ERROR(LoadCopies(shared.options.copies->at(rank), *engine));
   }
-  std::vector<StepResult> steps;
+  std::vector<engine::StepResult> steps;
   steps.reserve(static_cast<size_t>(shared.options.steps));  // tests count a step's allocations
   const bool flips = rank == shared.options.flip_bit_rank ||
                      (shared.options.flip_bit_in_all_groups && plan.placement().data_index() == 0);
   for (int64_t i = 0; i < shared.options.steps; ++i) {
     if (flips && i + 1 == shared.options.steps) engine->FlipBit();
-    TERCIO_ASSIGN_OR_RETURN(const StepResult step,
+    TERCIO_ASSIGN_OR_RETURN(const engine::StepResult step,
                             engine->Step(shared.options.first_step + i, rank == 0 ? 5.0 : 0.0));
     TERCIO_CHECK_EQ(step.signal, 5.0);
     steps.push_back(step);
     if (shared.options.after_step) shared.options.after_step(rank, shared.options.first_step + i);
   }
-  TERCIO_ASSIGN_OR_RETURN(const ReplicaVerdict replicas, engine->CheckReplicas());
+  TERCIO_ASSIGN_OR_RETURN(const engine::ReplicaVerdict replicas, engine->CheckReplicas());
   TERCIO_CHECK_EQ(replicas.equal,
                   shared.options.flip_bit_rank < 0 && !shared.options.flip_bit_in_all_groups);
   double validation_loss = 0;
   if (shared.options.evaluate) {
     TERCIO_ASSIGN_OR_RETURN(validation_loss, engine->Evaluate());
   }
-  TERCIO_ASSIGN_OR_RETURN(const StateSnapshot snapshot, engine->Snapshot());
-  std::vector<BufferUse> memory;
+  TERCIO_ASSIGN_OR_RETURN(const engine::StateSnapshot snapshot, engine->Snapshot());
+  std::vector<engine::BufferUse> memory;
   if (shared.options.fill_pattern) {
     TERCIO_ASSIGN_OR_RETURN(memory, engine->HighWaterMarks());
   }
@@ -198,10 +198,10 @@ absl::Status RunRank(int rank, Shared& shared) {
 
 }  // namespace
 
-std::map<int, std::vector<BufferUse>> UseOfStages(const RunResult& result) {
-  std::map<int, std::vector<BufferUse>> stages;
+std::map<int, std::vector<engine::BufferUse>> UseOfStages(const RunResult& result) {
+  std::map<int, std::vector<engine::BufferUse>> stages;
   for (const auto& [rank, buffers] : result.memory) {
-    std::vector<BufferUse>& most = stages[result.stages.at(rank)];
+    std::vector<engine::BufferUse>& most = stages[result.stages.at(rank)];
     if (most.empty()) most = buffers;
     for (size_t i = 0; i < buffers.size(); ++i) {
       most[i].high_water_bytes = std::max(most[i].high_water_bytes, buffers[i].high_water_bytes);
@@ -270,7 +270,7 @@ v1::JobSpec SmallClassifier() {
   return spec;
 }
 
-void SyntheticEncoderSource::TrainingSample(int64_t step, int64_t sequence, Sample* out) {
+void SyntheticEncoderSource::TrainingSample(int64_t step, int64_t sequence, data::Sample* out) {
   SyntheticSource source(model_.vocab_size(), model_.context());
   std::vector<int32_t> ids(out->inputs.size() + 1);
   source.ReadTraining(step, sequence, ids.data());
@@ -283,7 +283,7 @@ void SyntheticEncoderSource::TrainingSample(int64_t step, int64_t sequence, Samp
   for (int64_t i = 0; i < context; ++i) {
     const size_t at = static_cast<size_t>(i);
     const bool masked = predicts && i < out->length && kernels::SplitMix64(word + at) % 5 == 0;
-    out->targets[at] = masked ? ids[at] : kNoTarget;
+    out->targets[at] = masked ? ids[at] : data::kNoTarget;
     out->inputs[at] = masked ? 3 : i < out->length ? ids[at] : 0;
     out->types[at] = i > context / 2 && i < out->length ? 1 : 0;
   }

@@ -18,7 +18,7 @@ using RankCopies = std::map<int, std::vector<std::vector<float>>>;
 
 // What ranks compute on and how they talk, where that is not the CPU over threads.
 struct Machine {
-  std::function<absl::StatusOr<std::unique_ptr<Device>>(int rank)> open_device;
+  std::function<absl::StatusOr<std::unique_ptr<device::Device>>(int rank)> open_device;
   // Made by each rank, which asks it for its communicators, of all kinds in the same order. It ends
   // after them, before the device.
   class Groups {
@@ -26,11 +26,11 @@ struct Machine {
     virtual ~Groups() = default;
     // `over_host` takes memory of the host; `options` are those it was made with. `messages`: it
     // is for a pipeline.
-    virtual absl::StatusOr<std::unique_ptr<Communicator>> Group(
-        std::unique_ptr<Communicator> over_host, const CommunicatorOptions& options,
+    virtual absl::StatusOr<std::unique_ptr<collective::Communicator>> Group(
+        std::unique_ptr<collective::Communicator> over_host, const collective::CommunicatorOptions& options,
         bool messages) = 0;
   };
-  std::function<absl::StatusOr<std::unique_ptr<Groups>>(int rank, int world_size, Device& device)>
+  std::function<absl::StatusOr<std::unique_ptr<Groups>>(int rank, int world_size, device::Device& device)>
       join;
 };
 
@@ -46,7 +46,7 @@ struct RunOptions {
   int64_t first_step = 1;
   // Where the tokens come from; null: SyntheticSource. Ranks share it: ReadTraining must be safe
   // to call from several threads.
-  SampleSource* source = nullptr;
+  data::SampleSource* source = nullptr;
   // A bit of this rank's weights turns over before the last step, or, with flip_bit_in_all_groups,
   // one of the first rank of each group of replicas.
   int flip_bit_rank = -1;
@@ -61,20 +61,20 @@ struct RunOptions {
 };
 
 struct RunResult {
-  std::vector<StepResult> steps;
+  std::vector<engine::StepResult> steps;
   double validation_loss = 0;
-  ReplicaVerdict replicas;  // after the last step; the same on every rank
+  engine::ReplicaVerdict replicas;  // after the last step; the same on every rank
   // Every logical tensor and its moments, whole, by the names of checkpoints.
   std::map<std::string, std::vector<float>> state;
   RankCopies copies;  // of jobs that keep copies of snapshots
   // What each rank has used of its memory, by rank.
-  std::map<int, std::vector<BufferUse>> memory;
+  std::map<int, std::vector<engine::BufferUse>> memory;
   std::map<int, int> stages;  // the pipeline stage of each rank
 };
 
 // The memory table is one for all ranks of a stage, with the most that one of them needs: a stage's
 // use of a buffer, by stage, is that of the rank that uses most of it.
-std::map<int, std::vector<BufferUse>> UseOfStages(const RunResult& result);
+std::map<int, std::vector<engine::BufferUse>> UseOfStages(const RunResult& result);
 
 // A small model and batch; tests change what they are about.
 v1::JobSpec SmallJob();
@@ -90,7 +90,7 @@ v1::JobSpec SmallClassifier();
 absl::StatusOr<RunResult> TrainWithThreads(const v1::JobSpec& spec, const RunOptions& options);
 
 // Tokens that look random, but are a function of (step, sequence, position).
-class SyntheticSource : public CausalSource {
+class SyntheticSource : public data::CausalSource {
  public:
   SyntheticSource(int vocab_size, int context) : vocab_size_(vocab_size), context_(context) {}
   void ReadTraining(int64_t step, int64_t sequence, int32_t* out) override;
@@ -104,12 +104,12 @@ class SyntheticSource : public CausalSource {
 
 // Samples of a bert, as a function of (step, sequence): of several lengths, with masked tokens, of
 // which a sequence may have none, segments and labels.
-class SyntheticEncoderSource : public SampleSource {
+class SyntheticEncoderSource : public data::SampleSource {
  public:
   explicit SyntheticEncoderSource(const v1::ModelSpec& model) : model_(model) {}
-  void TrainingSample(int64_t step, int64_t sequence, Sample* out) override;
+  void TrainingSample(int64_t step, int64_t sequence, data::Sample* out) override;
   int64_t validation_samples() const override { return 7; }
-  void ValidationSample(int64_t index, Sample* out) override {
+  void ValidationSample(int64_t index, data::Sample* out) override {
     TrainingSample(1 << 20, index, out);
   }
 

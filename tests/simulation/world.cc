@@ -49,7 +49,7 @@ std::string World::Run() {
     for (auto& [name, node] : nodes_) {
       const bool stops = std::any_of(node.state.runs.begin(), node.state.runs.end(),
                                      [](const auto& run) { return run.second.stopping; });
-      if (node.up && stops) StepAgent(name, {0, TimePassed{}});
+      if (node.up && stops) StepAgent(name, {0, agent::TimePassed{}});
     }
   });
   Repeat(1, [this] {
@@ -164,7 +164,7 @@ void World::FaultOfNode(const std::string& name, Node& node) {
   if (Chance(0.01)) KillAgent(name);
   if (Chance(0.005)) KillMachine(name, Chance(0.3));
   FaultOfGpus(name, node);
-  std::vector<std::pair<RunKey, int>> live;
+  std::vector<std::pair<agent::RunKey, int>> live;
   for (const auto& [key, trainer] : node.trainers) {
     if (trainer.alive) live.push_back(key);
   }

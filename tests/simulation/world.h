@@ -100,7 +100,7 @@ class World {
   std::string Run();
 
  private:
-  using RunKey = tercio::RunKey;
+  using RunKey = tercio::agent::RunKey;
   struct Timed {
     double time;
     int64_t order;
@@ -120,8 +120,8 @@ class World {
     std::vector<v1::TrainerMessage> outbox;  // not yet taken by an agent
   };
   struct AgentDisk {
-    std::map<RunKey, RunState> runs;
-    std::deque<EndedRun> ended;
+    std::map<agent::RunKey, agent::RunState> runs;
+    std::deque<agent::EndedRun> ended;
     int highest_attempt = 0;
     std::string spool_id;
     std::map<uint64_t, std::string> spool;
@@ -132,8 +132,8 @@ class World {
     bool up = true;  // the agent
     int64_t incarnation = 1;
     double down_since = 0;
-    AgentState state;
-    std::optional<Spool> spool;
+    agent::AgentState state;
+    std::optional<agent::Spool> spool;
     uint64_t sent = 0;       // of the spool, on the present connection
     int64_t connection = 0;  // 0: none
     double connected_at = 0;
@@ -143,8 +143,8 @@ class World {
     double last_from = 0;
     double blocked_to = 0;  // nothing arrives before that time
     double blocked_from = 0;
-    std::map<std::pair<RunKey, int>, Trainer> trainers;
-    std::shared_ptr<SnapshotStore> memory;                   // of the agent; null while it is down
+    std::map<std::pair<agent::RunKey, int>, Trainer> trainers;
+    std::shared_ptr<agent::SnapshotStore> memory;                   // of the agent; null while it is down
     std::map<int, std::pair<std::string, bool>> gpu_faults;  // what, and whether it is lost
   };
   // All ranks of an attempt, which step together.
@@ -169,7 +169,7 @@ class World {
   };
   // A checkpoint that all ranks of an attempt bring.
   struct SaveOf {
-    RunKey run;
+    agent::RunKey run;
     int64_t step = 0;
     uint64_t weights = 0;
     bool then_end = false;
@@ -236,35 +236,35 @@ class World {
   void SendNews(const std::string& name);
   void Heartbeat(const std::string& name);
   void Receive(const std::string& name, const v1::CoordinatorMessage& message);
-  void StepAgent(const std::string& name, AgentEvent event);
-  void Keep(Node& node, const std::vector<AgentEffect>& effects);
-  void Do(const std::string& name, const AgentEffect& effect);
-  void SendFromRank(const std::string& name, const RunKey& run, int rank,
+  void StepAgent(const std::string& name, agent::AgentEvent event);
+  void Keep(Node& node, const std::vector<agent::AgentEffect>& effects);
+  void Do(const std::string& name, const agent::AgentEffect& effect);
+  void SendFromRank(const std::string& name, const agent::RunKey& run, int rank,
                     v1::TrainerMessage message);
-  void TakeOutbox(const std::string& name, const RunKey& run, int rank);
+  void TakeOutbox(const std::string& name, const agent::RunKey& run, int rank);
 
   // ---- training.cc ----
-  void StartTrainer(const std::string& name, const RunKey& run, int rank);
-  void EndTrainer(const std::string& name, const RunKey& run, int rank, int exit_code, int signal);
-  void SeeEnd(const std::string& name, const RunKey& run, int rank);
-  void RankRuns(const std::string& name, const RunKey& run, int rank, int64_t process);
-  void TryStep(const RunKey& run);
-  bool AllWork(const Training& training, const RunKey& run, bool* broken);
-  void EndStep(const RunKey& run, Training& training);
-  void EndForAll(const RunKey& run, Training& training, int corrupt_rank, int64_t roll_back_from);
+  void StartTrainer(const std::string& name, const agent::RunKey& run, int rank);
+  void EndTrainer(const std::string& name, const agent::RunKey& run, int rank, int exit_code, int signal);
+  void SeeEnd(const std::string& name, const agent::RunKey& run, int rank);
+  void RankRuns(const std::string& name, const agent::RunKey& run, int rank, int64_t process);
+  void TryStep(const agent::RunKey& run);
+  bool AllWork(const Training& training, const agent::RunKey& run, bool* broken);
+  void EndStep(const agent::RunKey& run, Training& training);
+  void EndForAll(const agent::RunKey& run, Training& training, int corrupt_rank, int64_t roll_back_from);
   void Save(const SaveOf& save);
   void SaveGivenUp(const SaveOf& save);
-  void BreakAttempt(const RunKey& run);
-  void EndAll(const RunKey& run, int exit_code);
-  Trainer* FindTrainer(const std::string& name, const RunKey& run, int rank);
+  void BreakAttempt(const agent::RunKey& run);
+  void EndAll(const agent::RunKey& run, int exit_code);
+  Trainer* FindTrainer(const std::string& name, const agent::RunKey& run, int rank);
   // ---- snapshots.cc ----
   void StartMemory(const std::string& name);
-  void GiveCopies(const RunKey& run, Training& training);
-  void GiveCopy(const RunKey& run, int rank, const std::string& holder,
+  void GiveCopies(const agent::RunKey& run, Training& training);
+  void GiveCopy(const agent::RunKey& run, int rank, const std::string& holder,
                 const v1::SnapshotBegin& begin, uint64_t weights);
-  bool LoadCopy(const std::string& name, const RunKey& run, int rank);
+  bool LoadCopy(const std::string& name, const agent::RunKey& run, int rank);
   void Observe(const coordinator::Event& event);
-  int64_t LastComplete(const RunKey& run, int ranks, const std::set<std::string>& nodes);
+  int64_t LastComplete(const agent::RunKey& run, int ranks, const std::set<std::string>& nodes);
   void CheckStart(const std::string& name, const v1::StartRun& start);
   void SpoilCopies(coordinator::Event& event);
   void ReviveLostAttempts();
@@ -276,7 +276,7 @@ class World {
   void DoForVolumes(const coordinator::Effects& effects);
   void Remove(const coordinator::RemoveCheckpoint& removal, Volume& volume);
   bool Store(const SaveOf& save, const v1::JobSpec& spec);
-  bool LoadCheckpoint(const RunKey& run);
+  bool LoadCheckpoint(const agent::RunKey& run);
   void FaultOfVolumes();
   int64_t ChooseStep(const std::string& job, bool good);
   void Resume(const std::string& id, std::optional<int64_t> from_step);
@@ -325,26 +325,26 @@ class World {
   std::set<std::string> lines_;
   std::map<std::string, std::string> ended_;  // records of jobs that have ended
   std::map<std::string, Volume> volumes_;     // of each job
-  std::map<RunKey, Searched> searched_;
+  std::map<agent::RunKey, Searched> searched_;
   std::map<std::string, int64_t> chosen_;  // by people, for the next attempt
   std::map<std::string, int> begun_;    // the newest attempt of which it is known where it starts
   std::map<std::string, int> resumes_;  // since faults have stopped
-  std::set<RunKey> by_choice_;          // attempts that start where a person wanted
+  std::set<agent::RunKey> by_choice_;          // attempts that start where a person wanted
   int64_t coordinator_life_ = 0;
   std::map<std::string, std::set<int64_t>> gone_over_;  // batches that must not be read again
   std::map<std::string, int> rolled_back_;
 
   // Copies that were ever complete: node, attempt that took it, rank, step.
-  std::set<std::tuple<std::string, RunKey, int, int64_t>> ever_held_;
-  std::map<std::string, std::set<std::tuple<RunKey, int, int64_t>>> heard_;  // by the coordinator
-  std::map<std::string, std::pair<RunKey, std::string>> last_started_;  // of each job, its layout
+  std::set<std::tuple<std::string, agent::RunKey, int, int64_t>> ever_held_;
+  std::map<std::string, std::set<std::tuple<agent::RunKey, int, int64_t>>> heard_;  // by the coordinator
+  std::map<std::string, std::pair<agent::RunKey, std::string>> last_started_;  // of each job, its layout
 
   // GPUs that the coordinator has heard to be faulty, and lost, of each node.
   std::map<std::string, std::set<int>> faulty_;
   std::map<std::string, std::set<int>> lost_;
 
   std::map<std::string, Node> nodes_;
-  std::map<RunKey, Training> trainings_;
+  std::map<agent::RunKey, Training> trainings_;
 };
 
 }  // namespace tercio::simulation

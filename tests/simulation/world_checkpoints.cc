@@ -85,7 +85,7 @@ bool World::Store(const SaveOf& save, const v1::JobSpec& spec) {
   const bool damaged = volume.Lies(now_);
   const bool read_back = !own_files && broken_ != Broken::kTrustsTheSender;
   if (!volume.IsMounted(now_) || (damaged && read_back)) {
-    coordinator::CheckpointFailed failed{ToRunId(save.run), save.step, "not stored"};
+    coordinator::CheckpointFailed failed{agent::ToRunId(save.run), save.step, "not stored"};
     if (damaged) failed.reason = coordinator::SaveFailure::kDamaged;
     Post(failed);
     return false;
@@ -97,7 +97,7 @@ bool World::Store(const SaveOf& save, const v1::JobSpec& spec) {
     stored.verified = read_back;
   }
   coordinator::CheckpointCommitted committed;
-  committed.run = ToRunId(save.run);
+  committed.run = agent::ToRunId(save.run);
   committed.step = save.step;
   committed.path = "path";
   committed.verified = broken_ == Broken::kTrustsTheSender || (read_back && stored.verified);
@@ -106,7 +106,7 @@ bool World::Store(const SaveOf& save, const v1::JobSpec& spec) {
 }
 
 // Whether the rank has read the checkpoint that its attempt starts from.
-bool World::LoadCheckpoint(const RunKey& run) {
+bool World::LoadCheckpoint(const agent::RunKey& run) {
   Training& training = trainings_[run];
   const Volume& volume = volumes_[run.first];
   const StoredCheckpoint* stored = volume.Find(training.step, now_);
@@ -191,7 +191,7 @@ void World::NoteSearch(const v1::RunId& run, const Volume& volume) {
   const auto job = state_.jobs.find(run.job_id());
   if (job == state_.jobs.end() || job->second.record.attempt() != run.attempt()) return;
   const v1::JobRecord& record = job->second.record;
-  Searched& searched = searched_[ToRunKey(run)];
+  Searched& searched = searched_[agent::ToRunKey(run)];
   const double fails_since = searched.fails_since;
   searched = {};
   std::pair<int, int64_t> newest;

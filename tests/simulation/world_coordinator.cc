@@ -108,7 +108,7 @@ void World::CheckBlame(const Event& event, const Effects& effects, int rank,
                        const std::map<std::string, int64_t>& before) {
   const auto& exited = std::get<coordinator::NodeSaid>(event.body).message.rank_exited();
   const std::string& id = exited.run().job_id();
-  const std::string& guilty = trainings_.at(ToRunKey(exited.run())).ranks.at(rank);
+  const std::string& guilty = trainings_.at(agent::ToRunKey(exited.run())).ranks.at(rank);
   const bool told = std::any_of(effects.events.begin(), effects.events.end(),
                                 [&](const v1::JobEvent& told_event) {
                                   return told_event.kind() == "replicas_differ" &&
@@ -132,7 +132,7 @@ std::map<std::string, int> World::RollBacks() const {
 void World::NoteRollBacks(const Event& event, const std::map<std::string, int>& before) {
   const auto* said = std::get_if<coordinator::NodeSaid>(&event.body);
   if (said == nullptr || !said->message.has_rank_exited()) return;
-  const RunKey run = ToRunKey(said->message.rank_exited().run());
+  const agent::RunKey run = agent::ToRunKey(said->message.rank_exited().run());
   const auto job = state_.jobs.find(run.first);
   if (job == state_.jobs.end() || job->second.record.roll_backs() <= before.at(run.first)) return;
   const auto found = trainings_.find(run);

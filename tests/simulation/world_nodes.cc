@@ -24,9 +24,9 @@ void World::StartAgent(const std::string& name) {
   for (const auto& [sequence, bytes] : node.disk.spool) node.spool->Restore(sequence, bytes);
   node.spool->StartAt(node.disk.next_sequence);
   node.spool->ForgetDelta();
-  StepAgent(name, {0, Restored{node.disk.runs, node.disk.ended, node.disk.highest_attempt}});
+  StepAgent(name, {0, agent::Restored{node.disk.runs, node.disk.ended, node.disk.highest_attempt}});
   // Trainers that outlived the agent before say what they could not.
-  std::vector<std::pair<RunKey, int>> trainers;
+  std::vector<std::pair<agent::RunKey, int>> trainers;
   for (const auto& [key, trainer] : node.trainers) trainers.push_back(key);
   for (const auto& [run, rank] : trainers) TakeOutbox(name, run, rank);
   Connect(name);
@@ -75,7 +75,7 @@ void World::Connect(const std::string& name) {
     hello.set_spool_id(node.disk.spool_id);
     hello.set_snapshot_address(name);
     SayGpus(node, &hello);
-    for (const v1::RunId& run : RunsOf(node.state, /*ended=*/true)) *hello.add_running() = run;
+    for (const v1::RunId& run : agent::RunsOf(node.state, /*ended=*/true)) *hello.add_running() = run;
     Post(coordinator::NodeAttached{hello});
     v1::AgentMessage held;
     *held.mutable_snapshots_held() = node.memory->Inventory();
@@ -134,10 +134,10 @@ void World::Heartbeat(const std::string& name) {
   Node& node = nodes_[name];
   if (!node.up || node.connection == 0) return;
   v1::AgentMessage message;
-  for (const v1::RunId& run : RunsOf(node.state, /*ended=*/false)) {
+  for (const v1::RunId& run : agent::RunsOf(node.state, /*ended=*/false)) {
     v1::RunHealth* health = message.mutable_heartbeat()->add_health();
     *health->mutable_run() = run;
-    const auto training = trainings_.find(ToRunKey(run));
+    const auto training = trainings_.find(agent::ToRunKey(run));
     if (training != trainings_.end()) {
       health->set_stalled_seconds(now_ - training->second.last_progress);
     }
@@ -159,7 +159,7 @@ void World::Receive(const std::string& name, const v1::CoordinatorMessage& messa
   if (message.has_inspect_run()) {
     v1::AgentMessage answer;
     *answer.mutable_inspected()->mutable_run() = message.inspect_run().run();
-    const RunKey run = ToRunKey(message.inspect_run().run());
+    const agent::RunKey run = agent::ToRunKey(message.inspect_run().run());
     for (const auto& [key, trainer] : node.trainers) {
       if (key.first != run) continue;
       v1::RankPosition* position = answer.mutable_inspected()->add_ranks();
@@ -168,41 +168,41 @@ void World::Receive(const std::string& name, const v1::CoordinatorMessage& messa
     }
     return FromNode(name, answer);
   }
-  StepAgent(name, {0, CoordinatorSaid{message}});
+  StepAgent(name, {0, agent::CoordinatorSaid{message}});
 }
 
-void World::StepAgent(const std::string& name, AgentEvent event) {
-  std::deque<AgentEvent> events;
+void World::StepAgent(const std::string& name, agent::AgentEvent event) {
+  std::deque<agent::AgentEvent> events;
   events.push_back(std::move(event));
   while (!events.empty() && nodes_[name].up) {
     Node& node = nodes_[name];
-    AgentEvent next = std::move(events.front());
+    agent::AgentEvent next = std::move(events.front());
     events.pop_front();
     next.now = now_;
-    const std::vector<AgentEffect> effects = Step(node.state, next);
+    const std::vector<agent::AgentEffect> effects = agent::Step(node.state, next);
     Keep(node, effects);
     // It may die when all is durable and nothing is done.
     if (Faulty() && Chance(0.001)) return KillAgent(name);
-    for (const AgentEffect& effect : effects) Do(name, effect);
+    for (const agent::AgentEffect& effect : effects) Do(name, effect);
   }
   if (nodes_[name].up) SendNews(name);
 }
 
 // One transaction: what the event makes durable.
-void World::Keep(Node& node, const std::vector<AgentEffect>& effects) {
-  for (const AgentEffect& effect : effects) {
-    if (const auto* tell = std::get_if<SendToCoordinator>(&effect)) {
+void World::Keep(Node& node, const std::vector<agent::AgentEffect>& effects) {
+  for (const agent::AgentEffect& effect : effects) {
+    if (const auto* tell = std::get_if<agent::SendToCoordinator>(&effect)) {
       node.spool->Append(tell->message);
-    } else if (const auto* keep = std::get_if<KeepRun>(&effect)) {
+    } else if (const auto* keep = std::get_if<agent::KeepRun>(&effect)) {
       const auto run = node.state.runs.find(keep->run);
       if (run != node.state.runs.end()) node.disk.runs[keep->run] = run->second;
-    } else if (const auto* forget = std::get_if<ForgetRun>(&effect)) {
+    } else if (const auto* forget = std::get_if<agent::ForgetRun>(&effect)) {
       node.disk.runs.erase(forget->run);
     }
   }
   node.disk.ended = node.state.ended;
   node.disk.highest_attempt = node.state.highest_attempt;
-  const Spool::Delta& delta = node.spool->delta();
+  const agent::Spool::Delta& delta = node.spool->delta();
   node.disk.spool.erase(node.disk.spool.begin(), node.disk.spool.upper_bound(delta.acknowledged));
   for (const auto& [sequence, bytes] : delta.added) node.disk.spool[sequence] = bytes;
   for (const uint64_t sequence : delta.removed) node.disk.spool.erase(sequence);
@@ -210,19 +210,19 @@ void World::Keep(Node& node, const std::vector<AgentEffect>& effects) {
   node.spool->ForgetDelta();
 }
 
-void World::Do(const std::string& name, const AgentEffect& effect) {
-  if (const auto* start = std::get_if<tercio::StartTrainer>(&effect)) {
+void World::Do(const std::string& name, const agent::AgentEffect& effect) {
+  if (const auto* start = std::get_if<tercio::agent::StartTrainer>(&effect)) {
     StartTrainer(name, start->run, start->rank);
-  } else if (const auto* adopt = std::get_if<AdoptTrainer>(&effect)) {
+  } else if (const auto* adopt = std::get_if<agent::AdoptTrainer>(&effect)) {
     const auto found = nodes_[name].trainers.find({adopt->run, adopt->rank});
     if (found == nodes_[name].trainers.end()) {
       At(0, [this, name, run = adopt->run, rank = adopt->rank] {
-        StepAgent(name, {0, TrainerEnded{run, rank, 1, 0, {}, "gone", false}});
+        StepAgent(name, {0, agent::TrainerEnded{run, rank, 1, 0, {}, "gone", false}});
       });
     } else if (!found->second.alive) {
       SeeEnd(name, adopt->run, adopt->rank);
     }
-  } else if (const auto* signal = std::get_if<SignalTrainer>(&effect)) {
+  } else if (const auto* signal = std::get_if<agent::SignalTrainer>(&effect)) {
     Trainer* trainer = FindTrainer(name, signal->run, signal->rank);
     if (trainer == nullptr || !trainer->alive) return;
     if (signal->signal != SIGKILL && trainer->frozen) return;
@@ -234,13 +234,13 @@ void World::Do(const std::string& name, const AgentEffect& effect) {
         EndTrainer(name, run, rank, 0, number);
       }
     });
-  } else if (const auto* tell = std::get_if<TellTrainer>(&effect)) {
+  } else if (const auto* tell = std::get_if<agent::TellTrainer>(&effect)) {
     const auto training = trainings_.find(tell->run);
     const Trainer* trainer = FindTrainer(name, tell->run, tell->rank);
     if (tell->rank == 0 && training != trainings_.end() && trainer != nullptr && trainer->alive) {
       training->second.save_and_stop |= tell->command.save_now().then_stop();
     }
-  } else if (const auto* read = std::get_if<ReadData>(&effect)) {
+  } else if (const auto* read = std::get_if<agent::ReadData>(&effect)) {
     At(Uniform(0.05, 1),
        [this, name, run = read->request.run(), incarnation = nodes_[name].incarnation] {
          Node& node = nodes_[name];
@@ -256,7 +256,7 @@ void World::Do(const std::string& name, const AgentEffect& effect) {
 }
 
 // What a trainer says waits until an agent takes it.
-void World::SendFromRank(const std::string& name, const RunKey& run, int rank,
+void World::SendFromRank(const std::string& name, const agent::RunKey& run, int rank,
                          v1::TrainerMessage message) {
   Trainer* trainer = FindTrainer(name, run, rank);
   if (trainer == nullptr) return;
@@ -264,7 +264,7 @@ void World::SendFromRank(const std::string& name, const RunKey& run, int rank,
   if (nodes_[name].up) TakeOutbox(name, run, rank);
 }
 
-void World::TakeOutbox(const std::string& name, const RunKey& run, int rank) {
+void World::TakeOutbox(const std::string& name, const agent::RunKey& run, int rank) {
   Trainer* trainer = FindTrainer(name, run, rank);
   if (trainer == nullptr) return;
   const std::vector<v1::TrainerMessage> messages = std::exchange(trainer->outbox, {});
@@ -275,7 +275,7 @@ void World::TakeOutbox(const std::string& name, const RunKey& run, int rank) {
       trainer->outbox.assign(messages.begin() + static_cast<std::ptrdiff_t>(i), messages.end());
       return;
     }
-    StepAgent(name, {0, TrainerSaid{run, rank, messages[i]}});
+    StepAgent(name, {0, agent::TrainerSaid{run, rank, messages[i]}});
   }
 }
 

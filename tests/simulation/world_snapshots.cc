@@ -21,28 +21,28 @@ std::string BytesOf(uint64_t weights) {
 }  // namespace
 
 void World::StartMemory(const std::string& name) {
-  SnapshotStore::Options options;
+  agent::SnapshotStore::Options options;
   options.available_bytes = [] { return int64_t{1} << 40; };
   options.on_held = [this, name](const v1::SnapshotsHeld& held) {
     for (const v1::SnapshotHeld& copy : held.snapshots()) {
-      ever_held_.insert({name, ToRunKey(copy.run()), copy.rank(), copy.step()});
+      ever_held_.insert({name, agent::ToRunKey(copy.run()), copy.rank(), copy.step()});
     }
     v1::AgentMessage message;
     *message.mutable_snapshots_held() = held;
     FromNode(name, message);
   };
-  nodes_[name].memory = std::make_shared<SnapshotStore>(options);
+  nodes_[name].memory = std::make_shared<agent::SnapshotStore>(options);
 }
 
 // After a step every rank gives a copy to its own node and to the peers that its order names.
-void World::GiveCopies(const RunKey& run, Training& training) {
+void World::GiveCopies(const agent::RunKey& run, Training& training) {
   for (const auto& [rank, name] : training.ranks) {
     const auto peers = training.peers.find(name);
     if (peers == training.peers.end()) continue;
     std::vector<std::string> holders = {name};
     holders.insert(holders.end(), peers->second.begin(), peers->second.end());
     v1::SnapshotBegin begin;
-    *begin.mutable_run() = ToRunId(run);
+    *begin.mutable_run() = agent::ToRunId(run);
     begin.set_rank(rank);
     begin.set_step(training.step);
     v1::TensorSlice* slice = begin.add_slices();
@@ -59,13 +59,13 @@ void World::GiveCopies(const RunKey& run, Training& training) {
   }
 }
 
-void World::GiveCopy(const RunKey& run, int rank, const std::string& holder,
+void World::GiveCopy(const agent::RunKey& run, int rank, const std::string& holder,
                      const v1::SnapshotBegin& begin, uint64_t weights) {
   const auto lives = [this, run, rank] {
     const Trainer* trainer = FindTrainer(trainings_[run].ranks.at(rank), run, rank);
     return trainer != nullptr && trainer->alive;
   };
-  const std::shared_ptr<SnapshotStore> memory = nodes_[holder].memory;
+  const std::shared_ptr<agent::SnapshotStore> memory = nodes_[holder].memory;
   // Not kept there: the agent is away, or its part of the attempt is over.
   if (!lives() || memory == nullptr || !nodes_[holder].state.runs.contains(run)) {
     --trainings_[run].copies_under_way;
@@ -76,7 +76,7 @@ void World::GiveCopy(const RunKey& run, int rank, const std::string& holder,
     --trainings_[run].copies_under_way;
     return;
   }
-  const std::shared_ptr<SnapshotStore::Incoming> incoming = *std::move(begun);
+  const std::shared_ptr<agent::SnapshotStore::Incoming> incoming = *std::move(begun);
   At(Uniform(0.001, 2), [=, this] {
     --trainings_[run].copies_under_way;
     if (!lives() || nodes_[holder].memory != memory) return;
@@ -89,7 +89,7 @@ void World::GiveCopy(const RunKey& run, int rank, const std::string& holder,
 }
 
 // Whether the rank has the state that its order names; a copy may have gone since.
-bool World::LoadCopy(const std::string& name, const RunKey& run, int rank) {
+bool World::LoadCopy(const std::string& name, const agent::RunKey& run, int rank) {
   const v1::StartRun& start = nodes_[name].state.runs.at(run).start;
   const auto entry = start.snapshot_sources().find(rank);
   if (entry == start.snapshot_sources().end()) {
@@ -122,17 +122,17 @@ void World::Observe(const coordinator::Event& event) {
   const auto node = state_.nodes.find(said->node);
   if (node == state_.nodes.end() || node->second.lost) return;
   for (const v1::SnapshotHeld& copy : said->message.snapshots_held().snapshots()) {
-    heard_[said->node].insert({ToRunKey(copy.run()), copy.rank(), copy.step()});
+    heard_[said->node].insert({agent::ToRunKey(copy.run()), copy.rank(), copy.step()});
   }
 }
 
 // The step of the last snapshot of an attempt of which the coordinator knows a copy of every rank,
 // on nodes that take part in the next; 0: none.
-int64_t World::LastComplete(const RunKey& run, int ranks, const std::set<std::string>& nodes) {
+int64_t World::LastComplete(const agent::RunKey& run, int ranks, const std::set<std::string>& nodes) {
   std::map<int64_t, std::set<int>> held;
   for (const std::string& name : nodes) {
     const auto known = state_.nodes.find(name);
-    const std::shared_ptr<SnapshotStore>& memory = nodes_[name].memory;
+    const std::shared_ptr<agent::SnapshotStore>& memory = nodes_[name].memory;
     if (known == state_.nodes.end() || !known->second.connected || known->second.lost ||
         memory == nullptr) {
       continue;
@@ -153,9 +153,9 @@ int64_t World::LastComplete(const RunKey& run, int ranks, const std::set<std::st
 // An attempt starts from copies that are there, and loses no more than the time between two
 // snapshots where they are.
 void World::CheckStart(const std::string& name, const v1::StartRun& start) {
-  const RunKey run = ToRunKey(start.run());
+  const agent::RunKey run = agent::ToRunKey(start.run());
   for (const auto& [rank, source] : start.snapshot_sources()) {
-    const RunKey taken(run.first, start.resume_attempt());
+    const agent::RunKey taken(run.first, start.resume_attempt());
     const std::string& holder = source.empty() ? name : source;
     if (ever_held_.contains({holder, taken, rank, start.resume_step()})) continue;
     Wrong(absl::StrCat(run.first, ": rank ", rank, " is to start from a copy that ", holder,

@@ -26,12 +26,12 @@ bool World::IsPoison(const std::string& job, int64_t batch) {
   return job != "job-3" && batch % 6 == (job == "job-1" ? 5 : 3);
 }
 
-World::Trainer* World::FindTrainer(const std::string& name, const RunKey& run, int rank) {
+World::Trainer* World::FindTrainer(const std::string& name, const agent::RunKey& run, int rank) {
   const auto found = nodes_[name].trainers.find({run, rank});
   return found == nodes_[name].trainers.end() ? nullptr : &found->second;
 }
 
-void World::StartTrainer(const std::string& name, const RunKey& run, int rank) {
+void World::StartTrainer(const std::string& name, const agent::RunKey& run, int rank) {
   Node& node = nodes_[name];
   for (const auto& [other_name, other] : nodes_) {
     const auto known = state_.nodes.find(other_name);
@@ -74,7 +74,7 @@ void World::StartTrainer(const std::string& name, const RunKey& run, int rank) {
      [this, name, run, rank, process = trainer.process] { RankRuns(name, run, rank, process); });
 }
 
-void World::RankRuns(const std::string& name, const RunKey& run, int rank, int64_t process) {
+void World::RankRuns(const std::string& name, const agent::RunKey& run, int rank, int64_t process) {
   Trainer* trainer = FindTrainer(name, run, rank);
   if (trainer == nullptr || trainer->process != process || !trainer->alive) return;
   Training& training = trainings_[run];
@@ -101,7 +101,7 @@ void World::RankRuns(const std::string& name, const RunKey& run, int rank, int64
 }
 
 // Whether all ranks can do the next step; *broken when some never will, since they have ended.
-bool World::AllWork(const Training& training, const RunKey& run, bool* broken) {
+bool World::AllWork(const Training& training, const agent::RunKey& run, bool* broken) {
   bool all = static_cast<int>(training.ranks.size()) == training.world;
   for (const auto& [rank, name] : training.ranks) {
     const Trainer* trainer = FindTrainer(name, run, rank);
@@ -114,7 +114,7 @@ bool World::AllWork(const Training& training, const RunKey& run, bool* broken) {
   return all && !*broken;
 }
 
-void World::TryStep(const RunKey& run) {
+void World::TryStep(const agent::RunKey& run) {
   Training& training = trainings_[run];
   if (training.ended) return;
   bool broken = false;
@@ -136,7 +136,7 @@ void World::TryStep(const RunKey& run) {
   if (!training.ended) At(Uniform(0.2, 1), [this, run] { TryStep(run); });
 }
 
-void World::EndStep(const RunKey& run, Training& training) {
+void World::EndStep(const agent::RunKey& run, Training& training) {
   if (training.step >= training.steps) {
     training.ended = true;
     return EndAll(run, 0);
@@ -159,7 +159,7 @@ void World::EndStep(const RunKey& run, Training& training) {
   training.records.push_back(*record);
   SendFromRank(name, run, 0, message);
   v1::AgentMessage log;
-  *log.mutable_logs()->mutable_run() = ToRunId(run);
+  *log.mutable_logs()->mutable_run() = agent::ToRunId(run);
   log.mutable_logs()->add_lines()->set_line(
       absl::StrCat(run.first, " attempt ", run.second, " step ", training.step));
   if (nodes_[name].up) {
@@ -189,7 +189,7 @@ void World::EndStep(const RunKey& run, Training& training) {
 }
 
 // All ranks find the same, say it, and end.
-void World::EndForAll(const RunKey& run, Training& training, int corrupt_rank,
+void World::EndForAll(const agent::RunKey& run, Training& training, int corrupt_rank,
                       int64_t roll_back_from) {
   training.ended = true;
   v1::TrainerMessage message;
@@ -209,7 +209,7 @@ void World::EndForAll(const RunKey& run, Training& training, int corrupt_rank,
 // five minutes while it is away.
 void World::Save(const SaveOf& save) {
   At(Uniform(0, 3), [=, this] {
-    const RunKey& run = save.run;
+    const agent::RunKey& run = save.run;
     bool broken = false;
     AllWork(trainings_[run], run, &broken);
     if (broken) return BreakAttempt(run);  // a part of it will never come
@@ -223,7 +223,7 @@ void World::Save(const SaveOf& save) {
     // Durable before the checkpoint is visible, or not answered.
     const std::vector<v1::StepRecord> records = trainings_[run].records;
     const v1::JobSpec spec = job->second.record.spec();
-    Post(coordinator::StepsDone{ToRunId(run), records});
+    Post(coordinator::StepsDone{agent::ToRunId(run), records});
     const bool kept = std::all_of(records.begin(), records.end(), [&](const auto& record) {
       return history_[run.first].contains({record.step(), run.second});
     });
@@ -243,13 +243,13 @@ void World::SaveGivenUp(const SaveOf& save) {
 }
 
 // Ranks that wait for one that has gone give up.
-void World::BreakAttempt(const RunKey& run) {
+void World::BreakAttempt(const agent::RunKey& run) {
   Training& training = trainings_[run];
   training.ended = true;
   EndAll(run, 1);
 }
 
-void World::EndAll(const RunKey& run, int exit_code) {
+void World::EndAll(const agent::RunKey& run, int exit_code) {
   for (const auto& [rank, name] : std::map(trainings_[run].ranks)) {
     const Trainer* trainer = FindTrainer(name, run, rank);
     if (trainer == nullptr || !trainer->alive || trainer->frozen) continue;
@@ -262,7 +262,7 @@ void World::EndAll(const RunKey& run, int exit_code) {
   }
 }
 
-void World::EndTrainer(const std::string& name, const RunKey& run, int rank, int exit_code,
+void World::EndTrainer(const std::string& name, const agent::RunKey& run, int rank, int exit_code,
                        int signal) {
   Trainer* trainer = FindTrainer(name, run, rank);
   trainer->alive = false;
@@ -276,11 +276,11 @@ void World::EndTrainer(const std::string& name, const RunKey& run, int rank, int
 }
 
 // An agent sees how a trainer has ended, once: after what it had to say.
-void World::SeeEnd(const std::string& name, const RunKey& run, int rank) {
+void World::SeeEnd(const std::string& name, const agent::RunKey& run, int rank) {
   TakeOutbox(name, run, rank);
   Trainer* trainer = FindTrainer(name, run, rank);
   if (trainer == nullptr || trainer->alive || !nodes_[name].up) return;
-  const TrainerEnded ended{run, rank, trainer->exit_code, trainer->signal, {}, "", false};
+  const agent::TrainerEnded ended{run, rank, trainer->exit_code, trainer->signal, {}, "", false};
   StepAgent(name, {0, ended});
 }
 

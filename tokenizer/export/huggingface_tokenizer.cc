@@ -10,7 +10,7 @@
 #include "tokenizer/export/merges_of_pieces.h"
 #include "tokenizer/export/sentence_piece_model.h"
 
-namespace tercio::checkpoint {
+namespace tercio::tokenizer {
 namespace {
 
 using Stored = nlohmann::json;        // the input
@@ -459,4 +459,4 @@ bool HasVocabularyOf(std::string_view text, const TokenizerFiles& files) {
   return false;
 }
 
-}  // namespace tercio::checkpoint
+}  // namespace tercio::tokenizer

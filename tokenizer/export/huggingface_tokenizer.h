@@ -22,7 +22,7 @@
 #include <string>
 #include <string_view>
 
-namespace tercio::checkpoint {
+namespace tercio::tokenizer {
 
 using TokenizerFiles = std::map<std::string, std::string>;  // contents by name
 
@@ -38,4 +38,4 @@ std::optional<TokenizerFiles> HuggingFaceTokenizer(std::string_view json, const 
 // is the same one.
 bool HasVocabularyOf(std::string_view json, const TokenizerFiles& files);
 
-}  // namespace tercio::checkpoint
+}  // namespace tercio::tokenizer

@@ -14,10 +14,10 @@
 #include "nlohmann/json.hpp"
 #include "tokenizer/tokenizer.h"
 
-namespace tercio::checkpoint {
+namespace tercio::tokenizer {
 namespace {
 
-using data::Tokenizer;
+using tokenizer::Tokenizer;
 using nlohmann::json;
 
 constexpr char kFolder[] = "tests/tokenizer/fixtures/";
@@ -247,4 +247,4 @@ TEST(HasVocabularyOf, TellsTokenizersApart) {
 }
 
 }  // namespace
-}  // namespace tercio::checkpoint
+}  // namespace tercio::tokenizer

@@ -7,7 +7,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 
-namespace tercio::checkpoint {
+namespace tercio::tokenizer {
 namespace {
 
 using Json = nlohmann::json;
@@ -121,4 +121,4 @@ std::optional<std::vector<Merge>> MergesOfPieces(const Json& tokenizer) {
   return pieces.Merges();
 }
 
-}  // namespace tercio::checkpoint
+}  // namespace tercio::tokenizer

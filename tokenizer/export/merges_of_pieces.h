@@ -16,11 +16,11 @@
 
 #include "nlohmann/json.hpp"
 
-namespace tercio::checkpoint {
+namespace tercio::tokenizer {
 
 using Merge = std::pair<std::string_view, std::string_view>;  // views of the JSON's texts
 
 // `tokenizer` is a SentencePiece tokenizer as checkpoints hold it, and must outlive the result.
 std::optional<std::vector<Merge>> MergesOfPieces(const nlohmann::json& tokenizer);
 
-}  // namespace tercio::checkpoint
+}  // namespace tercio::tokenizer

@@ -6,7 +6,7 @@
 
 #include "absl/strings/escaping.h"
 
-namespace tercio::checkpoint {
+namespace tercio::tokenizer {
 namespace {
 
 using Json = nlohmann::json;
@@ -146,4 +146,4 @@ std::optional<SentencePieceModel> SentencePieceModelOf(const Json& json) {
   return SentencePieceModel{PiecesOf(*lists), rest.bytes(), UnknownOf(*lists)};
 }
 
-}  // namespace tercio::checkpoint
+}  // namespace tercio::tokenizer

@@ -14,7 +14,7 @@
 
 #include "nlohmann/json.hpp"
 
-namespace tercio::checkpoint {
+namespace tercio::tokenizer {
 
 struct SentencePieceModel {
   std::string pieces;  // the fields of all pieces, with which the library's own files begin
@@ -24,4 +24,4 @@ struct SentencePieceModel {
 
 std::optional<SentencePieceModel> SentencePieceModelOf(const nlohmann::json& tokenizer);
 
-}  // namespace tercio::checkpoint
+}  // namespace tercio::tokenizer

@@ -6,7 +6,7 @@
 #include "common/daemon/flag_values.h"
 #include "common/machine.h"
 
-namespace tercio {
+namespace tercio::agent {
 
 const std::set<std::string>& LiveAgentFlags() {
   static const auto* const names =
@@ -194,4 +194,4 @@ int ParseAgentFlags(int argc, char** argv, AgentFlags* flags, bool* done) {
   return code;
 }
 
-}  // namespace tercio
+}  // namespace tercio::agent

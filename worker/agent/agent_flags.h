@@ -11,7 +11,7 @@
 #include "common/security/tls_identity.h"
 #include "worker/agent/runs/run_manager.h"
 
-namespace tercio {
+namespace tercio::agent {
 
 struct AgentFlags {
   std::string metrics_listen = "127.0.0.1:9465";
@@ -46,4 +46,4 @@ const std::set<std::string>& LiveAgentFlags();
 // Name of this machine; "node" if it has none.
 std::string HostName();
 
-}  // namespace tercio
+}  // namespace tercio::agent

@@ -17,7 +17,7 @@
 #include "common/version.h"
 #include "worker/agent/gpus/gpu_metrics.h"
 
-namespace tercio {
+namespace tercio::agent {
 namespace {
 
 // Most ranks whose series are kept; those that ended first are dropped first.
@@ -299,4 +299,4 @@ void AgentMetrics::Show(AgentSources sources) {
   state_->sources = std::move(sources);
 }
 
-}  // namespace tercio
+}  // namespace tercio::agent

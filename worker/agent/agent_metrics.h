@@ -18,7 +18,7 @@
 #include "proto/tercio/v1/trainer.pb.h"
 #include "worker/agent/gpus/gpu_monitor.h"
 
-namespace tercio {
+namespace tercio::agent {
 
 struct RankLabels {
   std::string job_id;
@@ -85,4 +85,4 @@ class AgentMetrics {
   std::string address_;
 };
 
-}  // namespace tercio
+}  // namespace tercio::agent

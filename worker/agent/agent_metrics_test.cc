@@ -14,7 +14,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace tercio {
+namespace tercio::agent {
 namespace {
 
 using ::testing::HasSubstr;
@@ -236,4 +236,4 @@ TEST(AgentMetrics, EveryMetricOfTheTableIsOnThePage) {
 }
 
 }  // namespace
-}  // namespace tercio
+}  // namespace tercio::agent

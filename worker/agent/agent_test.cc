@@ -26,7 +26,7 @@
 #include "plan/plan_builder.h"
 #include "proto/tercio/v1/node_service.grpc.pb.h"
 
-namespace tercio {
+namespace tercio::agent {
 namespace {
 
 using ::testing::HasSubstr;
@@ -745,4 +745,4 @@ TEST_F(AgentTest, AHookDoesNotWaitLongerThanTheAgentWould) {
 }
 
 }  // namespace
-}  // namespace tercio
+}  // namespace tercio::agent

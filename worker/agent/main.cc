@@ -42,7 +42,7 @@
 #include "worker/agent/snapshots/snapshot_server.h"
 #include "worker/agent/snapshots/snapshot_store.h"
 
-namespace tercio {
+namespace tercio::agent {
 namespace {
 
 // For the first look at the GPUs, before they are reported to the coordinator.
@@ -401,25 +401,25 @@ absl::Status RunAgent(AgentFlags flags, const Lifecycle& life) {
 }
 
 }  // namespace
-}  // namespace tercio
+}  // namespace tercio::agent
 
 int main(int argc, char** argv) {
   tercio::HoldStandardStreams();
   tercio::Lifecycle life;
   life.stop_signals =
-      tercio::BlockDaemonSignals({tercio::kLeaveTrainers}, {tercio::Departure::kSignal});
+      tercio::BlockDaemonSignals({tercio::kLeaveTrainers}, {tercio::agent::Departure::kSignal});
   tercio::KeepFreedMemory();
   tercio::RaiseFileLimit();
-  tercio::AgentFlags flags;
+  tercio::agent::AgentFlags flags;
   bool done = false;
-  const int code = tercio::ParseAgentFlags(argc, argv, &flags, &done);
+  const int code = tercio::agent::ParseAgentFlags(argc, argv, &flags, &done);
   if (done || code != tercio::kExitOk) return code;
   if (flags.parent_death) tercio::DieWithParent();
   tercio::InitLogging("agent");
   tercio::SetLogContext({{"node", flags.agent.node}});
   life.manager = tercio::ServiceManager::FromEnvironment();
-  life.read_flags = [argc, argv](tercio::AgentFlags* fresh, bool* ended) {
-    return tercio::ParseAgentFlags(argc, argv, fresh, ended);
+  life.read_flags = [argc, argv](tercio::agent::AgentFlags* fresh, bool* ended) {
+    return tercio::agent::ParseAgentFlags(argc, argv, fresh, ended);
   };
   const absl::Status status =
       flags.leave ? tercio::Leave(flags) : tercio::RunAgent(std::move(flags), life);

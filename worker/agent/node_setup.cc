@@ -24,7 +24,7 @@
 #include "worker/agent/runs/device_choice.h"
 #include "worker/agent/runs/runtime_directory.h"
 
-namespace tercio {
+namespace tercio::agent {
 namespace {
 
 std::string RuntimeParent() {
@@ -201,4 +201,4 @@ absl::Status PrepareRuntime(AgentStore& store, AgentOptions* agent) {
   return GiveTo(*agent->trainer_user, agent->runtime_dir);
 }
 
-}  // namespace tercio
+}  // namespace tercio::agent

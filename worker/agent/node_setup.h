@@ -15,7 +15,7 @@
 #include "worker/agent/link/agent_store.h"
 #include "worker/agent/link/membership.h"
 
-namespace tercio {
+namespace tercio::agent {
 
 // INVALID_ARGUMENT: an address that is not loopback without means for TLS, or no state directory.
 absl::Status CheckFlags(const AgentFlags& flags);
@@ -36,4 +36,4 @@ absl::StatusOr<std::unique_ptr<Membership>> JoinCluster(AgentFlags& flags,
 // socket in *agent.
 absl::Status PrepareRuntime(AgentStore& store, AgentOptions* agent);
 
-}  // namespace tercio
+}  // namespace tercio::agent

@@ -4,7 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace tercio {
+namespace tercio::collective {
 namespace {
 
 bool Same(const CallIdentity& a, const CallIdentity& b) {
@@ -74,4 +74,4 @@ uint64_t DataTag(uint32_t base, const CallIdentity& call) {
   return (uint64_t{base} << 48) | (mixed & 0xffffffffffff);
 }
 
-}  // namespace tercio
+}  // namespace tercio::collective

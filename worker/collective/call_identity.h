@@ -7,7 +7,7 @@
 
 #include "absl/status/status.h"
 
-namespace tercio {
+namespace tercio::collective {
 
 enum class Operation : int32_t {
   kAllReduce = 1,
@@ -46,4 +46,4 @@ absl::Status CheckSame(const CallIdentity& mine, const CallIdentity& theirs,
 // so that no rank ever reads data of another call.
 uint64_t DataTag(uint32_t base, const CallIdentity& call);
 
-}  // namespace tercio
+}  // namespace tercio::collective

@@ -11,7 +11,7 @@
 #include "worker/collective/thread_transport.h"
 #include "worker/device/cpu_device.h"
 
-namespace tercio {
+namespace tercio::collective {
 namespace {
 
 using ::testing::AllOf;
@@ -26,7 +26,7 @@ class CollectiveTest : public ::testing::TestWithParam<std::tuple<Kind, int>> {
   static void SetUpTestSuite() { std::signal(SIGPIPE, SIG_IGN); }
 
   // Runs body(communicator, stream) in one thread per rank.
-  void OnRanks(absl::Duration timeout, const std::function<void(Communicator&, Stream&)>& body) {
+  void OnRanks(absl::Duration timeout, const std::function<void(Communicator&, device::Stream&)>& body) {
     const auto [kind, size] = GetParam();
     MemoryRendezvous store;
     auto transports = CreateThreadTransports(size);
@@ -39,8 +39,8 @@ class CollectiveTest : public ::testing::TestWithParam<std::tuple<Kind, int>> {
           ASSERT_TRUE(made.ok()) << made.status();
           transport = *std::move(made);
         }
-        auto device = CreateCpuDevice(1);
-        auto stream = *device->CreateStream(Device::StreamKind::kCompute);
+        auto device = device::CreateCpuDevice(1);
+        auto stream = *device->CreateStream(device::Device::StreamKind::kCompute);
         auto communicator = CreateCommunicator({"g", timeout}, std::move(transport));
         body(*communicator, *stream);
       });
@@ -53,7 +53,7 @@ class CollectiveTest : public ::testing::TestWithParam<std::tuple<Kind, int>> {
 TEST_P(CollectiveTest, SumsInTheirOrder) {
   for (const int64_t count : {1, 15, 16, 17, 1000}) {
     for (const SumOrder order : {SumOrder::kRanks, SumOrder::kTree}) {
-      OnRanks(absl::Seconds(20), [&](Communicator& group, Stream& stream) {
+      OnRanks(absl::Seconds(20), [&](Communicator& group, device::Stream& stream) {
         // 1e8 + 1 - 1e8 tells orders apart.
         const auto value = [&](int r, int64_t i) {
           return r % 2 == 0 ? 1e8f * static_cast<float>(r + 1) : static_cast<float>(i) + 1.0f;
@@ -80,7 +80,7 @@ TEST_P(CollectiveTest, SumsInTheirOrder) {
 }
 
 TEST_P(CollectiveTest, GathersBroadcastsAndSumsDoubles) {
-  OnRanks(absl::Seconds(20), [&](Communicator& group, Stream& stream) {
+  OnRanks(absl::Seconds(20), [&](Communicator& group, device::Stream& stream) {
     const std::vector<float> mine = {static_cast<float>(group.rank()), 7};
     std::vector<float> all(static_cast<size_t>(2 * group.size()));
     group.AllGather(stream, mine.data(), all.data(), 2);
@@ -100,7 +100,7 @@ TEST_P(CollectiveTest, GathersBroadcastsAndSumsDoubles) {
 }
 
 TEST_P(CollectiveTest, ARankThatNeverComesIsNamed) {
-  OnRanks(absl::Milliseconds(200), [&](Communicator& group, Stream& stream) {
+  OnRanks(absl::Milliseconds(200), [&](Communicator& group, device::Stream& stream) {
     if (group.rank() == 1) {  // absent, but alive until the others have given up
       absl::SleepFor(absl::Milliseconds(600));
       return;
@@ -117,7 +117,7 @@ TEST_P(CollectiveTest, ARankThatNeverComesIsNamed) {
 }
 
 TEST_P(CollectiveTest, AbortWakesWaiters) {
-  OnRanks(absl::Seconds(60), [&](Communicator& group, Stream& stream) {
+  OnRanks(absl::Seconds(60), [&](Communicator& group, device::Stream& stream) {
     if (group.rank() == 1) {
       absl::SleepFor(absl::Milliseconds(300));
       return;
@@ -137,7 +137,7 @@ TEST_P(CollectiveTest, AbortWakesWaiters) {
 // names both calls, and nobody waits for the timeout.
 class MismatchTest : public CollectiveTest {
  protected:
-  using Call = std::function<void(Communicator&, Stream&)>;
+  using Call = std::function<void(Communicator&, device::Stream&)>;
   void Expect(const Call& usual, const Call& other, const std::string& usual_name,
               const std::string& other_name) {
     const auto names_both = AllOf(HasSubstr("rank 1: " + other_name + " in group g"),
@@ -147,7 +147,7 @@ class MismatchTest : public CollectiveTest {
     absl::Duration named_after = absl::InfiniteDuration();
     const absl::Time start = absl::Now();
     // Others than 0 and 1 may wait until the end for what was on its way to a rank that is gone.
-    OnRanks(absl::Seconds(10), [&](Communicator& group, Stream& stream) {
+    OnRanks(absl::Seconds(10), [&](Communicator& group, device::Stream& stream) {
       group.Barrier(stream);
       (group.rank() == 1 ? other : usual)(group, stream);
       const absl::Status status = stream.Synchronize();
@@ -162,7 +162,7 @@ class MismatchTest : public CollectiveTest {
   }
 
   static Call AllReduce(int64_t count) {
-    return [count](Communicator& group, Stream& stream) {
+    return [count](Communicator& group, device::Stream& stream) {
       std::vector<float> data(static_cast<size_t>(count));
       std::vector<float> scratch(static_cast<size_t>(group.ScratchElements(count)));
       group.AllReduceSum(stream, data.data(), count, SumOrder::kRanks, scratch.data());
@@ -170,7 +170,7 @@ class MismatchTest : public CollectiveTest {
     };
   }
   static Call AllGather(int64_t count) {
-    return [count](Communicator& group, Stream& stream) {
+    return [count](Communicator& group, device::Stream& stream) {
       std::vector<float> in(static_cast<size_t>(count));
       std::vector<float> out(static_cast<size_t>(count * group.size()));
       group.AllGather(stream, in.data(), out.data(), count);
@@ -183,11 +183,11 @@ TEST_P(MismatchTest, OfOperation) {
   Expect(AllReduce(100), AllGather(100), "all-reduce #1 of f32 x 100",
          "all-gather #1 of f32 x 100");
   Expect(
-      [](Communicator& group, Stream& stream) {
+      [](Communicator& group, device::Stream& stream) {
         char byte = 0;
         group.Broadcast(stream, &byte, 1, 0);
       },
-      [](Communicator& group, Stream& stream) {
+      [](Communicator& group, device::Stream& stream) {
         double value = 0;
         group.AllReduceSum(stream, &value, 1);
         stream.Synchronize().IgnoreError();
@@ -204,7 +204,7 @@ TEST_P(MismatchTest, OfCount) {
 TEST_P(MismatchTest, OfType) {
   Expect(
       AllReduce(8),
-      [](Communicator& group, Stream& stream) {
+      [](Communicator& group, device::Stream& stream) {
         double values[8] = {};
         group.AllReduceSum(stream, values, 8);
         stream.Synchronize().IgnoreError();
@@ -214,23 +214,23 @@ TEST_P(MismatchTest, OfType) {
 
 TEST_P(MismatchTest, OfOrder) {
   Expect(
-      [](Communicator& group, Stream& stream) {
+      [](Communicator& group, device::Stream& stream) {
         AllReduce(10)(group, stream);
         AllGather(10)(group, stream);
       },
-      [](Communicator& group, Stream& stream) {
+      [](Communicator& group, device::Stream& stream) {
         AllGather(10)(group, stream);
         AllReduce(10)(group, stream);
       },
       "all-reduce #1 of f32 x 10", "all-gather #1 of f32 x 10");
   Expect(
       AllReduce(10),  // rank 1 leaves one out
-      [](Communicator& group, Stream& stream) { group.Barrier(stream); },
+      [](Communicator& group, device::Stream& stream) { group.Barrier(stream); },
       "all-reduce #1 of f32 x 10", "barrier #1 of f64 x 1");
 }
 
 TEST_P(MismatchTest, OfMessages) {
-  OnRanks(absl::Seconds(60), [&](Communicator& group, Stream& stream) {
+  OnRanks(absl::Seconds(60), [&](Communicator& group, device::Stream& stream) {
     group.Barrier(stream);
     ASSERT_TRUE(stream.Synchronize().ok());
     std::vector<char> bytes(100);
@@ -250,7 +250,7 @@ TEST_P(MismatchTest, OfMessages) {
 
 // The stream had failed before the message was waited for: its end must not wait for the peer.
 TEST_P(MismatchTest, AMessageThatNobodyWaitsForEnds) {
-  OnRanks(absl::Seconds(60), [&](Communicator& group, Stream& stream) {
+  OnRanks(absl::Seconds(60), [&](Communicator& group, device::Stream& stream) {
     group.Barrier(stream);
     const absl::Status met = stream.Synchronize();
     if (group.rank() != 1) return;  // rank 1 may have ended the group before they knew
@@ -268,7 +268,7 @@ INSTANTIATE_TEST_SUITE_P(Transports, MismatchTest,
                                             ::testing::Values(2, 3, 4)));
 
 TEST(CallIdentityTest, SaysWhereTheCallIs) {
-  Whereabouts whereabouts(nullptr);
+  progress::Whereabouts whereabouts(nullptr);
   whereabouts.BeginStep(7);
   whereabouts.BeginAction("forward", 2);
   auto transports = CreateThreadTransports(2);
@@ -277,14 +277,14 @@ TEST(CallIdentityTest, SaysWhereTheCallIs) {
   const auto rank4 =
       CreateCommunicator({"tensor.1", absl::Seconds(20), {4, 5}}, std::move(transports[0]));
   std::thread peer([&] {
-    const auto device = CreateCpuDevice(1);
-    const auto stream = *device->CreateStream(Device::StreamKind::kCompute);
+    const auto device = device::CreateCpuDevice(1);
+    const auto stream = *device->CreateStream(device::Device::StreamKind::kCompute);
     double value = 0;
     rank5->AllReduceSum(*stream, &value, 1);
     EXPECT_FALSE(stream->Synchronize().ok());
   });
-  const auto device = CreateCpuDevice(1);
-  const auto stream = *device->CreateStream(Device::StreamKind::kCompute);
+  const auto device = device::CreateCpuDevice(1);
+  const auto stream = *device->CreateStream(device::Device::StreamKind::kCompute);
   rank4->Barrier(*stream);
   peer.join();
   EXPECT_THAT(std::string(stream->Synchronize().message()),
@@ -298,7 +298,7 @@ INSTANTIATE_TEST_SUITE_P(Transports, CollectiveTest,
                                             ::testing::Values(2, 3, 4)));
 
 }  // namespace
-}  // namespace tercio
+}  // namespace tercio::collective
 
 // Debian's Gloo is not built for ThreadSanitizer, which therefore does not see that a buffer's
 // destructor waits for the event loop to let go of it.

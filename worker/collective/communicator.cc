@@ -14,7 +14,7 @@
 #include "plan/reduction_scratch.h"
 #include "worker/collective/call_identity.h"
 
-namespace tercio {
+namespace tercio::collective {
 namespace {
 
 // Tags of data (DataTag); those of Send and Receive come after them.
@@ -55,7 +55,7 @@ class Message : public Transfer {
   const bool is_send_;
   CallIdentity mine_;
   CallIdentity theirs_;
-  CollectivePosition position_;
+  progress::CollectivePosition position_;
   std::unique_ptr<Transfer> identity_;
   std::unique_ptr<Transfer> data_;  // until it has been waited for
 };
@@ -75,7 +75,7 @@ class RealCommunicator : public Communicator {
   int rank() const override { return transport_->rank(); }
   int size() const override { return transport_->size(); }
 
-  void AllReduceSum(Stream& stream, kernels::Values data, int64_t count, SumOrder order,
+  void AllReduceSum(device::Stream& stream, kernels::Values data, int64_t count, SumOrder order,
                     float* scratch) override {
     if (size() == 1 || count == 0) return;
     stream.RunOnHost([=, this, &stream] {
@@ -84,7 +84,7 @@ class RealCommunicator : public Communicator {
     });
   }
 
-  void ReduceScatterSum(Stream& stream, kernels::ConstValues in, kernels::Values out, int64_t count,
+  void ReduceScatterSum(device::Stream& stream, kernels::ConstValues in, kernels::Values out, int64_t count,
                         float* scratch) override {
     stream.RunOnHost([=, this, &stream] {
       Begin(Operation::kReduceScatter, DataType::kFloat32, count);
@@ -92,7 +92,7 @@ class RealCommunicator : public Communicator {
     });
   }
 
-  void AllReduceSum(Stream& stream, double* data, int64_t count) override {
+  void AllReduceSum(device::Stream& stream, double* data, int64_t count) override {
     if (size() == 1 || count == 0) return;
     stream.RunOnHost([=, this] {
       Begin(Operation::kAllReduce, DataType::kFloat64, count);
@@ -100,7 +100,7 @@ class RealCommunicator : public Communicator {
     });
   }
 
-  void AllGather(Stream& stream, kernels::ConstValues in, kernels::Values out,
+  void AllGather(device::Stream& stream, kernels::ConstValues in, kernels::Values out,
                  int64_t count) override {
     if (size() == 1) return stream.ops().Copy(out, in, count);
     stream.RunOnHost([=, this, &stream] {
@@ -110,7 +110,7 @@ class RealCommunicator : public Communicator {
     });
   }
 
-  void Broadcast(Stream& stream, void* data, int64_t bytes, int root) override {
+  void Broadcast(device::Stream& stream, void* data, int64_t bytes, int root) override {
     if (size() == 1) return;
     stream.RunOnHost([=, this] {
       Begin(Operation::kBroadcast, DataType::kBytes, bytes, root);
@@ -118,7 +118,7 @@ class RealCommunicator : public Communicator {
     });
   }
 
-  void Barrier(Stream& stream) override {
+  void Barrier(device::Stream& stream) override {
     if (size() == 1) return;
     stream.RunOnHost([this] {
       double nothing = 0;
@@ -127,7 +127,7 @@ class RealCommunicator : public Communicator {
     });
   }
 
-  std::shared_ptr<Transfer> Send(Stream& stream, const void* data, int64_t bytes, int peer,
+  std::shared_ptr<Transfer> Send(device::Stream& stream, const void* data, int64_t bytes, int peer,
                                  uint32_t tag) override {
     auto message = std::make_shared<Message>(*this, /*is_send=*/true);
     stream.RunOnHost([=, this] {
@@ -140,7 +140,7 @@ class RealCommunicator : public Communicator {
     });
     return message;
   }
-  std::shared_ptr<Transfer> Receive(Stream& stream, void* data, int64_t bytes, int peer,
+  std::shared_ptr<Transfer> Receive(device::Stream& stream, void* data, int64_t bytes, int peer,
                                     uint32_t tag) override {
     auto message = std::make_shared<Message>(*this, /*is_send=*/false);
     stream.RunOnHost([=, this] {
@@ -153,7 +153,7 @@ class RealCommunicator : public Communicator {
     });
     return message;
   }
-  void Wait(Stream& stream, std::shared_ptr<Transfer> transfer) override {
+  void Wait(device::Stream& stream, std::shared_ptr<Transfer> transfer) override {
     stream.RunOnHost([this, transfer = std::move(transfer)]() -> absl::Status {
       const absl::Status status = transfer->Wait(options_.timeout);
       if (status.ok()) return status;
@@ -255,7 +255,7 @@ class RealCommunicator : public Communicator {
     position_.peer = GlobalRank(peer);
     return Await(transfer, position_);
   }
-  absl::Status Await(Transfer& transfer, const CollectivePosition& position) {
+  absl::Status Await(Transfer& transfer, const progress::CollectivePosition& position) {
     if (options_.whereabouts != nullptr) options_.whereabouts->BeginWait(position);
     const absl::Time start = SteadyNow();
     const absl::Status status = transfer.Wait(options_.timeout);
@@ -388,7 +388,7 @@ class RealCommunicator : public Communicator {
   // Identity of the current call.
   CallIdentity mine_;
   std::vector<CallIdentity> theirs_;  // by rank in the group; used by rank 0
-  CollectivePosition position_;
+  progress::CollectivePosition position_;
   Parts receives_;  // of identities
   Parts sends_;
   bool unchecked_ = false;
@@ -425,4 +425,4 @@ std::unique_ptr<Communicator> CreateCommunicator(CommunicatorOptions options,
   return std::make_unique<RealCommunicator>(std::move(options), std::move(transport));
 }
 
-}  // namespace tercio
+}  // namespace tercio::collective

@@ -24,7 +24,7 @@
 #include "worker/device/device.h"
 #include "worker/progress/whereabouts.h"
 
-namespace tercio {
+namespace tercio::collective {
 
 enum class SumOrder {
   kRanks,  // ((r0 + r1) + r2) + r3
@@ -41,34 +41,34 @@ class Communicator {
   // Every rank ends with the sum over ranks, added in `order`. On the CPU `scratch` holds
   // ScratchElements(count) floats; it must not overlap `data` nor be used by another stream
   // meanwhile. Communicators for memory of a GPU use none. So for ReduceScatterSum.
-  virtual void AllReduceSum(Stream& stream, kernels::Values data, int64_t count, SumOrder order,
+  virtual void AllReduceSum(device::Stream& stream, kernels::Values data, int64_t count, SumOrder order,
                             float* scratch) = 0;
   int64_t ScratchElements(int64_t count) const { return plan::AllReduceScratch(count, size()); }
   // in: size() blocks of `count`; out becomes the sum over ranks of this rank's block, in rank
   // order. `scratch` holds size() * count floats.
-  virtual void ReduceScatterSum(Stream& stream, kernels::ConstValues in, kernels::Values out,
+  virtual void ReduceScatterSum(device::Stream& stream, kernels::ConstValues in, kernels::Values out,
                                 int64_t count, float* scratch) = 0;
   // For vectors in which each element has one contributor (any order is exact).
-  virtual void AllReduceSum(Stream& stream, double* data, int64_t count) = 0;
+  virtual void AllReduceSum(device::Stream& stream, double* data, int64_t count) = 0;
   // out: size() blocks of `count`, in rank order; this rank's block is in[0, count). With a single
   // rank it is an operation of the stream, so on the CPU the stream must be a compute stream.
-  virtual void AllGather(Stream& stream, kernels::ConstValues in, kernels::Values out,
+  virtual void AllGather(device::Stream& stream, kernels::ConstValues in, kernels::Values out,
                          int64_t count) = 0;
-  virtual void Broadcast(Stream& stream, void* data, int64_t bytes, int root) = 0;
-  virtual void Barrier(Stream& stream) = 0;
+  virtual void Broadcast(device::Stream& stream, void* data, int64_t bytes, int root) = 0;
+  virtual void Barrier(device::Stream& stream) = 0;
 
   // Messages between neighbours (pipeline), with tags below 2^12: begun in stream order, and in
   // flight beside the stream's later work until Wait. The returned transfer must not outlive the
   // communicator; if a message is not waited for (the stream has failed), it ends with the
   // communicator, as by Abort: nothing writes to its buffer after that.
-  virtual std::shared_ptr<Transfer> Send(Stream& stream, const void* data, int64_t bytes, int peer,
+  virtual std::shared_ptr<Transfer> Send(device::Stream& stream, const void* data, int64_t bytes, int peer,
                                          uint32_t tag) = 0;
-  virtual std::shared_ptr<Transfer> Receive(Stream& stream, void* data, int64_t bytes, int peer,
+  virtual std::shared_ptr<Transfer> Receive(device::Stream& stream, void* data, int64_t bytes, int peer,
                                             uint32_t tag) = 0;
 
   // Makes later work of the stream wait until the message has arrived, or the sent buffer may be
   // overwritten; after the communicator's timeout the stream fails.
-  virtual void Wait(Stream& stream, std::shared_ptr<Transfer> transfer) = 0;
+  virtual void Wait(device::Stream& stream, std::shared_ptr<Transfer> transfer) = 0;
 
   // Ends running and later calls with an error. Any thread.
   virtual void Abort() = 0;
@@ -79,10 +79,10 @@ struct CommunicatorOptions {
   std::string group;
   absl::Duration timeout;              // the longest that one call may wait for a peer
   std::vector<int> ranks = {};         // of the job, by rank in the group; empty: the same numbers
-  Whereabouts* whereabouts = nullptr;  // not owned; may be null
+  progress::Whereabouts* whereabouts = nullptr;  // not owned; may be null
 };
 
 std::unique_ptr<Communicator> CreateCommunicator(CommunicatorOptions options,
                                                  std::unique_ptr<Transport> transport);
 
-}  // namespace tercio
+}  // namespace tercio::collective

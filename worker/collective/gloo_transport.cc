@@ -14,7 +14,7 @@
 #include "common/mutex.h"
 #include "common/steady_time.h"
 
-namespace tercio {
+namespace tercio::collective {
 namespace {
 
 std::chrono::milliseconds Milliseconds(absl::Duration duration) {
@@ -193,4 +193,4 @@ absl::StatusOr<std::unique_ptr<Transport>> CreateGlooTransport(int rank, int siz
   }
 }
 
-}  // namespace tercio
+}  // namespace tercio::collective

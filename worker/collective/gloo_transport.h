@@ -11,7 +11,7 @@
 #include "absl/time/time.h"
 #include "worker/collective/transport.h"
 
-namespace tercio {
+namespace tercio::collective {
 
 // The place at which the ranks of an attempt leave their addresses for each other.
 class RendezvousStore {
@@ -31,4 +31,4 @@ absl::StatusOr<std::unique_ptr<Transport>> CreateGlooTransport(int rank, int siz
                                                                const std::string& data_address,
                                                                absl::Duration timeout);
 
-}  // namespace tercio
+}  // namespace tercio::collective

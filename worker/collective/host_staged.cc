@@ -13,7 +13,7 @@
 #include "common/status_macros.h"
 #include "worker/device/cpu_device.h"
 
-namespace tercio {
+namespace tercio::collective {
 namespace {
 
 using kernels::ConstValues;
@@ -54,19 +54,19 @@ class Staged {
 
   void Widen() {
     if (like_.stored() == Format::kBfloat16) {
-      tercio::Widen<__nv_bfloat16>(
+      collective::Widen<__nv_bfloat16>(
           bytes(), count_, [](__nv_bfloat16 x) { return __bfloat162float(x); }, floats_.data());
     } else if (like_.stored() == Format::kFloat16) {
-      tercio::Widen<__half>(
+      collective::Widen<__half>(
           bytes(), count_, [](__half x) { return __half2float(x); }, floats_.data());
     }
   }
   void Narrow() {
     if (like_.stored() == Format::kBfloat16) {
-      tercio::Narrow<__nv_bfloat16>(
+      collective::Narrow<__nv_bfloat16>(
           floats_.data(), count_, [](float x) { return __float2bfloat16_rn(x); }, bytes());
     } else if (like_.stored() == Format::kFloat16) {
-      tercio::Narrow<__half>(
+      collective::Narrow<__half>(
           floats_.data(), count_, [](float x) { return __float2half_rn(x); }, bytes());
     }
   }
@@ -91,14 +91,14 @@ class HostStagedCommunicator : public Communicator {
  public:
   explicit HostStagedCommunicator(std::unique_ptr<Communicator> inner)
       : inner_(std::move(inner)),
-        cpu_(CreateCpuDevice(1)),
-        host_(*cpu_->CreateStream(Device::StreamKind::kCompute)) {}
+        cpu_(device::CreateCpuDevice(1)),
+        host_(*cpu_->CreateStream(device::Device::StreamKind::kCompute)) {}
 
   const std::string& group() const override { return inner_->group(); }
   int rank() const override { return inner_->rank(); }
   int size() const override { return inner_->size(); }
 
-  void AllReduceSum(Stream& stream, Values data, int64_t count, SumOrder order, float*) override {
+  void AllReduceSum(device::Stream& stream, Values data, int64_t count, SumOrder order, float*) override {
     if (size() == 1 || count == 0) return;
     std::vector<float> scratch(static_cast<size_t>(ScratchElements(count)));
     OverHost(stream, data, count, data, count, [&](Values values, Values sum) {
@@ -107,7 +107,7 @@ class HostStagedCommunicator : public Communicator {
     });
   }
 
-  void ReduceScatterSum(Stream& stream, ConstValues in, Values out, int64_t count,
+  void ReduceScatterSum(device::Stream& stream, ConstValues in, Values out, int64_t count,
                         float*) override {
     if (size() == 1) return stream.ops().Copy(out, in, count);
     std::vector<float> scratch(static_cast<size_t>(count * size()));
@@ -116,13 +116,13 @@ class HostStagedCommunicator : public Communicator {
     });
   }
 
-  void AllGather(Stream& stream, ConstValues in, Values out, int64_t count) override {
+  void AllGather(device::Stream& stream, ConstValues in, Values out, int64_t count) override {
     if (size() == 1) return stream.ops().Copy(out, in, count);
     OverHost(stream, in, count, out, count * size(),
              [&](Values mine, Values all) { inner_->AllGather(*host_, mine, all, count); });
   }
 
-  void AllReduceSum(Stream& stream, double* data, int64_t count) override {
+  void AllReduceSum(device::Stream& stream, double* data, int64_t count) override {
     if (size() == 1 || count == 0) return;
     std::vector<double> numbers(static_cast<size_t>(count));
     const int64_t bytes = count * static_cast<int64_t>(sizeof(double));
@@ -134,7 +134,7 @@ class HostStagedCommunicator : public Communicator {
     stream.CopyFromHost(data, numbers.data(), bytes);
   }
 
-  void Broadcast(Stream& stream, void* data, int64_t bytes, int root) override {
+  void Broadcast(device::Stream& stream, void* data, int64_t bytes, int root) override {
     if (size() == 1 || bytes == 0) return;
     std::vector<std::byte> copy(static_cast<size_t>(bytes));
     stream.CopyToHost(copy.data(), data, bytes);
@@ -145,7 +145,7 @@ class HostStagedCommunicator : public Communicator {
     stream.CopyFromHost(data, copy.data(), bytes);
   }
 
-  void Barrier(Stream& stream) override {
+  void Barrier(device::Stream& stream) override {
     if (size() == 1) return;
     stream.RunOnHost([&] {
       inner_->Barrier(*host_);
@@ -153,7 +153,7 @@ class HostStagedCommunicator : public Communicator {
     });
   }
 
-  std::shared_ptr<Transfer> Send(Stream& stream, const void* data, int64_t bytes, int peer,
+  std::shared_ptr<Transfer> Send(device::Stream& stream, const void* data, int64_t bytes, int peer,
                                  uint32_t tag) override {
     auto message = std::make_shared<StagedMessage>();
     message->bytes.resize(static_cast<size_t>(bytes));
@@ -165,7 +165,7 @@ class HostStagedCommunicator : public Communicator {
     return message;
   }
 
-  std::shared_ptr<Transfer> Receive(Stream& stream, void* data, int64_t bytes, int peer,
+  std::shared_ptr<Transfer> Receive(device::Stream& stream, void* data, int64_t bytes, int peer,
                                     uint32_t tag) override {
     auto message = std::make_shared<StagedMessage>();
     message->bytes.resize(static_cast<size_t>(bytes));
@@ -177,7 +177,7 @@ class HostStagedCommunicator : public Communicator {
     return message;
   }
 
-  void Wait(Stream& stream, std::shared_ptr<Transfer> transfer) override {
+  void Wait(device::Stream& stream, std::shared_ptr<Transfer> transfer) override {
     auto message = std::static_pointer_cast<StagedMessage>(std::move(transfer));
     stream.RunOnHost([&] {
       inner_->Wait(*host_, message->inner);
@@ -193,7 +193,7 @@ class HostStagedCommunicator : public Communicator {
  private:
   // Runs body(in, out) on the host; if both are the same memory of the device, they are the same
   // there.
-  void OverHost(Stream& stream, ConstValues in, int64_t in_count, Values out, int64_t out_count,
+  void OverHost(device::Stream& stream, ConstValues in, int64_t in_count, Values out, int64_t out_count,
                 const std::function<void(Values in, Values out)>& body) {
     const bool same = in == ConstValues(out) && in_count == out_count;
     Staged from(in_count, in);
@@ -211,8 +211,8 @@ class HostStagedCommunicator : public Communicator {
   }
 
   std::unique_ptr<Communicator> inner_;
-  std::unique_ptr<Device> cpu_;
-  std::unique_ptr<Stream> host_;
+  std::unique_ptr<device::Device> cpu_;
+  std::unique_ptr<device::Stream> host_;
 };
 
 }  // namespace
@@ -222,4 +222,4 @@ std::unique_ptr<Communicator> CreateHostStagedCommunicator(
   return std::make_unique<HostStagedCommunicator>(std::move(over_host));
 }
 
-}  // namespace tercio
+}  // namespace tercio::collective

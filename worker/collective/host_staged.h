@@ -9,9 +9,9 @@
 
 #include "worker/collective/communicator.h"
 
-namespace tercio {
+namespace tercio::collective {
 
 // `over_host` takes memory of the host.
 std::unique_ptr<Communicator> CreateHostStagedCommunicator(std::unique_ptr<Communicator> over_host);
 
-}  // namespace tercio
+}  // namespace tercio::collective

@@ -9,7 +9,7 @@
 #include "common/mutex.h"
 #include "worker/collective/gloo_transport.h"
 
-namespace tercio {
+namespace tercio::collective {
 
 // Threads: any.
 class MemoryRendezvous : public RendezvousStore {
@@ -40,4 +40,4 @@ class MemoryRendezvous : public RendezvousStore {
   std::map<std::string, std::string> values_ TERCIO_GUARDED_BY(mutex_);
 };
 
-}  // namespace tercio
+}  // namespace tercio::collective

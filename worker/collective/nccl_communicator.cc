@@ -21,7 +21,7 @@
 #include "worker/device/cuda_device.h"
 #include "worker/device/cuda_status.h"
 
-namespace tercio {
+namespace tercio::collective {
 namespace {
 
 constexpr auto kPollInterval = std::chrono::microseconds(50);
@@ -67,18 +67,18 @@ class CallsUnderWay {
   CallsUnderWay(const CallsUnderWay&) = delete;
   CallsUnderWay& operator=(const CallsUnderWay&) = delete;
 
-  absl::Status Begin(cudaStream_t stream, CollectivePosition position) {
+  absl::Status Begin(cudaStream_t stream, progress::CollectivePosition position) {
     calls_.push_back({std::move(position)});
     Call& call = calls_.back();
     absl::Status status = Take(&call.begin);
     if (status.ok()) status = Take(&call.end);
-    if (status.ok()) status = CudaStatus(cudaEventRecord(call.begin, stream), "recording an event");
+    if (status.ok()) status = device::CudaStatus(cudaEventRecord(call.begin, stream), "recording an event");
     if (!status.ok()) Cancel();
     return status;
   }
   absl::Status End(cudaStream_t stream) {
     calls_.back().enqueued = true;
-    return CudaStatus(cudaEventRecord(calls_.back().end, stream), "recording an event");
+    return device::CudaStatus(cudaEventRecord(calls_.back().end, stream), "recording an event");
   }
   // Removes the last call, which was not enqueued.
   void Cancel() {
@@ -95,24 +95,24 @@ class CallsUnderWay {
     }
     return calls_.empty();
   }
-  const CollectivePosition& Last() const { return calls_.back().position; }
+  const progress::CollectivePosition& Last() const { return calls_.back().position; }
   // The call that the GPU is at; null: none. A call that its stream has not reached waits for no
   // rank.
-  const CollectivePosition* Running() {
+  const progress::CollectivePosition* Running() {
     if (Done() || !Reached(calls_.front().begin)) return nullptr;
     return &calls_.front().position;
   }
 
  private:
   struct Call {
-    CollectivePosition position = {};
+    progress::CollectivePosition position = {};
     cudaEvent_t begin = nullptr;
     cudaEvent_t end = nullptr;
     bool enqueued = false;
   };
   absl::Status Take(cudaEvent_t* event) {
     if (idle_.empty())
-      return CudaStatus(cudaEventCreateWithFlags(event, cudaEventDisableTiming),
+      return device::CudaStatus(cudaEventCreateWithFlags(event, cudaEventDisableTiming),
                         "creating an event");
     *event = idle_.back();
     idle_.pop_back();
@@ -121,7 +121,7 @@ class CallsUnderWay {
   // An error of the device is reported by the thread that waits for the stream.
   static bool Reached(cudaEvent_t event) {
     const cudaError_t state = cudaEventQuery(event);
-    return !IsUnderWay(state) && state == cudaSuccess;
+    return !device::IsUnderWay(state) && state == cudaSuccess;
   }
   static void Drop(const Call& call) {
     if (call.begin != nullptr) cudaEventDestroy(call.begin);
@@ -135,8 +135,8 @@ class CallsUnderWay {
 // One direction of one edge between pipeline stages.
 struct Link {
   std::unique_ptr<NcclHandle> handle;
-  std::unique_ptr<Stream> stream;
-  std::unique_ptr<Event> ready;  // the work before the message
+  std::unique_ptr<device::Stream> stream;
+  std::unique_ptr<device::Event> ready;  // the work before the message
   int64_t messages = 0;
 };
 
@@ -146,8 +146,8 @@ struct NcclMessage : Transfer {
   absl::Status Wait(absl::Duration timeout) override {
     const absl::Time deadline = SteadyNow() + timeout;
     while (true) {
-      const cudaError_t state = cudaStreamQuery(HandleOf(*link->stream));
-      if (!IsUnderWay(state)) return CudaStatus(state, "waiting for a message");
+      const cudaError_t state = cudaStreamQuery(device::HandleOf(*link->stream));
+      if (!device::IsUnderWay(state)) return device::CudaStatus(state, "waiting for a message");
       TERCIO_RETURN_IF_ERROR(link->handle->AsyncError());
       if (SteadyNow() > deadline) {
         return absl::DeadlineExceededError(
@@ -158,8 +158,8 @@ struct NcclMessage : Transfer {
     }
   }
   Link* link = nullptr;
-  CollectivePosition position;
-  std::unique_ptr<Event> done;
+  progress::CollectivePosition position;
+  std::unique_ptr<device::Event> done;
 };
 
 // NCCL connects two ranks when both have reached their first message, and until then neither has
@@ -169,7 +169,7 @@ struct NcclMessage : Transfer {
 absl::Status ConnectEdge(Link& link, bool sends, int peer, std::byte* number,
                          absl::Duration timeout) {
   constexpr size_t kBytes = sizeof(double);
-  const cudaStream_t stream = HandleOf(*link.stream);
+  const cudaStream_t stream = device::HandleOf(*link.stream);
   NcclMessage message;
   message.link = &link;
   message.position.operation = "the first message";
@@ -185,13 +185,13 @@ absl::Status ConnectEdge(Link& link, bool sends, int peer, std::byte* number,
   return status;
 }
 
-class NcclCommunicator : public Communicator, public StreamWatch {
+class NcclCommunicator : public Communicator, public device::StreamWatch {
  public:
   using Links = std::map<std::tuple<bool, int, uint32_t>, Link>;  // whether it sends, peer, tag
 
   NcclCommunicator(CommunicatorOptions options, std::shared_ptr<NcclHandle> world,
-                   std::unique_ptr<NcclHandle> handle, Links links, Device& device,
-                   std::shared_ptr<DeviceMemory> number, int rank, int size)
+                   std::unique_ptr<NcclHandle> handle, Links links, device::Device& device,
+                   std::shared_ptr<device::DeviceMemory> number, int rank, int size)
       : options_(std::move(options)),
         world_(std::move(world)),
         handle_(std::move(handle)),
@@ -205,7 +205,7 @@ class NcclCommunicator : public Communicator, public StreamWatch {
     // them for ever.
     bool done = calls_.Done();
     for (auto& [key, link] : links_) {
-      done = done && !IsUnderWay(cudaStreamQuery(HandleOf(*link.stream)));
+      done = done && !device::IsUnderWay(cudaStreamQuery(device::HandleOf(*link.stream)));
     }
     if (!done) Abort();
   }
@@ -214,21 +214,21 @@ class NcclCommunicator : public Communicator, public StreamWatch {
   int rank() const override { return rank_; }
   int size() const override { return size_; }
 
-  void AllReduceSum(Stream& stream, Values data, int64_t count, SumOrder, float*) override {
+  void AllReduceSum(device::Stream& stream, Values data, int64_t count, SumOrder, float*) override {
     if (size_ == 1 || count == 0) return;
     Call(stream, "all-reduce", TypeOf(data), count, [&](ncclComm_t comm, cudaStream_t handle) {
       return ncclAllReduce(data.data(), data.data(), static_cast<size_t>(count), TypeOf(data),
                            ncclSum, comm, handle);
     });
   }
-  void AllReduceSum(Stream& stream, double* data, int64_t count) override {
+  void AllReduceSum(device::Stream& stream, double* data, int64_t count) override {
     if (size_ == 1 || count == 0) return;
     Call(stream, "all-reduce", ncclFloat64, count, [&](ncclComm_t comm, cudaStream_t handle) {
       return ncclAllReduce(data, data, static_cast<size_t>(count), ncclFloat64, ncclSum, comm,
                            handle);
     });
   }
-  void ReduceScatterSum(Stream& stream, ConstValues in, Values out, int64_t count,
+  void ReduceScatterSum(device::Stream& stream, ConstValues in, Values out, int64_t count,
                         float*) override {
     if (size_ == 1) return stream.ops().Copy(out, in, count);
     TERCIO_CHECK(in.stored() == out.stored());
@@ -237,7 +237,7 @@ class NcclCommunicator : public Communicator, public StreamWatch {
                                ncclSum, comm, handle);
     });
   }
-  void AllGather(Stream& stream, ConstValues in, Values out, int64_t count) override {
+  void AllGather(device::Stream& stream, ConstValues in, Values out, int64_t count) override {
     if (size_ == 1) return stream.ops().Copy(out, in, count);
     TERCIO_CHECK(in.stored() == out.stored());
     Call(stream, "all-gather", TypeOf(in), count, [&](ncclComm_t comm, cudaStream_t handle) {
@@ -245,13 +245,13 @@ class NcclCommunicator : public Communicator, public StreamWatch {
                            handle);
     });
   }
-  void Broadcast(Stream& stream, void* data, int64_t bytes, int root) override {
+  void Broadcast(device::Stream& stream, void* data, int64_t bytes, int root) override {
     if (size_ == 1 || bytes == 0) return;
     Call(stream, "broadcast", ncclUint8, bytes, [&](ncclComm_t comm, cudaStream_t handle) {
       return ncclBroadcast(data, data, static_cast<size_t>(bytes), ncclUint8, root, comm, handle);
     });
   }
-  void Barrier(Stream& stream) override {
+  void Barrier(device::Stream& stream) override {
     if (size_ == 1) return;
     auto* number = reinterpret_cast<double*>(number_->data());
     Call(stream, "barrier", ncclFloat64, 1, [&](ncclComm_t comm, cudaStream_t handle) {
@@ -259,13 +259,13 @@ class NcclCommunicator : public Communicator, public StreamWatch {
     });
   }
 
-  std::shared_ptr<Transfer> Send(Stream& stream, const void* data, int64_t bytes, int peer,
+  std::shared_ptr<Transfer> Send(device::Stream& stream, const void* data, int64_t bytes, int peer,
                                  uint32_t tag) override {
     return Exchange(stream, true, bytes, peer, tag, [=](ncclComm_t comm, cudaStream_t handle) {
       return ncclSend(data, static_cast<size_t>(bytes), ncclUint8, 1, comm, handle);
     });
   }
-  std::shared_ptr<Transfer> Receive(Stream& stream, void* data, int64_t bytes, int peer,
+  std::shared_ptr<Transfer> Receive(device::Stream& stream, void* data, int64_t bytes, int peer,
                                     uint32_t tag) override {
     return Exchange(stream, false, bytes, peer, tag, [=](ncclComm_t comm, cudaStream_t handle) {
       return ncclRecv(data, static_cast<size_t>(bytes), ncclUint8, 0, comm, handle);
@@ -273,10 +273,10 @@ class NcclCommunicator : public Communicator, public StreamWatch {
   }
   // The wait of the stream is recorded as a call of its own, so that a message which was started
   // early is not blamed before the stream needs it.
-  void Wait(Stream& stream, std::shared_ptr<Transfer> transfer) override {
+  void Wait(device::Stream& stream, std::shared_ptr<Transfer> transfer) override {
     const auto& message = static_cast<NcclMessage&>(*transfer);
     if (message.done == nullptr) return;
-    Watch(stream, self_);
+    device::Watch(stream, self_);
     Fail(stream, Enqueue(stream, message.position, [&] {
            stream.Wait(*message.done);
            return absl::OkStatus();
@@ -299,17 +299,17 @@ class NcclCommunicator : public Communicator, public StreamWatch {
   using Function = std::function<ncclResult_t(ncclComm_t, cudaStream_t)>;
 
   // Fails the stream. The other ranks cannot continue without this one, nor it without them.
-  void Fail(Stream& stream, const absl::Status& status) {
+  void Fail(device::Stream& stream, const absl::Status& status) {
     if (status.ok()) return;
-    FailStream(stream, status);  // before the abort, which is not the cause
+    device::FailStream(stream, status);  // before the abort, which is not the cause
     Abort();
   }
 
-  void Call(Stream& stream, const char* operation, ncclDataType_t type, int64_t count,
+  void Call(device::Stream& stream, const char* operation, ncclDataType_t type, int64_t count,
             const Function& call) {
-    Watch(stream, self_);
-    const cudaStream_t raw = HandleOf(stream);
-    CollectivePosition position{group(), sequence_++, operation, NameOfType(type), count, -1};
+    device::Watch(stream, self_);
+    const cudaStream_t raw = device::HandleOf(stream);
+    progress::CollectivePosition position{group(), sequence_++, operation, NameOfType(type), count, -1};
     Fail(stream, Enqueue(stream, std::move(position), [&] {
            return handle_->Enqueue(operation, options_.timeout,
                                    [&](ncclComm_t comm) { return call(comm, raw); });
@@ -317,9 +317,9 @@ class NcclCommunicator : public Communicator, public StreamWatch {
   }
 
   // Enqueues the call that `enqueue` makes, at `position`.
-  absl::Status Enqueue(Stream& stream, CollectivePosition position,
+  absl::Status Enqueue(device::Stream& stream, progress::CollectivePosition position,
                        const std::function<absl::Status()>& enqueue) {
-    const cudaStream_t raw = HandleOf(stream);
+    const cudaStream_t raw = device::HandleOf(stream);
     TERCIO_RETURN_IF_ERROR(calls_.Begin(raw, std::move(position)));
     const absl::Status status = enqueue();
     if (status.ok()) return calls_.End(raw);
@@ -328,7 +328,7 @@ class NcclCommunicator : public Communicator, public StreamWatch {
     return named;
   }
 
-  std::shared_ptr<Transfer> Exchange(Stream& stream, bool sends, int64_t bytes, int peer,
+  std::shared_ptr<Transfer> Exchange(device::Stream& stream, bool sends, int64_t bytes, int peer,
                                      uint32_t tag, const Function& call) {
     auto message = std::make_shared<NcclMessage>();
     const auto found = links_.find({sends, peer, tag});
@@ -342,12 +342,12 @@ class NcclCommunicator : public Communicator, public StreamWatch {
       Fail(stream, done.status());
       return message;
     }
-    Watch(stream, self_);
+    device::Watch(stream, self_);
     stream.Record(*link.ready);
     link.stream->Wait(*link.ready);
     const absl::Status begun =
         link.handle->Enqueue(message->position.operation, options_.timeout,
-                             [&](ncclComm_t comm) { return call(comm, HandleOf(*link.stream)); });
+                             [&](ncclComm_t comm) { return call(comm, device::HandleOf(*link.stream)); });
     if (!begun.ok()) {
       Fail(stream, Named(&message->position, begun));
       return message;
@@ -358,7 +358,7 @@ class NcclCommunicator : public Communicator, public StreamWatch {
   }
 
   // Describes an error, with the call at which it happened; null: at none.
-  absl::Status Named(const CollectivePosition* call, const absl::Status& status) const {
+  absl::Status Named(const progress::CollectivePosition* call, const absl::Status& status) const {
     std::string where = absl::StrCat("group ", group(), ", rank ", rank_, " of ", size_);
     if (call != nullptr) {
       absl::StrAppend(&where, ", ", call->operation, " #", call->sequence, " of ", call->dtype,
@@ -378,22 +378,22 @@ class NcclCommunicator : public Communicator, public StreamWatch {
   const std::shared_ptr<NcclHandle> world_;  // the communicator that the others were split from
   std::unique_ptr<NcclHandle> handle_;       // null for a group of one
   Links links_;
-  Device& device_;
-  const std::shared_ptr<DeviceMemory> number_;  // 0, which barriers sum
+  device::Device& device_;
+  const std::shared_ptr<device::DeviceMemory> number_;  // 0, which barriers sum
   const int rank_;
   const int size_;
-  const std::shared_ptr<StreamWatch*> self_ = std::make_shared<StreamWatch*>(this);
+  const std::shared_ptr<device::StreamWatch*> self_ = std::make_shared<device::StreamWatch*>(this);
   CallsUnderWay calls_;
   int64_t sequence_ = 0;
   // State of the current wait.
   bool waiting_ = false;
-  CollectivePosition waits_for_;
+  progress::CollectivePosition waits_for_;
   absl::Time since_;
 };
 
 // The call that the wait is blocked on: when that changes, its time starts over.
 absl::Status NcclCommunicator::Poll() {
-  const CollectivePosition* running = calls_.Running();
+  const progress::CollectivePosition* running = calls_.Running();
   const bool same = running != nullptr && waiting_ && running->sequence == waits_for_.sequence &&
                     running->operation == waits_for_.operation && running->peer == waits_for_.peer;
   if (!same) EndWait();
@@ -428,7 +428,7 @@ std::string IdKey() { return "nccl/world"; }
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<NcclGroups>> NcclGroups::Join(int rank, int world_size,
-                                                             Device& device,
+                                                             device::Device& device,
                                                              RendezvousStore& rendezvous,
                                                              absl::Duration timeout) {
   // First, since this makes the device the calling thread's.
@@ -475,7 +475,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> NcclGroups::Group(bool edges,
       Link link;
       link.handle = std::move(pair);
       TERCIO_ASSIGN_OR_RETURN(link.stream,
-                              device_.CreateStream(Device::StreamKind::kCommunication));
+                              device_.CreateStream(device::Device::StreamKind::kCommunication));
       TERCIO_ASSIGN_OR_RETURN(link.ready, device_.CreateEvent());
       const int peer = options.ranks[static_cast<size_t>(sends ? edge->to : edge->from)];
       TERCIO_RETURN_IF_ERROR(ConnectEdge(link, sends, peer, number_->data(), timeout_));
@@ -487,4 +487,4 @@ absl::StatusOr<std::unique_ptr<Communicator>> NcclGroups::Group(bool edges,
                                          std::move(links), device_, number_, index, size));
 }
 
-}  // namespace tercio
+}  // namespace tercio::collective

@@ -26,14 +26,14 @@
 #include "worker/collective/nccl_handle.h"
 #include "worker/device/device.h"
 
-namespace tercio {
+namespace tercio::collective {
 
 // The communicators of one rank.
 class NcclGroups {
  public:
   // Joins all ranks of the job, by a unique id that rank 0 puts at the rendezvous. The device must
   // outlive the groups.
-  static absl::StatusOr<std::unique_ptr<NcclGroups>> Join(int rank, int world_size, Device& device,
+  static absl::StatusOr<std::unique_ptr<NcclGroups>> Join(int rank, int world_size, device::Device& device,
                                                           RendezvousStore& rendezvous,
                                                           absl::Duration timeout);
 
@@ -43,8 +43,8 @@ class NcclGroups {
   absl::StatusOr<std::unique_ptr<Communicator>> Group(bool edges, CommunicatorOptions options);
 
  private:
-  NcclGroups(std::shared_ptr<NcclHandle> world, std::shared_ptr<DeviceMemory> number, int rank,
-             Device& device, absl::Duration timeout)
+  NcclGroups(std::shared_ptr<NcclHandle> world, std::shared_ptr<device::DeviceMemory> number, int rank,
+             device::Device& device, absl::Duration timeout)
       : world_(std::move(world)),
         number_(std::move(number)),
         rank_(rank),
@@ -52,10 +52,10 @@ class NcclGroups {
         timeout_(timeout) {}
 
   const std::shared_ptr<NcclHandle> world_;
-  const std::shared_ptr<DeviceMemory> number_;
+  const std::shared_ptr<device::DeviceMemory> number_;
   const int rank_;
-  Device& device_;
+  device::Device& device_;
   const absl::Duration timeout_;
 };
 
-}  // namespace tercio
+}  // namespace tercio::collective

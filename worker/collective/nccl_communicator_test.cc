@@ -19,7 +19,7 @@
 #include "worker/collective/pipeline_edges.h"
 #include "worker/device/cuda_device.h"
 
-namespace tercio {
+namespace tercio::collective {
 namespace {
 
 using kernels::ConstValues;
@@ -38,7 +38,7 @@ std::vector<int> AllRanks(int size) {
 struct Rank {
   int rank;
   int size;
-  Device& device;
+  device::Device& device;
   NcclGroups& groups;
 
   std::unique_ptr<Communicator> Group(std::vector<int> ranks, bool edges = false,
@@ -50,10 +50,10 @@ struct Rank {
   std::unique_ptr<Communicator> World(absl::Duration timeout = absl::Seconds(60)) const {
     return Group(AllRanks(size), false, timeout);
   }
-  std::unique_ptr<Stream> MakeStream() const {
-    return *device.CreateStream(Device::StreamKind::kCompute);
+  std::unique_ptr<device::Stream> MakeStream() const {
+    return *device.CreateStream(device::Device::StreamKind::kCompute);
   }
-  std::unique_ptr<DeviceMemory> Memory(int64_t bytes) const { return *device.Allocate(bytes); }
+  std::unique_ptr<device::DeviceMemory> Memory(int64_t bytes) const { return *device.Allocate(bytes); }
 };
 
 class NcclCommunicatorTest : public ::testing::Test {
@@ -71,7 +71,7 @@ class NcclCommunicatorTest : public ::testing::Test {
     std::vector<std::thread> threads;
     for (int rank = 0; rank < size; ++rank) {
       threads.emplace_back([&, rank] {
-        auto device = CreateCudaDevice(rank);
+        auto device = device::CreateCudaDevice(rank);
         ASSERT_TRUE(device.ok()) << device.status();
         auto groups = NcclGroups::Join(rank, size, **device, store, absl::Seconds(60));
         ASSERT_TRUE(groups.ok()) << groups.status();
@@ -101,14 +101,14 @@ std::vector<std::byte> Stored(Format format, int64_t count,
   return bytes;
 }
 
-std::vector<std::byte> Back(Stream& stream, const std::byte* data, size_t bytes) {
+std::vector<std::byte> Back(device::Stream& stream, const std::byte* data, size_t bytes) {
   std::vector<std::byte> back(bytes);
   stream.CopyToHost(back.data(), data, static_cast<int64_t>(bytes));
   EXPECT_EQ(stream.Synchronize(), absl::OkStatus());
   return back;
 }
 
-void CheckSums(const Rank& rank, Communicator& group, Stream& stream, Format format,
+void CheckSums(const Rank& rank, Communicator& group, device::Stream& stream, Format format,
                int64_t count) {
   const int n = rank.size;
   const auto whole = Stored(format, count * n, [&](int64_t i) { return NumberOf(rank.rank, i); });
@@ -188,7 +188,7 @@ TEST_F(NcclCommunicatorTest, ManyMessagesInBothDirections) {
         int to, from;
         uint32_t tag;
       };
-      std::vector<std::unique_ptr<DeviceMemory>> buffers;
+      std::vector<std::unique_ptr<device::DeviceMemory>> buffers;
       std::vector<std::shared_ptr<Transfer>> transfers;
       std::vector<std::pair<std::byte*, std::byte>> expected;
       for (int i = 0; i < kMessages; ++i) {
@@ -285,7 +285,7 @@ TEST_F(NcclCommunicatorTest, ACallThatIsRefusedIsNamed) {
 TEST_F(NcclCommunicatorTest, TheTimeoutNamesTheCallAndEndsTheStream) {
   std::atomic<bool> ended = false;
   OnRanks(2, [&](const Rank& rank) {
-    Whereabouts whereabouts(nullptr);
+    progress::Whereabouts whereabouts(nullptr);
     whereabouts.BeginStep(1);
     const auto memory = rank.Memory(64);
     auto made =
@@ -401,16 +401,16 @@ TEST_F(NcclCommunicatorTest, RanksThatShareADeviceOrDoNotCome) {
   std::vector<std::thread> threads;
   for (int rank = 0; rank < 2; ++rank) {
     threads.emplace_back([&, rank] {
-      auto device = CreateCudaDevice(0);
+      auto device = device::CreateCudaDevice(0);
       const auto groups = NcclGroups::Join(rank, 2, **device, store, absl::Seconds(60));
       EXPECT_THAT(std::string(groups.status().message()), HasSubstr("Duplicate GPU"));
     });
   }
   for (std::thread& thread : threads) thread.join();
-  auto device = CreateCudaDevice(0);
+  auto device = device::CreateCudaDevice(0);
   const auto groups = NcclGroups::Join(0, 2, **device, store, absl::Milliseconds(100));
   EXPECT_TRUE(absl::IsDeadlineExceeded(groups.status())) << groups.status();
 }
 
 }  // namespace
-}  // namespace tercio
+}  // namespace tercio::collective

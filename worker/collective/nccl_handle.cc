@@ -7,7 +7,7 @@
 #include "common/status_macros.h"
 #include "common/steady_time.h"
 
-namespace tercio {
+namespace tercio::collective {
 namespace {
 
 constexpr auto kPollInterval = std::chrono::microseconds(50);
@@ -140,4 +140,4 @@ void NcclHandle::Abort() {
   if (locked) mutex_.Unlock();
 }
 
-}  // namespace tercio
+}  // namespace tercio::collective

@@ -18,7 +18,7 @@
 #include "absl/time/time.h"
 #include "common/mutex.h"
 
-namespace tercio {
+namespace tercio::collective {
 
 // UNAVAILABLE for faults of the network or another rank, else INTERNAL; with NCCL's own message.
 absl::Status NcclStatus(ncclResult_t result, std::string_view what);
@@ -64,4 +64,4 @@ class NcclHandle {
   std::atomic<bool> aborted_{false};
 };
 
-}  // namespace tercio
+}  // namespace tercio::collective

@@ -7,7 +7,7 @@
 #include "gtest/gtest.h"
 #include "worker/device/cuda_device.h"
 
-namespace tercio {
+namespace tercio::collective {
 namespace {
 
 using ::testing::HasSubstr;
@@ -15,7 +15,7 @@ using ::testing::HasSubstr;
 class NcclHandleTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    auto device = CreateCudaDevice(0);
+    auto device = device::CreateCudaDevice(0);
     ASSERT_TRUE(device.ok()) << device.status();
     device_ = *std::move(device);
     ncclUniqueId id;
@@ -28,12 +28,12 @@ class NcclHandleTest : public ::testing::Test {
   // The sum of one rank's number.
   absl::Status Sum(NcclHandle& handle, double* number) {
     auto memory = *device_->Allocate(sizeof(double));
-    auto stream = *device_->CreateStream(Device::StreamKind::kCommunication);
+    auto stream = *device_->CreateStream(device::Device::StreamKind::kCommunication);
     stream->CopyFromHost(memory->data(), number, sizeof(double));
     *number = 0;
     const absl::Status enqueued = handle.Enqueue("summing", kTimeout, [&](ncclComm_t comm) {
       return ncclAllReduce(memory->data(), memory->data(), 1, ncclFloat64, ncclSum, comm,
-                           HandleOf(*stream));
+                           device::HandleOf(*stream));
     });
     if (!enqueued.ok()) return enqueued;
     stream->CopyToHost(number, memory->data(), sizeof(double));
@@ -41,7 +41,7 @@ class NcclHandleTest : public ::testing::Test {
   }
 
   static constexpr absl::Duration kTimeout = absl::Seconds(60);
-  std::unique_ptr<Device> device_;
+  std::unique_ptr<device::Device> device_;
   std::unique_ptr<NcclHandle> handle_;
 };
 
@@ -85,4 +85,4 @@ TEST(NcclStatus, ErrorsOfOthersAreUnavailable) {
 }
 
 }  // namespace
-}  // namespace tercio
+}  // namespace tercio::collective

@@ -2,7 +2,7 @@
 
 #include "common/check.h"
 
-namespace tercio {
+namespace tercio::collective {
 
 std::vector<EdgeRound> RoundsOfEdges(int stages) {
   TERCIO_CHECK_GE(stages, 2);
@@ -27,4 +27,4 @@ std::vector<EdgeRound> RoundsOfEdges(int stages) {
   return rounds;
 }
 
-}  // namespace tercio
+}  // namespace tercio::collective

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace tercio {
+namespace tercio::collective {
 
 // Tags of the messages of a pipeline group (worker/engine/pipeline_links.h).
 inline constexpr uint32_t kActivationTag = 0;
@@ -24,4 +24,4 @@ using EdgeRound = std::vector<PipelineEdge>;
 // REQUIRES: stages >= 2.
 std::vector<EdgeRound> RoundsOfEdges(int stages);
 
-}  // namespace tercio
+}  // namespace tercio::collective

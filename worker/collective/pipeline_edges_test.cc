@@ -5,7 +5,7 @@
 
 #include "gtest/gtest.h"
 
-namespace tercio {
+namespace tercio::collective {
 namespace {
 
 using Edge = std::tuple<int, int, uint32_t>;
@@ -36,4 +36,4 @@ TEST(PipelineEdges, EachStageIsInOneEdgeOfARoundAndEveryEdgeIsThereOnce) {
 }
 
 }  // namespace
-}  // namespace tercio
+}  // namespace tercio::collective

@@ -10,7 +10,7 @@
 #include "common/check.h"
 #include "common/mutex.h"
 
-namespace tercio {
+namespace tercio::collective {
 namespace {
 
 // Sender, receiver, tag.
@@ -134,4 +134,4 @@ std::vector<std::unique_ptr<Transport>> CreateThreadTransports(int size) {
   return result;
 }
 
-}  // namespace tercio
+}  // namespace tercio::collective

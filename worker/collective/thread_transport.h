@@ -6,10 +6,10 @@
 
 #include "worker/collective/transport.h"
 
-namespace tercio {
+namespace tercio::collective {
 
 // One transport per rank of a group of `size`; element r belongs to rank r. They share their state
 // and may be used and destroyed in different threads. Aborting one aborts all.
 std::vector<std::unique_ptr<Transport>> CreateThreadTransports(int size);
 
-}  // namespace tercio
+}  // namespace tercio::collective

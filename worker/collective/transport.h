@@ -13,7 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 
-namespace tercio {
+namespace tercio::collective {
 
 // A message on its way. The buffer must stay valid until Wait returns (also with an error).
 class Transfer {
@@ -36,4 +36,4 @@ class Transport {
   virtual void Abort() = 0;
 };
 
-}  // namespace tercio
+}  // namespace tercio::collective

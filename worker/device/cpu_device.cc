@@ -20,7 +20,7 @@
 #include "kernels/cpu/bf16_products.h"
 #include "kernels/cpu/cpu_ops.h"
 
-namespace tercio {
+namespace tercio::device {
 namespace {
 
 class CpuMemory : public DeviceMemory {
@@ -295,4 +295,4 @@ std::unique_ptr<Device> CreateCpuDevice(int threads) {
   return std::make_unique<CpuDevice>(threads);
 }
 
-}  // namespace tercio
+}  // namespace tercio::device

@@ -8,9 +8,9 @@
 
 #include "worker/device/device.h"
 
-namespace tercio {
+namespace tercio::device {
 
 // threads >= 1: of the compute stream, including the calling thread.
 std::unique_ptr<Device> CreateCpuDevice(int threads);
 
-}  // namespace tercio
+}  // namespace tercio::device

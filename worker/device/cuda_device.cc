@@ -18,7 +18,7 @@
 #include "worker/device/cuda_status.h"
 #include "worker/device/pinned_ring.h"
 
-namespace tercio {
+namespace tercio::device {
 namespace {
 
 constexpr int64_t kRingBytes = int64_t{32} << 20;    // for copies to the device
@@ -476,4 +476,4 @@ void Watch(Stream& stream, const std::shared_ptr<StreamWatch*>& watch) {
   static_cast<CudaStream&>(stream).Watch(watch);
 }
 
-}  // namespace tercio
+}  // namespace tercio::device

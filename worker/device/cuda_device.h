@@ -14,7 +14,7 @@
 #include "kernels/cuda/product_algorithms.h"
 #include "worker/device/device.h"
 
-namespace tercio {
+namespace tercio::device {
 
 struct CudaDeviceOptions {
   bool tf32 = false;  // products of fp32 values may round their factors to TF32
@@ -53,4 +53,4 @@ class StreamWatch {
 // Registers the watch until it is destroyed. Registering it again has no effect.
 void Watch(Stream& stream, const std::shared_ptr<StreamWatch*>& watch);
 
-}  // namespace tercio
+}  // namespace tercio::device

@@ -15,7 +15,7 @@
 #include "emulation/control.h"
 #endif
 
-namespace tercio {
+namespace tercio::device {
 namespace {
 
 using ::testing::HasSubstr;
@@ -247,4 +247,4 @@ TEST(CudaStatus, SaysHowToMendAndWhoseFaultItIs) {
 }
 
 }  // namespace
-}  // namespace tercio
+}  // namespace tercio::device

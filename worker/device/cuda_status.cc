@@ -4,7 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace tercio {
+namespace tercio::device {
 namespace {
 
 std::string Words(cudaError_t error, std::string_view what) {
@@ -58,4 +58,4 @@ bool IsUnderWay(cudaError_t query) {
   return true;
 }
 
-}  // namespace tercio
+}  // namespace tercio::device

@@ -7,7 +7,7 @@
 
 #include "absl/status/status.h"
 
-namespace tercio {
+namespace tercio::device {
 
 // OK for cudaSuccess. Out of memory is RESOURCE_EXHAUSTED; no usable device or driver
 // FAILED_PRECONDITION, with what to look at; anything else INTERNAL: the device, or a kernel, has
@@ -19,4 +19,4 @@ absl::Status CudaStatus(cudaError_t error, std::string_view what);
 // the next launch would be blamed for.
 bool IsUnderWay(cudaError_t query);
 
-}  // namespace tercio
+}  // namespace tercio::device

@@ -18,7 +18,7 @@
 #include "absl/status/statusor.h"
 #include "kernels/ops.h"
 
-namespace tercio {
+namespace tercio::device {
 
 // One block of device memory; freed with the object.
 class DeviceMemory {
@@ -124,4 +124,4 @@ class Device {
   virtual absl::StatusOr<std::unique_ptr<Event>> CreateEvent() = 0;
 };
 
-}  // namespace tercio
+}  // namespace tercio::device

@@ -4,7 +4,7 @@
 #include "common/status_macros.h"
 #include "worker/device/cuda_status.h"
 
-namespace tercio {
+namespace tercio::device {
 namespace {
 
 constexpr int64_t kAlignment = 64;
@@ -56,4 +56,4 @@ absl::Status PinnedRing::Release(cudaStream_t stream) {
   return CudaStatus(cudaEventRecord(event, stream), "recording an event");
 }
 
-}  // namespace tercio
+}  // namespace tercio::device

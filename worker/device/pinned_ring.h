@@ -13,7 +13,7 @@
 
 #include "absl/status/status.h"
 
-namespace tercio {
+namespace tercio::device {
 
 class PinnedRing {
  public:
@@ -46,4 +46,4 @@ class PinnedRing {
   std::vector<cudaEvent_t> idle_;
 };
 
-}  // namespace tercio
+}  // namespace tercio::device

@@ -6,7 +6,7 @@
 #include "common/check.h"
 #include "common/status_macros.h"
 
-namespace tercio {
+namespace tercio::engine {
 namespace {
 
 constexpr int64_t kPieceBytes = int64_t{1} << 20;  // of a copy; whole words
@@ -19,7 +19,7 @@ uint32_t FirstWordOf(const v1::Buffer& buffer) {
 }
 
 // Copies by a stream, or directly if none is needed.
-void CopyIn(Stream& stream, const v1::Buffer& buffer, std::byte* to, const void* from,
+void CopyIn(device::Stream& stream, const v1::Buffer& buffer, std::byte* to, const void* from,
             int64_t bytes) {
   if (buffer.on_host()) {
     std::memcpy(to, from, static_cast<size_t>(bytes));
@@ -30,7 +30,7 @@ void CopyIn(Stream& stream, const v1::Buffer& buffer, std::byte* to, const void*
 
 }  // namespace
 
-absl::StatusOr<Arena> Arena::Allocate(const v1::MemoryTable& table, Device& device) {
+absl::StatusOr<Arena> Arena::Allocate(const v1::MemoryTable& table, device::Device& device) {
   const absl::StatusOr<int64_t> before = device.BytesInUse();
   TERCIO_ASSIGN_OR_RETURN(auto memory, device.Allocate(table.total_bytes()));
   const absl::StatusOr<int64_t> after = device.BytesInUse();
@@ -43,8 +43,8 @@ int64_t Arena::UsedBytes() const {
   return memory_->ResidentBytes(0, memory_->size_bytes()).value_or(taken_);
 }
 
-absl::Status Arena::FillWithPattern(Device& device) {
-  TERCIO_ASSIGN_OR_RETURN(const auto stream, device.CreateStream(Device::StreamKind::kCompute));
+absl::Status Arena::FillWithPattern(device::Device& device) {
+  TERCIO_ASSIGN_OR_RETURN(const auto stream, device.CreateStream(device::Device::StreamKind::kCompute));
   for (const v1::Buffer& buffer : table_.buffers()) {
     const std::vector<uint32_t> words(kPieceBytes / sizeof(uint32_t), FirstWordOf(buffer));
     for (int64_t at = 0; at < buffer.size_bytes(); at += kPieceBytes) {
@@ -56,7 +56,7 @@ absl::Status Arena::FillWithPattern(Device& device) {
   return stream->Synchronize();
 }
 
-absl::StatusOr<BufferUse> Arena::UseOf(const v1::Buffer& buffer, Stream& stream) {
+absl::StatusOr<BufferUse> Arena::UseOf(const v1::Buffer& buffer, device::Stream& stream) {
   BufferUse use = {buffer.name(), buffer.size_bytes(), 0, 0};
   std::vector<std::byte> piece(static_cast<size_t>(std::min(kPieceBytes, buffer.size_bytes())));
   for (int64_t at = 0; at < buffer.size_bytes(); at += kPieceBytes) {
@@ -76,7 +76,7 @@ absl::StatusOr<BufferUse> Arena::UseOf(const v1::Buffer& buffer, Stream& stream)
   return use;
 }
 
-absl::StatusOr<std::vector<BufferUse>> Arena::HighWaterMarks(Stream& stream) {
+absl::StatusOr<std::vector<BufferUse>> Arena::HighWaterMarks(device::Stream& stream) {
   TERCIO_CHECK(filled_);
   std::vector<BufferUse> uses;
   for (const v1::Buffer& buffer : table_.buffers()) {
@@ -87,4 +87,4 @@ absl::StatusOr<std::vector<BufferUse>> Arena::HighWaterMarks(Stream& stream) {
   return uses;
 }
 
-}  // namespace tercio
+}  // namespace tercio::engine

@@ -14,11 +14,11 @@
 #include "worker/device/device.h"
 #include "worker/engine/memory_use.h"
 
-namespace tercio {
+namespace tercio::engine {
 
 class Arena {
  public:
-  static absl::StatusOr<Arena> Allocate(const v1::MemoryTable& table, Device& device);
+  static absl::StatusOr<Arena> Allocate(const v1::MemoryTable& table, device::Device& device);
 
   // REQUIRES: the table has a buffer of that name.
   template <typename T>
@@ -47,26 +47,26 @@ class Arena {
 
   // Called before the first use: from now on HighWaterMarks finds out which memory was written. The
   // moments of the optimizer, which the engine expects to be zero at first, begin as -0.
-  absl::Status FillWithPattern(Device& device);
+  absl::Status FillWithPattern(device::Device& device);
   // The use of each buffer that is not empty. Copies the arena to the host: for tests and trials.
   // REQUIRES: it was filled with the pattern.
-  absl::StatusOr<std::vector<BufferUse>> HighWaterMarks(Stream& stream);
+  absl::StatusOr<std::vector<BufferUse>> HighWaterMarks(device::Stream& stream);
 
  private:
-  Arena(const v1::MemoryTable& table, std::unique_ptr<DeviceMemory> memory,
-        std::unique_ptr<DeviceMemory> host, int64_t taken)
+  Arena(const v1::MemoryTable& table, std::unique_ptr<device::DeviceMemory> memory,
+        std::unique_ptr<device::DeviceMemory> host, int64_t taken)
       : table_(table), memory_(std::move(memory)), host_(std::move(host)), taken_(taken) {}
 
   std::byte* BeginOf(const v1::Buffer& buffer) {
     return (buffer.on_host() ? *host_ : *memory_).data() + buffer.offset_bytes();
   }
-  absl::StatusOr<BufferUse> UseOf(const v1::Buffer& buffer, Stream& stream);
+  absl::StatusOr<BufferUse> UseOf(const v1::Buffer& buffer, device::Stream& stream);
 
   v1::MemoryTable table_;
-  std::shared_ptr<DeviceMemory> memory_;
-  std::unique_ptr<DeviceMemory> host_;
+  std::shared_ptr<device::DeviceMemory> memory_;
+  std::unique_ptr<device::DeviceMemory> host_;
   int64_t taken_;  // of the device's memory by the allocation
   bool filled_ = false;
 };
 
-}  // namespace tercio
+}  // namespace tercio::engine

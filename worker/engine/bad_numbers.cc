@@ -6,7 +6,7 @@
 #include "plan/model_tensors.h"
 #include "plan/rank_layout.h"
 
-namespace tercio {
+namespace tercio::engine {
 namespace {
 
 // The stage whose gradient of a tensor counts.
@@ -47,4 +47,4 @@ std::string DescribeBadNumbers(absl::Span<const double> losses, absl::Span<const
   return "the mean loss is not finite";
 }
 
-}  // namespace tercio
+}  // namespace tercio::engine

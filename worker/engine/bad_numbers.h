@@ -7,7 +7,7 @@
 #include "absl/types/span.h"
 #include "proto/tercio/v1/plan.pb.h"
 
-namespace tercio {
+namespace tercio::engine {
 
 // `losses`: of each sequence of the global batch. `squares`: the sum of squares of gradients, at
 // [tensor * tensor degree + tensor rank] in the order of plan::ModelTensors. `plan`: of any rank.
@@ -16,4 +16,4 @@ namespace tercio {
 std::string DescribeBadNumbers(absl::Span<const double> losses, absl::Span<const double> squares,
                                const v1::RankPlan& plan);
 
-}  // namespace tercio
+}  // namespace tercio::engine

@@ -6,12 +6,12 @@
 #include "common/check.h"
 #include "kernels/random.h"
 
-namespace tercio {
+namespace tercio::engine {
 
 EncoderHead::EncoderHead(const v1::JobSpec& spec, const plan::StageShape& shape,
                          const plan::ModelTraits& traits, const OutputWeights& weights,
                          int tensor_index, kernels::ConstValues parameters, Arena& arena,
-                         Stream& stream, Communicator& tensor_group)
+                         device::Stream& stream, collective::Communicator& tensor_group)
     : shape_(shape),
       traits_(traits),
       weights_(weights),
@@ -113,7 +113,7 @@ void EncoderHead::BackwardChunk(const MicroBatch& batch, const Chunk& chunk,
                              shape_.tokens, accumulate});
   ops_.MatmulBackwardInput(
       {at_.logits, weights_.head.In(parameters_), at_.gradient, rows, shape_.vocabulary, c});
-  tensor_group_.AllReduceSum(stream_, at_.gradient, rows * c, SumOrder::kRanks, tensor_scratch_);
+  tensor_group_.AllReduceSum(stream_, at_.gradient, rows * c, collective::SumOrder::kRanks, tensor_scratch_);
   kernels::LayerNormBackwardArgs norm{};
   norm.dy = at_.gradient;
   norm.x = at_.activation;
@@ -269,4 +269,4 @@ kernels::ConstValues EncoderHead::ClassLogits(const MicroBatch& batch,
   return classes_.logits;
 }
 
-}  // namespace tercio
+}  // namespace tercio::engine

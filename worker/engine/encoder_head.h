@@ -20,14 +20,14 @@
 #include "worker/engine/micro_batch.h"
 #include "worker/engine/stage_weights.h"
 
-namespace tercio {
+namespace tercio::engine {
 
 class EncoderHead {
  public:
   EncoderHead(const v1::JobSpec& spec, const plan::StageShape& shape,
               const plan::ModelTraits& traits, const OutputWeights& weights, int tensor_index,
-              kernels::ConstValues parameters, Arena& arena, Stream& stream,
-              Communicator& tensor_group);
+              kernels::ConstValues parameters, Arena& arena, device::Stream& stream,
+              collective::Communicator& tensor_group);
 
   // Sets the factor of the loss's gradient; 1 at first.
   void SetLossScale(double scale) { gradient_scale_ = scale; }
@@ -99,12 +99,12 @@ class EncoderHead {
   const double sequence_scale_;
   double gradient_scale_ = 1;
   kernels::ConstValues parameters_;
-  Stream& stream_;
+  device::Stream& stream_;
   kernels::Ops& ops_;
-  Communicator& tensor_group_;
+  collective::Communicator& tensor_group_;
   Buffers at_{};
   ClassBuffers classes_{};
   float* tensor_scratch_;
 };
 
-}  // namespace tercio
+}  // namespace tercio::engine

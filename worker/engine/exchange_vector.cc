@@ -2,7 +2,7 @@
 
 #include "plan/model_tensors.h"
 
-namespace tercio {
+namespace tercio::engine {
 
 ExchangeVector::ExchangeVector(const v1::JobSpec& spec, const v1::RankPlan& plan,
                                const plan::StageShape& shape, int tensors, double* device)
@@ -42,4 +42,4 @@ double ExchangeVector::MeanLoss(const Totals& totals) {
   return tokens + totals.sequence_loss / static_cast<double>(totals.sequences);
 }
 
-}  // namespace tercio
+}  // namespace tercio::engine

@@ -15,7 +15,7 @@
 #include "proto/tercio/v1/job.pb.h"
 #include "proto/tercio/v1/plan.pb.h"
 
-namespace tercio {
+namespace tercio::engine {
 
 class ExchangeVector {
  public:
@@ -66,4 +66,4 @@ class ExchangeVector {
   std::vector<double> known_;
 };
 
-}  // namespace tercio
+}  // namespace tercio::engine

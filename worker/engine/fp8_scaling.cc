@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
 
-namespace tercio {
+namespace tercio::engine {
 
 std::string Fp8Tensor(int model_layer) { return absl::StrCat(kFp8TensorPrefix, model_layer); }
 
@@ -60,4 +60,4 @@ absl::Status Fp8Scaling::Restore(int layer, absl::Span<const float> state) {
   return absl::OkStatus();
 }
 
-}  // namespace tercio
+}  // namespace tercio::engine

@@ -5,7 +5,7 @@
 
 #include "gtest/gtest.h"
 
-namespace tercio {
+namespace tercio::engine {
 namespace {
 
 constexpr int kSlots = plan::kFp8SlotsOfLayer;
@@ -79,4 +79,4 @@ TEST(Fp8Scaling, IsRestoredByLayer) {
 }
 
 }  // namespace
-}  // namespace tercio
+}  // namespace tercio::engine

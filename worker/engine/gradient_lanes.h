@@ -13,7 +13,7 @@
 #include "worker/engine/arena.h"
 #include "worker/engine/stage_weights.h"
 
-namespace tercio {
+namespace tercio::engine {
 
 class GradientLanes {
  public:
@@ -82,4 +82,4 @@ class GradientLanes {
   int lanes_per_rank_;
 };
 
-}  // namespace tercio
+}  // namespace tercio::engine

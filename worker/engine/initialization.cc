@@ -4,7 +4,7 @@
 
 #include "kernels/random.h"
 
-namespace tercio {
+namespace tercio::engine {
 
 std::vector<float> InitialValues(const plan::LogicalTensor& tensor, const v1::RankPlan& plan,
                                  uint64_t seed) {
@@ -31,4 +31,4 @@ std::vector<float> InitialValues(const plan::LogicalTensor& tensor, const v1::Ra
   return values;
 }
 
-}  // namespace tercio
+}  // namespace tercio::engine

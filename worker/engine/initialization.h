@@ -7,11 +7,11 @@
 #include "plan/model_tensors.h"
 #include "proto/tercio/v1/plan.pb.h"
 
-namespace tercio {
+namespace tercio::engine {
 
 // This rank's values of one tensor, padding rows zero: local_rows x local_columns. Every element
 // depends on (seed, tensor, row, column) only.
 std::vector<float> InitialValues(const plan::LogicalTensor& tensor, const v1::RankPlan& plan,
                                  uint64_t seed);
 
-}  // namespace tercio
+}  // namespace tercio::engine

@@ -4,7 +4,7 @@
 
 #include "worker/engine/training_engine.h"
 
-namespace tercio {
+namespace tercio::engine {
 namespace {
 
 // The share of peak - minimum that is left at `part` (0 to 1) of the way down.
@@ -36,4 +36,4 @@ double LearningRate(const v1::TrainingSpec& training, int64_t step) {
   return minimum + (peak - minimum) * Remaining(schedule.kind(), (k - start) / (decay - start));
 }
 
-}  // namespace tercio
+}  // namespace tercio::engine

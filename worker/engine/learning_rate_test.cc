@@ -4,7 +4,7 @@
 #include "gtest/gtest.h"
 #include "worker/engine/training_engine.h"
 
-namespace tercio {
+namespace tercio::engine {
 namespace {
 
 v1::TrainingSpec Training(const char* kind) {
@@ -50,4 +50,4 @@ TEST(LearningRate, WithoutWarmUp) {
 }
 
 }  // namespace
-}  // namespace tercio
+}  // namespace tercio::engine

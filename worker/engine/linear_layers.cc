@@ -1,6 +1,6 @@
 #include "worker/engine/linear_layers.h"
 
-namespace tercio {
+namespace tercio::engine {
 namespace {
 
 using kernels::Format;
@@ -24,7 +24,7 @@ WeightRef WeightIn(const LayerWeights& layer, Linear linear) {
 }  // namespace
 
 LinearLayers::LinearLayers(const plan::StageShape& shape, const StageWeights& weights,
-                           kernels::ConstValues parameters, Arena& arena, Stream& stream)
+                           kernels::ConstValues parameters, Arena& arena, device::Stream& stream)
     : shape_(shape),
       weights_(weights),
       parameters_(parameters),
@@ -61,7 +61,7 @@ void LinearLayers::BeginStep() {
   stream_.SetZero(largest_, scaling_.slots() * static_cast<int64_t>(sizeof(float)));
 }
 
-void LinearLayers::EndStep(Communicator& tensor, Communicator& data) {
+void LinearLayers::EndStep(collective::Communicator& tensor, collective::Communicator& data) {
   if (!shape_.fp8) return;
   const int64_t of_tensor = int64_t{scaling_.slots()} * tensor.size();
   const int64_t all = of_tensor * data.size();
@@ -162,4 +162,4 @@ void LinearLayers::BackwardInputGelu(const Part& part, const kernels::MatmulBack
   ops_.GeluBackward(gelu);
 }
 
-}  // namespace tercio
+}  // namespace tercio::engine

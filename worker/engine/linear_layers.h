@@ -20,13 +20,13 @@
 #include "worker/engine/fp8_scaling.h"
 #include "worker/engine/stage_weights.h"
 
-namespace tercio {
+namespace tercio::engine {
 
 class LinearLayers {
  public:
   // `parameters`: the weights that the model reads.
   LinearLayers(const plan::StageShape& shape, const StageWeights& weights,
-               kernels::ConstValues parameters, Arena& arena, Stream& stream);
+               kernels::ConstValues parameters, Arena& arena, device::Stream& stream);
 
   struct Part {
     int layer;  // of the stage
@@ -39,7 +39,7 @@ class LinearLayers {
   void BeginStep();
   // After a step's micro-batches, collectively: learns the largest magnitudes of all ranks of both
   // groups. They are known when the stream is synchronized, which is when RecordStep may be called.
-  void EndStep(Communicator& tensor, Communicator& data);
+  void EndStep(collective::Communicator& tensor, collective::Communicator& data);
   void RecordStep();
   // The weights that the model reads have changed since BeginPass.
   void WeightsChanged() { weights_changed_ = true; }
@@ -82,7 +82,7 @@ class LinearLayers {
   const plan::StageShape shape_;
   const StageWeights& weights_;
   const kernels::ConstValues parameters_;
-  Stream& stream_;
+  device::Stream& stream_;
   kernels::Ops& ops_;
   Fp8Scaling scaling_;
   bool weights_changed_ = true;
@@ -99,4 +99,4 @@ class LinearLayers {
   float* all_largest_ = nullptr;
 };
 
-}  // namespace tercio
+}  // namespace tercio::engine

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace tercio {
+namespace tercio::engine {
 
 void LossScaler::Update(bool overflow) {
   if (overflow) {
@@ -16,4 +16,4 @@ void LossScaler::Update(bool overflow) {
   scale_ *= kGrowth;
 }
 
-}  // namespace tercio
+}  // namespace tercio::engine

@@ -8,7 +8,7 @@
 
 #include <cstdint>
 
-namespace tercio {
+namespace tercio::engine {
 
 class LossScaler {
  public:
@@ -39,4 +39,4 @@ class LossScaler {
   int chances_ = kHysteresis;
 };
 
-}  // namespace tercio
+}  // namespace tercio::engine

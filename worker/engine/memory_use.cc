@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace tercio {
+namespace tercio::engine {
 
 Touched TouchedOf(absl::Span<const std::byte> memory, uint32_t word) {
   Touched touched;
@@ -33,4 +33,4 @@ std::string UnusedText(absl::Span<const BufferUse> buffers) {
   return text;
 }
 
-}  // namespace tercio
+}  // namespace tercio::engine

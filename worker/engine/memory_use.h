@@ -15,7 +15,7 @@
 
 #include "absl/types/span.h"
 
-namespace tercio {
+namespace tercio::engine {
 
 inline constexpr uint32_t kPatternWord = 0xfff5fff5;
 
@@ -37,4 +37,4 @@ Touched TouchedOf(absl::Span<const std::byte> memory, uint32_t word);
 // empty where there are none.
 std::string UnusedText(absl::Span<const BufferUse> buffers);
 
-}  // namespace tercio
+}  // namespace tercio::engine

@@ -6,7 +6,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace tercio {
+namespace tercio::engine {
 namespace {
 
 using ::testing::HasSubstr;
@@ -70,4 +70,4 @@ TEST(MemoryUse, NamesABufferThatIsNeverTouchedAndOneThatIsTooLarge) {
 }
 
 }  // namespace
-}  // namespace tercio
+}  // namespace tercio::engine

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-namespace tercio {
+namespace tercio::engine {
 
 struct MicroBatch {
   int index = 0;  // within the step
@@ -34,4 +34,4 @@ struct LossSums {
   double* sequences = nullptr;  // of the sequence as a whole; bert only
 };
 
-}  // namespace tercio
+}  // namespace tercio::engine

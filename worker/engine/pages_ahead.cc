@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <utility>
 
-namespace tercio {
+namespace tercio::engine {
 namespace {
 
 constexpr size_t kPieceBytes = size_t{16} << 20;
@@ -56,4 +56,4 @@ PagesAhead::~PagesAhead() {
   if (thread_.joinable()) thread_.join();
 }
 
-}  // namespace tercio
+}  // namespace tercio::engine

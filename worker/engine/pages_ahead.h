@@ -10,7 +10,7 @@
 
 #include "absl/types/span.h"
 
-namespace tercio {
+namespace tercio::engine {
 
 // The memories piece by piece in turns: for memories that are written side by side.
 std::vector<absl::Span<std::byte>> InTurns(const std::vector<absl::Span<std::byte>>& memories);
@@ -30,4 +30,4 @@ class PagesAhead {
   std::thread thread_;
 };
 
-}  // namespace tercio
+}  // namespace tercio::engine

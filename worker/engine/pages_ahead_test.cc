@@ -10,7 +10,7 @@
 
 #include "gtest/gtest.h"
 
-namespace tercio {
+namespace tercio::engine {
 namespace {
 
 constexpr size_t kBytes = size_t{64} << 20;
@@ -70,4 +70,4 @@ TEST_F(PagesAheadTest, MemoriesInTurnsAreAllThereOnce) {
 }
 
 }  // namespace
-}  // namespace tercio
+}  // namespace tercio::engine

@@ -2,7 +2,7 @@
 
 #include "common/check.h"
 
-namespace tercio {
+namespace tercio::engine {
 
 void PipelineLinks::Send(Tag tag, int buffer_index, const void* data, int64_t bytes, int peer) {
   const bool inserted =
@@ -37,4 +37,4 @@ void PipelineLinks::WaitAll() {
   }
 }
 
-}  // namespace tercio
+}  // namespace tercio::engine

@@ -10,13 +10,13 @@
 #include "worker/collective/pipeline_edges.h"
 #include "worker/device/device.h"
 
-namespace tercio {
+namespace tercio::engine {
 
 class PipelineLinks {
  public:
-  PipelineLinks(Communicator& group, Stream& stream) : group_(group), stream_(stream) {}
+  PipelineLinks(collective::Communicator& group, device::Stream& stream) : group_(group), stream_(stream) {}
 
-  enum Tag : uint32_t { kActivation = kActivationTag, kGradient = kGradientTag, kTied = kTiedTag };
+  enum Tag : uint32_t { kActivation = collective::kActivationTag, kGradient = collective::kGradientTag, kTied = collective::kTiedTag };
 
   // Start a message of `bytes`; `buffer` is free again after WaitSend, or holds the message after
   // WaitReceive.
@@ -30,13 +30,13 @@ class PipelineLinks {
 
  private:
   using Key = std::pair<uint32_t, int>;
-  using Outstanding = std::map<Key, std::shared_ptr<Transfer>>;
+  using Outstanding = std::map<Key, std::shared_ptr<collective::Transfer>>;
   void WaitFor(Outstanding& transfers, const Key& key);
 
-  Communicator& group_;
-  Stream& stream_;
+  collective::Communicator& group_;
+  device::Stream& stream_;
   Outstanding sends_;
   Outstanding receives_;
 };
 
-}  // namespace tercio
+}  // namespace tercio::engine

@@ -11,7 +11,7 @@
 #include "plan/precision.h"
 #include "worker/engine/stage_weights.h"
 
-namespace tercio {
+namespace tercio::engine {
 namespace {
 
 using kernels::Format;
@@ -148,4 +148,4 @@ std::vector<ProductShape> ProductShapes(const v1::JobSpec& job, const v1::RankPl
   return Shapes(job, plan).Get();
 }
 
-}  // namespace tercio
+}  // namespace tercio::engine

@@ -9,10 +9,10 @@
 #include "proto/tercio/v1/job.pb.h"
 #include "proto/tercio/v1/plan.pb.h"
 
-namespace tercio {
+namespace tercio::engine {
 
 // Each once, in the order of kernels::cuda::ProductShape.
 std::vector<kernels::cuda::ProductShape> ProductShapes(const v1::JobSpec& job,
                                                        const v1::RankPlan& plan);
 
-}  // namespace tercio
+}  // namespace tercio::engine

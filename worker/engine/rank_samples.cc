@@ -4,7 +4,7 @@
 
 #include "common/check.h"
 
-namespace tercio {
+namespace tercio::engine {
 
 RankSamples::RankSamples(const plan::StageShape& shape, Arena& arena) : shape_(shape) {
   const auto sequences = static_cast<size_t>(shape.sequences_per_rank);
@@ -26,7 +26,7 @@ RankSamples::RankSamples(const plan::StageShape& shape, Arena& arena) : shape_(s
   predicted_counts_.resize(sequences);
 }
 
-void RankSamples::Store(int64_t sequence, const Sample& sample) {
+void RankSamples::Store(int64_t sequence, const data::Sample& sample) {
   const int64_t first = sequence * shape_.tokens;
   const auto store = [&](const std::vector<int32_t>& values, Buffer& buffer) {
     if (buffer.host.empty()) return;
@@ -38,7 +38,7 @@ void RankSamples::Store(int64_t sequence, const Sample& sample) {
   const int64_t first_row = sequence % shape_.sequences * shape_.tokens;
   int64_t count = 0;
   for (size_t i = 0; i < sample.targets.size(); ++i) {
-    if (sample.targets[i] == kNoTarget) continue;
+    if (sample.targets[i] == data::kNoTarget) continue;
     const auto place = static_cast<size_t>(first + count++);
     if (targets_.host.empty()) continue;
     targets_.host[place] = sample.targets[i];
@@ -50,7 +50,7 @@ void RankSamples::Store(int64_t sequence, const Sample& sample) {
   if (!labels_.host.empty()) labels_.host[at] = sample.label;
 }
 
-void RankSamples::Copy(Stream& stream) const {
+void RankSamples::Copy(device::Stream& stream) const {
   for (const Buffer* buffer : {&inputs_, &targets_, &types_, &predicted_, &lengths_, &labels_}) {
     if (buffer->host.empty()) continue;
     stream.CopyFromHost(buffer->device, buffer->host.data(),
@@ -74,4 +74,4 @@ void RankSamples::Point(MicroBatch* batch) const {
   batch->predicted_counts = predicted_counts_.data() + sequence;
 }
 
-}  // namespace tercio
+}  // namespace tercio::engine

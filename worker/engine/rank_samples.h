@@ -11,7 +11,7 @@
 #include "worker/engine/arena.h"
 #include "worker/engine/micro_batch.h"
 
-namespace tercio {
+namespace tercio::engine {
 
 class RankSamples {
  public:
@@ -20,10 +20,10 @@ class RankSamples {
 
   // Stores `sample` as the rank's sequence number `sequence`. A bert's targets are moved together,
   // with the rows that they belong to.
-  void Store(int64_t sequence, const Sample& sample);
+  void Store(int64_t sequence, const data::Sample& sample);
 
   // Copies all of them to the device.
-  void Copy(Stream& stream) const;
+  void Copy(device::Stream& stream) const;
 
   // Sets where the micro-batch's sequences lie on the device; null for those that this stage does
   // not need. Counts of predictions are on the host.
@@ -44,4 +44,4 @@ class RankSamples {
   std::vector<int32_t> predicted_counts_;
 };
 
-}  // namespace tercio
+}  // namespace tercio::engine

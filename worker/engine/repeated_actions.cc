@@ -3,7 +3,7 @@
 #include "plan/model_traits.h"
 #include "plan/precision.h"
 
-namespace tercio {
+namespace tercio::engine {
 namespace {
 
 constexpr int kMostMicroBatches = 32;
@@ -33,4 +33,4 @@ int RepeatedActions(const v1::JobSpec& job, const v1::RankPlan& plan) {
   return count;
 }
 
-}  // namespace tercio
+}  // namespace tercio::engine

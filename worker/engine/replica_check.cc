@@ -9,7 +9,7 @@
 #include "kernels/random.h"
 #include "plan/rank_layout.h"
 
-namespace tercio {
+namespace tercio::engine {
 namespace {
 
 // A sum of doubles carries half a digest exactly.
@@ -66,7 +66,7 @@ int ReplicaCheck::RankOf(v1::GroupKind kind, int member) const {
   return plan::RankOfCoordinates(plan_.layout(), {member, at.data_index(), at.pipeline_index()});
 }
 
-absl::Status ReplicaCheck::Sum(Communicator& group, Stream& stream,
+absl::Status ReplicaCheck::Sum(collective::Communicator& group, device::Stream& stream,
                                absl::Span<double> numbers) const {
   const auto bytes = static_cast<int64_t>(numbers.size() * sizeof(double));
   stream.CopyFromHost(exchange_, numbers.data(), bytes);
@@ -75,7 +75,7 @@ absl::Status ReplicaCheck::Sum(Communicator& group, Stream& stream,
   return stream.Synchronize();
 }
 
-absl::StatusOr<ReplicaCheck::Rows> ReplicaCheck::Exchange(Communicator& group, Stream& stream,
+absl::StatusOr<ReplicaCheck::Rows> ReplicaCheck::Exchange(collective::Communicator& group, device::Stream& stream,
                                                           absl::Span<const uint64_t> mine) const {
   const size_t width = 2 * mine.size();
   std::vector<double> halves(width * static_cast<size_t>(group.size()));
@@ -94,7 +94,7 @@ absl::StatusOr<ReplicaCheck::Rows> ReplicaCheck::Exchange(Communicator& group, S
 }
 
 absl::StatusOr<std::vector<int>> ReplicaCheck::CompareGroup(
-    Communicator& group, Stream& stream, absl::Span<const uint64_t> digests) const {
+    collective::Communicator& group, device::Stream& stream, absl::Span<const uint64_t> digests) const {
   const uint64_t mine = DigestOfAll(digests);
   TERCIO_ASSIGN_OR_RETURN(const Rows rows, Exchange(group, stream, {&mine, 1}));
   std::vector<uint64_t> all;
@@ -102,7 +102,7 @@ absl::StatusOr<std::vector<int>> ReplicaCheck::CompareGroup(
   return OddMembers(all);
 }
 
-absl::StatusOr<ReplicaVerdict> ReplicaCheck::Compare(Stream& stream,
+absl::StatusOr<ReplicaVerdict> ReplicaCheck::Compare(device::Stream& stream,
                                                      absl::Span<const uint64_t> digests) {
   TERCIO_ASSIGN_OR_RETURN(const std::vector<int> odd_of_data, CompareGroup(data_, stream, digests));
   std::vector<int> odd_of_tensor;
@@ -121,7 +121,7 @@ absl::StatusOr<ReplicaVerdict> ReplicaCheck::Compare(Stream& stream,
 
 // One vote of each differing group for each rank that it suspects, and the tensor where it differs:
 // both come from the group's first member.
-absl::StatusOr<ReplicaVerdict> ReplicaCheck::Locate(Stream& stream,
+absl::StatusOr<ReplicaVerdict> ReplicaCheck::Locate(device::Stream& stream,
                                                     absl::Span<const uint64_t> digests,
                                                     const std::vector<int>& odd_of_data,
                                                     const std::vector<int>& odd_of_tensor) {
@@ -152,4 +152,4 @@ absl::StatusOr<ReplicaVerdict> ReplicaCheck::Locate(Stream& stream,
   return JudgeReplicas(suspicions, name);
 }
 
-}  // namespace tercio
+}  // namespace tercio::engine

@@ -4,7 +4,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace tercio {
+namespace tercio::engine {
 namespace {
 
 using ::testing::ElementsAre;
@@ -37,4 +37,4 @@ TEST(JudgeReplicas, NamesTheOneThatMostGroupsSuspect) {
 }
 
 }  // namespace
-}  // namespace tercio
+}  // namespace tercio::engine

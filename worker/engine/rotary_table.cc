@@ -3,7 +3,7 @@
 #include <cmath>
 #include <numbers>
 
-namespace tercio {
+namespace tercio::engine {
 namespace {
 
 constexpr double kDefaultTheta = 10000;
@@ -38,4 +38,4 @@ std::vector<float> RotaryTable(const v1::ModelSpec& model) {
   return table;
 }
 
-}  // namespace tercio
+}  // namespace tercio::engine

@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 
-namespace tercio {
+namespace tercio::engine {
 namespace {
 
 constexpr double kDeviationsOfMedian = 1.4826;  // of a normal distribution
@@ -87,4 +87,4 @@ absl::Status SpikeDetector::Restore(absl::Span<const float> state) {
   return absl::OkStatus();
 }
 
-}  // namespace tercio
+}  // namespace tercio::engine

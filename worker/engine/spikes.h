@@ -19,7 +19,7 @@
 #include "absl/types/span.h"
 #include "plan/precision.h"
 
-namespace tercio {
+namespace tercio::engine {
 
 class SpikeDetector {
  public:
@@ -59,4 +59,4 @@ class SpikeDetector {
 // (plan::ActsOnSpikes).
 inline constexpr char kSpikeTensor[] = "training.spikes";
 
-}  // namespace tercio
+}  // namespace tercio::engine

@@ -10,7 +10,7 @@
 #include "gtest/gtest.h"
 #include "worker/engine/step_guard.h"
 
-namespace tercio {
+namespace tercio::engine {
 namespace {
 
 using ::testing::HasSubstr;
@@ -161,4 +161,4 @@ TEST(GuardOfSpikes, AReportedLevelBecomesTheUsual) {
 }
 
 }  // namespace
-}  // namespace tercio
+}  // namespace tercio::engine

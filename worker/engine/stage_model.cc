@@ -8,7 +8,7 @@
 #include "kernels/random.h"
 #include "worker/engine/rotary_table.h"
 
-namespace tercio {
+namespace tercio::engine {
 namespace {
 
 const char* WeightsThatAreRead(const plan::StageShape& shape) {
@@ -18,8 +18,8 @@ const char* WeightsThatAreRead(const plan::StageShape& shape) {
 }  // namespace
 
 StageModel::StageModel(const v1::JobSpec& spec, const v1::RankPlan& plan,
-                       const plan::StageTensors& tensors, Arena& arena, Stream& stream,
-                       Communicator& tensor_group, std::optional<OverlappedSums> beside)
+                       const plan::StageTensors& tensors, Arena& arena, device::Stream& stream,
+                       collective::Communicator& tensor_group, std::optional<OverlappedSums> beside)
     : shape_(plan::ShapeOfStage(spec, plan.layout(), plan.placement().pipeline_index())),
       traits_(plan::TraitsOf(spec.model())),
       layout_(plan::ActivationsOfLayer(shape_)),
@@ -165,7 +165,7 @@ kernels::LayerNormArgs StageModel::NormAfter(const MicroBatch& batch, int layer)
 
 kernels::Values StageModel::SumRows(kernels::Values partial, int64_t rows) {
   if (!shape_.sequence_parallel) {
-    tensor_group_.AllReduceSum(stream_, partial, rows * shape_.hidden, SumOrder::kRanks,
+    tensor_group_.AllReduceSum(stream_, partial, rows * shape_.hidden, collective::SumOrder::kRanks,
                                tensor_scratch_);
     return partial;
   }
@@ -186,9 +186,9 @@ kernels::Values StageModel::SumProduct(
     stream_.Record(*overlapped_->product_done);
     overlapped_->stream->Wait(*overlapped_->product_done);
     tensor_group_.AllReduceSum(*overlapped_->stream, partial + piece.first * shape_.hidden,
-                               piece.count * shape_.hidden, SumOrder::kRanks, tensor_scratch_);
+                               piece.count * shape_.hidden, collective::SumOrder::kRanks, tensor_scratch_);
   }
-  const Whereabouts::Join join(*overlapped_->where, tensor_group_.group());
+  const progress::Whereabouts::Join join(*overlapped_->where, tensor_group_.group());
   stream_.Join(*overlapped_->stream);
   return partial;
 }
@@ -702,4 +702,4 @@ void StageModel::Backward(const MicroBatch& batch, kernels::Values flow, const L
   }
 }
 
-}  // namespace tercio
+}  // namespace tercio::engine

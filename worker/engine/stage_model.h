@@ -28,19 +28,19 @@
 #include "worker/engine/stage_weights.h"
 #include "worker/progress/whereabouts.h"
 
-namespace tercio {
+namespace tercio::engine {
 
 class StageModel {
  public:
   // A stream for sums over tensor ranks that run beside products (parallelism.tensor_overlap).
   struct OverlappedSums {
-    Stream* stream;
-    Event* product_done;
-    Whereabouts* where;
+    device::Stream* stream;
+    device::Event* product_done;
+    progress::Whereabouts* where;
   };
   // Without `beside` nothing overlaps.
   StageModel(const v1::JobSpec& spec, const v1::RankPlan& plan, const plan::StageTensors& tensors,
-             Arena& arena, Stream& stream, Communicator& tensor_group,
+             Arena& arena, device::Stream& stream, collective::Communicator& tensor_group,
              std::optional<OverlappedSums> beside = std::nullopt);
 
   // The layers' products, which also hold the state of FP8 (linear_layers.h).
@@ -236,10 +236,10 @@ class StageModel {
   double gradient_scale_ = 1;
   kernels::LabelSmoothing smoothing_;
 
-  Stream& stream_;
+  device::Stream& stream_;
   const std::optional<OverlappedSums> overlapped_;
   kernels::Ops& ops_;
-  Communicator& tensor_group_;
+  collective::Communicator& tensor_group_;
   std::vector<std::byte*> slots_;
   std::byte* shared_;
   kernels::ConstValues parameters_;
@@ -264,4 +264,4 @@ class StageModel {
   std::unique_ptr<EncoderHead> encoder_head_;
 };
 
-}  // namespace tercio
+}  // namespace tercio::engine

@@ -4,7 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace tercio {
+namespace tercio::engine {
 namespace {
 
 WeightRef Find(const plan::StageTensors& tensors, const std::string& name, plan::TensorRole role) {
@@ -92,4 +92,4 @@ StageWeights FindWeights(const plan::StageTensors& tensors, absl::Span<const int
   return weights;
 }
 
-}  // namespace tercio
+}  // namespace tercio::engine

@@ -8,7 +8,7 @@
 #include "kernels/values.h"
 #include "plan/model_tensors.h"
 
-namespace tercio {
+namespace tercio::engine {
 
 // A run of elements in the parameter and gradient buffers. Absent (a bias of a model without
 // biases): no elements.
@@ -51,4 +51,4 @@ struct StageWeights {
 // `layers`: the model's layers that the stage holds.
 StageWeights FindWeights(const plan::StageTensors& tensors, absl::Span<const int> layers);
 
-}  // namespace tercio
+}  // namespace tercio::engine

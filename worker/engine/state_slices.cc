@@ -10,7 +10,7 @@
 #include "worker/engine/fp8_scaling.h"
 #include "worker/engine/step_guard.h"
 
-namespace tercio {
+namespace tercio::engine {
 namespace {
 
 void AddTensor(const plan::StageTensor& entry, const v1::RankPlan& plan,
@@ -124,4 +124,4 @@ void AddFp8Slices(const v1::JobSpec& job, const v1::RankPlan& plan,
   }
 }
 
-}  // namespace tercio
+}  // namespace tercio::engine

@@ -12,7 +12,7 @@
 #include "proto/tercio/v1/job.pb.h"
 #include "proto/tercio/v1/plan.pb.h"
 
-namespace tercio {
+namespace tercio::engine {
 
 // kGuard, kSpikes: of the step guard; kFp8: of FP8's scales. They are in no buffer.
 enum class StateKind { kParameter, kFirstMoment, kSecondMoment, kGuard, kSpikes, kFp8 };
@@ -49,4 +49,4 @@ void AddGuardSlices(const v1::JobSpec& job, const v1::RankPlan& plan,
 void AddFp8Slices(const v1::JobSpec& job, const v1::RankPlan& plan,
                   std::vector<StateSlice>* to_save, std::vector<StateSlice>* to_load);
 
-}  // namespace tercio
+}  // namespace tercio::engine

@@ -5,7 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
 
-namespace tercio {
+namespace tercio::engine {
 
 absl::StatusOr<StepVerdict> StepGuard::Judge(double loss, double grad_norm,
                                              const std::string& where) {
@@ -96,4 +96,4 @@ absl::Status StepGuard::Restore(absl::Span<const float> state) {
   return absl::OkStatus();
 }
 
-}  // namespace tercio
+}  // namespace tercio::engine

@@ -21,7 +21,7 @@
 #include "worker/engine/loss_scaler.h"
 #include "worker/engine/spikes.h"
 
-namespace tercio {
+namespace tercio::engine {
 
 // The logical tensor of a checkpoint that holds the counts; only jobs with fp16, on_nan: skip or
 // on_spike: skip have it.
@@ -84,4 +84,4 @@ class StepGuard {
   int64_t reported_in_a_row_ = 0;  // spikes
 };
 
-}  // namespace tercio
+}  // namespace tercio::engine

@@ -9,7 +9,7 @@
 #include "plan/model_tensors.h"
 #include "worker/engine/bad_numbers.h"
 
-namespace tercio {
+namespace tercio::engine {
 namespace {
 
 using ::testing::ElementsAre;
@@ -213,4 +213,4 @@ TEST(BadNumbers, NamesTheTensorThatGradientsReachFirst) {
 }
 
 }  // namespace
-}  // namespace tercio
+}  // namespace tercio::engine

@@ -10,7 +10,7 @@
 #include "common/mutex.h"
 #include "worker/engine/training_engine.h"
 
-namespace tercio {
+namespace tercio::engine {
 
 class StepTrace {
  public:
@@ -46,4 +46,4 @@ class StepTrace {
   std::vector<TraceEvent> events_ TERCIO_GUARDED_BY(mutex_);
 };
 
-}  // namespace tercio
+}  // namespace tercio::engine

@@ -31,7 +31,7 @@
 #include "worker/engine/step_trace.h"
 #include "worker/engine/weight_update.h"
 
-namespace tercio {
+namespace tercio::engine {
 namespace {
 
 constexpr int kGradientFlows = 2;  // buffers; see plan/schedule.h
@@ -42,16 +42,16 @@ class Engine : public TrainingEngine {
   // The engine's memory, streams and events; the arena is destroyed last.
   struct Machine {
     Arena arena;
-    std::unique_ptr<Stream> compute;
-    std::unique_ptr<Stream> communication;
-    std::unique_ptr<Event> bucket_ready;
+    std::unique_ptr<device::Stream> compute;
+    std::unique_ptr<device::Stream> communication;
+    std::unique_ptr<device::Event> bucket_ready;
     // For sums over tensor ranks beside products.
-    std::unique_ptr<Stream> tensor_sums;
-    std::unique_ptr<Event> product_done;
+    std::unique_ptr<device::Stream> tensor_sums;
+    std::unique_ptr<device::Event> product_done;
   };
 
   Engine(const v1::JobSpec& spec, const v1::RankPlan& plan, const Communicators& communicators,
-         SampleSource& source, Machine machine)
+         data::SampleSource& source, Machine machine)
       : spec_(spec),
         precision_(plan::PrecisionOf(spec)),
         plan_(plan),
@@ -157,7 +157,7 @@ class Engine : public TrainingEngine {
     compute_->SetZero(begin, (end - begin) * static_cast<int64_t>(sizeof(double)));
   }
   absl::Status LearnExchange(int64_t count);
-  void ReadSamples(absl::FunctionRef<void(int64_t sequence, Sample* out)> read);
+  void ReadSamples(absl::FunctionRef<void(int64_t sequence, data::Sample* out)> read);
   absl::Status CountPredictions();
   LossSums LossesAt(const MicroBatch& batch) const;
   absl::Status JudgeStep(int64_t step, StepResult* result);
@@ -176,19 +176,19 @@ class Engine : public TrainingEngine {
   const plan::Precision precision_;
   const v1::RankPlan plan_;
   const Communicators communicators_;
-  Whereabouts nowhere_{nullptr};
-  Whereabouts& where_;
-  SampleSource& source_;
-  Sample sample_;
+  progress::Whereabouts nowhere_{nullptr};
+  progress::Whereabouts& where_;
+  data::SampleSource& source_;
+  data::Sample sample_;
   Arena arena_;
-  std::unique_ptr<Stream> compute_;
-  std::unique_ptr<Stream> communication_;
-  std::unique_ptr<Event> bucket_ready_;
+  std::unique_ptr<device::Stream> compute_;
+  std::unique_ptr<device::Stream> communication_;
+  std::unique_ptr<device::Event> bucket_ready_;
   int repeated_actions_;  // 0 also if they could not be recorded
-  std::unique_ptr<WorkGraph> graph_;
+  std::unique_ptr<device::WorkGraph> graph_;
   int64_t steps_ = 0;  // of this process
-  std::unique_ptr<Stream> tensor_sums_;
-  std::unique_ptr<Event> product_done_;
+  std::unique_ptr<device::Stream> tensor_sums_;
+  std::unique_ptr<device::Event> product_done_;
   plan::StageShape shape_;
   plan::StageTensors tensors_;
   StageModel model_;
@@ -243,7 +243,7 @@ void Engine::RoundParameters(int64_t offset, int64_t count) {
 }
 
 // A bert's stages all know which tokens are padding.
-void Engine::ReadSamples(absl::FunctionRef<void(int64_t sequence, Sample* out)> read) {
+void Engine::ReadSamples(absl::FunctionRef<void(int64_t sequence, data::Sample* out)> read) {
   if (!shape_.first && !shape_.last && !encoder()) return;
   for (int64_t i = 0; i < shape_.sequences_per_rank; ++i) {
     read(FirstSequenceOfRank() + i, &sample_);
@@ -296,7 +296,7 @@ void Engine::Run(const v1::Action& action, int64_t step) {
                      FlowBytes(), PreviousStage());
       return;
     case v1::ACTION_KIND_FORWARD:
-      where_.BeginAction(Phase::kForward, "forward", batch.index);
+      where_.BeginAction(progress::Phase::kForward, "forward", batch.index);
       measure("wait activation", [&] {
         links_.WaitReceive(PipelineLinks::kActivation, batch.slot);
         links_.WaitSend(PipelineLinks::kActivation, batch.slot);
@@ -310,12 +310,12 @@ void Engine::Run(const v1::Action& action, int64_t step) {
       });
       return;
     case v1::ACTION_KIND_RECEIVE_GRADIENT:
-      where_.BeginAction(Phase::kBackward, "backward", batch.index);
+      where_.BeginAction(progress::Phase::kBackward, "backward", batch.index);
       links_.WaitSend(PipelineLinks::kGradient, flow);
       links_.Receive(PipelineLinks::kGradient, flow, flows_[flow].data(), FlowBytes(), NextStage());
       return;
     case v1::ACTION_KIND_BACKWARD:
-      where_.BeginAction(Phase::kBackward, "backward", batch.index);
+      where_.BeginAction(progress::Phase::kBackward, "backward", batch.index);
       measure("wait gradient", [&] {
         links_.WaitReceive(PipelineLinks::kGradient, flow);
         // The last stage receives no gradient that would have waited for this buffer.
@@ -330,7 +330,7 @@ void Engine::Run(const v1::Action& action, int64_t step) {
       });
       return;
     case v1::ACTION_KIND_REDUCE_GRADIENTS:
-      where_.BeginAction(Phase::kOptimizer, "gradient sum");
+      where_.BeginAction(progress::Phase::kOptimizer, "gradient sum");
       measure("finish reduction", [&] { FinishReduction(); });
       return;
     default:
@@ -349,7 +349,7 @@ int Engine::LaunchRepeatedActions(int64_t step) {
     if (graph_ == nullptr) repeated_actions_ = 0;
     if (graph_ == nullptr) return 0;
   }
-  where_.BeginAction(Phase::kOther, "forward and backward");
+  where_.BeginAction(progress::Phase::kOther, "forward and backward");
   compute_->Launch(*graph_);
   return repeated_actions_;
 }
@@ -380,7 +380,7 @@ void Engine::SumOverSequenceParts() {
   for (const plan::StageTensor& entry : tensors_.tensors) {
     if (entry.tensor.shard != plan::Shard::kWhole) continue;
     communicators_.tensor->AllReduceSum(*compute_, lanes_.result() + entry.gradient_offset,
-                                        entry.elements, SumOrder::kRanks, tensor_scratch_);
+                                        entry.elements, collective::SumOrder::kRanks, tensor_scratch_);
   }
 }
 
@@ -399,7 +399,7 @@ void Engine::ReduceBucket(int layer) {
         return absl::OkStatus();
       });
     communicators_.data->AllReduceSum(*communication_, lanes_.result() + bucket.begin(),
-                                      bucket.end() - bucket.begin(), SumOrder::kTree,
+                                      bucket.end() - bucket.begin(), collective::SumOrder::kTree,
                                       data_scratch_);
     if (trace_.on())
       communication_->RunOnHost([this, start, layer] {
@@ -412,7 +412,7 @@ void Engine::ReduceBucket(int layer) {
 
 void Engine::FinishReduction() {
   {
-    const Whereabouts::Join join(where_, communicators_.data->group());
+    const progress::Whereabouts::Join join(where_, communicators_.data->group());
     compute_->Join(*communication_);
   }
   SumOverSequenceParts();
@@ -502,8 +502,8 @@ absl::StatusOr<StepResult> Engine::Step(int64_t step, double signal) {
   const double waited = where_.engine_wait_seconds();
   where_.BeginStep(step);
   where_.phases().Start();
-  where_.BeginAction(Phase::kData, "samples");
-  ReadSamples([&](int64_t sequence, Sample* out) { source_.TrainingSample(step, sequence, out); });
+  where_.BeginAction(progress::Phase::kData, "samples");
+  ReadSamples([&](int64_t sequence, data::Sample* out) { source_.TrainingSample(step, sequence, out); });
   TERCIO_RETURN_IF_ERROR(CountPredictions());
   SetZero(exchange_.begin(), exchange_.SumsEnd());
   signal_ = signal;
@@ -513,9 +513,9 @@ absl::StatusOr<StepResult> Engine::Step(int64_t step, double signal) {
   for (int i = launched; i < plan_.stage().actions_size(); ++i) Run(plan_.stage().actions(i), step);
   model_.layers().EndStep(*communicators_.tensor, *communicators_.data);
   // Waits here for all work that a device was given and does later.
-  where_.phases().Enter(Phase::kOther);
+  where_.phases().Enter(progress::Phase::kOther);
   TERCIO_RETURN_IF_ERROR(LearnExchange(exchange_.count()));
-  where_.phases().Enter(Phase::kOptimizer);
+  where_.phases().Enter(progress::Phase::kOptimizer);
   model_.layers().RecordStep();
 
   StepResult result;
@@ -527,7 +527,7 @@ absl::StatusOr<StepResult> Engine::Step(int64_t step, double signal) {
   result.signal = exchange_.KnownSignal();
   result.grad_norm = std::sqrt(squares) / guard_.loss_scale();
   TERCIO_RETURN_IF_ERROR(JudgeStep(step, &result));
-  where_.phases().Enter(Phase::kOther);
+  where_.phases().Enter(progress::Phase::kOther);
   result.communication_seconds = where_.engine_wait_seconds() - waited;
   const double seconds = StepTrace::Now() - start;
   where_.EndStep(step, seconds, seconds - result.communication_seconds);
@@ -560,7 +560,7 @@ absl::Status Engine::JudgeStep(int64_t step, StepResult* result) {
   result->skipped = !verdict.taken;
   result->spike = verdict.spike;
   result->reason = verdict.spike.empty() ? where : absl::StrCat(where, ": ", verdict.spike);
-  where_.BeginAction(Phase::kOptimizer, "optimizer");
+  where_.BeginAction(progress::Phase::kOptimizer, "optimizer");
   if (verdict.taken) {
     Measure("optimizer", 0, 0, [&] { UpdateWeights(taken_step, *result); });
   }
@@ -582,7 +582,7 @@ void Engine::UpdateWeights(int64_t taken_step, const StepResult& result) {
 // Sequences beyond `samples` are computed (all ranks take part) and not counted.
 absl::Status Engine::EvaluateBatch(int64_t first_sample, int64_t samples,
                                    ExchangeVector::Totals* totals) {
-  ReadSamples([&](int64_t index, Sample* out) {
+  ReadSamples([&](int64_t index, data::Sample* out) {
     source_.ValidationSample(first_sample + (index < samples ? index : 0), out);
   });
   SetZero(exchange_.begin(), exchange_.SumsEnd());
@@ -757,20 +757,20 @@ std::shared_ptr<float> Engine::LoadPlace(int64_t slice_index) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<TrainingEngine>> TrainingEngine::Create(
-    const v1::JobSpec& spec, const v1::RankPlan& plan, Device& device,
-    const Communicators& communicators, SampleSource& source, EngineOptions options) {
+    const v1::JobSpec& spec, const v1::RankPlan& plan, device::Device& device,
+    const Communicators& communicators, data::SampleSource& source, EngineOptions options) {
   TERCIO_RETURN_IF_ERROR(plan::CheckFp8(spec));
   TERCIO_ASSIGN_OR_RETURN(Arena arena, Arena::Allocate(plan.stage().memory(), device));
   if (options.fill_pattern) TERCIO_RETURN_IF_ERROR(arena.FillWithPattern(device));
-  const Workspace workspace = {arena.Get<std::byte>("workspace.device"),
+  const device::Workspace workspace = {arena.Get<std::byte>("workspace.device"),
                                arena.Bytes("workspace.device")};
   TERCIO_ASSIGN_OR_RETURN(auto compute,
-                          device.CreateStream(Device::StreamKind::kCompute, workspace));
+                          device.CreateStream(device::Device::StreamKind::kCompute, workspace));
   TERCIO_ASSIGN_OR_RETURN(auto communication,
-                          device.CreateStream(Device::StreamKind::kCommunication));
+                          device.CreateStream(device::Device::StreamKind::kCommunication));
   TERCIO_ASSIGN_OR_RETURN(auto bucket_ready, device.CreateEvent());
   TERCIO_ASSIGN_OR_RETURN(auto tensor_sums,
-                          device.CreateStream(Device::StreamKind::kCommunication));
+                          device.CreateStream(device::Device::StreamKind::kCommunication));
   TERCIO_ASSIGN_OR_RETURN(auto product_done, device.CreateEvent());
   auto engine = std::make_unique<Engine>(
       spec, plan, communicators, source,
@@ -780,4 +780,4 @@ absl::StatusOr<std::unique_ptr<TrainingEngine>> TrainingEngine::Create(
   return std::unique_ptr<TrainingEngine>(std::move(engine));
 }
 
-}  // namespace tercio
+}  // namespace tercio::engine

@@ -27,16 +27,16 @@
 #include "worker/engine/step_guard.h"
 #include "worker/progress/whereabouts.h"
 
-namespace tercio {
+namespace tercio::engine {
 
 // Every group this rank is in, including those of one rank, and the object to which it reports its
 // place (may be null). Not owned.
 struct Communicators {
-  Communicator* world = nullptr;
-  Communicator* tensor = nullptr;
-  Communicator* data = nullptr;
-  Communicator* pipeline = nullptr;
-  Whereabouts* whereabouts = nullptr;
+  collective::Communicator* world = nullptr;
+  collective::Communicator* tensor = nullptr;
+  collective::Communicator* data = nullptr;
+  collective::Communicator* pipeline = nullptr;
+  progress::Whereabouts* whereabouts = nullptr;
 };
 
 struct StepResult {
@@ -95,8 +95,8 @@ class TrainingEngine {
   // moments are zero. `device`, communicators and `source` must outlive the engine.
   // RESOURCE_EXHAUSTED names the bytes.
   static absl::StatusOr<std::unique_ptr<TrainingEngine>> Create(
-      const v1::JobSpec& spec, const v1::RankPlan& plan, Device& device,
-      const Communicators& communicators, SampleSource& source, EngineOptions options = {});
+      const v1::JobSpec& spec, const v1::RankPlan& plan, device::Device& device,
+      const Communicators& communicators, data::SampleSource& source, EngineOptions options = {});
 
   // One optimizer step. Steps are given in ascending order. `signal` is a value that rank 0 sends
   // to all ranks with this step (other ranks give 0): it travels with the losses, so it costs
@@ -150,4 +150,4 @@ class TrainingEngine {
   virtual absl::StatusOr<std::vector<BufferUse>> HighWaterMarks() = 0;
 };
 
-}  // namespace tercio
+}  // namespace tercio::engine

@@ -5,7 +5,7 @@
 
 #include "plan/tensor_policy.h"
 
-namespace tercio {
+namespace tercio::engine {
 
 void UpdateStageWeights(const v1::TrainingSpec& training, const plan::StageTensors& tensors,
                         int stages, const StageState& state, const UpdateNumbers& numbers,
@@ -39,4 +39,4 @@ void UpdateStageWeights(const v1::TrainingSpec& training, const plan::StageTenso
   ops.AdamW(args);
 }
 
-}  // namespace tercio
+}  // namespace tercio::engine

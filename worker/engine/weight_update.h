@@ -8,7 +8,7 @@
 #include "plan/model_tensors.h"
 #include "proto/tercio/v1/job.pb.h"
 
-namespace tercio {
+namespace tercio::engine {
 
 // Flat buffers of the stage; their layout is that of plan/model_tensors.h.
 struct StageState {
@@ -31,4 +31,4 @@ void UpdateStageWeights(const v1::TrainingSpec& training, const plan::StageTenso
                         int stages, const StageState& state, const UpdateNumbers& numbers,
                         std::vector<kernels::AdamWTensor>& list, kernels::Ops& ops);
 
-}  // namespace tercio
+}  // namespace tercio::engine

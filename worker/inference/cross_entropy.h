@@ -8,7 +8,7 @@
 
 #include "absl/types/span.h"
 
-namespace tercio {
+namespace tercio::inference {
 
 // REQUIRES: 0 <= target < logits.size().
 inline double CrossEntropy(absl::Span<const float> logits, int32_t target) {
@@ -18,4 +18,4 @@ inline double CrossEntropy(absl::Span<const float> logits, int32_t target) {
   return best + std::log(sum) - logits[static_cast<size_t>(target)];
 }
 
-}  // namespace tercio
+}  // namespace tercio::inference

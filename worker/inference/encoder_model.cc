@@ -7,7 +7,7 @@
 #include "common/check.h"
 #include "common/status_macros.h"
 
-namespace tercio {
+namespace tercio::inference {
 namespace {
 
 absl::Status CheckRange(const std::vector<int32_t>& values, int32_t count, const char* what) {
@@ -24,7 +24,7 @@ absl::Status CheckRange(const std::vector<int32_t>& values, int32_t count, const
 
 absl::StatusOr<std::unique_ptr<EncoderModel>> EncoderModel::Load(
     const std::string& directory, int threads, int64_t context,
-    std::optional<data::Tokenizer> tokenizer) {
+    std::optional<tokenizer::Tokenizer> tokenizer) {
   TERCIO_ASSIGN_OR_RETURN(auto model,
                           WholeModel::Load(directory, threads, context, std::move(tokenizer)));
   if (model->shape().causal) {
@@ -34,13 +34,13 @@ absl::StatusOr<std::unique_ptr<EncoderModel>> EncoderModel::Load(
   return std::unique_ptr<EncoderModel>(new EncoderModel(std::move(model)));
 }
 
-absl::StatusOr<MicroBatch> EncoderModel::Forward(const Sample& sample, int32_t predicted) {
+absl::StatusOr<engine::MicroBatch> EncoderModel::Forward(const data::Sample& sample, int32_t predicted) {
   TERCIO_CHECK_EQ(static_cast<int64_t>(sample.inputs.size()), model_->shape().tokens);
   TERCIO_RETURN_IF_ERROR(CheckRange(sample.inputs, spec().vocab_size(), "token id"));
   TERCIO_RETURN_IF_ERROR(CheckRange(sample.types, spec().token_types(), "token type"));
   predicted_ = std::max(0, predicted);
   predicted_count_ = predicted < 0 ? 0 : 1;
-  MicroBatch batch;
+  engine::MicroBatch batch;
   batch.training = false;
   batch.inputs = sample.inputs.data();
   batch.types = sample.types.data();
@@ -51,17 +51,17 @@ absl::StatusOr<MicroBatch> EncoderModel::Forward(const Sample& sample, int32_t p
   return batch;
 }
 
-absl::StatusOr<absl::Span<const float>> EncoderModel::ClassLogits(const Sample& sample) {
-  TERCIO_ASSIGN_OR_RETURN(const MicroBatch batch, Forward(sample, -1));
+absl::StatusOr<absl::Span<const float>> EncoderModel::ClassLogits(const data::Sample& sample) {
+  TERCIO_ASSIGN_OR_RETURN(const engine::MicroBatch batch, Forward(sample, -1));
   return absl::MakeConstSpan(model_->stage().ClassLogits(batch).floats(),
                              static_cast<size_t>(model_->shape().classes));
 }
 
-absl::StatusOr<absl::Span<const float>> EncoderModel::TokenLogits(const Sample& sample,
+absl::StatusOr<absl::Span<const float>> EncoderModel::TokenLogits(const data::Sample& sample,
                                                                   int64_t position) {
-  TERCIO_ASSIGN_OR_RETURN(const MicroBatch batch, Forward(sample, static_cast<int32_t>(position)));
+  TERCIO_ASSIGN_OR_RETURN(const engine::MicroBatch batch, Forward(sample, static_cast<int32_t>(position)));
   return absl::MakeConstSpan(model_->stage().TokenLogits(batch).floats(),
                              static_cast<size_t>(spec().vocab_size()));
 }
 
-}  // namespace tercio
+}  // namespace tercio::inference

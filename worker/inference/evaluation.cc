@@ -11,7 +11,7 @@
 #include "data/text_source.h"
 #include "worker/inference/cross_entropy.h"
 
-namespace tercio {
+namespace tercio::inference {
 namespace {
 
 double Ratio(int64_t part, int64_t whole) {
@@ -107,7 +107,7 @@ absl::StatusOr<ClassificationReport> EvaluateClasses(EncoderModel& model, const 
   const auto classes = static_cast<size_t>(model.spec().labels());
   Confusion confusion(classes, std::vector<int64_t>(classes));
   double loss = 0;
-  Sample sample(model.spec().context());
+  data::Sample sample(model.spec().context());
   for (int64_t i = 0; i < count; ++i) {
     examples.Read(i, data::kValidationKey, &sample);
     TERCIO_ASSIGN_OR_RETURN(const absl::Span<const float> logits, model.ClassLogits(sample));
@@ -155,4 +155,4 @@ absl::StatusOr<LastWords> EvaluateLastWords(LanguageModel& model, const std::str
   return result;
 }
 
-}  // namespace tercio
+}  // namespace tercio::inference

@@ -11,7 +11,7 @@
 #include "worker/inference/encoder_model.h"
 #include "worker/inference/language_model.h"
 
-namespace tercio {
+namespace tercio::inference {
 
 // How often examples of a class (row) were predicted as a class (column).
 using Confusion = std::vector<std::vector<int64_t>>;
@@ -54,4 +54,4 @@ struct LastWords {
 absl::StatusOr<LastWords> EvaluateLastWords(LanguageModel& model, const std::string& path,
                                             const LanguageModel::Progress& progress = {});
 
-}  // namespace tercio
+}  // namespace tercio::inference

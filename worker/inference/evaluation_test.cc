@@ -7,7 +7,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace tercio {
+namespace tercio::inference {
 namespace {
 
 using ::testing::AllOf;
@@ -121,7 +121,7 @@ TEST(Evaluation, AGivenTokenizerStandsInForTheModels) {
   const TempDir directory;
   const std::string passages = directory.path() + "/passages.txt";
   ASSERT_TRUE(WriteFileDurably(passages, "ab cd\n").ok());
-  const auto chars = data::Tokenizer::CharsOf({"abcd "});
+  const auto chars = tokenizer::Tokenizer::CharsOf({"abcd "});
   ASSERT_TRUE(chars.ok()) << chars.status();
   const auto model = LanguageModel::Load(kGpt2, 1, 0, *chars);
   ASSERT_TRUE(model.ok()) << model.status();
@@ -134,4 +134,4 @@ TEST(Evaluation, AGivenTokenizerStandsInForTheModels) {
 }
 
 }  // namespace
-}  // namespace tercio
+}  // namespace tercio::inference

@@ -11,7 +11,7 @@
 #include "worker/inference/cross_entropy.h"
 #include "worker/inference/whole_model.h"
 
-namespace tercio {
+namespace tercio::inference {
 namespace {
 
 class LoadedModel : public LanguageModel {
@@ -19,7 +19,7 @@ class LoadedModel : public LanguageModel {
   explicit LoadedModel(std::unique_ptr<WholeModel> model)
       : model_(std::move(model)), inputs_(model_->arena().Get<int32_t>("tokens.inputs")) {}
 
-  const data::Tokenizer* tokenizer() const override { return model_->tokenizer(); }
+  const tokenizer::Tokenizer* tokenizer() const override { return model_->tokenizer(); }
   int64_t context() const override { return model_->shape().tokens; }
   int32_t vocab_size() const override { return model_->spec().vocab_size(); }
 
@@ -32,14 +32,14 @@ class LoadedModel : public LanguageModel {
                                      absl::Span<const int32_t> wanted) override;
 
  private:
-  StageModel& stage() { return model_->stage(); }
-  MicroBatch Forward(absl::Span<const int32_t> ids);
+  engine::StageModel& stage() { return model_->stage(); }
+  engine::MicroBatch Forward(absl::Span<const int32_t> ids);
   // Processes ids [first, size): the activations still hold those before.
-  MicroBatch Extend(absl::Span<const int32_t> ids, size_t first);
+  engine::MicroBatch Extend(absl::Span<const int32_t> ids, size_t first);
   // Logits of the id after `ids`; the activations already hold the first `known` of them.
   const float* LogitsAfter(absl::Span<const int32_t> ids, size_t known);
   // Loss of the id after a row, in nats, and whether it is the most likely.
-  double LossOf(const MicroBatch& batch, int64_t row, int32_t target, bool* likeliest);
+  double LossOf(const engine::MicroBatch& batch, int64_t row, int32_t target, bool* likeliest);
   absl::Status CheckIds(absl::Span<const int32_t> ids) const;
   int32_t Sample(const float* logits, const GenerateOptions& options, double uniform) const;
 
@@ -48,19 +48,19 @@ class LoadedModel : public LanguageModel {
 };
 
 // The ids are followed by padding: attention only looks back, so it changes nothing before it.
-MicroBatch LoadedModel::Forward(absl::Span<const int32_t> ids) {
+engine::MicroBatch LoadedModel::Forward(absl::Span<const int32_t> ids) {
   std::fill(inputs_, inputs_ + context(), 0);
   std::copy(ids.begin(), ids.end(), inputs_);
-  MicroBatch batch;
+  engine::MicroBatch batch;
   batch.training = false;
   batch.inputs = inputs_;
   stage().Forward(batch);
   return batch;
 }
 
-MicroBatch LoadedModel::Extend(absl::Span<const int32_t> ids, size_t first) {
+engine::MicroBatch LoadedModel::Extend(absl::Span<const int32_t> ids, size_t first) {
   std::copy(ids.begin() + static_cast<ptrdiff_t>(first), ids.end(), inputs_ + first);
-  MicroBatch batch;
+  engine::MicroBatch batch;
   batch.training = false;
   batch.inputs = inputs_;
   batch.first_row = static_cast<int64_t>(first);
@@ -121,7 +121,7 @@ int32_t LoadedModel::Sample(const float* logits, const GenerateOptions& options,
 const float* LoadedModel::LogitsAfter(absl::Span<const int32_t> ids, size_t known) {
   const size_t window = std::min(ids.size(), static_cast<size_t>(context()));
   // Once the window slides every id has a new position, and no known activation can be used.
-  const MicroBatch batch =
+  const engine::MicroBatch batch =
       Extend(ids.subspan(ids.size() - window, window), window == ids.size() ? known : 0);
   return stage().Logits(batch, static_cast<int64_t>(window) - 1, 1);
 }
@@ -154,7 +154,7 @@ absl::Status LoadedModel::Generate(std::vector<int32_t> prompt, const GenerateOp
   return absl::OkStatus();
 }
 
-double LoadedModel::LossOf(const MicroBatch& batch, int64_t row, int32_t target, bool* likeliest) {
+double LoadedModel::LossOf(const engine::MicroBatch& batch, int64_t row, int32_t target, bool* likeliest) {
   const auto logits = absl::MakeConstSpan(stage().Logits(batch, row, 1).floats(),
                                           static_cast<size_t>(vocab_size()));
   *likeliest = std::max_element(logits.begin(), logits.end()) - logits.begin() == target;
@@ -174,7 +174,7 @@ absl::StatusOr<LanguageModel::Evaluation> LoadedModel::Evaluate(const data::Toke
     tokens.Read(begin, inputs + 1, ids.data());
     const auto window = absl::MakeConstSpan(ids.data(), static_cast<size_t>(inputs + 1));
     TERCIO_RETURN_IF_ERROR(CheckIds(window));
-    const MicroBatch batch = Forward(window.subspan(0, static_cast<size_t>(inputs)));
+    const engine::MicroBatch batch = Forward(window.subspan(0, static_cast<size_t>(inputs)));
     for (int64_t row = done - begin; row < inputs; ++row) {
       bool likeliest = false;
       sum += LossOf(batch, row, window[static_cast<size_t>(row + 1)], &likeliest);
@@ -202,7 +202,7 @@ absl::StatusOr<LanguageModel::Prediction> LoadedModel::Predict(absl::Span<const 
   // The last wanted id is not an input; a short context drops the first ids.
   const size_t inputs = std::min(ids.size() - 1, static_cast<size_t>(context()));
   const size_t begin = ids.size() - 1 - inputs;
-  const MicroBatch batch = Forward(absl::MakeConstSpan(ids).subspan(begin, inputs));
+  const engine::MicroBatch batch = Forward(absl::MakeConstSpan(ids).subspan(begin, inputs));
   Prediction result;
   result.likeliest = true;
   for (size_t i = 0; i < wanted.size(); ++i) {
@@ -218,7 +218,7 @@ absl::StatusOr<LanguageModel::Prediction> LoadedModel::Predict(absl::Span<const 
 
 absl::StatusOr<std::unique_ptr<LanguageModel>> LanguageModel::Load(
     const std::string& directory, int threads, int64_t context,
-    std::optional<data::Tokenizer> tokenizer) {
+    std::optional<tokenizer::Tokenizer> tokenizer) {
   TERCIO_ASSIGN_OR_RETURN(auto model,
                           WholeModel::Load(directory, threads, context, std::move(tokenizer)));
   if (!model->shape().causal) {
@@ -229,4 +229,4 @@ absl::StatusOr<std::unique_ptr<LanguageModel>> LanguageModel::Load(
   return std::unique_ptr<LanguageModel>(std::make_unique<LoadedModel>(std::move(model)));
 }
 
-}  // namespace tercio
+}  // namespace tercio::inference

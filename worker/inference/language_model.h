@@ -17,7 +17,7 @@
 #include "data/token_dataset.h"
 #include "tokenizer/tokenizer.h"
 
-namespace tercio {
+namespace tercio::inference {
 
 struct GenerateOptions {
   int64_t tokens = 100;
@@ -34,10 +34,10 @@ class LanguageModel {
   // Errors as WholeModel::Load; INVALID_ARGUMENT for a bert.
   static absl::StatusOr<std::unique_ptr<LanguageModel>> Load(
       const std::string& directory, int threads, int64_t context = 0,
-      std::optional<data::Tokenizer> tokenizer = std::nullopt);
+      std::optional<tokenizer::Tokenizer> tokenizer = std::nullopt);
 
   // Null if none was given and the directory holds none that this version can read.
-  virtual const data::Tokenizer* tokenizer() const = 0;
+  virtual const tokenizer::Tokenizer* tokenizer() const = 0;
   virtual int64_t context() const = 0;
   virtual int32_t vocab_size() const = 0;
 
@@ -76,4 +76,4 @@ class LanguageModel {
                                              absl::Span<const int32_t> wanted) = 0;
 };
 
-}  // namespace tercio
+}  // namespace tercio::inference

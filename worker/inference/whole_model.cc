@@ -12,7 +12,7 @@
 #include "worker/collective/thread_transport.h"
 #include "worker/device/cpu_device.h"
 
-namespace tercio {
+namespace tercio::inference {
 namespace {
 
 constexpr int64_t kPartElements = int64_t{1} << 20;
@@ -31,15 +31,15 @@ v1::JobSpec SingleSequenceJob(const v1::ModelSpec& model) {
 // The checkpoint's own tokenizer, or that of a Hugging Face directory, or the one that was imported
 // with it; none if the model was trained on token files. An unsupported one is logged and ignored:
 // a prompt of ids needs none.
-absl::StatusOr<std::optional<data::Tokenizer>> TokenizerOf(const checkpoint::WeightSource& source,
+absl::StatusOr<std::optional<tokenizer::Tokenizer>> TokenizerOf(const checkpoint::WeightSource& source,
                                                            const std::string& directory) {
   const absl::StatusOr<std::string> json = source.TokenizerJson();
   if (json.ok()) {
-    TERCIO_ASSIGN_OR_RETURN(data::Tokenizer tokenizer, data::Tokenizer::FromJson(*json));
+    TERCIO_ASSIGN_OR_RETURN(tokenizer::Tokenizer tokenizer, tokenizer::Tokenizer::FromJson(*json));
     return tokenizer;
   }
   for (const std::string& path : {directory, directory + "/hf"}) {
-    const absl::StatusOr<data::Tokenizer> tokenizer = data::Tokenizer::Load(path);
+    const absl::StatusOr<tokenizer::Tokenizer> tokenizer = tokenizer::Tokenizer::Load(path);
     if (tokenizer.ok()) return *tokenizer;
     if (!absl::IsNotFound(tokenizer.status()))
       LogWarning(std::string(tokenizer.status().message()));
@@ -82,13 +82,13 @@ absl::Status LoadWeights(const checkpoint::WeightSource& source, const plan::Sta
 }  // namespace
 
 WholeModel::WholeModel(const v1::JobSpec& spec, const v1::RankPlan& plan,
-                       std::unique_ptr<Device> device, Arena arena,
-                       std::optional<data::Tokenizer> tokenizer)
+                       std::unique_ptr<device::Device> device, engine::Arena arena,
+                       std::optional<tokenizer::Tokenizer> tokenizer)
     : spec_(spec),
       device_(std::move(device)),
-      stream_(*device_->CreateStream(Device::StreamKind::kCompute)),
-      group_(CreateCommunicator({"self", absl::Seconds(1)},
-                                std::move(CreateThreadTransports(1).front()))),
+      stream_(*device_->CreateStream(device::Device::StreamKind::kCompute)),
+      group_(collective::CreateCommunicator({"self", absl::Seconds(1)},
+                                std::move(collective::CreateThreadTransports(1).front()))),
       arena_(std::move(arena)),
       shape_(plan::ShapeOfStage(spec, plan.layout(), 0)),
       tensors_(plan::TensorsOfStage(spec.model(), plan.layout(), 0)),
@@ -97,7 +97,7 @@ WholeModel::WholeModel(const v1::JobSpec& spec, const v1::RankPlan& plan,
 
 absl::StatusOr<std::unique_ptr<WholeModel>> WholeModel::Load(
     const std::string& directory, int threads, int64_t context,
-    std::optional<data::Tokenizer> tokenizer) {
+    std::optional<tokenizer::Tokenizer> tokenizer) {
   TERCIO_ASSIGN_OR_RETURN(const auto source,
                           checkpoint::OpenWeightSource(directory, /*digests=*/true));
   if (!tokenizer.has_value()) {
@@ -112,9 +112,9 @@ absl::StatusOr<std::unique_ptr<WholeModel>> WholeModel::Load(
   TERCIO_ASSIGN_OR_RETURN(const v1::Layout layout, plan::LayoutOfJob(spec));
   TERCIO_ASSIGN_OR_RETURN(const v1::Plan plan,
                           plan::BuildPlan(spec, layout, {{"here", 0}}, threads));
-  std::unique_ptr<Device> device = CreateCpuDevice(threads);
+  std::unique_ptr<device::Device> device = device::CreateCpuDevice(threads);
   // Gradients and moments are part of the table, but pages that are never touched take no memory.
-  TERCIO_ASSIGN_OR_RETURN(Arena arena, Arena::Allocate(plan.stages(0).memory(), *device));
+  TERCIO_ASSIGN_OR_RETURN(engine::Arena arena, engine::Arena::Allocate(plan.stages(0).memory(), *device));
   std::unique_ptr<WholeModel> model(new WholeModel(spec, plan::SliceForRank(plan, 0),
                                                    std::move(device), std::move(arena),
                                                    std::move(tokenizer)));
@@ -123,4 +123,4 @@ absl::StatusOr<std::unique_ptr<WholeModel>> WholeModel::Load(
   return model;
 }
 
-}  // namespace tercio
+}  // namespace tercio::inference

@@ -17,7 +17,7 @@
 #include "worker/engine/arena.h"
 #include "worker/engine/stage_model.h"
 
-namespace tercio {
+namespace tercio::inference {
 
 class WholeModel {
  public:
@@ -27,30 +27,30 @@ class WholeModel {
   // longer context.
   static absl::StatusOr<std::unique_ptr<WholeModel>> Load(const std::string& directory, int threads,
                                                           int64_t context,
-                                                          std::optional<data::Tokenizer> tokenizer);
+                                                          std::optional<tokenizer::Tokenizer> tokenizer);
 
   const v1::ModelSpec& spec() const { return spec_.model(); }
   const plan::StageShape& shape() const { return shape_; }
   // Null if none was given and the directory holds none that this version can read.
-  const data::Tokenizer* tokenizer() const {
+  const tokenizer::Tokenizer* tokenizer() const {
     return tokenizer_.has_value() ? &*tokenizer_ : nullptr;
   }
-  StageModel& stage() { return model_; }
-  Arena& arena() { return arena_; }
+  engine::StageModel& stage() { return model_; }
+  engine::Arena& arena() { return arena_; }
 
  private:
-  WholeModel(const v1::JobSpec& spec, const v1::RankPlan& plan, std::unique_ptr<Device> device,
-             Arena arena, std::optional<data::Tokenizer> tokenizer);
+  WholeModel(const v1::JobSpec& spec, const v1::RankPlan& plan, std::unique_ptr<device::Device> device,
+             engine::Arena arena, std::optional<tokenizer::Tokenizer> tokenizer);
 
   v1::JobSpec spec_;
-  std::unique_ptr<Device> device_;
-  std::unique_ptr<Stream> stream_;
-  std::unique_ptr<Communicator> group_;
-  Arena arena_;
+  std::unique_ptr<device::Device> device_;
+  std::unique_ptr<device::Stream> stream_;
+  std::unique_ptr<collective::Communicator> group_;
+  engine::Arena arena_;
   plan::StageShape shape_;
   plan::StageTensors tensors_;
-  StageModel model_;
-  std::optional<data::Tokenizer> tokenizer_;
+  engine::StageModel model_;
+  std::optional<tokenizer::Tokenizer> tokenizer_;
 };
 
-}  // namespace tercio
+}  // namespace tercio::inference

@@ -15,7 +15,7 @@
 #include <cstdint>
 #include <utility>
 
-namespace tercio {
+namespace tercio::progress {
 
 enum class Phase {
   kOther,
@@ -101,4 +101,4 @@ class PhaseClock {
   std::array<Nanoseconds, kPhases> spent_{};
 };
 
-}  // namespace tercio
+}  // namespace tercio::progress

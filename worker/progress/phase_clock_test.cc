@@ -5,7 +5,7 @@
 
 #include "gtest/gtest.h"
 
-namespace tercio {
+namespace tercio::progress {
 namespace {
 
 int64_t fake_now = 0;
@@ -98,4 +98,4 @@ TEST_F(PhaseClockTest, ASwitchReadsTheClockOnce) {
 }
 
 }  // namespace
-}  // namespace tercio
+}  // namespace tercio::progress

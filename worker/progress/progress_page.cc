@@ -14,7 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace tercio {
+namespace tercio::progress {
 namespace {
 
 constexpr uint64_t kMagic = 0x3145474150524554;  // "TERPAGE1" in the file
@@ -243,4 +243,4 @@ std::optional<ExitNote> ProgressReader::Exit() const {
   return ExitNote{page.exit_code, page.permanent != 0, Get(page.reason)};
 }
 
-}  // namespace tercio
+}  // namespace tercio::progress

@@ -21,7 +21,7 @@
 #include "common/mutex.h"
 #include "common/untrusted_file.h"
 
-namespace tercio {
+namespace tercio::progress {
 
 // A collective or message that a rank waits in. Empty operation: none.
 struct CollectivePosition {
@@ -111,4 +111,4 @@ class ProgressReader {
 // Seconds of the clock of `last_beat`; the same for all processes of a machine.
 double MonotonicSeconds();
 
-}  // namespace tercio
+}  // namespace tercio::progress

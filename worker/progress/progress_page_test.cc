@@ -17,7 +17,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace tercio {
+namespace tercio::progress {
 namespace {
 
 using ::testing::HasSubstr;
@@ -171,4 +171,4 @@ TEST_F(ProgressPageTest, NumbersAreFiniteWhateverWasWritten) {
 }
 
 }  // namespace
-}  // namespace tercio
+}  // namespace tercio::progress

@@ -9,7 +9,7 @@
 
 #include "common/untrusted_file.h"
 
-namespace tercio {
+namespace tercio::progress {
 
 void RecordFile::Create(const std::string& path) {
   Close();
@@ -51,4 +51,4 @@ std::vector<std::string> RecordFile::Read(const std::string& path, int64_t most_
   return records;
 }
 
-}  // namespace tercio
+}  // namespace tercio::progress

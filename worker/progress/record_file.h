@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-namespace tercio {
+namespace tercio::progress {
 
 class RecordFile {
  public:
@@ -33,4 +33,4 @@ class RecordFile {
   int file_ = -1;
 };
 
-}  // namespace tercio
+}  // namespace tercio::progress

@@ -9,7 +9,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace tercio {
+namespace tercio::progress {
 namespace {
 
 using ::testing::ElementsAre;
@@ -55,4 +55,4 @@ TEST(RecordFile, ALengthThatIsMadeUpReservesNothing) {
 }
 
 }  // namespace
-}  // namespace tercio
+}  // namespace tercio::progress

@@ -2,7 +2,7 @@
 
 #include <cstdio>
 
-namespace tercio {
+namespace tercio::progress {
 
 void Whereabouts::BeginStep(int64_t step) {
   engine_ = std::this_thread::get_id();
@@ -70,4 +70,4 @@ std::string Whereabouts::action() const {
   return index < 0 ? std::string(name) : name + (" " + std::to_string(index));
 }
 
-}  // namespace tercio
+}  // namespace tercio::progress

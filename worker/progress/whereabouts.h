@@ -20,7 +20,7 @@
 #include "worker/progress/phase_clock.h"
 #include "worker/progress/progress_page.h"
 
-namespace tercio {
+namespace tercio::progress {
 
 class Whereabouts {
  public:
@@ -92,4 +92,4 @@ class Whereabouts::Join {
   const absl::Time start_;
 };
 
-}  // namespace tercio
+}  // namespace tercio::progress

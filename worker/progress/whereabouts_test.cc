@@ -6,7 +6,7 @@
 #include "common/temp_dir.h"
 #include "gtest/gtest.h"
 
-namespace tercio {
+namespace tercio::progress {
 namespace {
 
 class WhereaboutsTest : public ::testing::Test {
@@ -86,4 +86,4 @@ TEST(NoPageTest, IsQuiet) {
 }
 
 }  // namespace
-}  // namespace tercio
+}  // namespace tercio::progress

@@ -13,7 +13,7 @@
 #include "common/steady_time.h"
 #include "common/version.h"
 
-namespace tercio {
+namespace tercio::trainer {
 namespace {
 
 constexpr auto kFirstBackoff = std::chrono::milliseconds(50);
@@ -277,4 +277,4 @@ absl::StatusOr<std::vector<std::string>> AgentLink::Get(const std::vector<std::s
   return std::vector<std::string>(response.values().begin(), response.values().end());
 }
 
-}  // namespace tercio
+}  // namespace tercio::trainer

@@ -23,9 +23,9 @@
 #include "worker/progress/record_file.h"
 #include "worker/trainer/outbox.h"
 
-namespace tercio {
+namespace tercio::trainer {
 
-class AgentLink : public RendezvousStore {
+class AgentLink : public collective::RendezvousStore {
  public:
   // Must end the process; called from one of the link's threads.
   using Abandon = std::function<void(const std::string& reason)>;
@@ -84,7 +84,7 @@ class AgentLink : public RendezvousStore {
   mutable Mutex mutex_;
   ConditionVariable changed_;
   Outbox outbox_ TERCIO_GUARDED_BY(mutex_);
-  RecordFile untold_ TERCIO_GUARDED_BY(mutex_);  // open while the agent is away
+  progress::RecordFile untold_ TERCIO_GUARDED_BY(mutex_);  // open while the agent is away
   uint64_t sent_ TERCIO_GUARDED_BY(mutex_) = 0;  // on the present connection
   // Replaced only by the thread that reads, under the mutex; that thread reads it without the
   // mutex.
@@ -101,4 +101,4 @@ class AgentLink : public RendezvousStore {
   std::thread writer_;
 };
 
-}  // namespace tercio
+}  // namespace tercio::trainer

@@ -21,7 +21,7 @@
 #include "worker/engine/state_slices.h"
 #include "worker/trainer/upload_stream.h"
 
-namespace tercio {
+namespace tercio::trainer {
 namespace {
 
 constexpr absl::Duration kRetryInterval = absl::Milliseconds(500);
@@ -271,4 +271,4 @@ absl::Status CheckpointClient::WaitForUpload(const std::function<void()>& still_
   return outcome_;
 }
 
-}  // namespace tercio
+}  // namespace tercio::trainer

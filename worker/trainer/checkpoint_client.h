@@ -17,7 +17,7 @@
 #include "worker/trainer/chunks.h"
 #include "worker/trainer/part_file.h"
 
-namespace tercio {
+namespace tercio::trainer {
 
 struct CheckpointIdentity {
   v1::RunId run;
@@ -112,4 +112,4 @@ class CheckpointClient {
   absl::Time begun_ TERCIO_GUARDED_BY(mutex_);  // of the last upload
 };
 
-}  // namespace tercio
+}  // namespace tercio::trainer

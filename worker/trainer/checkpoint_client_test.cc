@@ -24,7 +24,7 @@
 #include "worker/trainer/state_loader.h"
 #include "worker/trainer/testing/fake_engine.h"
 
-namespace tercio {
+namespace tercio::trainer {
 namespace {
 
 using ::testing::HasSubstr;
@@ -136,10 +136,10 @@ class CheckpointClientTest : public ::testing::Test {
     return CheckpointAtCoordinator(*OpenChannel(service_.address(), {}), Identity(), 40);
   }
   static absl::Status LoadFrom(std::shared_ptr<StateSource> source, FakeEngine& engine) {
-    const auto device = CreateCpuDevice(1);
-    const auto stream = *device->CreateStream(Device::StreamKind::kCompute);
+    const auto device = device::CreateCpuDevice(1);
+    const auto stream = *device->CreateStream(device::Device::StreamKind::kCompute);
     const auto data =
-        CreateCommunicator({"data", absl::Seconds(20)}, std::move(CreateThreadTransports(1)[0]));
+        collective::CreateCommunicator({"data", absl::Seconds(20)}, std::move(collective::CreateThreadTransports(1)[0]));
     return LoadState(
         std::move(source), {*data, *device, *stream}, [](int64_t, int64_t) {}, engine);
   }
@@ -371,7 +371,7 @@ TEST_F(CheckpointClientTest, LoadsEverySliceTheEngineNeeds) {
 
 TEST_F(CheckpointClientTest, OnlyTheStateOfGuardAndScalesMayBeMissing) {
   for (const std::string& missing :
-       {std::string(kGuardTensor), std::string(kSpikeTensor), Fp8Tensor(3)}) {
+       {std::string(engine::kGuardTensor), std::string(engine::kSpikeTensor), engine::Fp8Tensor(3)}) {
     FakeEngine engine;
     engine.slices = {Rows("a", 10, 14), Rows(missing, 0, 5)};
     service_.lacks = missing;
@@ -423,4 +423,4 @@ TEST_F(CheckpointClientTest, ATensorThatIsTooShortIsDataLoss) {
 }
 
 }  // namespace
-}  // namespace tercio
+}  // namespace tercio::trainer

@@ -17,7 +17,7 @@
 #include "proto/tercio/v1/checkpoint_service.grpc.pb.h"
 #include "worker/engine/state_slices.h"
 
-namespace tercio {
+namespace tercio::trainer {
 namespace {
 
 // The attempt fails if the coordinator is away for longer.
@@ -28,7 +28,7 @@ class CheckpointSource : public StateSource {
  public:
   // Saved by a job that could not skip steps: the state of that tensor starts now.
   bool MayLack(const v1::TensorSlice& slice) const override {
-    return IsOptionalState(slice.tensor());
+    return engine::IsOptionalState(slice.tensor());
   }
 };
 
@@ -163,4 +163,4 @@ absl::StatusOr<std::shared_ptr<StateSource>> CheckpointInDirectory(const std::st
   return std::make_shared<DirectorySource>(std::move(reader));
 }
 
-}  // namespace tercio
+}  // namespace tercio::trainer

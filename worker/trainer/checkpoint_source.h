@@ -9,7 +9,7 @@
 #include "worker/trainer/checkpoint_client.h"
 #include "worker/trainer/state_source.h"
 
-namespace tercio {
+namespace tercio::trainer {
 
 // Read and sent by the coordinator.
 std::shared_ptr<StateSource> CheckpointAtCoordinator(const std::shared_ptr<grpc::Channel>& channel,
@@ -21,4 +21,4 @@ std::shared_ptr<StateSource> CheckpointAtCoordinator(const std::shared_ptr<grpc:
 absl::StatusOr<std::shared_ptr<StateSource>> CheckpointInDirectory(
     const std::string& directory, const std::string& manifest_digest);
 
-}  // namespace tercio
+}  // namespace tercio::trainer

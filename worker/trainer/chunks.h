@@ -10,7 +10,7 @@
 
 #include "absl/types/span.h"
 
-namespace tercio {
+namespace tercio::trainer {
 
 using ValueParts = std::vector<absl::Span<const float>>;
 
@@ -35,4 +35,4 @@ inline std::vector<std::string_view> ChunksOf(const ValueParts& parts) {
   return chunks;
 }
 
-}  // namespace tercio
+}  // namespace tercio::trainer

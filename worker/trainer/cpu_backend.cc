@@ -5,7 +5,7 @@
 #include "worker/trainer/backend.h"
 #include "worker/trainer/host_group.h"
 
-namespace tercio {
+namespace tercio::trainer {
 namespace {
 
 class CpuBackend : public Backend {
@@ -14,18 +14,18 @@ class CpuBackend : public Backend {
 
   const char* name() const override { return "cpu"; }
 
-  absl::StatusOr<std::unique_ptr<Device>> OpenDevice() override {
-    return CreateCpuDevice(std::max(1, assignment_.threads()));
+  absl::StatusOr<std::unique_ptr<device::Device>> OpenDevice() override {
+    return device::CreateCpuDevice(std::max(1, assignment_.threads()));
   }
 
-  absl::StatusOr<std::unique_ptr<Communicator>> JoinGroup(const v1::ProcessGroup& group,
-                                                          CommunicatorOptions options,
-                                                          RendezvousStore& rendezvous) override {
+  absl::StatusOr<std::unique_ptr<collective::Communicator>> JoinGroup(const v1::ProcessGroup& group,
+                                                          collective::CommunicatorOptions options,
+                                                          collective::RendezvousStore& rendezvous) override {
     return JoinHostGroup(assignment_, group, std::move(options), rendezvous);
   }
 
   // The products are our own (kernels/cpu/gemm.h): there is no choice.
-  absl::StatusOr<v1::ProductTable> ChooseProducts(RendezvousStore&) override {
+  absl::StatusOr<v1::ProductTable> ChooseProducts(collective::RendezvousStore&) override {
     return v1::ProductTable();
   }
 
@@ -39,4 +39,4 @@ std::unique_ptr<Backend> CreateBackend(const v1::TrainerAssignment& assignment) 
   return std::make_unique<CpuBackend>(assignment);
 }
 
-}  // namespace tercio
+}  // namespace tercio::trainer

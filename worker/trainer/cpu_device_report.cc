@@ -3,14 +3,14 @@
 #include "worker/trainer/device_report.h"
 #include "worker/trainer/memory_trial.h"
 
-namespace tercio {
+namespace tercio::trainer {
 
 std::string DescribeLibraries() { return R"({"device": "cpu"})"; }
 
 std::string ExamineDevices() {
   nlohmann::json report = {
       {"device", "cpu"}, {"gpus", nlohmann::json::array()}, {"peers", nlohmann::json::array()}};
-  const auto device = CreateCpuDevice(1);
+  const auto device = device::CreateCpuDevice(1);
   const auto trial = TryMemoryPlan(*device, TrialJob("cpu"), nullptr);
   if (trial.ok()) {
     report["memory_plan"] = *trial;
@@ -20,4 +20,4 @@ std::string ExamineDevices() {
   return report.dump();
 }
 
-}  // namespace tercio
+}  // namespace tercio::trainer

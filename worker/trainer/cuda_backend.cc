@@ -15,7 +15,7 @@
 #include "worker/trainer/nccl_interface.h"
 #include "worker/trainer/product_choice.h"
 
-namespace tercio {
+namespace tercio::trainer {
 namespace {
 
 // All trainers start within this time; later calls have the job's own timeout.
@@ -28,42 +28,42 @@ class CudaBackend : public Backend {
   const char* name() const override { return "cuda"; }
 
   // A node may offer more slots than it has GPUs: their ranks share one.
-  absl::StatusOr<std::unique_ptr<Device>> OpenDevice() override {
+  absl::StatusOr<std::unique_ptr<device::Device>> OpenDevice() override {
     int count = 0;
-    TERCIO_RETURN_IF_ERROR(CudaStatus(cudaGetDeviceCount(&count), "looking for GPUs"));
+    TERCIO_RETURN_IF_ERROR(device::CudaStatus(cudaGetDeviceCount(&count), "looking for GPUs"));
     const int slot = assignment_.plan().placement().device();
-    CudaDeviceOptions options;
+    device::CudaDeviceOptions options;
     options.tf32 = assignment_.spec().training().tf32();
     options.fp8 = plan::HasFp8(assignment_.spec());
     options.algorithms = algorithms_;
     options.graphs = !assignment_.spec().resources().no_cuda_graphs();
     TERCIO_ASSIGN_OR_RETURN(auto device,
-                            CreateCudaDevice(count == 0 ? slot : slot % count, options));
+                            device::CreateCudaDevice(count == 0 ? slot : slot % count, options));
     device_ = device.get();
     return device;
   }
 
-  absl::StatusOr<std::unique_ptr<Communicator>> JoinGroup(const v1::ProcessGroup& group,
-                                                          CommunicatorOptions options,
-                                                          RendezvousStore& rendezvous) override {
+  absl::StatusOr<std::unique_ptr<collective::Communicator>> JoinGroup(const v1::ProcessGroup& group,
+                                                          collective::CommunicatorOptions options,
+                                                          collective::RendezvousStore& rendezvous) override {
     if (assignment_.plan().collectives() == "nccl") {
       if (nccl_ == nullptr) TERCIO_RETURN_IF_ERROR(JoinNccl(rendezvous));
       return nccl_->Group(group.kind() == v1::GROUP_KIND_PIPELINE, std::move(options));
     }
     TERCIO_ASSIGN_OR_RETURN(auto over_host,
                             JoinHostGroup(assignment_, group, std::move(options), rendezvous));
-    return CreateHostStagedCommunicator(std::move(over_host));
+    return collective::CreateHostStagedCommunicator(std::move(over_host));
   }
 
-  absl::StatusOr<v1::ProductTable> ChooseProducts(RendezvousStore& rendezvous) override {
-    return tercio::ChooseProducts(assignment_, *device_, rendezvous, algorithms_.get());
+  absl::StatusOr<v1::ProductTable> ChooseProducts(collective::RendezvousStore& rendezvous) override {
+    return tercio::trainer::ChooseProducts(assignment_, *device_, rendezvous, algorithms_.get());
   }
 
  private:
-  absl::Status JoinNccl(RendezvousStore& rendezvous) {
+  absl::Status JoinNccl(collective::RendezvousStore& rendezvous) {
     UseInterfaceOf(assignment_.data_address());
     TERCIO_ASSIGN_OR_RETURN(
-        nccl_, NcclGroups::Join(assignment_.plan().placement().rank(), assignment_.world_size(),
+        nccl_, collective::NcclGroups::Join(assignment_.plan().placement().rank(), assignment_.world_size(),
                                 *device_, rendezvous, kJoinTimeout));
     return absl::OkStatus();
   }
@@ -71,8 +71,8 @@ class CudaBackend : public Backend {
   const v1::TrainerAssignment& assignment_;
   const std::shared_ptr<kernels::cuda::ProductAlgorithms> algorithms_ =
       std::make_shared<kernels::cuda::ProductAlgorithms>();
-  Device* device_ = nullptr;
-  std::unique_ptr<NcclGroups> nccl_;
+  device::Device* device_ = nullptr;
+  std::unique_ptr<collective::NcclGroups> nccl_;
 };
 
 }  // namespace
@@ -81,4 +81,4 @@ std::unique_ptr<Backend> CreateBackend(const v1::TrainerAssignment& assignment) 
   return std::make_unique<CudaBackend>(assignment);
 }
 
-}  // namespace tercio
+}  // namespace tercio::trainer

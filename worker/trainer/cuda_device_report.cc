@@ -19,7 +19,7 @@
 #include "worker/trainer/device_report.h"
 #include "worker/trainer/memory_trial.h"
 
-namespace tercio {
+namespace tercio::trainer {
 namespace {
 
 using Json = nlohmann::json;
@@ -64,7 +64,7 @@ class Timer {
   static absl::StatusOr<std::unique_ptr<Timer>> Create() {
     auto timer = std::make_unique<Timer>();
     for (cudaEvent_t* event : {&timer->start_, &timer->end_}) {
-      TERCIO_RETURN_IF_ERROR(CudaStatus(cudaEventCreate(event), "creating an event"));
+      TERCIO_RETURN_IF_ERROR(device::CudaStatus(cudaEventCreate(event), "creating an event"));
     }
     return timer;
   }
@@ -77,13 +77,13 @@ class Timer {
   // Mean time of several calls, after one that does not count.
   absl::StatusOr<double> Time(cudaStream_t stream, const std::function<absl::Status()>& call) {
     TERCIO_RETURN_IF_ERROR(call());
-    TERCIO_RETURN_IF_ERROR(CudaStatus(cudaEventRecord(start_, stream), "recording an event"));
+    TERCIO_RETURN_IF_ERROR(device::CudaStatus(cudaEventRecord(start_, stream), "recording an event"));
     for (int i = 0; i < kRepeats; ++i) TERCIO_RETURN_IF_ERROR(call());
-    TERCIO_RETURN_IF_ERROR(CudaStatus(cudaEventRecord(end_, stream), "recording an event"));
-    TERCIO_RETURN_IF_ERROR(CudaStatus(cudaStreamSynchronize(stream), "running the measurement"));
+    TERCIO_RETURN_IF_ERROR(device::CudaStatus(cudaEventRecord(end_, stream), "recording an event"));
+    TERCIO_RETURN_IF_ERROR(device::CudaStatus(cudaStreamSynchronize(stream), "running the measurement"));
     float milliseconds = 0;
     TERCIO_RETURN_IF_ERROR(
-        CudaStatus(cudaEventElapsedTime(&milliseconds, start_, end_), "reading the time"));
+        device::CudaStatus(cudaEventElapsedTime(&milliseconds, start_, end_), "reading the time"));
     return std::max(1e-9, milliseconds * 1e-3 / kRepeats);
   }
 
@@ -94,7 +94,7 @@ class Timer {
 
 // Fills with numbers between 0.5 and 1, and between -1 and -0.5, as if random: a GPU needs less
 // power for zeros, and is faster with them than with any trained values.
-void Fill(Stream& stream, DeviceMemory& memory, kernels::Format format) {
+void Fill(device::Stream& stream, device::DeviceMemory& memory, kernels::Format format) {
   const bool wide = format == kernels::Format::kFloat32;
   std::vector<uint32_t> words(kSmallestCopy / sizeof(uint32_t));
   uint32_t random = 1;
@@ -110,14 +110,14 @@ void Fill(Stream& stream, DeviceMemory& memory, kernels::Format format) {
 }
 
 // Operations per second of products as training computes them.
-absl::StatusOr<double> MeasureProducts(Device& device, kernels::Format format) {
+absl::StatusOr<double> MeasureProducts(device::Device& device, kernels::Format format) {
   TERCIO_ASSIGN_OR_RETURN(const auto workspace, device.Allocate(kWorkspaceBytes));
   TERCIO_ASSIGN_OR_RETURN(const auto stream,
-                          device.CreateStream(Device::StreamKind::kCompute,
+                          device.CreateStream(device::Device::StreamKind::kCompute,
                                               {workspace->data(), workspace->size_bytes()}));
   TERCIO_ASSIGN_OR_RETURN(const auto timer, Timer::Create());
   for (int64_t side = kSmallestSide;; side *= 2) {
-    std::vector<std::unique_ptr<DeviceMemory>> memory;
+    std::vector<std::unique_ptr<device::DeviceMemory>> memory;
     std::vector<kernels::Values> values;
     for (int i = 0; i < 3; ++i) {
       TERCIO_ASSIGN_OR_RETURN(auto matrix, device.Allocate(side * side * BytesOf(format)));
@@ -127,7 +127,7 @@ absl::StatusOr<double> MeasureProducts(Device& device, kernels::Format format) {
     }
     const kernels::MatmulArgs product = {values[0], values[1], nullptr, values[2],
                                          side,      side,      side,    false};
-    TERCIO_ASSIGN_OR_RETURN(const double seconds, timer->Time(HandleOf(*stream), [&] {
+    TERCIO_ASSIGN_OR_RETURN(const double seconds, timer->Time(device::HandleOf(*stream), [&] {
       stream->ops().Matmul(product);
       return absl::OkStatus();
     }));
@@ -151,21 +151,21 @@ absl::StatusOr<double> MeasureCopy(
 }
 
 absl::Status MeasureGpu(int gpu, Json* report) {
-  TERCIO_ASSIGN_OR_RETURN(const auto device, CreateCudaDevice(gpu));
+  TERCIO_ASSIGN_OR_RETURN(const auto device, device::CreateCudaDevice(gpu));
   size_t free = 0;
   size_t total = 0;
-  TERCIO_RETURN_IF_ERROR(CudaStatus(cudaMemGetInfo(&free, &total), "querying free memory"));
+  TERCIO_RETURN_IF_ERROR(device::CudaStatus(cudaMemGetInfo(&free, &total), "querying free memory"));
   (*report)["memory_free_bytes"] = free;
   (*report)["memory_total_bytes"] = total;
   {
     const auto most = static_cast<int64_t>(std::min<size_t>(kLargestCopy, free / 4));
     TERCIO_ASSIGN_OR_RETURN(const auto there, device->Allocate(most));
     TERCIO_ASSIGN_OR_RETURN(const auto here, device->AllocateHost(most));
-    TERCIO_ASSIGN_OR_RETURN(const auto stream, device->CreateStream(Device::StreamKind::kCompute));
+    TERCIO_ASSIGN_OR_RETURN(const auto stream, device->CreateStream(device::Device::StreamKind::kCompute));
     const auto measure = [&](const char* name, void* to, const void* from, cudaMemcpyKind kind) {
       const absl::StatusOr<double> rate =
-          MeasureCopy(HandleOf(*stream), most, [&](int64_t bytes, cudaStream_t handle) {
-            return CudaStatus(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), kind, handle),
+          MeasureCopy(device::HandleOf(*stream), most, [&](int64_t bytes, cudaStream_t handle) {
+            return device::CudaStatus(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), kind, handle),
                               "copying");
           });
       if (rate.ok()) (*report)[name] = *rate;
@@ -185,33 +185,33 @@ absl::Status MeasureGpu(int gpu, Json* report) {
 
 // A trial that fails shows a fault of the memory plan, not of the GPU.
 absl::Status TryMemory(int gpu, Json* report) {
-  TERCIO_ASSIGN_OR_RETURN(const auto device, CreateCudaDevice(gpu));
+  TERCIO_ASSIGN_OR_RETURN(const auto device, device::CreateCudaDevice(gpu));
   TERCIO_ASSIGN_OR_RETURN((*report)["memory_plan"],
-                          TryMemoryPlan(*device, TrialJob("cuda"), CreateHostStagedCommunicator));
+                          TryMemoryPlan(*device, TrialJob("cuda"), collective::CreateHostStagedCommunicator));
   return absl::OkStatus();
 }
 
 absl::Status MeasurePeers(int from, int to, Json* report) {
   int direct = 0;
   TERCIO_RETURN_IF_ERROR(
-      CudaStatus(cudaDeviceCanAccessPeer(&direct, from, to), "querying peer access"));
+      device::CudaStatus(cudaDeviceCanAccessPeer(&direct, from, to), "querying peer access"));
   (*report)["direct"] = direct != 0;
-  TERCIO_ASSIGN_OR_RETURN(const auto target, CreateCudaDevice(to));
+  TERCIO_ASSIGN_OR_RETURN(const auto target, device::CreateCudaDevice(to));
   TERCIO_ASSIGN_OR_RETURN(const auto there, target->Allocate(kLargestCopy));
-  TERCIO_ASSIGN_OR_RETURN(const auto source, CreateCudaDevice(from));
+  TERCIO_ASSIGN_OR_RETURN(const auto source, device::CreateCudaDevice(from));
   TERCIO_ASSIGN_OR_RETURN(const auto here, source->Allocate(kLargestCopy));
-  TERCIO_ASSIGN_OR_RETURN(const auto stream, source->CreateStream(Device::StreamKind::kCompute));
+  TERCIO_ASSIGN_OR_RETURN(const auto stream, source->CreateStream(device::Device::StreamKind::kCompute));
   if (direct != 0) {
     const cudaError_t enabled = cudaDeviceEnablePeerAccess(to, 0);
     if (enabled != cudaErrorPeerAccessAlreadyEnabled) {
-      TERCIO_RETURN_IF_ERROR(CudaStatus(enabled, "enabling peer access"));
+      TERCIO_RETURN_IF_ERROR(device::CudaStatus(enabled, "enabling peer access"));
     }
     cudaGetLastError();  // already enabled is no error
   }
   TERCIO_ASSIGN_OR_RETURN(
       (*report)["bytes_per_second"],
-      MeasureCopy(HandleOf(*stream), kLargestCopy, [&](int64_t bytes, cudaStream_t handle) {
-        return CudaStatus(cudaMemcpyPeerAsync(there->data(), to, here->data(), from,
+      MeasureCopy(device::HandleOf(*stream), kLargestCopy, [&](int64_t bytes, cudaStream_t handle) {
+        return device::CudaStatus(cudaMemcpyPeerAsync(there->data(), to, here->data(), from,
                                               static_cast<size_t>(bytes), handle),
                           "copying between GPUs");
       }));
@@ -231,12 +231,12 @@ std::string ExamineDevices() {
   report["gpus"] = Json::array();
   report["peers"] = Json::array();
   int count = 0;
-  SetError(CudaStatus(cudaGetDeviceCount(&count), "looking for GPUs"), &report);
+  SetError(device::CudaStatus(cudaGetDeviceCount(&count), "looking for GPUs"), &report);
   for (int gpu = 0; gpu < count; ++gpu) {
     Json one = {{"gpu", gpu}};
     cudaDeviceProp properties = {};
     absl::Status status =
-        CudaStatus(cudaGetDeviceProperties(&properties, gpu), "querying the GPU's properties");
+        device::CudaStatus(cudaGetDeviceProperties(&properties, gpu), "querying the GPU's properties");
     if (status.ok()) {
       one["name"] = properties.name;
       one["compute_capability"] = absl::StrCat(properties.major, ".", properties.minor);
@@ -258,4 +258,4 @@ std::string ExamineDevices() {
   return report.dump();
 }
 
-}  // namespace tercio
+}  // namespace tercio::trainer

@@ -4,7 +4,7 @@
 #include "nlohmann/json.hpp"
 #include "worker/trainer/device_report.h"
 
-namespace tercio {
+namespace tercio::trainer {
 namespace {
 
 using Json = nlohmann::json;
@@ -65,4 +65,4 @@ TEST_F(DeviceReport, SaysWhichDeviceFails) {
 }
 
 }  // namespace
-}  // namespace tercio
+}  // namespace tercio::trainer

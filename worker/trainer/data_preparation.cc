@@ -19,7 +19,7 @@
 #include "data/prepared_data.h"
 #include "worker/agent/runs/allowed_paths.h"
 
-namespace tercio {
+namespace tercio::trainer {
 namespace {
 
 constexpr int kFault = 1;
@@ -74,7 +74,7 @@ bool Write(int file, std::string_view bytes) {
 
 absl::StatusOr<data::PreparedData> Prepare(const v1::PrepareRequest& request) {
   const v1::JobSpec& spec = request.spec();
-  const auto allowed = AllowedPaths::Again(
+  const auto allowed = agent::AllowedPaths::Again(
       request.any_path(), {request.data_roots().begin(), request.data_roots().end()});
   TERCIO_RETURN_IF_ERROR(allowed.Check(spec));
   auto prepared = data::PrepareData(spec.data(), spec.model(), request.cache_dir());
@@ -124,4 +124,4 @@ int ServePreparation() {
   return 0;
 }
 
-}  // namespace tercio
+}  // namespace tercio::trainer

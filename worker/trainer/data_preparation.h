@@ -11,7 +11,7 @@
 #include "common/file.h"
 #include "proto/tercio/v1/prepare.pb.h"
 
-namespace tercio {
+namespace tercio::trainer {
 
 struct Preparation {
   v1::PrepareAnswer answer;
@@ -28,4 +28,4 @@ Preparation PrepareFor(const v1::PrepareRequest& request);
 // data::kExitOutOfMemory.
 int ServePreparation();
 
-}  // namespace tercio
+}  // namespace tercio::trainer

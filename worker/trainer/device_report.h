@@ -4,7 +4,7 @@
 
 #include <string>
 
-namespace tercio {
+namespace tercio::trainer {
 
 // A JSON object on one line. "device": "cpu" | "cuda". With CUDA also "cuda_runtime" (a number such
 // as 13020), "nccl", "cublas" and "cudnn" (versions such as "2.28.9"; absent if there is none).
@@ -20,4 +20,4 @@ std::string DescribeLibraries();
 // used (worker/trainer/memory_trial.h).
 std::string ExamineDevices();
 
-}  // namespace tercio
+}  // namespace tercio::trainer

@@ -5,7 +5,7 @@
 #include "google/protobuf/io/coded_stream.h"
 #include "google/protobuf/io/zero_copy_stream_impl_lite.h"
 
-namespace tercio {
+namespace tercio::trainer {
 namespace {
 
 using google::protobuf::io::CodedOutputStream;
@@ -137,4 +137,4 @@ std::string TextRecord(double wall_time, int64_t step, const std::string& tag,
   return Framed(EventOf(wall_time, step).Bytes(5, Message().Bytes(1, value.bytes()).bytes()));
 }
 
-}  // namespace tercio
+}  // namespace tercio::trainer

@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-namespace tercio {
+namespace tercio::trainer {
 
 // CRC32C (Castagnoli), as in RFC 3720.
 uint32_t Crc32c(std::string_view bytes);
@@ -33,4 +33,4 @@ std::string ScalarsRecord(double wall_time, int64_t step,
 std::string TextRecord(double wall_time, int64_t step, const std::string& tag,
                        const std::string& text);
 
-}  // namespace tercio
+}  // namespace tercio::trainer

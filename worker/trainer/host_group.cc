@@ -7,27 +7,27 @@
 #include "plan/rank_layout.h"
 #include "worker/collective/thread_transport.h"
 
-namespace tercio {
+namespace tercio::trainer {
 namespace {
 
 constexpr absl::Duration kConnectTimeout = absl::Minutes(2);
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Communicator>> JoinHostGroup(const v1::TrainerAssignment& assignment,
+absl::StatusOr<std::unique_ptr<collective::Communicator>> JoinHostGroup(const v1::TrainerAssignment& assignment,
                                                             const v1::ProcessGroup& group,
-                                                            CommunicatorOptions options,
-                                                            RendezvousStore& rendezvous) {
+                                                            collective::CommunicatorOptions options,
+                                                            collective::RendezvousStore& rendezvous) {
   const int index = plan::IndexInGroup(group, assignment.plan().placement().rank());
-  std::unique_ptr<Transport> transport;
+  std::unique_ptr<collective::Transport> transport;
   if (group.size() == 1) {
-    transport = std::move(CreateThreadTransports(1).front());
+    transport = std::move(collective::CreateThreadTransports(1).front());
   } else {
     TERCIO_ASSIGN_OR_RETURN(transport,
-                            CreateGlooTransport(index, group.size(), group.name(), rendezvous,
+                            collective::CreateGlooTransport(index, group.size(), group.name(), rendezvous,
                                                 assignment.data_address(), kConnectTimeout));
   }
-  return CreateCommunicator(std::move(options), std::move(transport));
+  return collective::CreateCommunicator(std::move(options), std::move(transport));
 }
 
-}  // namespace tercio
+}  // namespace tercio::trainer

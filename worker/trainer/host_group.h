@@ -9,12 +9,12 @@
 #include "worker/collective/communicator.h"
 #include "worker/collective/gloo_transport.h"
 
-namespace tercio {
+namespace tercio::trainer {
 
 // Like JoinGroup (backend.h).
-absl::StatusOr<std::unique_ptr<Communicator>> JoinHostGroup(const v1::TrainerAssignment& assignment,
+absl::StatusOr<std::unique_ptr<collective::Communicator>> JoinHostGroup(const v1::TrainerAssignment& assignment,
                                                             const v1::ProcessGroup& group,
-                                                            CommunicatorOptions options,
-                                                            RendezvousStore& rendezvous);
+                                                            collective::CommunicatorOptions options,
+                                                            collective::RendezvousStore& rendezvous);
 
-}  // namespace tercio
+}  // namespace tercio::trainer

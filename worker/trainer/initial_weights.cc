@@ -12,7 +12,7 @@
 #include "plan/model_tensors.h"
 #include "worker/engine/state_slices.h"
 
-namespace tercio {
+namespace tercio::trainer {
 namespace {
 
 class InitialWeights : public StateSource {
@@ -21,7 +21,7 @@ class InitialWeights : public StateSource {
       : weights_(std::move(weights)) {}
 
   bool Wants(const v1::TensorSlice& slice) const override {
-    return !absl::StartsWith(slice.tensor(), "adamw.") && !IsOptionalState(slice.tensor());
+    return !absl::StartsWith(slice.tensor(), "adamw.") && !engine::IsOptionalState(slice.tensor());
   }
   bool MayLack(const v1::TensorSlice& slice) const override {
     return plan::BelongsToTask(slice.tensor());
@@ -55,4 +55,4 @@ absl::StatusOr<std::shared_ptr<StateSource>> OpenInitialWeights(const v1::ModelS
   return std::make_shared<InitialWeights>(std::move(weights));
 }
 
-}  // namespace tercio
+}  // namespace tercio::trainer

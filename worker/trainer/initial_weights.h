@@ -7,9 +7,9 @@
 #include "proto/tercio/v1/job.pb.h"
 #include "worker/trainer/state_source.h"
 
-namespace tercio {
+namespace tercio::trainer {
 
 // The weights in model.from; moments stay zero. Errors name the directory.
 absl::StatusOr<std::shared_ptr<StateSource>> OpenInitialWeights(const v1::ModelSpec& model);
 
-}  // namespace tercio
+}  // namespace tercio::trainer

@@ -9,7 +9,7 @@
 
 #include "common/log.h"
 
-namespace tercio {
+namespace tercio::trainer {
 namespace {
 
 constexpr auto kInterval = std::chrono::seconds(1);
@@ -56,4 +56,4 @@ LogRotation::~LogRotation() {
   thread_.join();
 }
 
-}  // namespace tercio
+}  // namespace tercio::trainer

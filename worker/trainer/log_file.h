@@ -13,7 +13,7 @@
 
 #include "common/mutex.h"
 
-namespace tercio {
+namespace tercio::trainer {
 
 // Begins a new file if that of `descriptors`, which is at `path`, holds more than `most_bytes`, and
 // returns whether it did. If that is impossible the old file is continued.
@@ -34,4 +34,4 @@ class LogRotation {
   std::thread thread_;
 };
 
-}  // namespace tercio
+}  // namespace tercio::trainer

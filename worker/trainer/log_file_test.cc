@@ -11,7 +11,7 @@
 #include "common/temp_dir.h"
 #include "gtest/gtest.h"
 
-namespace tercio {
+namespace tercio::trainer {
 namespace {
 
 std::string Content(const std::string& path) {
@@ -68,4 +68,4 @@ TEST_F(LogFileTest, LeavesAnOutputAloneThatIsNotTheFile) {
 }
 
 }  // namespace
-}  // namespace tercio
+}  // namespace tercio::trainer

@@ -29,7 +29,7 @@
 #include "worker/trainer/stack_dump.h"
 #include "worker/trainer/training_loop.h"
 
-namespace tercio {
+namespace tercio::trainer {
 namespace {
 
 constexpr int kFinished = 0;
@@ -95,9 +95,9 @@ void AskForBatchScheduling() {
 
 // Opens the page that the agent can read, and query, even while this process is silent. Training
 // does not need it.
-std::unique_ptr<ProgressPage> OpenProgress(const Arguments& arguments, const char* program) {
+std::unique_ptr<progress::ProgressPage> OpenProgress(const Arguments& arguments, const char* program) {
   if (arguments.progress.empty()) return nullptr;
-  auto page = ProgressPage::Create(arguments.progress);
+  auto page = progress::ProgressPage::Create(arguments.progress);
   absl::Status status = page.status();
   if (status.ok()) status = InstallStackDump(program, arguments.progress + ".stacks");
   if (!status.ok()) LogWarning(absl::StrCat("no progress page: ", std::string(status.message())));
@@ -105,7 +105,7 @@ std::unique_ptr<ProgressPage> OpenProgress(const Arguments& arguments, const cha
 }
 
 // The agent may be away: then it finds the note on the page.
-void NoteExit(ProgressPage* page, const ExitNote& note) {
+void NoteExit(progress::ProgressPage* page, const progress::ExitNote& note) {
   if (page != nullptr) page->NoteExit(note);
 }
 
@@ -122,7 +122,7 @@ std::string TakeToken() {
   return token;
 }
 
-ExitNote Run(const Arguments& arguments, ProgressPage* page) {
+progress::ExitNote Run(const Arguments& arguments, progress::ProgressPage* page) {
   v1::TrainerHello hello;
   hello.mutable_run()->set_job_id(arguments.job);
   hello.mutable_run()->set_attempt(arguments.attempt);
@@ -168,7 +168,7 @@ std::string DescribeProgram() {
 }
 
 }  // namespace
-}  // namespace tercio
+}  // namespace tercio::trainer
 
 int main(int argc, char** argv) {
   tercio::InitLogging("trainer");
@@ -176,10 +176,10 @@ int main(int argc, char** argv) {
   if (question == "--version" || question == "--doctor") {
     std::printf(
         "%s\n",
-        (question == "--version" ? tercio::DescribeProgram() : tercio::ExamineDevices()).c_str());
+        (question == "--version" ? tercio::DescribeProgram() : tercio::trainer::ExamineDevices()).c_str());
     return tercio::kFinished;
   }
-  if (question == "--prepare") return tercio::ServePreparation();
+  if (question == "--prepare") return tercio::trainer::ServePreparation();
   tercio::Arguments arguments;
   if (!tercio::ParseArguments(argc, argv, &arguments)) {
     tercio::LogError(
@@ -189,13 +189,13 @@ int main(int argc, char** argv) {
   }
   tercio::ConfigureLog(arguments);
   tercio::AskForBatchScheduling();
-  std::unique_ptr<tercio::LogRotation> rotation;
+  std::unique_ptr<tercio::trainer::LogRotation> rotation;
   if (!arguments.log.empty()) {
-    rotation = std::make_unique<tercio::LogRotation>(arguments.log, arguments.log_bytes);
+    rotation = std::make_unique<tercio::trainer::LogRotation>(arguments.log, arguments.log_bytes);
   }
   std::signal(SIGPIPE, SIG_IGN);  // a rank that has gone is reported as an error
   auto page = tercio::OpenProgress(arguments, argv[0]);
-  const tercio::ExitNote note = tercio::Run(arguments, page.get());
+  const tercio::progress::ExitNote note = tercio::Run(arguments, page.get());
   tercio::NoteExit(page.get(), note);
   page.reset();
   rotation.reset();

@@ -2,12 +2,12 @@
 
 #include <algorithm>
 
-namespace tercio {
+namespace tercio::trainer {
 
-MemoryMeter::MemoryMeter(Device& device)
+MemoryMeter::MemoryMeter(device::Device& device)
     : device_(device), before_(device.BytesInUse().value_or(0)) {}
 
-void MemoryMeter::Measure(const TrainingEngine& engine, int64_t steps) {
+void MemoryMeter::Measure(const engine::TrainingEngine& engine, int64_t steps) {
   if (steps >= next_look_) {
     next_look_ = std::max<int64_t>(1, 2 * steps);
     return MeasureAll(engine);
@@ -16,7 +16,7 @@ void MemoryMeter::Measure(const TrainingEngine& engine, int64_t steps) {
   if (now.ok()) peak_ = std::max(peak_, *now - before_);
 }
 
-void MemoryMeter::MeasureAll(const TrainingEngine& engine) {
+void MemoryMeter::MeasureAll(const engine::TrainingEngine& engine) {
   const absl::StatusOr<int64_t> now = device_.BytesInUse();
   used_ = engine.used_bytes();
   peak_ = std::max(peak_, used_);
@@ -25,4 +25,4 @@ void MemoryMeter::MeasureAll(const TrainingEngine& engine) {
   outside_ = std::max(outside_, *now - before_ - used_);
 }
 
-}  // namespace tercio
+}  // namespace tercio::trainer

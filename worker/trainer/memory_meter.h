@@ -14,19 +14,19 @@
 #include "worker/device/device.h"
 #include "worker/engine/training_engine.h"
 
-namespace tercio {
+namespace tercio::trainer {
 
 class MemoryMeter {
  public:
   // Created before groups and engine: memory in use now is not the rank's. `device` must outlive
   // the meter.
-  explicit MemoryMeter(Device& device);
+  explicit MemoryMeter(device::Device& device);
 
   // Measures after `steps` steps of this process. The arena, for which the kernel walks its pages,
   // is measured only when the steps have doubled since the last time; the rest always.
-  void Measure(const TrainingEngine& engine, int64_t steps);
+  void Measure(const engine::TrainingEngine& engine, int64_t steps);
   // Measures everything.
-  void MeasureAll(const TrainingEngine& engine);
+  void MeasureAll(const engine::TrainingEngine& engine);
 
   // Bytes of the arena in use at the last measurement; 0 before that.
   int64_t used_bytes() const { return used_; }
@@ -36,7 +36,7 @@ class MemoryMeter {
   int64_t outside_bytes() const { return outside_; }
 
  private:
-  Device& device_;
+  device::Device& device_;
   const int64_t before_;
   int64_t next_look_ = 0;  // step of the next measurement of the arena
   int64_t used_ = 0;
@@ -44,4 +44,4 @@ class MemoryMeter {
   int64_t outside_ = 0;
 };
 
-}  // namespace tercio
+}  // namespace tercio::trainer

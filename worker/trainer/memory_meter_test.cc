@@ -5,25 +5,25 @@
 #include "worker/trainer/memory_trial.h"
 #include "worker/trainer/testing/fake_engine.h"
 
-namespace tercio {
+namespace tercio::trainer {
 namespace {
 
-class MeteredDevice : public Device {
+class MeteredDevice : public device::Device {
  public:
   std::string name() const override { return "metered"; }
   std::string DescribeProducts(kernels::Format) override { return ""; }
-  absl::StatusOr<std::unique_ptr<DeviceMemory>> Allocate(int64_t) override {
+  absl::StatusOr<std::unique_ptr<device::DeviceMemory>> Allocate(int64_t) override {
     return absl::UnimplementedError("");
   }
-  absl::StatusOr<std::unique_ptr<DeviceMemory>> AllocateHost(int64_t) override {
+  absl::StatusOr<std::unique_ptr<device::DeviceMemory>> AllocateHost(int64_t) override {
     return absl::UnimplementedError("");
   }
   absl::StatusOr<int64_t> BytesInUse() override { return in_use; }
-  using Device::CreateStream;
-  absl::StatusOr<std::unique_ptr<Stream>> CreateStream(StreamKind, Workspace) override {
+  using device::Device::CreateStream;
+  absl::StatusOr<std::unique_ptr<device::Stream>> CreateStream(StreamKind, device::Workspace) override {
     return absl::UnimplementedError("");
   }
-  absl::StatusOr<std::unique_ptr<Event>> CreateEvent() override {
+  absl::StatusOr<std::unique_ptr<device::Event>> CreateEvent() override {
     return absl::UnimplementedError("");
   }
 
@@ -92,7 +92,7 @@ TEST(MemoryMeterTest, ADeviceThatDoesNotTellLeavesTheArena) {
   EXPECT_EQ(meter.outside_bytes(), 0);
 }
 
-void ExpectAsPlanned(Device& device, const v1::JobSpec& job, int64_t most_outside) {
+void ExpectAsPlanned(device::Device& device, const v1::JobSpec& job, int64_t most_outside) {
   const auto report = TryMemoryPlan(device, job, nullptr);
   ASSERT_TRUE(report.ok()) << report.status();
   EXPECT_EQ((*report)["unused"], nlohmann::json::array()) << *report;
@@ -114,7 +114,7 @@ TEST(MemoryTrialTest, ASmallModelUsesAllThatIsPlannedAndLittleBeside) {
   middle.mutable_model()->set_context(64);
   middle.mutable_model()->set_ffn_hidden(1024);
   middle.mutable_model()->set_vocab_size(16384);
-  const auto device = CreateCpuDevice(1);
+  const auto device = device::CreateCpuDevice(1);
   for (const v1::JobSpec& job : {TrialJob("cpu"), middle}) {
     SCOPED_TRACE(job.model().hidden());
     ExpectAsPlanned(*device, job, kMostOutside);
@@ -122,4 +122,4 @@ TEST(MemoryTrialTest, ASmallModelUsesAllThatIsPlannedAndLittleBeside) {
 }
 
 }  // namespace
-}  // namespace tercio
+}  // namespace tercio::trainer

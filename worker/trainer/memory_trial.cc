@@ -15,14 +15,14 @@
 #include "worker/engine/training_engine.h"
 #include "worker/trainer/memory_meter.h"
 
-namespace tercio {
+namespace tercio::trainer {
 namespace {
 
 constexpr int64_t kSteps = 2;
 constexpr int kThreads = 1;
 constexpr char kLibraryBudget[] = "workspace.device";
 
-class TrialSource : public CausalSource {
+class TrialSource : public data::CausalSource {
  public:
   explicit TrialSource(const v1::ModelSpec& model) : model_(model) {}
   void ReadTraining(int64_t step, int64_t sequence, int32_t* out) override {
@@ -38,7 +38,7 @@ class TrialSource : public CausalSource {
 };
 
 // Everything that a rank does with its memory.
-absl::Status Train(TrainingEngine& engine) {
+absl::Status Train(engine::TrainingEngine& engine) {
   for (int64_t step = 1; step <= kSteps; ++step) {
     TERCIO_RETURN_IF_ERROR(engine.Step(step, 0).status());
   }
@@ -47,16 +47,16 @@ absl::Status Train(TrainingEngine& engine) {
   return engine.Snapshot().status();
 }
 
-nlohmann::json Report(std::vector<BufferUse> buffers, int64_t outside, int64_t most_outside) {
-  std::erase_if(buffers, [](const BufferUse& use) { return use.name == kLibraryBudget; });
+nlohmann::json Report(std::vector<engine::BufferUse> buffers, int64_t outside, int64_t most_outside) {
+  std::erase_if(buffers, [](const engine::BufferUse& use) { return use.name == kLibraryBudget; });
   int64_t planned = 0;
   int64_t touched = 0;
-  for (const BufferUse& buffer : buffers) {
+  for (const engine::BufferUse& buffer : buffers) {
     planned += buffer.planned_bytes;
     touched += buffer.high_water_bytes;
   }
   const std::vector<std::string> unused =
-      absl::StrSplit(UnusedText(buffers), '\n', absl::SkipEmpty());
+      absl::StrSplit(engine::UnusedText(buffers), '\n', absl::SkipEmpty());
   return {{"buffers", buffers.size()}, {"planned_bytes", planned},
           {"touched_bytes", touched},  {"unused", unused},
           {"outside_bytes", outside},  {"most_outside_bytes", most_outside}};
@@ -96,25 +96,25 @@ v1::JobSpec TrialJob(const std::string& kind) {
 }
 
 absl::StatusOr<nlohmann::json> TryMemoryPlan(
-    Device& device, const v1::JobSpec& job,
-    const std::function<std::unique_ptr<Communicator>(std::unique_ptr<Communicator>)>& adapt) {
+    device::Device& device, const v1::JobSpec& job,
+    const std::function<std::unique_ptr<collective::Communicator>(std::unique_ptr<collective::Communicator>)>& adapt) {
   MemoryMeter meter(device);
   TERCIO_ASSIGN_OR_RETURN(const v1::Layout layout, plan::LayoutOfJob(job));
   TERCIO_ASSIGN_OR_RETURN(const v1::Plan whole,
                           plan::BuildPlan(job, layout, {{"here", 0}}, kThreads));
   const v1::RankPlan plan = plan::SliceForRank(whole, 0);
   auto self =
-      CreateCommunicator({"self", absl::Seconds(60)}, std::move(CreateThreadTransports(1).front()));
+      collective::CreateCommunicator({"self", absl::Seconds(60)}, std::move(collective::CreateThreadTransports(1).front()));
   if (adapt) self = adapt(std::move(self));
   TrialSource source(job.model());
   TERCIO_ASSIGN_OR_RETURN(
       const auto engine,
-      TrainingEngine::Create(job, plan, device, {self.get(), self.get(), self.get(), self.get()},
+      engine::TrainingEngine::Create(job, plan, device, {self.get(), self.get(), self.get(), self.get()},
                              source, {.fill_pattern = true}));
   TERCIO_RETURN_IF_ERROR(Train(*engine));
   meter.MeasureAll(*engine);
-  TERCIO_ASSIGN_OR_RETURN(std::vector<BufferUse> buffers, engine->HighWaterMarks());
+  TERCIO_ASSIGN_OR_RETURN(std::vector<engine::BufferUse> buffers, engine->HighWaterMarks());
   return Report(std::move(buffers), meter.outside_bytes(), plan::MostBytesOutside(job, layout, 0));
 }
 
-}  // namespace tercio
+}  // namespace tercio::trainer

@@ -13,7 +13,7 @@
 #include "worker/collective/communicator.h"
 #include "worker/device/device.h"
 
-namespace tercio {
+namespace tercio::trainer {
 
 // The model of --doctor; `kind`: "cpu" | "cuda".
 v1::JobSpec TrialJob(const std::string& kind);
@@ -26,7 +26,7 @@ v1::JobSpec TrialJob(const std::string& kind);
 // memory that was taken outside the arena, and "most_outside_bytes", its bound. The workspace of a
 // GPU's libraries ("workspace.device") is a budget and not in "unused".
 absl::StatusOr<nlohmann::json> TryMemoryPlan(
-    Device& device, const v1::JobSpec& job,
-    const std::function<std::unique_ptr<Communicator>(std::unique_ptr<Communicator>)>& adapt);
+    device::Device& device, const v1::JobSpec& job,
+    const std::function<std::unique_ptr<collective::Communicator>(std::unique_ptr<collective::Communicator>)>& adapt);
 
-}  // namespace tercio
+}  // namespace tercio::trainer

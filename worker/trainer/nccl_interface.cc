@@ -9,7 +9,7 @@
 
 #include "absl/cleanup/cleanup.h"
 
-namespace tercio {
+namespace tercio::trainer {
 namespace {
 
 constexpr char kVariable[] = "NCCL_SOCKET_IFNAME";
@@ -42,4 +42,4 @@ void UseInterfaceOf(const std::string& address) {
   if (!name.empty()) setenv(kVariable, ("=" + name).c_str(), /*overwrite=*/0);
 }
 
-}  // namespace tercio
+}  // namespace tercio::trainer

@@ -3,7 +3,7 @@
 
 #include <string>
 
-namespace tercio {
+namespace tercio::trainer {
 
 // The name of the interface that has this IP address; empty: none.
 std::string InterfaceOf(const std::string& address);
@@ -12,4 +12,4 @@ std::string InterfaceOf(const std::string& address);
 // NCCL_SOCKET_IFNAME is set. Called before NCCL's first call, while this is the only thread.
 void UseInterfaceOf(const std::string& address);
 
-}  // namespace tercio
+}  // namespace tercio::trainer

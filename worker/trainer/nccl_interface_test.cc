@@ -4,7 +4,7 @@
 
 #include "gtest/gtest.h"
 
-namespace tercio {
+namespace tercio::trainer {
 namespace {
 
 TEST(NcclInterface, LoopbackHasAName) {
@@ -25,4 +25,4 @@ TEST(NcclInterface, WhatTheOperatorSaysCounts) {
 }
 
 }  // namespace
-}  // namespace tercio
+}  // namespace tercio::trainer

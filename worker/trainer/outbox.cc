@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-namespace tercio {
+namespace tercio::trainer {
 
 const v1::TrainerMessage& Outbox::Add(v1::TrainerMessage message) {
   if (message.has_phase()) last_phase_ = message;
@@ -31,4 +31,4 @@ void Outbox::RepeatPhase() {
   if (!waits && last_phase_.has_phase()) Add(last_phase_);
 }
 
-}  // namespace tercio
+}  // namespace tercio::trainer

@@ -9,7 +9,7 @@
 
 #include "proto/tercio/v1/trainer.pb.h"
 
-namespace tercio {
+namespace tercio::trainer {
 
 class Outbox {
  public:
@@ -35,4 +35,4 @@ class Outbox {
   v1::TrainerMessage last_phase_;
 };
 
-}  // namespace tercio
+}  // namespace tercio::trainer

@@ -5,7 +5,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace tercio {
+namespace tercio::trainer {
 namespace {
 
 using ::testing::ElementsAre;
@@ -82,4 +82,4 @@ TEST(Outbox, RepeatsThePhaseOnce) {
 }
 
 }  // namespace
-}  // namespace tercio
+}  // namespace tercio::trainer

@@ -10,7 +10,7 @@
 #include "common/mutex.h"
 #include "common/status_macros.h"
 
-namespace tercio {
+namespace tercio::trainer {
 namespace {
 
 // A file system that answers ends a write, or removes a file, within this time.
@@ -116,4 +116,4 @@ void PartFile::Keep() { shared_->Decide(Shared::Fate::kKept); }
 
 void PartFile::Remove() { shared_->Decide(Shared::Fate::kRemoved); }
 
-}  // namespace tercio
+}  // namespace tercio::trainer

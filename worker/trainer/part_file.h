@@ -20,7 +20,7 @@
 #include "proto/tercio/v1/checkpoint_service.pb.h"
 #include "worker/trainer/chunks.h"
 
-namespace tercio {
+namespace tercio::trainer {
 
 // Writes the file, including its directories, and makes it durable. Calls `wrote` with the bytes so
 // far; if that returns false the file is no longer wanted.
@@ -60,4 +60,4 @@ class PartFile {
   std::thread thread_;
 };
 
-}  // namespace tercio
+}  // namespace tercio::trainer

@@ -16,7 +16,7 @@
 #include "gtest/gtest.h"
 #include "worker/trainer/testing/fake_engine.h"
 
-namespace tercio {
+namespace tercio::trainer {
 namespace {
 
 using Wrote = std::function<bool(int64_t bytes)>;
@@ -107,4 +107,4 @@ TEST_F(PartFileTest, AWriteThatHangsIsLeftBehindAndItsFileRemovedLater) {
 }
 
 }  // namespace
-}  // namespace tercio
+}  // namespace tercio::trainer

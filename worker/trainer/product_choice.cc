@@ -14,7 +14,7 @@
 #include "worker/engine/product_shapes.h"
 #include "worker/trainer/product_table.h"
 
-namespace tercio {
+namespace tercio::trainer {
 namespace {
 
 using kernels::cuda::ProductAlgorithms;
@@ -34,7 +34,7 @@ std::vector<ProductShape> Missing(const std::vector<ProductShape>& shapes,
 }
 
 // Times the shapes and adds the best to the algorithms.
-absl::Status Time(const std::vector<ProductShape>& shapes, int64_t workspace_bytes, Device& device,
+absl::Status Time(const std::vector<ProductShape>& shapes, int64_t workspace_bytes, device::Device& device,
                   ProductAlgorithms* algorithms) {
   auto operands = device.Allocate(kernels::cuda::BytesForTiming(shapes));
   auto workspace = device.Allocate(workspace_bytes);
@@ -44,10 +44,10 @@ absl::Status Time(const std::vector<ProductShape>& shapes, int64_t workspace_byt
                      std::string((operands.ok() ? workspace : operands).status().message())));
     return absl::OkStatus();
   }
-  TERCIO_ASSIGN_OR_RETURN(const auto stream, device.CreateStream(Device::StreamKind::kCompute));
+  TERCIO_ASSIGN_OR_RETURN(const auto stream, device.CreateStream(device::Device::StreamKind::kCompute));
   kernels::cuda::OperationErrors errors;
   kernels::cuda::TimeProducts(shapes, {(*operands)->data(), (*workspace)->data(), workspace_bytes},
-                              HandleOf(*stream), algorithms, &errors);
+                              device::HandleOf(*stream), algorithms, &errors);
   if (!errors.first()) return absl::OkStatus();
   return absl::InternalError(
       absl::StrCat("timing products: ", errors.first()->operation, ": ", errors.first()->what));
@@ -56,7 +56,7 @@ absl::Status Time(const std::vector<ProductShape>& shapes, int64_t workspace_byt
 }  // namespace
 
 absl::StatusOr<v1::ProductTable> ChooseProducts(const v1::TrainerAssignment& assignment,
-                                                Device& device, RendezvousStore& rendezvous,
+                                                device::Device& device, collective::RendezvousStore& rendezvous,
                                                 ProductAlgorithms* algorithms) {
   const v1::RankPlan& plan = assignment.plan();
   v1::ProductTable chosen;
@@ -68,7 +68,7 @@ absl::StatusOr<v1::ProductTable> ChooseProducts(const v1::TrainerAssignment& ass
   };
   take(plan.stage().products());
   const std::vector<ProductShape> missing =
-      Missing(ProductShapes(assignment.spec(), plan), *algorithms);
+      Missing(engine::ProductShapes(assignment.spec(), plan), *algorithms);
   if (missing.empty()) return v1::ProductTable();
   const std::string key = absl::StrCat("products/", plan.placement().pipeline_index());
   if (plan.placement().tensor_index() > 0 || plan.placement().data_index() > 0) {
@@ -102,4 +102,4 @@ absl::StatusOr<v1::ProductTable> ChooseProducts(const v1::TrainerAssignment& ass
   return chosen;
 }
 
-}  // namespace tercio
+}  // namespace tercio::trainer

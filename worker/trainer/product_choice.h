@@ -8,7 +8,7 @@
 #include "worker/collective/gloo_transport.h"
 #include "worker/device/device.h"
 
-namespace tercio {
+namespace tercio::trainer {
 
 // Fills `algorithms` with those of the plan; for shapes that it lacks the first rank of the stage
 // reads its node's file, times the rest, and puts all of them at the rendezvous for the others.
@@ -16,7 +16,7 @@ namespace tercio {
 // is in its memory: if there is no room for timing, nothing is chosen, and products use the first
 // of the library's ranking.
 absl::StatusOr<v1::ProductTable> ChooseProducts(const v1::TrainerAssignment& assignment,
-                                                Device& device, RendezvousStore& rendezvous,
+                                                device::Device& device, collective::RendezvousStore& rendezvous,
                                                 kernels::cuda::ProductAlgorithms* algorithms);
 
-}  // namespace tercio
+}  // namespace tercio::trainer

@@ -8,7 +8,7 @@
 #include "common/file.h"
 #include "common/status_macros.h"
 
-namespace tercio {
+namespace tercio::trainer {
 namespace {
 
 using kernels::Format;
@@ -114,4 +114,4 @@ absl::Status ProductCache::Add(const v1::ProductTable& table) const {
   return WriteFileDurably(path_, all.SerializeAsString());
 }
 
-}  // namespace tercio
+}  // namespace tercio::trainer

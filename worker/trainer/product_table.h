@@ -8,7 +8,7 @@
 #include "kernels/cuda/product_algorithms.h"
 #include "proto/tercio/v1/plan.pb.h"
 
-namespace tercio {
+namespace tercio::trainer {
 
 void AddProduct(const kernels::cuda::ProductShape& shape,
                 const kernels::cuda::ProductAlgorithm& algorithm, v1::ProductTable* table);
@@ -35,4 +35,4 @@ class ProductCache {
   const std::string path_;
 };
 
-}  // namespace tercio
+}  // namespace tercio::trainer

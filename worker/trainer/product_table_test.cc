@@ -6,7 +6,7 @@
 #include "common/temp_dir.h"
 #include "gtest/gtest.h"
 
-namespace tercio {
+namespace tercio::trainer {
 namespace {
 
 using kernels::Format;
@@ -85,4 +85,4 @@ TEST(ProductCache, OneFileForEachGpuAndLibrary) {
 }
 
 }  // namespace
-}  // namespace tercio
+}  // namespace tercio::trainer

@@ -10,7 +10,7 @@
 #include "common/file.h"
 #include "common/steady_time.h"
 
-namespace tercio {
+namespace tercio::trainer {
 
 // proc(5): the second number of statm, in pages.
 int64_t ResidentBytes() {
@@ -31,19 +31,19 @@ double ProcessorSeconds() {
   return seconds(usage.ru_utime) + seconds(usage.ru_stime);
 }
 
-v1::PhaseSeconds ToPhaseSeconds(const std::array<PhaseClock::Nanoseconds, kPhases>& spent) {
-  const auto of = [&](Phase phase) {
-    return PhaseClock::Seconds(spent[static_cast<size_t>(phase)]);
+v1::PhaseSeconds ToPhaseSeconds(const std::array<progress::PhaseClock::Nanoseconds, progress::kPhases>& spent) {
+  const auto of = [&](progress::Phase phase) {
+    return progress::PhaseClock::Seconds(spent[static_cast<size_t>(phase)]);
   };
   v1::PhaseSeconds seconds;
-  seconds.set_forward(of(Phase::kForward));
-  seconds.set_backward(of(Phase::kBackward));
-  seconds.set_wait(of(Phase::kWait));
-  seconds.set_optimizer(of(Phase::kOptimizer));
-  seconds.set_data(of(Phase::kData));
-  seconds.set_checkpoint(of(Phase::kCheckpoint));
-  seconds.set_evaluation(of(Phase::kEvaluation));
-  seconds.set_other(of(Phase::kOther));
+  seconds.set_forward(of(progress::Phase::kForward));
+  seconds.set_backward(of(progress::Phase::kBackward));
+  seconds.set_wait(of(progress::Phase::kWait));
+  seconds.set_optimizer(of(progress::Phase::kOptimizer));
+  seconds.set_data(of(progress::Phase::kData));
+  seconds.set_checkpoint(of(progress::Phase::kCheckpoint));
+  seconds.set_evaluation(of(progress::Phase::kEvaluation));
+  seconds.set_other(of(progress::Phase::kOther));
   return seconds;
 }
 
@@ -68,10 +68,10 @@ std::optional<v1::RankFigures> FiguresKeeper::Now() {
   if (figures_.steps() == 0) return std::nullopt;
   last_ = SteadyNow();
   const auto& spent = phases_.Read();
-  PhaseClock::Nanoseconds elapsed = 0;
-  for (const PhaseClock::Nanoseconds part : spent) elapsed += part;
+  progress::PhaseClock::Nanoseconds elapsed = 0;
+  for (const progress::PhaseClock::Nanoseconds part : spent) elapsed += part;
   *figures_.mutable_phases() = ToPhaseSeconds(spent);
-  figures_.set_elapsed_seconds(PhaseClock::Seconds(elapsed));
+  figures_.set_elapsed_seconds(progress::PhaseClock::Seconds(elapsed));
   figures_.set_cpu_seconds(ProcessorSeconds() - processor_at_start_);
   figures_.set_resident_bytes(ResidentBytes());
   return figures_;
@@ -82,4 +82,4 @@ std::optional<v1::RankFigures> FiguresKeeper::NowAndThen(absl::Duration interval
   return Now();
 }
 
-}  // namespace tercio
+}  // namespace tercio::trainer

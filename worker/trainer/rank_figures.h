@@ -9,18 +9,18 @@
 #include "proto/tercio/v1/events.pb.h"
 #include "worker/progress/phase_clock.h"
 
-namespace tercio {
+namespace tercio::trainer {
 
 // Resident bytes of this process; 0 if the system does not report them.
 int64_t ResidentBytes();
 // Processor seconds of this process, of all its threads.
 double ProcessorSeconds();
 
-v1::PhaseSeconds ToPhaseSeconds(const std::array<PhaseClock::Nanoseconds, kPhases>& spent);
+v1::PhaseSeconds ToPhaseSeconds(const std::array<progress::PhaseClock::Nanoseconds, progress::kPhases>& spent);
 
 class FiguresKeeper {
  public:
-  FiguresKeeper(int rank, PhaseClock& phases) : phases_(phases) { figures_.set_rank(rank); }
+  FiguresKeeper(int rank, progress::PhaseClock& phases) : phases_(phases) { figures_.set_rank(rank); }
 
   // Called before the first step.
   void Start();
@@ -35,10 +35,10 @@ class FiguresKeeper {
   std::optional<v1::RankFigures> NowAndThen(absl::Duration interval);
 
  private:
-  PhaseClock& phases_;
+  progress::PhaseClock& phases_;
   v1::RankFigures figures_;
   double processor_at_start_ = 0;
   absl::Time last_ = absl::InfinitePast();
 };
 
-}  // namespace tercio
+}  // namespace tercio::trainer

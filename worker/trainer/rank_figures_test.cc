@@ -2,13 +2,13 @@
 
 #include "gtest/gtest.h"
 
-namespace tercio {
+namespace tercio::trainer {
 namespace {
 
 int64_t fake_now = 0;
 
 TEST(FiguresKeeperTest, SaysNothingBeforeTheFirstStepHasEnded) {
-  PhaseClock phases([] { return fake_now; });
+  progress::PhaseClock phases([] { return fake_now; });
   FiguresKeeper keeper(3, phases);
   EXPECT_FALSE(keeper.Now().has_value());
   keeper.Start();
@@ -22,11 +22,11 @@ TEST(FiguresKeeperTest, SaysNothingBeforeTheFirstStepHasEnded) {
 }
 
 TEST(FiguresKeeperTest, PhasesSumToTheElapsedTime) {
-  PhaseClock phases([] { return fake_now; });
+  progress::PhaseClock phases([] { return fake_now; });
   FiguresKeeper keeper(0, phases);
   keeper.Start();
-  for (const Phase phase : {Phase::kData, Phase::kForward, Phase::kBackward, Phase::kOptimizer,
-                            Phase::kEvaluation, Phase::kCheckpoint}) {
+  for (const progress::Phase phase : {progress::Phase::kData, progress::Phase::kForward, progress::Phase::kBackward, progress::Phase::kOptimizer,
+                            progress::Phase::kEvaluation, progress::Phase::kCheckpoint}) {
     phases.Enter(phase);
     fake_now += 1'000'000 * (1 + static_cast<int64_t>(phase));
   }
@@ -47,7 +47,7 @@ TEST(FiguresKeeperTest, PhasesSumToTheElapsedTime) {
 
 TEST(FiguresKeeperTest, KnowsTheProcess) {
   EXPECT_GT(ResidentBytes(), 1 << 20);
-  PhaseClock phases;
+  progress::PhaseClock phases;
   FiguresKeeper keeper(0, phases);
   keeper.Start();
   const double before = ProcessorSeconds();
@@ -59,7 +59,7 @@ TEST(FiguresKeeperTest, KnowsTheProcess) {
 }
 
 TEST(FiguresKeeperTest, NowAndThenIsNotAlways) {
-  PhaseClock phases;
+  progress::PhaseClock phases;
   FiguresKeeper keeper(0, phases);
   keeper.Start();
   keeper.StepEnded(1, 0.01);
@@ -69,4 +69,4 @@ TEST(FiguresKeeperTest, NowAndThenIsNotAlways) {
 }
 
 }  // namespace
-}  // namespace tercio
+}  // namespace tercio::trainer

@@ -10,7 +10,7 @@
 #include "common/security/channel.h"
 #include "common/status_macros.h"
 
-namespace tercio {
+namespace tercio::trainer {
 namespace {
 
 // An agent that receives a copy more slowly than this counts as stalled.
@@ -39,7 +39,7 @@ constexpr int64_t kPartElements = int64_t{2} << 20;
 // Fills slice after slice as bytes arrive.
 class EngineFiller {
  public:
-  explicit EngineFiller(TrainingEngine& engine) : engine_(engine) { BeginPart(); }
+  explicit EngineFiller(engine::TrainingEngine& engine) : engine_(engine) { BeginPart(); }
 
   absl::Status Add(std::string_view bytes) {
     while (!bytes.empty()) {
@@ -73,14 +73,14 @@ class EngineFiller {
     values_.resize(static_cast<size_t>(std::min(left, kPartElements)));
   }
 
-  TrainingEngine& engine_;
+  engine::TrainingEngine& engine_;
   size_t index_ = 0;           // of the slice
   int64_t first_ = 0;          // of the part, in the slice
   std::vector<float> values_;  // of the part
   size_t filled_ = 0;          // bytes
 };
 
-absl::Status CheckSlices(const v1::SnapshotBegin& begin, const TrainingEngine& engine) {
+absl::Status CheckSlices(const v1::SnapshotBegin& begin, const engine::TrainingEngine& engine) {
   const std::vector<v1::TensorSlice>& needed = engine.NeededSlices();
   bool same = begin.slices_size() == static_cast<int>(needed.size());
   for (int i = 0; same && i < begin.slices_size(); ++i) {
@@ -153,7 +153,7 @@ std::vector<absl::Status> SnapshotClient::Put(int64_t step,
 }
 
 absl::Status SnapshotClient::Load(const std::string& holder, int attempt, int64_t step,
-                                  const LoadedBytes& loaded, TrainingEngine& engine) {
+                                  const LoadedBytes& loaded, engine::TrainingEngine& engine) {
   TERCIO_ASSIGN_OR_RETURN(v1::SnapshotService::Stub * stub, StubOf(holder));
   v1::GetSnapshotRequest request;
   *request.mutable_run() = identity_.run;
@@ -195,4 +195,4 @@ absl::Status SnapshotClient::Load(const std::string& holder, int attempt, int64_
   return About(holder, status);
 }
 
-}  // namespace tercio
+}  // namespace tercio::trainer

@@ -18,7 +18,7 @@
 #include "worker/trainer/chunks.h"
 #include "worker/trainer/state_loader.h"
 
-namespace tercio {
+namespace tercio::trainer {
 
 class SnapshotClient {
  public:
@@ -40,7 +40,7 @@ class SnapshotClient {
   // engine needs), NOT_FOUND (it is gone), or the error of the call. `loaded` is called as bytes
   // arrive.
   absl::Status Load(const std::string& holder, int attempt, int64_t step, const LoadedBytes& loaded,
-                    TrainingEngine& engine);
+                    engine::TrainingEngine& engine);
 
  private:
   absl::StatusOr<v1::SnapshotService::Stub*> StubOf(const std::string& holder);
@@ -53,4 +53,4 @@ class SnapshotClient {
   std::map<std::string, std::unique_ptr<v1::SnapshotService::Stub>> stubs_;
 };
 
-}  // namespace tercio
+}  // namespace tercio::trainer

@@ -11,7 +11,7 @@
 #include "worker/agent/snapshots/snapshot_server.h"
 #include "worker/trainer/testing/fake_engine.h"
 
-namespace tercio {
+namespace tercio::trainer {
 namespace {
 
 using ::testing::ElementsAre;
@@ -31,7 +31,7 @@ struct Agent {
           while (stands_still) std::this_thread::sleep_for(std::chrono::milliseconds(1));
           return run.attempt() == attempt && token == "token";
         }) {
-    auto listening = SnapshotServer::Listen("127.0.0.1:0", {}, service);
+    auto listening = agent::SnapshotServer::Listen("127.0.0.1:0", {}, service);
     EXPECT_TRUE(listening.ok()) << listening.status();
     server = *std::move(listening);
   }
@@ -39,9 +39,9 @@ struct Agent {
   ~Agent() { stands_still = false; }
   int attempt = 1;
   std::atomic<bool> stands_still{false};  // answers nobody
-  SnapshotStore store;
-  SnapshotServiceImpl service;
-  std::unique_ptr<SnapshotServer> server;
+  agent::SnapshotStore store;
+  agent::SnapshotServiceImpl service;
+  std::unique_ptr<agent::SnapshotServer> server;
 };
 
 class SnapshotClientTest : public ::testing::Test {
@@ -166,4 +166,4 @@ TEST_F(SnapshotClientTest, ABitThatFlippedInMemoryIsFound) {
 }
 
 }  // namespace
-}  // namespace tercio
+}  // namespace tercio::trainer

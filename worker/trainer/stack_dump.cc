@@ -14,7 +14,7 @@
 #include "absl/debugging/symbolize.h"
 #include "absl/strings/str_cat.h"
 
-namespace tercio {
+namespace tercio::trainer {
 namespace {
 
 constexpr int kFrames = 48;
@@ -105,4 +105,4 @@ absl::Status InstallStackDump(const char* program, const std::string& path) {
   return absl::OkStatus();
 }
 
-}  // namespace tercio
+}  // namespace tercio::trainer

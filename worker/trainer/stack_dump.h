@@ -12,9 +12,9 @@
 
 #include "absl/status/status.h"
 
-namespace tercio {
+namespace tercio::trainer {
 
 // Once per process. `program` is argv[0].
 absl::Status InstallStackDump(const char* program, const std::string& path);
 
-}  // namespace tercio
+}  // namespace tercio::trainer

@@ -14,7 +14,7 @@
 #include "common/mutex.h"
 #include "common/status_macros.h"
 
-namespace tercio {
+namespace tercio::trainer {
 namespace {
 
 constexpr int64_t kPieceElements = int64_t{2} << 20;  // 8 MiB
@@ -43,7 +43,7 @@ struct ReadPiece {
 class ReadAhead {
  public:
   ReadAhead(std::shared_ptr<StateSource> source, const std::vector<StatePiece>& pieces, int rank,
-            const LoadedBytes& loaded, TrainingEngine& engine)
+            const LoadedBytes& loaded, engine::TrainingEngine& engine)
       : shared_(std::make_shared<Shared>()) {
     shared_->source = std::move(source);
     shared_->loaded = loaded;
@@ -208,7 +208,7 @@ class PieceBroadcast {
 
   const LoadGroup& group_;
   int64_t most_ = 0;                      // elements of a piece
-  std::unique_ptr<DeviceMemory> memory_;  // of a header and a piece; null until it is needed
+  std::unique_ptr<device::DeviceMemory> memory_;  // of a header and a piece; null until it is needed
   std::vector<char> host_;
 };
 
@@ -240,7 +240,7 @@ std::vector<StatePiece> PiecesOf(const std::vector<v1::TensorSlice>& slices,
 }
 
 absl::Status LoadState(std::shared_ptr<StateSource> source, const LoadGroup& group,
-                       const LoadedBytes& loaded, TrainingEngine& engine) {
+                       const LoadedBytes& loaded, engine::TrainingEngine& engine) {
   const std::vector<v1::TensorSlice>& slices = engine.NeededSlices();
   const std::vector<StatePiece> pieces = PiecesOf(slices, *source, group.data.size());
   ReadAhead reads(source, pieces, group.data.rank(), loaded, engine);
@@ -264,4 +264,4 @@ absl::Status LoadState(std::shared_ptr<StateSource> source, const LoadGroup& gro
   return absl::OkStatus();
 }
 
-}  // namespace tercio
+}  // namespace tercio::trainer

@@ -20,7 +20,7 @@
 #include "worker/engine/training_engine.h"
 #include "worker/trainer/state_source.h"
 
-namespace tercio {
+namespace tercio::trainer {
 
 // Consecutive values of a slice.
 struct StatePiece {
@@ -37,15 +37,15 @@ std::vector<StatePiece> PiecesOf(const std::vector<v1::TensorSlice>& slices,
 
 // The data-parallel group, and what its collectives need. Not owned.
 struct LoadGroup {
-  Communicator& data;
-  Device& device;
-  Stream& stream;
+  collective::Communicator& data;
+  device::Device& device;
+  device::Stream& stream;
 };
 
 // Called from any thread whenever bytes arrive: with those that this rank has read, of its share.
 using LoadedBytes = std::function<void(int64_t bytes, int64_t total)>;
 
 absl::Status LoadState(std::shared_ptr<StateSource> source, const LoadGroup& group,
-                       const LoadedBytes& loaded, TrainingEngine& engine);
+                       const LoadedBytes& loaded, engine::TrainingEngine& engine);
 
-}  // namespace tercio
+}  // namespace tercio::trainer

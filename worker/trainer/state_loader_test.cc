@@ -17,7 +17,7 @@
 #include "worker/device/cpu_device.h"
 #include "worker/trainer/testing/fake_engine.h"
 
-namespace tercio {
+namespace tercio::trainer {
 namespace {
 
 using ::testing::Each;
@@ -82,14 +82,14 @@ Loaded LoadOn(int ranks, const std::string& lacks = "", const std::string& bad =
   all.engines.resize(size);
   all.own.resize(size);
   std::atomic<int64_t> read{0};
-  auto transports = CreateThreadTransports(ranks);
+  auto transports = collective::CreateThreadTransports(ranks);
   std::vector<std::thread> threads;
   for (size_t rank = 0; rank < size; ++rank) {
     threads.emplace_back([&, rank] {
-      const auto device = CreateCpuDevice(1);
-      const auto stream = *device->CreateStream(Device::StreamKind::kCompute);
+      const auto device = device::CreateCpuDevice(1);
+      const auto stream = *device->CreateStream(device::Device::StreamKind::kCompute);
       const auto data =
-          CreateCommunicator({"data", absl::Seconds(60)}, std::move(transports[rank]));
+          collective::CreateCommunicator({"data", absl::Seconds(60)}, std::move(transports[rank]));
       auto source = std::make_shared<Source>();
       source->read = &read;
       source->lacks = lacks;
@@ -230,16 +230,16 @@ class HangingSource : public Source {
 TEST(StateLoaderTest, AReadThatHangsHoldsNobodyWhenAnotherRankFails) {
   static absl::Notification over;  // outlives the thread that is left behind
   static std::atomic<int64_t> read{0};
-  auto transports = CreateThreadTransports(2);
+  auto transports = collective::CreateThreadTransports(2);
   std::vector<absl::Status> statuses(2);
   std::weak_ptr<float> wanted;  // by the read that hangs
   std::vector<std::thread> threads;
   for (size_t rank = 0; rank < 2; ++rank) {
     threads.emplace_back([&, rank] {
-      const auto device = CreateCpuDevice(1);
-      const auto stream = *device->CreateStream(Device::StreamKind::kCompute);
+      const auto device = device::CreateCpuDevice(1);
+      const auto stream = *device->CreateStream(device::Device::StreamKind::kCompute);
       const auto data =
-          CreateCommunicator({"data", absl::Seconds(60)}, std::move(transports[rank]));
+          collective::CreateCommunicator({"data", absl::Seconds(60)}, std::move(transports[rank]));
       FakeEngine engine;
       engine.places = {PlaceOf(Rows("b", 0, 1000)), PlaceOf(Rows("b", 1, 1000))};
       if (rank == 1) wanted = engine.places[1];
@@ -259,4 +259,4 @@ TEST(StateLoaderTest, AReadThatHangsHoldsNobodyWhenAnotherRankFails) {
 }
 
 }  // namespace
-}  // namespace tercio
+}  // namespace tercio::trainer

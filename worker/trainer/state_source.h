@@ -11,7 +11,7 @@
 #include "absl/types/span.h"
 #include "proto/tercio/v1/checkpoint_service.pb.h"
 
-namespace tercio {
+namespace tercio::trainer {
 
 class StateSource {
  public:
@@ -39,4 +39,4 @@ class StateSource {
   virtual void Cancel() {}
 };
 
-}  // namespace tercio
+}  // namespace tercio::trainer

@@ -24,7 +24,7 @@
 #include "google/protobuf/util/json_util.h"
 #include "worker/trainer/event_record.h"
 
-namespace tercio {
+namespace tercio::trainer {
 namespace {
 
 constexpr size_t kMostWaiting = 20'000;                               // records of some 300 bytes
@@ -206,4 +206,4 @@ void TensorBoardWriter::Add(const v1::StepRecord& step, double tokens_per_second
   shared_->changed.NotifyAll();
 }
 
-}  // namespace tercio
+}  // namespace tercio::trainer

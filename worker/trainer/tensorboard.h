@@ -18,7 +18,7 @@
 #include "proto/tercio/v1/events.pb.h"
 #include "proto/tercio/v1/trainer.pb.h"
 
-namespace tercio {
+namespace tercio::trainer {
 
 class TensorBoardWriter {
  public:
@@ -40,4 +40,4 @@ class TensorBoardWriter {
   std::shared_ptr<Shared> shared_;  // with the thread, which may outlive this
 };
 
-}  // namespace tercio
+}  // namespace tercio::trainer

@@ -10,7 +10,7 @@
 #include "gtest/gtest.h"
 #include "worker/trainer/event_record.h"
 
-namespace tercio {
+namespace tercio::trainer {
 namespace {
 
 TEST(EventRecord, ChecksumsAreThoseOfTheStandard) {
@@ -151,4 +151,4 @@ TEST(TensorBoard, AFullDiskLeavesWholeRecords) {
 }
 
 }  // namespace
-}  // namespace tercio
+}  // namespace tercio::trainer

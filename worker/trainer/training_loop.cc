@@ -36,7 +36,7 @@
 #include "worker/trainer/state_loader.h"
 #include "worker/trainer/tensorboard.h"
 
-namespace tercio {
+namespace tercio::trainer {
 namespace {
 
 // A coordinator may be away for this long without the loss of a checkpoint.
@@ -54,7 +54,7 @@ constexpr absl::Duration kReportInterval = absl::Milliseconds(500);
 
 class TrainingLoop {
  public:
-  TrainingLoop(AgentLink& link, const CheckpointIdentity& identity, ProgressPage* page,
+  TrainingLoop(AgentLink& link, const CheckpointIdentity& identity, progress::ProgressPage* page,
                v1::TrainerFailure* failure)
       : link_(link),
         assignment_(link.assignment()),
@@ -107,10 +107,10 @@ class TrainingLoop {
     if (page_ != nullptr) page_->Beat();
   }
   absl::Status AwaitAllRanks();
-  std::function<void()> GiveCopies(int64_t step, const StateSnapshot& snapshot);
+  std::function<void()> GiveCopies(int64_t step, const engine::StateSnapshot& snapshot);
   absl::Status WaitForUpload();
   bool EvaluatesAfter(int64_t step) const;
-  void Report(int64_t step, const StepResult& result, double seconds, double validation_loss,
+  void Report(int64_t step, const engine::StepResult& result, double seconds, double validation_loss,
               bool evaluated);
   // Model-FLOPs utilisation of the job (Chowdhery et al. 2022, appendix B); 0 if the peak of this
   // rank's device is unknown.
@@ -128,21 +128,21 @@ class TrainingLoop {
   AgentLink& link_;
   const v1::TrainerAssignment& assignment_;
   const CheckpointIdentity& identity_;
-  ProgressPage* const page_;  // may be null
+  progress::ProgressPage* const page_;  // may be null
   v1::TrainerFailure& failure_;
-  Whereabouts whereabouts_;
+  progress::Whereabouts whereabouts_;
   FiguresKeeper figures_;
   std::string tokenizer_json_;
   std::vector<std::shared_ptr<const FileLock>> data_uses_;
-  std::unique_ptr<SampleSource> source_;
+  std::unique_ptr<data::SampleSource> source_;
   std::unique_ptr<Backend> backend_;
-  std::unique_ptr<Device> device_;
+  std::unique_ptr<device::Device> device_;
   std::unique_ptr<MemoryMeter> memory_;
-  std::vector<std::unique_ptr<Communicator>> owned_;
-  Communicators communicators_;
-  std::unique_ptr<Stream> stream_;       // beside the engine's
-  std::unique_ptr<DeviceMemory> count_;  // one double; null until it is needed
-  std::unique_ptr<TrainingEngine> engine_;
+  std::vector<std::unique_ptr<collective::Communicator>> owned_;
+  engine::Communicators communicators_;
+  std::unique_ptr<device::Stream> stream_;       // beside the engine's
+  std::unique_ptr<device::DeviceMemory> count_;  // one double; null until it is needed
+  std::unique_ptr<engine::TrainingEngine> engine_;
   std::unique_ptr<SnapshotClient> copies_;  // used by the thread of `checkpoints_`
   std::shared_ptr<grpc::Channel> channel_;  // to the coordinator
   std::unique_ptr<CheckpointClient> checkpoints_;
@@ -180,15 +180,15 @@ absl::StatusOr<TrainingOutcome> TrainingLoop::RunAll() {
   memory_ = std::make_unique<MemoryMeter>(*device_);
   TERCIO_RETURN_IF_ERROR(Connect());
   TERCIO_RETURN_IF_ERROR(ChooseProducts());
-  TERCIO_ASSIGN_OR_RETURN(stream_, device_->CreateStream(Device::StreamKind::kCompute));
+  TERCIO_ASSIGN_OR_RETURN(stream_, device_->CreateStream(device::Device::StreamKind::kCompute));
   const std::string& precision = assignment_.spec().training().precision();
   const std::string products =
       device_->DescribeProducts(plan::FormatOf(assignment_.spec().training()));
   if (!products.empty()) LogInfo(absl::StrCat(precision, " products: ", products));
-  EngineOptions options;
+  engine::EngineOptions options;
   options.initialise_weights = assignment_.resume_step() == 0;
   TERCIO_ASSIGN_OR_RETURN(engine_,
-                          TrainingEngine::Create(assignment_.spec(), assignment_.plan(), *device_,
+                          engine::TrainingEngine::Create(assignment_.spec(), assignment_.plan(), *device_,
                                                  communicators_, *source_, options));
   TERCIO_ASSIGN_OR_RETURN(channel_,
                           OpenChannel(assignment_.checkpoint_address(), TlsFromEnvironment()));
@@ -239,7 +239,7 @@ absl::Status TrainingLoop::LoadState() {
 
 absl::Status TrainingLoop::LoadFrom(const std::shared_ptr<StateSource>& source) {
   const absl::Time begin = SteadyNow();
-  TERCIO_RETURN_IF_ERROR(tercio::LoadState(source, {*communicators_.data, *device_, *stream_},
+  TERCIO_RETURN_IF_ERROR(tercio::trainer::LoadState(source, {*communicators_.data, *device_, *stream_},
                                            LoadedToPage(), *engine_));
   LogInfo(absl::StrFormat("the state is loaded: this rank read %d bytes in %.3f s",
                           source->bytes_read(), absl::ToDoubleSeconds(SteadyNow() - begin)));
@@ -265,7 +265,7 @@ absl::Status TrainingLoop::Connect() {
                                                               plan::RanksOf(group), &whereabouts_},
                                                              link_));
     owned_.push_back(std::move(joined));
-    Communicator* made = owned_.back().get();
+    collective::Communicator* made = owned_.back().get();
     if (group.kind() == v1::GROUP_KIND_WORLD) communicators_.world = made;
     if (group.kind() == v1::GROUP_KIND_TENSOR) communicators_.tensor = made;
     if (group.kind() == v1::GROUP_KIND_DATA) communicators_.data = made;
@@ -313,7 +313,7 @@ absl::StatusOr<AgentLink::Request> TrainingLoop::TrainStep(int64_t step) {
   engine_->SetTracing(step == training().trace_step());
   if (link_.TakeFlipBit()) engine_->FlipBit();
   const absl::Time start = SteadyNow();
-  TERCIO_ASSIGN_OR_RETURN(const StepResult result, engine_->Step(step, Signal()));
+  TERCIO_ASSIGN_OR_RETURN(const engine::StepResult result, engine_->Step(step, Signal()));
   const double seconds = absl::ToDoubleSeconds(SteadyNow() - start);
   if (IsRankZero() && (result.skipped || !result.spike.empty())) {
     LogWarning(absl::StrCat(result.skipped ? "skipped " : "spike at ", result.reason));
@@ -321,7 +321,7 @@ absl::StatusOr<AgentLink::Request> TrainingLoop::TrainStep(int64_t step) {
   double validation_loss = 0;
   const bool evaluated = EvaluatesAfter(step) && !result.rolls_back;
   if (evaluated) {
-    const PhaseClock::Span span(whereabouts_.phases(), Phase::kEvaluation);
+    const progress::PhaseClock::Span span(whereabouts_.phases(), progress::Phase::kEvaluation);
     TERCIO_ASSIGN_OR_RETURN(validation_loss, engine_->Evaluate());
   }
   Report(step, result, seconds, validation_loss, evaluated);
@@ -357,7 +357,7 @@ absl::StatusOr<TrainingOutcome> TrainingLoop::TrainSteps() {
 absl::Status TrainingLoop::CheckReplicas(int64_t step, bool saves) {
   const int64_t every = assignment_.spec().fault_tolerance().check_replicas_every();
   if (every <= 0 || (!saves && step % every != 0)) return absl::OkStatus();
-  TERCIO_ASSIGN_OR_RETURN(const ReplicaVerdict verdict, engine_->CheckReplicas());
+  TERCIO_ASSIGN_OR_RETURN(const engine::ReplicaVerdict verdict, engine_->CheckReplicas());
   if (verdict.equal) return absl::OkStatus();
   failure_.set_corrupt_rank_plus_one(verdict.odd_rank < 0 ? -1 : verdict.odd_rank + 1);
   return absl::DataLossError(absl::StrCat("after step ", step, ": ", verdict.text));
@@ -365,7 +365,7 @@ absl::Status TrainingLoop::CheckReplicas(int64_t step, bool saves) {
 
 // Waiting for the coordinator is not a hang: an upload ends within the time of a save.
 absl::Status TrainingLoop::WaitForUpload() {
-  const PhaseClock::Span span(whereabouts_.phases(), Phase::kCheckpoint);
+  const progress::PhaseClock::Span span(whereabouts_.phases(), progress::Phase::kCheckpoint);
   whereabouts_.BeginAction("checkpoint upload");
   return checkpoints_->WaitForUpload([this] { Beat(); });
 }
@@ -374,7 +374,7 @@ absl::Status TrainingLoop::WaitForUpload() {
 // one that is due is skipped, by all ranks together. The last saves of a run do not come here: they
 // wait.
 absl::StatusOr<bool> TrainingLoop::MaySave(int64_t step) {
-  const PhaseClock::Span span(whereabouts_.phases(), Phase::kCheckpoint);
+  const progress::PhaseClock::Span span(whereabouts_.phases(), progress::Phase::kCheckpoint);
   whereabouts_.BeginAction("checkpoint upload");
   // If the coordinator is away, the previous checkpoint is lost, not this one.
   checkpoints_->StopRetrying();
@@ -417,7 +417,7 @@ absl::Status TrainingLoop::AwaitAllRanks() {
 }
 
 // The uploading thread first sends copies to the memory of agents, which need no coordinator.
-std::function<void()> TrainingLoop::GiveCopies(int64_t step, const StateSnapshot& snapshot) {
+std::function<void()> TrainingLoop::GiveCopies(int64_t step, const engine::StateSnapshot& snapshot) {
   if (snapshot.needed.empty()) return {};
   return [this, step, values = snapshot.needed,
           steps = std::vector<v1::StepRecord>(unsaved_steps_.begin(), unsaved_steps_.end())] {
@@ -431,7 +431,7 @@ std::function<void()> TrainingLoop::GiveCopies(int64_t step, const StateSnapshot
 // Training continues even if a save fails: the previous checkpoint is still there. Only the last
 // one must succeed.
 absl::Status TrainingLoop::Save(int64_t step) {
-  const PhaseClock::Span span(whereabouts_.phases(), Phase::kCheckpoint);
+  const progress::PhaseClock::Span span(whereabouts_.phases(), progress::Phase::kCheckpoint);
   const absl::Time begin = SteadyNow();
   // The snapshot is in use until then. If the coordinator is away, the previous checkpoint is lost.
   checkpoints_->StopRetrying();
@@ -446,7 +446,7 @@ absl::Status TrainingLoop::Save(int64_t step) {
   }
   saved_step_ = step;
   TERCIO_RETURN_IF_ERROR(AwaitAllRanks());
-  TERCIO_ASSIGN_OR_RETURN(const StateSnapshot snapshot, engine_->Snapshot());
+  TERCIO_ASSIGN_OR_RETURN(const engine::StateSnapshot snapshot, engine_->Snapshot());
   const nlohmann::json state = {
       {"step", step},
       {"tokens", step * training().global_batch() * assignment_.spec().model().context()},
@@ -494,7 +494,7 @@ double TrainingLoop::Utilisation(double tokens_per_second, bool causal) const {
          (plan::PeakFlops(*figures, training()) * assignment_.world_size());
 }
 
-void TrainingLoop::Report(int64_t step, const StepResult& result, double seconds,
+void TrainingLoop::Report(int64_t step, const engine::StepResult& result, double seconds,
                           double validation_loss, bool evaluated) {
   const absl::Time now = SteadyNow();
   figures_.StepEnded(step, seconds);
@@ -554,7 +554,7 @@ void TrainingLoop::ReportTrace(int64_t step) {
   trace->set_attempt(identity_.run.attempt());
   trace->set_step(step);
   trace->set_rank(identity_.rank);
-  for (const TraceEvent& event : engine_->TakeTrace()) {
+  for (const engine::TraceEvent& event : engine_->TakeTrace()) {
     v1::TraceEvent* out = trace->add_events();
     out->set_name(event.name);
     out->set_micro_batch(event.micro_batch);
@@ -618,7 +618,7 @@ void TrainingLoop::ReportLastFigures() {
 }  // namespace
 
 absl::StatusOr<TrainingOutcome> RunTraining(AgentLink& link, const CheckpointIdentity& identity,
-                                            ProgressPage* page, v1::TrainerFailure* failure) {
+                                            progress::ProgressPage* page, v1::TrainerFailure* failure) {
   auto loop = std::make_unique<TrainingLoop>(link, identity, page, failure);
   absl::StatusOr<TrainingOutcome> outcome = loop->Run();
   // The process ends soon, without waiting for that thread.
@@ -626,4 +626,4 @@ absl::StatusOr<TrainingOutcome> RunTraining(AgentLink& link, const CheckpointIde
   return outcome;
 }
 
-}  // namespace tercio
+}  // namespace tercio::trainer

@@ -6,7 +6,7 @@
 #include "worker/trainer/agent_link.h"
 #include "worker/trainer/checkpoint_client.h"
 
-namespace tercio {
+namespace tercio::trainer {
 
 enum class TrainingOutcome { kFinished, kStoppedAfterSave };
 
@@ -16,6 +16,6 @@ enum class TrainingOutcome { kFinished, kStoppedAfterSave };
 // run is to go back. Its message is left to the caller. Threads that hang in a file system are
 // abandoned: the caller ends the process by _exit.
 absl::StatusOr<TrainingOutcome> RunTraining(AgentLink& link, const CheckpointIdentity& identity,
-                                            ProgressPage* page, v1::TrainerFailure* failure);
+                                            progress::ProgressPage* page, v1::TrainerFailure* failure);
 
-}  // namespace tercio
+}  // namespace tercio::trainer

@@ -6,7 +6,7 @@
 #include "common/grpc_status.h"
 #include "common/steady_time.h"
 
-namespace tercio {
+namespace tercio::trainer {
 namespace {
 
 constexpr char kMethod[] = "/tercio.v1.CheckpointService/Upload";
@@ -62,4 +62,4 @@ absl::Status UploadStream::Finish() {
   return FromGrpc(status);
 }
 
-}  // namespace tercio
+}  // namespace tercio::trainer

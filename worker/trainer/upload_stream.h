@@ -14,7 +14,7 @@
 #include "grpcpp/generic/generic_stub.h"
 #include "grpcpp/support/byte_buffer.h"
 
-namespace tercio {
+namespace tercio::trainer {
 
 class UploadStream {
  public:
@@ -44,4 +44,4 @@ class UploadStream {
   bool writing_ = false;
 };
 
-}  // namespace tercio
+}  // namespace tercio::trainer

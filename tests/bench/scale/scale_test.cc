@@ -90,10 +90,10 @@ class Server {
     coordinator::Settings settings;
     settings.make_plan = [](const v1::JobSpec& spec, const std::vector<plan::DeviceSlot>& slots,
                             const coordinator::RankShare& share) {
-      coordinator::Cluster cluster;
+      plan::Cluster cluster;
       cluster.threads_per_rank = share.threads;
       cluster.memory_bytes = share.memory_bytes;
-      return coordinator::MakePlan(spec, slots, cluster);
+      return plan::MakePlan(spec, slots, cluster);
     };
     return settings;
   }

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <csignal>
 
-namespace tercio {
+namespace tercio::agent {
 namespace {
 
 constexpr int kCannotStart = 127;  // exit code of a shell for a program that it cannot start
@@ -336,4 +336,4 @@ std::vector<AgentEffect> Step(AgentState& state, const AgentEvent& event) {
   return stepper.TakeEffects();
 }
 
-}  // namespace tercio
+}  // namespace tercio::agent

@@ -23,7 +23,7 @@
 #include "proto/tercio/v1/node_service.pb.h"
 #include "proto/tercio/v1/trainer.pb.h"
 
-namespace tercio {
+namespace tercio::agent {
 
 using RunKey = std::pair<std::string, int>;  // job, attempt
 
@@ -161,4 +161,4 @@ std::vector<v1::RunId> RunsOf(const AgentState& state, bool ended);
 v1::RunId ToRunId(const RunKey& key);
 RunKey ToRunKey(const v1::RunId& id);
 
-}  // namespace tercio
+}  // namespace tercio::agent

@@ -8,7 +8,7 @@
 
 #include "gtest/gtest.h"
 
-namespace tercio {
+namespace tercio::agent {
 namespace {
 
 using Life = RankState::Life;
@@ -465,4 +465,4 @@ TEST(AgentCore, RandomHistoriesKeepTheInvariants) {
 }
 
 }  // namespace
-}  // namespace tercio
+}  // namespace tercio::agent

@@ -2,7 +2,7 @@
 
 #include <optional>
 
-namespace tercio {
+namespace tercio::agent {
 namespace {
 
 // The series of one GPU.
@@ -93,4 +93,4 @@ void AddGpuMetrics(const std::vector<GpuReading>& readings, const std::string& d
   }
 }
 
-}  // namespace tercio
+}  // namespace tercio::agent

@@ -9,7 +9,7 @@
 #include "common/mutex.h"
 #include "common/steady_time.h"
 
-namespace tercio {
+namespace tercio::agent {
 namespace {
 
 constexpr auto kStopPatience = std::chrono::seconds(1);
@@ -216,4 +216,4 @@ GpuMonitor::Trouble GpuMonitor::TroubleOf(int gpu, absl::Duration window, absl::
   return trouble;
 }
 
-}  // namespace tercio
+}  // namespace tercio::agent

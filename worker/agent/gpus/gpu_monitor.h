@@ -19,7 +19,7 @@
 #include "common/gpus/gpu_faults.h"
 #include "common/gpus/gpus.h"
 
-namespace tercio {
+namespace tercio::agent {
 
 // The last known state of one GPU.
 struct GpuReading {
@@ -76,4 +76,4 @@ class GpuMonitor {
   const std::shared_ptr<State> state_;
 };
 
-}  // namespace tercio
+}  // namespace tercio::agent

@@ -13,7 +13,7 @@
 #include "gtest/gtest.h"
 #include "worker/agent/gpus/gpu_metrics.h"
 
-namespace tercio {
+namespace tercio::agent {
 namespace {
 
 using ::testing::ElementsAre;
@@ -248,4 +248,4 @@ TEST(GpuMetrics, ShowWhatTheGpuSaysAndNothingElse) {
 }
 
 }  // namespace
-}  // namespace tercio
+}  // namespace tercio::agent

@@ -14,7 +14,7 @@
 #include "common/sqlite_statement.h"
 #include "common/status_macros.h"
 
-namespace tercio {
+namespace tercio::agent {
 namespace {
 
 // Sequence numbers are reserved in blocks of this size. A message that could not be written may
@@ -462,4 +462,4 @@ absl::Status AgentStore::WriteSpool() {
   return reserve.Execute();
 }
 
-}  // namespace tercio
+}  // namespace tercio::agent

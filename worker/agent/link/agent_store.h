@@ -26,7 +26,7 @@
 
 struct sqlite3;
 
-namespace tercio {
+namespace tercio::agent {
 
 // A rank's process, so that another agent can find it again.
 struct ProcessRecord {
@@ -124,4 +124,4 @@ class AgentStore {
   std::function<void()> listener_ TERCIO_GUARDED_BY(listener_mutex_);
 };
 
-}  // namespace tercio
+}  // namespace tercio::agent

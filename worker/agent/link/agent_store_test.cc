@@ -10,7 +10,7 @@
 #include "gtest/gtest.h"
 #include "sqlite3.h"
 
-namespace tercio {
+namespace tercio::agent {
 namespace {
 
 using ::testing::ElementsAre;
@@ -376,4 +376,4 @@ TEST_F(AgentStoreTest, CallsTheListenerForNewsOnly) {
 }
 
 }  // namespace
-}  // namespace tercio
+}  // namespace tercio::agent

@@ -12,7 +12,7 @@
 #include "common/mutex.h"
 #include "proto/tercio/v1/trainer.pb.h"
 
-namespace tercio {
+namespace tercio::agent {
 
 class CommandStream {
  public:
@@ -44,4 +44,4 @@ class CommandStream {
   std::vector<v1::TrainerCommand> early_ TERCIO_GUARDED_BY(mutex_);
 };
 
-}  // namespace tercio
+}  // namespace tercio::agent

@@ -5,7 +5,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace tercio {
+namespace tercio::agent {
 namespace {
 
 using ::testing::ElementsAre;
@@ -44,4 +44,4 @@ TEST(CommandStream, TheAssignmentComesBeforeWhatWasSentWhileItWasMade) {
 }
 
 }  // namespace
-}  // namespace tercio
+}  // namespace tercio::agent

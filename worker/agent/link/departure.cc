@@ -16,7 +16,7 @@
 #include "common/steady_time.h"
 #include "worker/agent/runs/trainer_process.h"
 
-namespace tercio {
+namespace tercio::agent {
 namespace {
 
 constexpr absl::Duration kLookInterval = absl::Milliseconds(100);
@@ -110,4 +110,4 @@ absl::Status AskToLeave(const std::string& state_dir, const std::function<bool()
   }
 }
 
-}  // namespace tercio
+}  // namespace tercio::agent

@@ -19,7 +19,7 @@
 #include "worker/agent/link/node_link.h"
 #include "worker/agent/runs/run_manager.h"
 
-namespace tercio {
+namespace tercio::agent {
 
 // From SIGTERM to SIGKILL for trainers that are still there when the time to leave is up.
 inline constexpr double kKillSeconds = 5;
@@ -63,4 +63,4 @@ class Departure {
 // agent of another user) | CANCELLED (`give_up`).
 absl::Status AskToLeave(const std::string& state_dir, const std::function<bool()>& give_up);
 
-}  // namespace tercio
+}  // namespace tercio::agent

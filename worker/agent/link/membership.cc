@@ -13,7 +13,7 @@
 #include "common/security/join_token.h"
 #include "common/status_macros.h"
 
-namespace tercio {
+namespace tercio::agent {
 namespace {
 
 constexpr char kTokenVariable[] = "TERCIO_JOIN_TOKEN";
@@ -203,4 +203,4 @@ Membership::~Membership() {
   renewer_.join();
 }
 
-}  // namespace tercio
+}  // namespace tercio::agent

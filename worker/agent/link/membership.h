@@ -23,7 +23,7 @@
 #include "grpcpp/channel.h"
 #include "worker/agent/runs/trainer_user.h"
 
-namespace tercio {
+namespace tercio::agent {
 
 class Membership {
  public:
@@ -76,4 +76,4 @@ class Membership {
   std::thread renewer_;
 };
 
-}  // namespace tercio
+}  // namespace tercio::agent

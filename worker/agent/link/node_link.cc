@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/log.h"
 
-namespace tercio {
+namespace tercio::agent {
 namespace {
 
 constexpr double kFirstBackoffSeconds = 0.1;
@@ -248,4 +248,4 @@ void NodeLink::SayGoodbye(Stream& stream) {
                    [this]() TERCIO_REQUIRES(mutex_) { return broken_; });
 }
 
-}  // namespace tercio
+}  // namespace tercio::agent

@@ -20,7 +20,7 @@
 #include "proto/tercio/v1/node_service.grpc.pb.h"
 #include "worker/agent/link/agent_store.h"
 
-namespace tercio {
+namespace tercio::agent {
 
 class NodeLink {
  public:
@@ -98,4 +98,4 @@ class NodeLink {
   std::thread thread_;
 };
 
-}  // namespace tercio
+}  // namespace tercio::agent

@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace tercio {
+namespace tercio::agent {
 namespace {
 
 // Overhead of a message besides its text: a row of the database.
@@ -117,4 +117,4 @@ std::vector<v1::AgentMessage> Spool::After(uint64_t sequence, int64_t most_bytes
   return messages;
 }
 
-}  // namespace tercio
+}  // namespace tercio::agent

@@ -16,7 +16,7 @@
 
 #include "proto/tercio/v1/node_service.pb.h"
 
-namespace tercio {
+namespace tercio::agent {
 
 class Spool {
  public:
@@ -81,4 +81,4 @@ class Spool {
   Delta delta_;
 };
 
-}  // namespace tercio
+}  // namespace tercio::agent

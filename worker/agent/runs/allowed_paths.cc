@@ -10,7 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
 
-namespace tercio {
+namespace tercio::agent {
 namespace {
 
 namespace fs = std::filesystem;
@@ -117,4 +117,4 @@ absl::Status AllowedPaths::Check(const v1::JobSpec& spec) const {
   return absl::OkStatus();
 }
 
-}  // namespace tercio
+}  // namespace tercio::agent

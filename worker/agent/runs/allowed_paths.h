@@ -12,7 +12,7 @@
 #include "absl/status/statusor.h"
 #include "proto/tercio/v1/job.pb.h"
 
-namespace tercio {
+namespace tercio::agent {
 
 class AllowedPaths {
  public:
@@ -38,4 +38,4 @@ class AllowedPaths {
   std::vector<std::string> roots_;  // without links, each with a slash at its end
 };
 
-}  // namespace tercio
+}  // namespace tercio::agent

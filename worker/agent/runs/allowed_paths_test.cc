@@ -7,7 +7,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace tercio {
+namespace tercio::agent {
 namespace {
 
 using ::testing::HasSubstr;
@@ -133,4 +133,4 @@ TEST_F(AllowedPathsTest, WithoutRootsNothingWithoutBoundsAnything) {
 }
 
 }  // namespace
-}  // namespace tercio
+}  // namespace tercio::agent

@@ -13,7 +13,7 @@
 
 extern char** environ;
 
-namespace tercio {
+namespace tercio::agent {
 namespace {
 
 std::vector<char*> Pointers(std::vector<std::string>& strings) {
@@ -117,4 +117,4 @@ absl::StatusOr<pid_t> StartConfined(const ConfinedProgram& confined) {
                    std::strerror(error)));
 }
 
-}  // namespace tercio
+}  // namespace tercio::agent

@@ -17,7 +17,7 @@
 #include "absl/status/statusor.h"
 #include "worker/agent/runs/trainer_user.h"
 
-namespace tercio {
+namespace tercio::agent {
 
 struct ConfinedProgram {
   std::string program;
@@ -38,4 +38,4 @@ absl::StatusOr<pid_t> StartConfined(const ConfinedProgram& confined);
 // NAME=value of this process.
 std::vector<std::string> OwnEnvironment();
 
-}  // namespace tercio
+}  // namespace tercio::agent

@@ -7,7 +7,7 @@
 #include "common/utf8.h"
 #include "data/data_cache.h"
 
-namespace tercio {
+namespace tercio::agent {
 namespace {
 
 constexpr double kKeptSeconds = 600;
@@ -134,4 +134,4 @@ void DataPreparer::Trim(double now) {
                        "it exceeded --data-cache-total"));
 }
 
-}  // namespace tercio
+}  // namespace tercio::agent

@@ -18,7 +18,7 @@
 #include "worker/agent/runs/allowed_paths.h"
 #include "worker/agent/runs/preparation_process.h"
 
-namespace tercio {
+namespace tercio::agent {
 
 class DataPreparer {
  public:
@@ -64,4 +64,4 @@ class DataPreparer {
   std::vector<std::pair<double, Uses>> kept_ TERCIO_GUARDED_BY(mutex_);
 };
 
-}  // namespace tercio
+}  // namespace tercio::agent

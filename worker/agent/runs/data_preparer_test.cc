@@ -13,7 +13,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace tercio {
+namespace tercio::agent {
 namespace {
 
 using ::testing::AllOf;
@@ -130,4 +130,4 @@ TEST_F(DataPreparerTest, WhatIsCancelledIsNotAnswered) {
 }
 
 }  // namespace
-}  // namespace tercio
+}  // namespace tercio::agent

@@ -14,7 +14,7 @@
 #include "common/status_macros.h"
 #include "nlohmann/json.hpp"
 
-namespace tercio {
+namespace tercio::agent {
 namespace {
 
 // The driver may need long for its first answer if nothing keeps the GPUs awake (persistence mode).
@@ -84,4 +84,4 @@ absl::Status ChooseDevice(const std::string& wanted, AgentOptions* options) {
   return cuda ? AskTrainer(options) : absl::OkStatus();
 }
 
-}  // namespace tercio
+}  // namespace tercio::agent

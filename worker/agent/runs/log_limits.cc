@@ -10,7 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/file.h"
 
-namespace tercio {
+namespace tercio::agent {
 namespace {
 
 constexpr double kLineBytes = 256;
@@ -75,4 +75,4 @@ int TrimLogs(const std::string& root, const std::vector<std::string>& folders, i
   return removed;
 }
 
-}  // namespace tercio
+}  // namespace tercio::agent

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-namespace tercio {
+namespace tercio::agent {
 
 // Limits the lines of a rank to an average rate per second, a line of more than 256 bytes counting
 // once for each 256; bursts may be twice as large. After too many, none pass for the next second or
@@ -42,4 +42,4 @@ class LineLimit {
 int TrimLogs(const std::string& root, const std::vector<std::string>& folders, int64_t quota,
              const std::set<std::string>& kept);
 
-}  // namespace tercio
+}  // namespace tercio::agent

@@ -9,7 +9,7 @@
 #include "common/temp_dir.h"
 #include "gtest/gtest.h"
 
-namespace tercio {
+namespace tercio::agent {
 namespace {
 
 std::vector<std::string> Lines(size_t count, size_t bytes = 10) {
@@ -105,4 +105,4 @@ TEST_F(TrimLogsTest, AFolderThatIsNotThereHoldsNothing) {
 }
 
 }  // namespace
-}  // namespace tercio
+}  // namespace tercio::agent

@@ -4,7 +4,7 @@
 #include <string_view>
 #include <utility>
 
-namespace tercio {
+namespace tercio::agent {
 namespace {
 
 constexpr size_t kReadBytes = 64 << 10;
@@ -84,4 +84,4 @@ std::vector<std::string> LogTail::Preceding(size_t most) {
   return lines;
 }
 
-}  // namespace tercio
+}  // namespace tercio::agent

@@ -15,7 +15,7 @@
 
 #include "common/untrusted_file.h"
 
-namespace tercio {
+namespace tercio::agent {
 
 struct LogPosition {
   uint64_t file = 0;   // inode; 0: the beginning of the present file
@@ -47,4 +47,4 @@ class LogTail {
   std::optional<UntrustedFile> file_;
 };
 
-}  // namespace tercio
+}  // namespace tercio::agent

@@ -14,7 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 
-namespace tercio {
+namespace tercio::agent {
 namespace {
 
 constexpr auto kSampleInterval = std::chrono::seconds(1);
@@ -170,4 +170,4 @@ bool MemoryKillWatch::Killed() {
   return KilledForWantOfMemory({*before, Count(group), NamedInLog()});
 }
 
-}  // namespace tercio
+}  // namespace tercio::agent

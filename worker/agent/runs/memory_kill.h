@@ -17,7 +17,7 @@
 #include <optional>
 #include <string>
 
-namespace tercio {
+namespace tercio::agent {
 
 // Kills because memory ran out, ever; absent if there is no counter.
 struct MemoryKills {
@@ -68,4 +68,4 @@ class MemoryKillWatch {
   std::deque<Sampled> samples_;
 };
 
-}  // namespace tercio
+}  // namespace tercio::agent

@@ -2,7 +2,7 @@
 
 #include "gtest/gtest.h"
 
-namespace tercio {
+namespace tercio::agent {
 namespace {
 
 MemoryKillEvidence Evidence(std::optional<int64_t> group_before, std::optional<int64_t> group_after,
@@ -76,4 +76,4 @@ TEST(MemoryKill, ReadsTheKernelsLog) {
 }
 
 }  // namespace
-}  // namespace tercio
+}  // namespace tercio::agent

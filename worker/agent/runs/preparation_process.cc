@@ -26,7 +26,7 @@
 #include "worker/agent/runs/confined_process.h"
 #include "worker/agent/runs/memory_kill.h"
 
-namespace tercio {
+namespace tercio::agent {
 namespace {
 
 constexpr int kPollMilliseconds = 250;
@@ -270,4 +270,4 @@ PreparationProcess::~PreparationProcess() {
   if (socket_ >= 0) close(socket_);
 }
 
-}  // namespace tercio
+}  // namespace tercio::agent

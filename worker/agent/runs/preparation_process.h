@@ -19,7 +19,7 @@
 #include "proto/tercio/v1/prepare.pb.h"
 #include "worker/agent/runs/trainer_user.h"
 
-namespace tercio {
+namespace tercio::agent {
 
 // How a process ended that had not answered.
 struct PreparationEnd {
@@ -68,4 +68,4 @@ class PreparationProcess {
   int socket_ = -1;
 };
 
-}  // namespace tercio
+}  // namespace tercio::agent

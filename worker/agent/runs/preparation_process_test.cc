@@ -19,7 +19,7 @@
 #include "gtest/gtest.h"
 #include "worker/agent/runs/trainer_process.h"
 
-namespace tercio {
+namespace tercio::agent {
 namespace {
 
 using ::testing::AllOf;
@@ -132,4 +132,4 @@ TEST_F(PreparationProcessTest, FilesThatTakeAllMemoryTakeTheProcessOnly) {
 }
 
 }  // namespace
-}  // namespace tercio
+}  // namespace tercio::agent

@@ -19,7 +19,7 @@
 #include "common/untrusted_file.h"
 #include "common/utf8.h"
 
-namespace tercio {
+namespace tercio::agent {
 namespace {
 
 constexpr absl::Duration kPoll = absl::Milliseconds(5);
@@ -93,7 +93,7 @@ std::string StackOf(const InspectedRank& rank, absl::Duration patience) {
 }
 
 // Protobuf strings must be UTF-8; an invalid one would cost the whole message.
-void ToProto(const CollectivePosition& from, v1::CollectiveIdentity* to) {
+void ToProto(const progress::CollectivePosition& from, v1::CollectiveIdentity* to) {
   to->set_group(ForDisplay(from.group));
   to->set_sequence(from.sequence);
   to->set_operation(ForDisplay(from.operation));
@@ -106,7 +106,7 @@ v1::RankPosition InspectRank(const InspectedRank& rank, absl::Duration patience)
   v1::RankPosition position;
   position.set_rank(rank.rank);
   if (rank.pid > 0) position.set_process_state(ProcessState(rank.pid));
-  const auto page = ProgressReader::Open(rank.page);
+  const auto page = progress::ProgressReader::Open(rank.page);
   if (const auto progress = page.ok() ? page->Read() : std::nullopt; progress.has_value()) {
     position.set_phase(static_cast<v1::TrainerPhase>(progress->phase));
     position.set_step(progress->step);
@@ -114,7 +114,7 @@ v1::RankPosition InspectRank(const InspectedRank& rank, absl::Duration patience)
     if (!progress->waiting.operation.empty()) {
       ToProto(progress->waiting, position.mutable_waiting());
     }
-    position.set_seconds(std::max(0.0, MonotonicSeconds() - progress->last_beat));
+    position.set_seconds(std::max(0.0, progress::MonotonicSeconds() - progress->last_beat));
   }
   const std::string& state = position.process_state();
   // A stopped process would answer only after it is continued.
@@ -154,13 +154,13 @@ std::vector<v1::RankPosition> InspectRanks(const std::vector<InspectedRank>& ran
 void RankWatch::Sample(const RunKey& run, int rank, const std::string& page) {
   const auto [found, inserted] = runs_[run].try_emplace(rank);
   Rank& entry = found->second;
-  if (inserted) entry.last_beat = MonotonicSeconds();
+  if (inserted) entry.last_beat = progress::MonotonicSeconds();
   if (!entry.page.has_value()) {
-    auto opened = ProgressReader::Open(page);
+    auto opened = progress::ProgressReader::Open(page);
     if (!opened.ok()) return;  // not created yet
     entry.page = *std::move(opened);
   }
-  const std::optional<RankProgress> progress = entry.page->Read();
+  const std::optional<progress::RankProgress> progress = entry.page->Read();
   if (!progress.has_value()) return;
   entry.last_beat = std::max(entry.last_beat, progress->last_beat);
   entry.loading = progress->phase == v1::TRAINER_PHASE_LOADING;
@@ -201,10 +201,10 @@ v1::RunHealth RankWatch::Take(const RunKey& run) {
     entry.step_seconds.clear();
     entry.compute_seconds.clear();
   }
-  health.set_stalled_seconds(std::max(0.0, MonotonicSeconds() - latest));
+  health.set_stalled_seconds(std::max(0.0, progress::MonotonicSeconds() - latest));
   return health;
 }
 
 void RankWatch::Forget(const RunKey& run) { runs_.erase(run); }
 
-}  // namespace tercio
+}  // namespace tercio::agent

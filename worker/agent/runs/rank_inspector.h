@@ -21,7 +21,7 @@
 #include "worker/agent/core/agent_core.h"
 #include "worker/progress/progress_page.h"
 
-namespace tercio {
+namespace tercio::agent {
 
 struct InspectedRank {
   int rank = 0;
@@ -50,7 +50,7 @@ class RankWatch {
 
  private:
   struct Rank {
-    std::optional<ProgressReader> page;  // absent until the trainer has created it
+    std::optional<progress::ProgressReader> page;  // absent until the trainer has created it
     double last_beat = 0;
     int64_t timed_step = 0;
     std::vector<double> step_seconds;
@@ -64,4 +64,4 @@ class RankWatch {
   std::map<RunKey, std::map<int, Rank>> runs_;
 };
 
-}  // namespace tercio
+}  // namespace tercio::agent

@@ -21,7 +21,7 @@
 #include "worker/progress/whereabouts.h"
 #include "worker/trainer/stack_dump.h"
 
-namespace tercio {
+namespace tercio::agent {
 
 // Not hidden in a namespace without a name: its name is looked for in a stack.
 [[gnu::noinline]] void WaitForEverHere() {
@@ -39,13 +39,13 @@ class RankInspectorTest : public ::testing::Test {
   ~RankInspectorTest() override { End(); }
 
   // Runs `life` in a child that has a page and answers for its stacks.
-  void Start(const std::function<void(Whereabouts&)>& life) {
+  void Start(const std::function<void(progress::Whereabouts&)>& life) {
     child_ = fork();
     ASSERT_GE(child_, 0);
     if (child_ == 0) {
-      const auto page = *ProgressPage::Create(page_);
-      if (!InstallStackDump("test", page_ + ".stacks").ok()) std::_Exit(1);
-      Whereabouts whereabouts(page.get());
+      const auto page = *progress::ProgressPage::Create(page_);
+      if (!trainer::InstallStackDump("test", page_ + ".stacks").ok()) std::_Exit(1);
+      progress::Whereabouts whereabouts(page.get());
       page->SetPhase(v1::TRAINER_PHASE_RUNNING);
       std::thread second(WaitForEverHere);
       life(whereabouts);
@@ -62,13 +62,13 @@ class RankInspectorTest : public ::testing::Test {
   // Until the child says that it waits.
   v1::RankPosition InspectWaiting() {
     while (true) {
-      const auto page = ProgressReader::Open(page_);
+      const auto page = progress::ProgressReader::Open(page_);
       const auto progress = page.ok() ? page->Read() : std::nullopt;
       if (progress.has_value() && progress->waiting.sequence == 812) return Inspect();
       absl::SleepFor(absl::Milliseconds(5));
     }
   }
-  static void HangInStep97(Whereabouts& whereabouts) {
+  static void HangInStep97(progress::Whereabouts& whereabouts) {
     whereabouts.BeginStep(97);
     whereabouts.BeginAction("forward", 3);
     whereabouts.BeginWait({"pipeline.1", 812, "pipeline receive", "bytes", 4096, 1});
@@ -130,7 +130,7 @@ TEST_F(RankInspectorTest, AProcessWithoutTheHandlerIsNotSignalled) {
   child_ = fork();
   ASSERT_GE(child_, 0);
   if (child_ == 0) WaitForEverHere();
-  const auto page = *ProgressPage::Create(page_);
+  const auto page = *progress::ProgressPage::Create(page_);
   std::fclose(std::fopen((page_ + ".stacks").c_str(), "w"));
   EXPECT_EQ(Inspect().stack(), "");
   EXPECT_THAT(ProcessState(child_), AnyOf("S", "R"));
@@ -167,7 +167,7 @@ TEST_F(RankInspectorTest, ReadsNoStacksThroughALinkAndWaitsForNoFifo) {
 }
 
 TEST_F(RankInspectorTest, OfAPageWithOtherBytesTheMessageCanBeSent) {
-  const auto page = *ProgressPage::Create(page_);
+  const auto page = *progress::ProgressPage::Create(page_);
   page->BeginStep(3);
   page->BeginAction("\xff\xfe\x1b[2J");
   page->BeginWait({"\xff", 1, "\xff", "\xff", 1, 1});
@@ -186,7 +186,7 @@ TEST(RankWatchTest, GathersStepsAndStandstill) {
   RankWatch watch;
   watch.Sample(run, 0, path);  // not there yet
   EXPECT_LT(watch.Take(run).stalled_seconds(), 10);
-  const auto page = *ProgressPage::Create(path);
+  const auto page = *progress::ProgressPage::Create(path);
   for (int step = 1; step <= 5; ++step) {
     page->EndStep(step, step, 0.5 * step);
     watch.Sample(run, 0, path);
@@ -215,7 +215,7 @@ TEST(RankWatchTest, SurvivesATrainerThatCutsItsPage) {
   const TempDir directory;
   const std::string path = directory.path() + "/0.page";
   const RunKey run{"job", 1};
-  const auto page = *ProgressPage::Create(path);
+  const auto page = *progress::ProgressPage::Create(path);
   page->EndStep(1, 1, 1);
   RankWatch watch;
   watch.Sample(run, 0, path);
@@ -228,8 +228,8 @@ TEST(RankWatchTest, SumsTheBytesThatRanksLoad) {
   const TempDir directory;
   const RunKey run{"job", 1};
   RankWatch watch;
-  const auto first = *ProgressPage::Create(directory.path() + "/0.page");
-  const auto second = *ProgressPage::Create(directory.path() + "/1.page");
+  const auto first = *progress::ProgressPage::Create(directory.path() + "/0.page");
+  const auto second = *progress::ProgressPage::Create(directory.path() + "/1.page");
   const auto take = [&] {
     watch.Sample(run, 0, directory.path() + "/0.page");
     watch.Sample(run, 1, directory.path() + "/1.page");
@@ -250,4 +250,4 @@ TEST(RankWatchTest, SumsTheBytesThatRanksLoad) {
 }
 
 }  // namespace
-}  // namespace tercio
+}  // namespace tercio::agent

@@ -18,7 +18,7 @@
 #include "worker/progress/progress_page.h"
 #include "worker/progress/record_file.h"
 
-namespace tercio {
+namespace tercio::agent {
 namespace {
 
 constexpr auto kTickInterval = std::chrono::milliseconds(100);
@@ -64,8 +64,8 @@ TrainerEnded WhatEnded(const RunKey& key, int rank, const ProcessExit& exit,
                        const std::string& page_path) {
   TrainerEnded event{key, rank, exit.exit_code, exit.signal, {}, "", false, false};
   for (const std::string& line : exit.last_lines) event.last_lines.push_back(Readable(line));
-  std::optional<ExitNote> note;
-  if (const auto page = ProgressReader::Open(page_path); page.ok()) note = page->Exit();
+  std::optional<progress::ExitNote> note;
+  if (const auto page = progress::ProgressReader::Open(page_path); page.ok()) note = page->Exit();
   if (note.has_value()) {
     event.reason = Readable(note->reason);
     event.permanent = note->permanent;
@@ -662,7 +662,7 @@ void RunManager::Receive(const v1::TrainerHello& hello, const v1::TrainerMessage
 void RunManager::ReceiveUntold(const RunKey& key, int rank) {
   uint64_t& received = trainers_[key][rank].received;
   for (const std::string& bytes :
-       RecordFile::Read(PagePath(key, rank) + ".untold", kMostUntoldBytes)) {
+       progress::RecordFile::Read(PagePath(key, rank) + ".untold", kMostUntoldBytes)) {
     v1::TrainerMessage message;
     if (!message.ParseFromString(bytes) || message.sequence() <= received) continue;
     received = message.sequence();
@@ -786,4 +786,4 @@ void RunManager::Leave() {
   }
 }
 
-}  // namespace tercio
+}  // namespace tercio::agent

@@ -35,7 +35,7 @@
 #include "worker/agent/runs/trainer_process.h"
 #include "worker/agent/runs/trainer_user.h"
 
-namespace tercio {
+namespace tercio::agent {
 
 struct AgentOptions {
   std::string node;
@@ -227,4 +227,4 @@ class RunManager {
   std::thread housekeeper_;
 };
 
-}  // namespace tercio
+}  // namespace tercio::agent

@@ -11,7 +11,7 @@
 #include "common/file.h"
 #include "common/log.h"
 
-namespace tercio {
+namespace tercio::agent {
 namespace {
 
 constexpr char kNote[] = "runtime_directory";
@@ -43,4 +43,4 @@ void RemoveRuntimeDirectory(AgentStore& store, const std::string& path) {
   if (!removed.ok()) LogWarning(std::string(removed.message()));
 }
 
-}  // namespace tercio
+}  // namespace tercio::agent

@@ -8,7 +8,7 @@
 #include "absl/status/statusor.h"
 #include "worker/agent/link/agent_store.h"
 
-namespace tercio {
+namespace tercio::agent {
 
 // The directory of the previous agent, which the store remembers, if it still exists and belongs to
 // this user; else a new one under `parent`. UNAVAILABLE if none can be made.
@@ -17,4 +17,4 @@ absl::StatusOr<std::string> OpenRuntimeDirectory(AgentStore& store, const std::s
 // Removes it; for an agent that leaves no trainers.
 void RemoveRuntimeDirectory(AgentStore& store, const std::string& path);
 
-}  // namespace tercio
+}  // namespace tercio::agent

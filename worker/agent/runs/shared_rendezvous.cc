@@ -7,7 +7,7 @@
 #include "common/status_macros.h"
 #include "common/steady_time.h"
 
-namespace tercio {
+namespace tercio::agent {
 namespace {
 
 // How often a waiting caller checks whether its trainer still waits.
@@ -101,4 +101,4 @@ void SharedRendezvous::Keep(const Run& run, const std::string& key, const std::s
   Of(run).values[key] = value;
 }
 
-}  // namespace tercio
+}  // namespace tercio::agent

@@ -20,7 +20,7 @@
 #include "absl/time/time.h"
 #include "common/mutex.h"
 
-namespace tercio {
+namespace tercio::agent {
 
 class SharedRendezvous {
  public:
@@ -75,4 +75,4 @@ class SharedRendezvous {
   std::map<Run, Known> runs_ TERCIO_GUARDED_BY(mutex_);
 };
 
-}  // namespace tercio
+}  // namespace tercio::agent

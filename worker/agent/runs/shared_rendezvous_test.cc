@@ -7,7 +7,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace tercio {
+namespace tercio::agent {
 namespace {
 
 using ::testing::ElementsAre;
@@ -139,4 +139,4 @@ TEST(SharedRendezvous, RunsThatHaveEndedAreForgotten) {
 }
 
 }  // namespace
-}  // namespace tercio
+}  // namespace tercio::agent

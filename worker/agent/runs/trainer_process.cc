@@ -21,7 +21,7 @@
 #include "worker/agent/runs/confined_process.h"
 #include "worker/agent/runs/memory_kill.h"
 
-namespace tercio {
+namespace tercio::agent {
 namespace {
 
 constexpr size_t kLastLines = 20;
@@ -187,4 +187,4 @@ TrainerProcess::~TrainerProcess() {
   if (handle_ >= 0) close(handle_);
 }
 
-}  // namespace tercio
+}  // namespace tercio::agent

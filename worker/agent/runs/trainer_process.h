@@ -25,7 +25,7 @@
 #include "worker/agent/runs/log_tail.h"
 #include "worker/agent/runs/trainer_user.h"
 
-namespace tercio {
+namespace tercio::agent {
 
 struct ProcessExit {
   // For an adopted process only the signal that was sent to it is known, if any.
@@ -99,4 +99,4 @@ class TrainerProcess {
   std::thread watcher_;
 };
 
-}  // namespace tercio
+}  // namespace tercio::agent

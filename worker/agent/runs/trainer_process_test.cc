@@ -17,7 +17,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace tercio {
+namespace tercio::agent {
 namespace {
 
 using ::testing::ElementsAre;
@@ -304,4 +304,4 @@ TEST(TrainerProcessStart, SaysWhatCannotBeStarted) {
 }
 
 }  // namespace
-}  // namespace tercio
+}  // namespace tercio::agent

@@ -18,7 +18,7 @@
 #include "worker/agent/link/command_stream.h"
 #include "worker/agent/runs/shared_rendezvous.h"
 
-namespace tercio {
+namespace tercio::agent {
 namespace {
 
 // The first version did not send its version.
@@ -142,4 +142,4 @@ TrainerServer::~TrainerServer() {
   if (server_ != nullptr) server_->Shutdown(std::chrono::system_clock::now());
 }
 
-}  // namespace tercio
+}  // namespace tercio::agent

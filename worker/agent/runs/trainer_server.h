@@ -10,7 +10,7 @@
 #include "proto/tercio/v1/trainer.grpc.pb.h"
 #include "worker/agent/runs/run_manager.h"
 
-namespace tercio {
+namespace tercio::agent {
 
 class TrainerServer {
  public:
@@ -30,4 +30,4 @@ class TrainerServer {
   std::unique_ptr<grpc::Server> server_;
 };
 
-}  // namespace tercio
+}  // namespace tercio::agent

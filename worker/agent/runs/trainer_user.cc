@@ -12,7 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/file.h"
 
-namespace tercio {
+namespace tercio::agent {
 namespace {
 
 constexpr char kDefaultName[] = "tercio-trainer";
@@ -70,4 +70,4 @@ absl::Status LetPass(const std::string& directory) {
   return FileError(errno, "cannot let trainers traverse", directory);
 }
 
-}  // namespace tercio
+}  // namespace tercio::agent

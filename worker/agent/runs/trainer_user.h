@@ -12,7 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
-namespace tercio {
+namespace tercio::agent {
 
 struct TrainerUser {
   std::string name;
@@ -32,4 +32,4 @@ absl::Status GiveTo(const TrainerUser& user, const std::string& path);
 // Lets others traverse the directory, to files whose names they know.
 absl::Status LetPass(const std::string& directory);
 
-}  // namespace tercio
+}  // namespace tercio::agent

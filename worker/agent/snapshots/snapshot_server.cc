@@ -14,7 +14,7 @@
 #include "grpcpp/security/auth_context.h"
 #include "grpcpp/server_builder.h"
 
-namespace tercio {
+namespace tercio::agent {
 namespace {
 
 constexpr size_t kChunkBytes = 1 << 20;
@@ -143,4 +143,4 @@ SnapshotServer::~SnapshotServer() {
   if (server_ != nullptr) server_->Shutdown(std::chrono::system_clock::now());
 }
 
-}  // namespace tercio
+}  // namespace tercio::agent

@@ -18,7 +18,7 @@
 #include "proto/tercio/v1/snapshot_service.grpc.pb.h"
 #include "worker/agent/snapshots/snapshot_store.h"
 
-namespace tercio {
+namespace tercio::agent {
 
 class SnapshotServiceImpl : public v1::SnapshotService::Service {
  public:
@@ -67,4 +67,4 @@ class SnapshotServer {
   std::string address_;
 };
 
-}  // namespace tercio
+}  // namespace tercio::agent

@@ -10,7 +10,7 @@
 #include "common/checksum.h"
 #include "common/status_macros.h"
 
-namespace tercio {
+namespace tercio::agent {
 namespace {
 
 constexpr int64_t kMostBytes = int64_t{1} << 50;
@@ -223,4 +223,4 @@ int64_t SnapshotStore::bytes() const {
   return bytes;
 }
 
-}  // namespace tercio
+}  // namespace tercio::agent

@@ -30,7 +30,7 @@
 #include "proto/tercio/v1/node_service.pb.h"
 #include "proto/tercio/v1/snapshot_service.pb.h"
 
-namespace tercio {
+namespace tercio::agent {
 
 // Immutable once it is complete.
 struct SnapshotCopy {
@@ -116,4 +116,4 @@ class SnapshotStore {
   uint64_t last_id_ TERCIO_GUARDED_BY(mutex_) = 0;
 };
 
-}  // namespace tercio
+}  // namespace tercio::agent

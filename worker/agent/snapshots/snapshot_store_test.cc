@@ -4,7 +4,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace tercio {
+namespace tercio::agent {
 namespace {
 
 using ::testing::ElementsAre;
@@ -184,4 +184,4 @@ TEST_F(SnapshotStoreTest, DropsAJobAndWhatIsUnderWayForIt) {
 }
 
 }  // namespace
-}  // namespace tercio
+}  // namespace tercio::agent

@@ -9,7 +9,7 @@
 
 #include "worker/engine/training_engine.h"
 
-namespace tercio {
+namespace tercio::trainer {
 
 // Rows of a vector.
 inline v1::TensorSlice Rows(const std::string& tensor, int64_t begin, int64_t end) {
@@ -24,16 +24,16 @@ inline v1::TensorSlice Rows(const std::string& tensor, int64_t begin, int64_t en
 }
 
 // Only what Load of the client uses does anything.
-class FakeEngine : public TrainingEngine {
+class FakeEngine : public engine::TrainingEngine {
  public:
-  absl::StatusOr<StepResult> Step(int64_t, double) override { return StepResult(); }
+  absl::StatusOr<engine::StepResult> Step(int64_t, double) override { return engine::StepResult(); }
   absl::StatusOr<double> Evaluate() override { return 0.0; }
   void SetTracing(bool) override {}
-  std::vector<TraceEvent> TakeTrace() override { return {}; }
-  absl::StatusOr<ReplicaVerdict> CheckReplicas() override { return ReplicaVerdict(); }
+  std::vector<engine::TraceEvent> TakeTrace() override { return {}; }
+  absl::StatusOr<engine::ReplicaVerdict> CheckReplicas() override { return engine::ReplicaVerdict(); }
   void FlipBit() override {}
   const std::vector<v1::TensorSlice>& SavedSlices() const override { return slices; }
-  absl::StatusOr<StateSnapshot> Snapshot() override { return StateSnapshot(); }
+  absl::StatusOr<engine::StateSnapshot> Snapshot() override { return engine::StateSnapshot(); }
   const std::vector<v1::TensorSlice>& NeededSlices() const override { return slices; }
   // Parts of a slice are joined.
   absl::Status Load(int64_t index, int64_t first, absl::Span<const float> values) override {
@@ -52,8 +52,8 @@ class FakeEngine : public TrainingEngine {
   }
   int64_t planned_bytes() const override { return 0; }
   int64_t used_bytes() const override { return 0; }
-  absl::StatusOr<std::vector<BufferUse>> HighWaterMarks() override {
-    return std::vector<BufferUse>();
+  absl::StatusOr<std::vector<engine::BufferUse>> HighWaterMarks() override {
+    return std::vector<engine::BufferUse>();
   }
 
   std::vector<v1::TensorSlice> slices;
@@ -62,4 +62,4 @@ class FakeEngine : public TrainingEngine {
   std::vector<std::pair<int64_t, std::vector<float>>> loaded;
 };
 
-}  // namespace tercio
+}  // namespace tercio::trainer
