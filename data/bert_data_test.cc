@@ -238,7 +238,8 @@ TEST_F(BertData, ClassesOfABlend) {
 
 TEST(WordContinuations, OfEveryKind) {
   const auto count = [](const char* name, std::string_view text) {
-    const auto tokenizer = tokenizer::Tokenizer::Load(absl::StrCat("tests/tokenizer/fixtures/", name));
+    const auto tokenizer =
+        tokenizer::Tokenizer::Load(absl::StrCat("tests/tokenizer/fixtures/", name));
     EXPECT_TRUE(tokenizer.ok()) << tokenizer.status();
     const auto continues = tokenizer->WordContinuations();
     EXPECT_TRUE(continues.has_value());
@@ -268,12 +269,14 @@ TEST(BertIds, OfBertAndRoberta) {
   EXPECT_EQ(bert.sep, 3);
   EXPECT_EQ(bert.mask, 4);
   EXPECT_EQ(bert.pad, 0);
-  const auto roberta = tokenizer::Tokenizer::Load("tests/tokenizer/fixtures/roberta.json")->bert_ids();
+  const auto roberta =
+      tokenizer::Tokenizer::Load("tests/tokenizer/fixtures/roberta.json")->bert_ids();
   EXPECT_EQ(roberta.cls, 0);
   EXPECT_EQ(roberta.sep, 2);
   EXPECT_EQ(roberta.mask, 4);
   EXPECT_EQ(roberta.pad, 1);
-  EXPECT_EQ(tokenizer::Tokenizer::Load("tests/tokenizer/fixtures/gpt2")->bert_ids().cls, std::nullopt);
+  EXPECT_EQ(tokenizer::Tokenizer::Load("tests/tokenizer/fixtures/gpt2")->bert_ids().cls,
+            std::nullopt);
 }
 
 }  // namespace

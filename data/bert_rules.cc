@@ -30,9 +30,9 @@ absl::Status CheckInVocabulary(const v1::SpecialTokens& special, int32_t vocab_s
 }
 
 // A classifier masks nothing, and needs no mask.
-absl::StatusOr<v1::SpecialTokens> SpecialTokensOf(const v1::DataSpec& data,
-                                                  const std::optional<tokenizer::Tokenizer>& tokenizer,
-                                                  bool masks, int32_t vocab_size) {
+absl::StatusOr<v1::SpecialTokens> SpecialTokensOf(
+    const v1::DataSpec& data, const std::optional<tokenizer::Tokenizer>& tokenizer, bool masks,
+    int32_t vocab_size) {
   if (data.has_special_tokens()) {
     TERCIO_RETURN_IF_ERROR(CheckInVocabulary(data.special_tokens(), vocab_size));
     return data.special_tokens();

@@ -30,12 +30,12 @@ absl::StatusOr<DataFiles> FindDataFiles(absl::Span<const std::string> given);
 // A token data set, Megatron's or llm.c's.
 struct TokenFiles {
   TokenDataset tokens;
-  DocumentBorders borders;             // an llm.c file is one document
-  std::optional<int64_t> documents;    // absent for llm.c files, which do not store it
-  std::string dtype;                   // "uint16", ...; of the first file
+  DocumentBorders borders;                        // an llm.c file is one document
+  std::optional<int64_t> documents;               // absent for llm.c files, which do not store it
+  std::string dtype;                              // "uint16", ...; of the first file
   std::optional<tokenizer::Tokenizer> tokenizer;  // that lies beside the files
-  std::string digest;                  // hex SHA-256 of ids as stored, and tokenizer
-  std::string index_digest;            // hex SHA-256 of the ends of documents and sequences
+  std::string digest;                             // hex SHA-256 of ids as stored, and tokenizer
+  std::string index_digest;  // hex SHA-256 of the ends of documents and sequences
 };
 
 // Whether token files are read from end to end, for their digests and for impossible ids. Once on

@@ -42,7 +42,8 @@ TEST(SampleOrder, DependsOnSeedAndEpoch) {
 }
 
 TEST(Tokenizer, CharsAreSortedCodePoints) {
-  const absl::StatusOr<tokenizer::Tokenizer> tokenizer = tokenizer::Tokenizer::CharsOf({"bañb", "a€"});
+  const absl::StatusOr<tokenizer::Tokenizer> tokenizer =
+      tokenizer::Tokenizer::CharsOf({"bañb", "a€"});
   ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
   EXPECT_EQ(tokenizer->vocab_size(), 4);
   const auto ids = tokenizer->Encode("añ€b");

@@ -26,8 +26,8 @@ struct IndexedDataset {
   TokenType type = TokenType::kInt32;
   int64_t sequences = 0;
   int64_t documents = 0;
-  TokenDataset tokens;                 // all documents, one after the other
-  DocumentBorders borders;             // of `tokens`
+  TokenDataset tokens;                            // all documents, one after the other
+  DocumentBorders borders;                        // of `tokens`
   std::optional<tokenizer::Tokenizer> tokenizer;  // of PREFIX.tokenizer.json, if it exists
 };
 

@@ -119,9 +119,10 @@ TEST_F(LabelledDatasetTest, FaultsNameTheLine) {
               HasSubstr("model.labels names no classes; list all 2 names there"));
   rules_.text_key = "sentence";
   EXPECT_THAT(FaultOf(good), HasSubstr("no key 'sentence'; name the key with data.text_key"));
-  EXPECT_THAT(
-      std::string(ReadLabelledExamples({"a.txt"}, tokenizer::Tokenizer::Bytes(), rules_).status().message()),
-      HasSubstr("a.txt: a classifier (model.labels) learns from .jsonl files"));
+  EXPECT_THAT(std::string(ReadLabelledExamples({"a.txt"}, tokenizer::Tokenizer::Bytes(), rules_)
+                              .status()
+                              .message()),
+              HasSubstr("a.txt: a classifier (model.labels) learns from .jsonl files"));
 }
 
 TEST_F(LabelledDatasetTest, BadLinesMayBeSkipped) {

@@ -461,7 +461,8 @@ absl::StatusOr<PreparedData> Preparation::Prepare() {
 
 absl::StatusOr<int32_t> ExpectedVocabulary(const v1::DataSpec& spec) {
   if (!spec.tokenizer().empty() && spec.tokenizer() != "chars") {
-    TERCIO_ASSIGN_OR_RETURN(const tokenizer::Tokenizer tokenizer, ChooseTokenizer(spec.tokenizer(), {}, {}));
+    TERCIO_ASSIGN_OR_RETURN(const tokenizer::Tokenizer tokenizer,
+                            ChooseTokenizer(spec.tokenizer(), {}, {}));
     return tokenizer.vocab_size();
   }
   Sides sides;

@@ -164,8 +164,8 @@ TEST(JournalFuzz, DamagedProgressNeverDamagesTheResult) {
   TokenizeOptions stopped = options;
   stopped.progress = [](const TokenizeProgress&) { return false; };
   const std::string prefix = dir.path() + "/part";
-  ASSERT_TRUE(
-      absl::IsCancelled(TokenizeTexts({text}, tokenizer::Tokenizer::Bytes(), prefix, stopped).status()));
+  ASSERT_TRUE(absl::IsCancelled(
+      TokenizeTexts({text}, tokenizer::Tokenizer::Bytes(), prefix, stopped).status()));
   std::vector<std::pair<std::string, std::string>> files;
   for (const char* name : {"journal", "tokens", "lengths"}) {
     files.emplace_back(prefix + ".partial/" + name, *ReadFile(prefix + ".partial/" + name));

@@ -7,7 +7,9 @@
 namespace tercio::data {
 namespace {
 
-bool IsSpace(uint32_t code) { return (tokenizer::CharacterClasses()[code] & tokenizer::kSpace) != 0; }
+bool IsSpace(uint32_t code) {
+  return (tokenizer::CharacterClasses()[code] & tokenizer::kSpace) != 0;
+}
 
 bool IsUpperCase(uint32_t code) {
   if ((tokenizer::CharacterClasses()[code] & tokenizer::kLetter) == 0) return false;
@@ -29,7 +31,8 @@ bool Opens(uint32_t code) {
 }
 
 bool BeginsSentence(uint32_t code) {
-  return IsUpperCase(code) || (tokenizer::CharacterClasses()[code] & tokenizer::kNumber) != 0 || Opens(code);
+  return IsUpperCase(code) || (tokenizer::CharacterClasses()[code] & tokenizer::kNumber) != 0 ||
+         Opens(code);
 }
 
 }  // namespace

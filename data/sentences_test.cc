@@ -62,7 +62,8 @@ TEST_F(SplitSentences, TheIndexHasThem) {
   const std::string text = Write("b.txt", "Yes. No.");
   TokenizeOptions options;
   options.split_sentences = true;
-  const auto report = TokenizeTexts({lines, text}, tokenizer::Tokenizer::Bytes(), Path("t"), options);
+  const auto report =
+      TokenizeTexts({lines, text}, tokenizer::Tokenizer::Bytes(), Path("t"), options);
   ASSERT_TRUE(report.ok()) << report.status();
   EXPECT_EQ(report->documents, 3);
   const auto dataset = OpenIndexedDataset(Path("t"));
@@ -77,9 +78,10 @@ TEST_F(SplitSentences, TheIndexHasThem) {
   EXPECT_THAT(borders.SequencesBetween(1, 13, 18), ElementsAre());
   EXPECT_THAT(borders.SequencesBetween(2, 18, 26), ElementsAre(22));
   options.append_end_of_text = true;
-  EXPECT_THAT(
-      std::string(TokenizeTexts({text}, tokenizer::Tokenizer::Bytes(), Path("u"), options).status().message()),
-      HasSubstr("no end-of-text id"));
+  EXPECT_THAT(std::string(TokenizeTexts({text}, tokenizer::Tokenizer::Bytes(), Path("u"), options)
+                              .status()
+                              .message()),
+              HasSubstr("no end-of-text id"));
 }
 
 TEST_F(SplitSentences, StoppedAnywhereEndsWithTheSameBytes) {

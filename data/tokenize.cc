@@ -194,7 +194,8 @@ absl::StatusOr<TokenizeReport> Run::ToEnd() {
 }  // namespace
 
 absl::StatusOr<TokenizeReport> TokenizeTexts(const std::vector<std::string>& paths,
-                                             const tokenizer::Tokenizer& tokenizer, const std::string& prefix,
+                                             const tokenizer::Tokenizer& tokenizer,
+                                             const std::string& prefix,
                                              const TokenizeOptions& options) {
   if (options.append_end_of_text && !EndOfText(tokenizer).has_value()) {
     return absl::InvalidArgumentError(

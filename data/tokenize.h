@@ -54,7 +54,8 @@ struct TokenizeReport {
 
 // Writes PREFIX.bin, PREFIX.idx and PREFIX.tokenizer.json. Existing files are replaced at the end.
 absl::StatusOr<TokenizeReport> TokenizeTexts(const std::vector<std::string>& paths,
-                                             const tokenizer::Tokenizer& tokenizer, const std::string& prefix,
+                                             const tokenizer::Tokenizer& tokenizer,
+                                             const std::string& prefix,
                                              const TokenizeOptions& options);
 
 }  // namespace tercio::data

@@ -105,8 +105,8 @@ TEST_F(TokenizeTest, AnotherCorpusStartsAgain) {
   TokenizeOptions options;
   options.progress = [](const TokenizeProgress&) { return false; };
   const std::string text = Write("a.txt", "hello");
-  ASSERT_TRUE(
-      absl::IsCancelled(TokenizeTexts({text}, tokenizer::Tokenizer::Bytes(), Path("t"), options).status()));
+  ASSERT_TRUE(absl::IsCancelled(
+      TokenizeTexts({text}, tokenizer::Tokenizer::Bytes(), Path("t"), options).status()));
   Write("a.txt", "HELLO!");
   options.progress = nullptr;
   const auto report = TokenizeTexts({text}, tokenizer::Tokenizer::Bytes(), Path("t"), options);
@@ -136,7 +136,9 @@ TEST_F(TokenizeTest, SaysWhatIsWrong) {
     TokenizeOptions options;
     options.append_end_of_text = eod;
     return std::string(
-        TokenizeTexts({Path(name)}, tokenizer::Tokenizer::Bytes(), Path(prefix), options).status().message());
+        TokenizeTexts({Path(name)}, tokenizer::Tokenizer::Bytes(), Path(prefix), options)
+            .status()
+            .message());
   };
   Write("bad.jsonl", "{\"text\":\"a\"}\n\nnothing\n");
   EXPECT_THAT(fault("bad.jsonl"), HasSubstr("bad.jsonl:3: not valid JSON"));

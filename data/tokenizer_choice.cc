@@ -53,7 +53,7 @@ absl::Status NotUtf8(const TextSource& source) {
 // A line that holds no document adds no character: whether that is an error is decided when it is
 // tokenised.
 absl::StatusOr<tokenizer::Tokenizer> CharsOfFiles(const std::vector<std::string>& texts,
-                                       const TextOptions& options) {
+                                                  const TextOptions& options) {
   using Characters = std::set<std::string>;
   TERCIO_ASSIGN_OR_RETURN(TextSource source, TextSource::Open(texts, kTextPieceBytes));
   Characters all;
@@ -77,8 +77,8 @@ absl::StatusOr<tokenizer::Tokenizer> CharsOfFiles(const std::vector<std::string>
 }  // namespace
 
 absl::StatusOr<tokenizer::Tokenizer> ChooseTokenizer(const std::string& name,
-                                          const std::vector<std::string>& texts,
-                                          const TextOptions& options) {
+                                                     const std::vector<std::string>& texts,
+                                                     const TextOptions& options) {
   if (name == "bytes") return tokenizer::Tokenizer::Bytes();
   if (name == "chars") return CharsOfFiles(texts, options);
   if (!PathExists(name)) {
@@ -91,12 +91,16 @@ absl::StatusOr<tokenizer::Tokenizer> ChooseTokenizer(const std::string& name,
   for (const std::string& path : {name, name + "/tokenizer.json"}) {
     const absl::StatusOr<std::string> json = ReadFile(path);
     if (!json.ok()) continue;
-    if (absl::StatusOr<tokenizer::Tokenizer> stored = tokenizer::Tokenizer::FromJson(*json); stored.ok()) return stored;
+    if (absl::StatusOr<tokenizer::Tokenizer> stored = tokenizer::Tokenizer::FromJson(*json);
+        stored.ok())
+      return stored;
   }
   return tokenizer::Tokenizer::Load(name);
 }
 
-std::optional<int32_t> EndOfText(const tokenizer::Tokenizer& tokenizer) { return tokenizer.end_of_text(); }
+std::optional<int32_t> EndOfText(const tokenizer::Tokenizer& tokenizer) {
+  return tokenizer.end_of_text();
+}
 
 bool MayCutText(const tokenizer::Tokenizer& tokenizer) {
   return tokenizer.kind() == "bytes" || tokenizer.kind() == "chars";

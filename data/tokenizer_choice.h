@@ -25,8 +25,8 @@ struct TextOptions {
 // that Tokenizer::Load can read, a tokenizer as checkpoints hold it, or a directory with one of
 // them. INVALID_ARGUMENT: no such path, text that is not UTF-8, a broken line.
 absl::StatusOr<tokenizer::Tokenizer> ChooseTokenizer(const std::string& name,
-                                          const std::vector<std::string>& texts,
-                                          const TextOptions& options);
+                                                     const std::vector<std::string>& texts,
+                                                     const TextOptions& options);
 
 // The id that ends a document; none for bytes and chars, whose ids are all text.
 std::optional<int32_t> EndOfText(const tokenizer::Tokenizer& tokenizer);

@@ -63,15 +63,14 @@ std::string TextOf(const Summary& gpus, int64_t usable_bytes) {
 }  // namespace
 
 absl::StatusOr<ClusterHere> FindClusterHere(const v1::JobSpec& spec, int ranks) {
-  const plan::Cluster cluster = plan::LocalCluster(
-      ranks, MachineCores(), MachineMemoryBytes(), spec.resources().threads_per_rank());
+  const plan::Cluster cluster = plan::LocalCluster(ranks, MachineCores(), MachineMemoryBytes(),
+                                                   spec.resources().threads_per_rank());
   if (!plan::OnGpu(spec)) return ClusterHere{cluster, ""};
   TERCIO_ASSIGN_OR_RETURN(const Gpus gpus, FindGpus());
   return OnGpusHere(gpus, spec.training(), cluster);
 }
 
-ClusterHere OnGpusHere(const Gpus& gpus, const v1::TrainingSpec& training,
-                       plan::Cluster cluster) {
+ClusterHere OnGpusHere(const Gpus& gpus, const v1::TrainingSpec& training, plan::Cluster cluster) {
   const Summary summary = SummaryOf(gpus);
   const int64_t memory = summary.memory_bytes > 0 ? summary.memory_bytes : plan::kAssumedGpuBytes;
   const int sharing = summary.count == 0 ? 1 : (cluster.ranks + summary.count - 1) / summary.count;

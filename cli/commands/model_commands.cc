@@ -50,10 +50,12 @@ absl::StatusOr<std::optional<tokenizer::Tokenizer>> NamedTokenizer(const Options
 absl::StatusOr<std::unique_ptr<inference::LanguageModel>> LoadModel(const Options& options) {
   TERCIO_ASSIGN_OR_RETURN(const std::string directory, FindCheckpoint(options.checkpoint, 0));
   TERCIO_ASSIGN_OR_RETURN(std::optional<tokenizer::Tokenizer> tokenizer, NamedTokenizer(options));
-  return inference::LanguageModel::Load(directory, MachineCores(), options.context, std::move(tokenizer));
+  return inference::LanguageModel::Load(directory, MachineCores(), options.context,
+                                        std::move(tokenizer));
 }
 
-absl::StatusOr<std::vector<int32_t>> PromptOf(const Options& options, const inference::LanguageModel& model) {
+absl::StatusOr<std::vector<int32_t>> PromptOf(const Options& options,
+                                              const inference::LanguageModel& model) {
   if (!options.prompt_ids.empty()) return options.prompt_ids;
   if (model.tokenizer() == nullptr) {
     return absl::InvalidArgumentError(
@@ -109,7 +111,8 @@ class TextStream {
 };
 
 absl::Status PrintGenerated(const Options& options, const std::vector<int32_t>& prompt,
-                            const std::vector<int32_t>& ids, const tokenizer::Tokenizer* tokenizer) {
+                            const std::vector<int32_t>& ids,
+                            const tokenizer::Tokenizer* tokenizer) {
   std::optional<std::string> text;
   if (tokenizer != nullptr) {
     TERCIO_ASSIGN_OR_RETURN(text, tokenizer->Decode(ids));
@@ -238,9 +241,10 @@ absl::StatusOr<int> EvaluateText(const Options& options) {
 
 absl::StatusOr<int> EvaluateLastWord(const Options& options) {
   TERCIO_ASSIGN_OR_RETURN(const auto model, LoadModel(options));
-  const auto evaluated = WithBar("passages", [&](const inference::LanguageModel::Progress& progress) {
-    return inference::EvaluateLastWords(*model, options.data, progress);
-  });
+  const auto evaluated =
+      WithBar("passages", [&](const inference::LanguageModel::Progress& progress) {
+        return inference::EvaluateLastWords(*model, options.data, progress);
+      });
   TERCIO_ASSIGN_OR_RETURN(const inference::LastWords words, evaluated);
   const double value = static_cast<double>(words.right) / static_cast<double>(words.passages);
   PrintMetric(options, value, words.loss, words.tokens,
@@ -262,7 +266,8 @@ Json ScoresToJson(const inference::ClassScores& scores) {
 
 void PrintReport(const inference::ClassificationReport& report, const v1::ModelSpec& model) {
   std::vector<std::vector<std::string>> rows = {{"CLASS", "PRECISION", "RECALL", "F1", "EXAMPLES"}};
-  const auto add = [&](const std::string& name, const inference::ClassScores& scores, int64_t examples) {
+  const auto add = [&](const std::string& name, const inference::ClassScores& scores,
+                       int64_t examples) {
     rows.push_back({name, absl::StrFormat("%.4f", scores.precision),
                     absl::StrFormat("%.4f", scores.recall), absl::StrFormat("%.4f", scores.f1),
                     absl::StrCat(examples)});
@@ -278,14 +283,15 @@ void PrintReport(const inference::ClassificationReport& report, const v1::ModelS
 absl::StatusOr<int> EvaluateLabels(const Options& options) {
   TERCIO_ASSIGN_OR_RETURN(const std::string directory, FindCheckpoint(options.checkpoint, 0));
   TERCIO_ASSIGN_OR_RETURN(std::optional<tokenizer::Tokenizer> tokenizer, NamedTokenizer(options));
-  TERCIO_ASSIGN_OR_RETURN(
-      const auto model,
-      inference::EncoderModel::Load(directory, MachineCores(), options.context, std::move(tokenizer)));
+  TERCIO_ASSIGN_OR_RETURN(const auto model,
+                          inference::EncoderModel::Load(directory, MachineCores(), options.context,
+                                                        std::move(tokenizer)));
   v1::DataSpec data;
   data.set_train(options.data);
-  const auto evaluated = WithBar("examples", [&](const inference::LanguageModel::Progress& progress) {
-    return inference::EvaluateClasses(*model, data, progress);
-  });
+  const auto evaluated =
+      WithBar("examples", [&](const inference::LanguageModel::Progress& progress) {
+        return inference::EvaluateClasses(*model, data, progress);
+      });
   TERCIO_ASSIGN_OR_RETURN(const inference::ClassificationReport report, evaluated);
   if (options.format() == Output::kTable) {
     PrintReport(report, model->spec());

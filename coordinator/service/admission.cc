@@ -43,7 +43,8 @@ int64_t PromisedBytes(const v1::JobSpec& spec, const std::vector<Coordinator::Jo
     }
     int64_t written = 0;
     for (const v1::CheckpointRecord& known : job.record.checkpoints()) written += known.bytes();
-    promised += std::max<int64_t>(0, CheckpointsAtOnce(other) * plan::CheckpointBytes(other) - written);
+    promised +=
+        std::max<int64_t>(0, CheckpointsAtOnce(other) * plan::CheckpointBytes(other) - written);
   }
   return promised;
 }

@@ -117,7 +117,8 @@ int BenchTraining(const std::string& name, int64_t steps, int threads, const Siz
 int BenchGemm(int threads) {
   constexpr int64_t kSize = 2048;
   const std::unique_ptr<device::Device> device = device::CreateCpuDevice(threads);
-  const std::unique_ptr<device::Stream> stream = *device->CreateStream(device::Device::StreamKind::kCompute);
+  const std::unique_ptr<device::Stream> stream =
+      *device->CreateStream(device::Device::StreamKind::kCompute);
   std::vector<float> a(kSize * kSize, 0.5f);
   std::vector<float> b(kSize * kSize, 0.25f);
   std::vector<float> c(kSize * kSize);

@@ -25,7 +25,8 @@ int Fail(const absl::Status& status) {
 }
 
 int Run(const std::string& name, const std::string& text, const char* ids_path) {
-  const auto tokenizer = name == "bytes" ? tokenizer::Tokenizer::Bytes() : tokenizer::Tokenizer::Load(name);
+  const auto tokenizer =
+      name == "bytes" ? tokenizer::Tokenizer::Bytes() : tokenizer::Tokenizer::Load(name);
   if (!tokenizer.ok()) return Fail(tokenizer.status());
   const int all = static_cast<int>(std::thread::hardware_concurrency());
   for (const int threads : {1, all}) {

@@ -28,8 +28,8 @@ absl::StatusOr<tercio::tokenizer::Tokenizer> Read(uint8_t form, std::string_view
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  using tercio::tokenizer::Tokenizer;
   using tercio::fuzz::Expect;
+  using tercio::tokenizer::Tokenizer;
   if (size < 1) return 0;
   const auto tokenizer = Read(data[0], {reinterpret_cast<const char*>(data) + 1, size - 1});
   if (!tokenizer.ok()) return 0;

@@ -31,7 +31,8 @@ TEST_F(CudaParity, AllOfTheMemoryPlanIsUsed) {
     const RunResult filled = OnGpusWithNccl(spec, options);
     ExpectSameBits(filled, plain);
     for (auto [stage, buffers] : UseOfStages(filled)) {
-      std::erase_if(buffers, [](const engine::BufferUse& use) { return use.name == "workspace.device"; });
+      std::erase_if(buffers,
+                    [](const engine::BufferUse& use) { return use.name == "workspace.device"; });
       EXPECT_EQ(engine::UnusedText(buffers), "") << "stage " << stage;
     }
   }

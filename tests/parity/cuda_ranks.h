@@ -55,18 +55,20 @@ inline v1::JobSpec With(v1::JobSpec spec, const std::string& precision) {
 
 class HostStagedGroups : public Machine::Groups {
  public:
-  absl::StatusOr<std::unique_ptr<collective::Communicator>> Group(std::unique_ptr<collective::Communicator> over_host,
-                                                      const collective::CommunicatorOptions&, bool) override {
+  absl::StatusOr<std::unique_ptr<collective::Communicator>> Group(
+      std::unique_ptr<collective::Communicator> over_host, const collective::CommunicatorOptions&,
+      bool) override {
     return collective::CreateHostStagedCommunicator(std::move(over_host));
   }
 };
 
 class NcclMachineGroups : public Machine::Groups {
  public:
-  explicit NcclMachineGroups(std::unique_ptr<collective::NcclGroups> groups) : groups_(std::move(groups)) {}
-  absl::StatusOr<std::unique_ptr<collective::Communicator>> Group(std::unique_ptr<collective::Communicator>,
-                                                      const collective::CommunicatorOptions& options,
-                                                      bool messages) override {
+  explicit NcclMachineGroups(std::unique_ptr<collective::NcclGroups> groups)
+      : groups_(std::move(groups)) {}
+  absl::StatusOr<std::unique_ptr<collective::Communicator>> Group(
+      std::unique_ptr<collective::Communicator>, const collective::CommunicatorOptions& options,
+      bool messages) override {
     return groups_->Group(messages, options);
   }
 
@@ -102,14 +104,15 @@ class CudaParity : public ::testing::Test {
   }
   RunResult OnGpusWithNccl(const v1::JobSpec& spec, const RunOptions& options = {}) {
     collective::MemoryRendezvous store;
-    return On({OpenDevice,
-               [&store](int rank, int size,
-                        device::Device& device) -> absl::StatusOr<std::unique_ptr<Machine::Groups>> {
-                 TERCIO_ASSIGN_OR_RETURN(
-                     auto groups, collective::NcclGroups::Join(rank, size, device, store, absl::Seconds(60)));
-                 return std::make_unique<NcclMachineGroups>(std::move(groups));
-               }},
-              spec, options);
+    return On(
+        {OpenDevice,
+         [&store](int rank, int size,
+                  device::Device& device) -> absl::StatusOr<std::unique_ptr<Machine::Groups>> {
+           TERCIO_ASSIGN_OR_RETURN(auto groups, collective::NcclGroups::Join(
+                                                    rank, size, device, store, absl::Seconds(60)));
+           return std::make_unique<NcclMachineGroups>(std::move(groups));
+         }},
+        spec, options);
   }
   RunResult On(const Machine& machine, const v1::JobSpec& spec, RunOptions options) {
     options.machine = &machine;
@@ -177,7 +180,9 @@ class CudaParity : public ::testing::Test {
     }
     RunOptions options;
     options.steps = 1;
-    On({[&](int rank) { return device::CreateCudaDevice(rank, of_rank[static_cast<size_t>(rank)]); },
+    On({[&](int rank) {
+          return device::CreateCudaDevice(rank, of_rank[static_cast<size_t>(rank)]);
+        },
         [](int, int, device::Device&) -> absl::StatusOr<std::unique_ptr<Machine::Groups>> {
           return std::make_unique<HostStagedGroups>();
         }},

@@ -21,8 +21,8 @@ class OneRank {
             *plan::BuildPlan(spec_, *plan::LayoutOfJob(spec_), {{"here", 0}}, 2), 0)),
         device_(device::CreateCpuDevice(2)),
         stream_(*device_->CreateStream(device::Device::StreamKind::kCompute)),
-        group_(collective::CreateCommunicator({"self", absl::Seconds(1)},
-                                  std::move(collective::CreateThreadTransports(1).front()))),
+        group_(collective::CreateCommunicator(
+            {"self", absl::Seconds(1)}, std::move(collective::CreateThreadTransports(1).front()))),
         arena_(*engine::Arena::Allocate(plan_.stage().memory(), *device_)),
         tensors_(plan::TensorsOfStage(spec_.model(), plan_.layout(), 0)),
         model_(spec_, plan_, tensors_, arena_, *stream_, *group_) {

@@ -158,7 +158,8 @@ TEST(MemoryPlan, ABufferThatIsNeverTouchedIsFound) {
     table->set_total_bytes(table->total_bytes() + 4096);
   };
   const RunResult result = Train(SmallJob(), kOneRank, options);
-  EXPECT_EQ(engine::UnusedText(result.memory.at(0)), "bogus: 4096 bytes are planned, none is touched\n");
+  EXPECT_EQ(engine::UnusedText(result.memory.at(0)),
+            "bogus: 4096 bytes are planned, none is touched\n");
 }
 
 TEST(MemoryPlan, ABufferThatIsTooLargeIsFound) {

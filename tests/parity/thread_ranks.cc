@@ -73,7 +73,8 @@ absl::Status LoadState(const State& state, engine::TrainingEngine& engine) {
   return absl::OkStatus();
 }
 
-absl::Status LoadCopies(const std::vector<std::vector<float>>& copies, engine::TrainingEngine& engine) {
+absl::Status LoadCopies(const std::vector<std::vector<float>>& copies,
+                        engine::TrainingEngine& engine) {
   TERCIO_CHECK_EQ(copies.size(), engine.NeededSlices().size());
   for (size_t i = 0; i < copies.size(); ++i) {
     TERCIO_RETURN_IF_ERROR(engine.Load(static_cast<int64_t>(i), 0, copies[i]));
@@ -81,7 +82,8 @@ absl::Status LoadCopies(const std::vector<std::vector<float>>& copies, engine::T
   return absl::OkStatus();
 }
 
-void SaveState(const engine::TrainingEngine& engine, const engine::StateSnapshot& snapshot, State* state) {
+void SaveState(const engine::TrainingEngine& engine, const engine::StateSnapshot& snapshot,
+               State* state) {
   TERCIO_CHECK_EQ(snapshot.saved.size(), engine.SavedSlices().size());
   for (size_t i = 0; i < snapshot.saved.size(); ++i) {
     const v1::TensorSlice& slice = engine.SavedSlices()[i];
@@ -121,7 +123,8 @@ absl::StatusOr<Equipment> Equip(int rank, const v1::RankPlan& plan, Shared& shar
       std::lock_guard<std::mutex> lock(shared.mutex);
       transport = std::move(shared.groups.transports.at(group.name())[static_cast<size_t>(index)]);
     }
-    const collective::CommunicatorOptions options = {group.name(), absl::Seconds(60), plan::RanksOf(group)};
+    const collective::CommunicatorOptions options = {group.name(), absl::Seconds(60),
+                                                     plan::RanksOf(group)};
     auto communicator = collective::CreateCommunicator(options, std::move(transport));
     if (made.groups != nullptr) {
       TERCIO_ASSIGN_OR_RETURN(communicator,
@@ -144,12 +147,14 @@ absl::Status RunRank(int rank, Shared& shared) {
   SyntheticSource plain(shared.spec.model().vocab_size(), shared.spec.model().context());
   SyntheticEncoderSource masked(shared.spec.model());
   data::SampleSource& synthetic = shared.spec.model().architecture() == "bert"
-                                ? static_cast<data::SampleSource&>(masked)
-                                : static_cast<data::SampleSource&>(plain);
-  data::SampleSource& source = shared.options.source == nullptr ? synthetic : *shared.options.source;
-  TERCIO_ASSIGN_OR_RETURN(auto engine, engine::TrainingEngine::Create(shared.spec, plan, *equipment.device,
-                                                              equipment.communicators, source,
-                                                              {shared.options.fill_pattern}));
+                                      ? static_cast<data::SampleSource&>(masked)
+                                      : static_cast<data::SampleSource&>(plain);
+  data::SampleSource& source =
+      shared.options.source == nullptr ? synthetic : *shared.options.source;
+  TERCIO_ASSIGN_OR_RETURN(
+      auto engine,
+      engine::TrainingEngine::Create(shared.spec, plan, *equipment.device, equipment.communicators,
+                                     source, {shared.options.fill_pattern}));
   if (shared.options.state != nullptr) {
     TERCIO_RETURN_IF_ERROR(LoadState(*shared.options.state, *engine));
   }

@@ -27,10 +27,11 @@ struct Machine {
     // `over_host` takes memory of the host; `options` are those it was made with. `messages`: it
     // is for a pipeline.
     virtual absl::StatusOr<std::unique_ptr<collective::Communicator>> Group(
-        std::unique_ptr<collective::Communicator> over_host, const collective::CommunicatorOptions& options,
-        bool messages) = 0;
+        std::unique_ptr<collective::Communicator> over_host,
+        const collective::CommunicatorOptions& options, bool messages) = 0;
   };
-  std::function<absl::StatusOr<std::unique_ptr<Groups>>(int rank, int world_size, device::Device& device)>
+  std::function<absl::StatusOr<std::unique_ptr<Groups>>(int rank, int world_size,
+                                                        device::Device& device)>
       join;
 };
 

@@ -144,7 +144,7 @@ class World {
     double blocked_to = 0;  // nothing arrives before that time
     double blocked_from = 0;
     std::map<std::pair<agent::RunKey, int>, Trainer> trainers;
-    std::shared_ptr<agent::SnapshotStore> memory;                   // of the agent; null while it is down
+    std::shared_ptr<agent::SnapshotStore> memory;            // of the agent; null while it is down
     std::map<int, std::pair<std::string, bool>> gpu_faults;  // what, and whether it is lost
   };
   // All ranks of an attempt, which step together.
@@ -245,13 +245,15 @@ class World {
 
   // ---- training.cc ----
   void StartTrainer(const std::string& name, const agent::RunKey& run, int rank);
-  void EndTrainer(const std::string& name, const agent::RunKey& run, int rank, int exit_code, int signal);
+  void EndTrainer(const std::string& name, const agent::RunKey& run, int rank, int exit_code,
+                  int signal);
   void SeeEnd(const std::string& name, const agent::RunKey& run, int rank);
   void RankRuns(const std::string& name, const agent::RunKey& run, int rank, int64_t process);
   void TryStep(const agent::RunKey& run);
   bool AllWork(const Training& training, const agent::RunKey& run, bool* broken);
   void EndStep(const agent::RunKey& run, Training& training);
-  void EndForAll(const agent::RunKey& run, Training& training, int corrupt_rank, int64_t roll_back_from);
+  void EndForAll(const agent::RunKey& run, Training& training, int corrupt_rank,
+                 int64_t roll_back_from);
   void Save(const SaveOf& save);
   void SaveGivenUp(const SaveOf& save);
   void BreakAttempt(const agent::RunKey& run);
@@ -329,15 +331,17 @@ class World {
   std::map<std::string, int64_t> chosen_;  // by people, for the next attempt
   std::map<std::string, int> begun_;    // the newest attempt of which it is known where it starts
   std::map<std::string, int> resumes_;  // since faults have stopped
-  std::set<agent::RunKey> by_choice_;          // attempts that start where a person wanted
+  std::set<agent::RunKey> by_choice_;   // attempts that start where a person wanted
   int64_t coordinator_life_ = 0;
   std::map<std::string, std::set<int64_t>> gone_over_;  // batches that must not be read again
   std::map<std::string, int> rolled_back_;
 
   // Copies that were ever complete: node, attempt that took it, rank, step.
   std::set<std::tuple<std::string, agent::RunKey, int, int64_t>> ever_held_;
-  std::map<std::string, std::set<std::tuple<agent::RunKey, int, int64_t>>> heard_;  // by the coordinator
-  std::map<std::string, std::pair<agent::RunKey, std::string>> last_started_;  // of each job, its layout
+  std::map<std::string, std::set<std::tuple<agent::RunKey, int, int64_t>>>
+      heard_;  // by the coordinator
+  std::map<std::string, std::pair<agent::RunKey, std::string>>
+      last_started_;  // of each job, its layout
 
   // GPUs that the coordinator has heard to be faulty, and lost, of each node.
   std::map<std::string, std::set<int>> faulty_;

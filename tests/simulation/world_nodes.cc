@@ -75,7 +75,8 @@ void World::Connect(const std::string& name) {
     hello.set_spool_id(node.disk.spool_id);
     hello.set_snapshot_address(name);
     SayGpus(node, &hello);
-    for (const v1::RunId& run : agent::RunsOf(node.state, /*ended=*/true)) *hello.add_running() = run;
+    for (const v1::RunId& run : agent::RunsOf(node.state, /*ended=*/true))
+      *hello.add_running() = run;
     Post(coordinator::NodeAttached{hello});
     v1::AgentMessage held;
     *held.mutable_snapshots_held() = node.memory->Inventory();

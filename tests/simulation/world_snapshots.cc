@@ -128,7 +128,8 @@ void World::Observe(const coordinator::Event& event) {
 
 // The step of the last snapshot of an attempt of which the coordinator knows a copy of every rank,
 // on nodes that take part in the next; 0: none.
-int64_t World::LastComplete(const agent::RunKey& run, int ranks, const std::set<std::string>& nodes) {
+int64_t World::LastComplete(const agent::RunKey& run, int ranks,
+                            const std::set<std::string>& nodes) {
   std::map<int64_t, std::set<int>> held;
   for (const std::string& name : nodes) {
     const auto known = state_.nodes.find(name);

@@ -60,6 +60,18 @@ INCLUDES = {
     "tests/": [""],
 }
 
+# Folder -> the namespace of its files, of which they may open inner ones. The longest matching folder counts.
+NAMESPACES = {
+    "common/": "tercio", "config/": "tercio::config",
+    "kernels/": "tercio::kernels", "kernels/cuda/": "tercio::kernels::cuda", "kernels/reference/": "tercio::kernels::reference",
+    "emulation/": "tercio::emulation", "plan/": "tercio::plan", "tokenizer/": "tercio::tokenizer", "data/": "tercio::data",
+    "checkpoint/": "tercio::checkpoint", "coordinator/": "tercio::coordinator", "worker/agent/": "tercio::agent",
+    "worker/device/": "tercio::device", "worker/progress/": "tercio::progress", "worker/collective/": "tercio::collective",
+    "worker/engine/": "tercio::engine", "worker/inference/": "tercio::inference", "worker/trainer/": "tercio::trainer",
+    "cli/": "tercio::cli", "cli/plot/": "tercio::plot", "cli/report/": "tercio::report", "tests/": "tercio",
+}
+NAMESPACE = re.compile(r"^namespace (tercio[\w:]*) \{")
+
 PROJECT_FOLDERS = {folder.split("/")[0] for folder in INCLUDES} | {"proto"}
 
 # The deciding parts: values in, values out.
@@ -265,6 +277,21 @@ def include_faults(path, folder, number, line):
     return faults
 
 
+def check_namespaces(sources):
+    """Namespaces follow folders."""
+    faults = []
+    for path, lines in sources.items():
+        folders = [folder for folder in NAMESPACES if path.startswith(folder)]
+        if not is_cpp(path) or not folders:
+            continue
+        expected = NAMESPACES[max(folders, key=len)]
+        for number, line in enumerate(lines, 1):
+            found = NAMESPACE.match(line)
+            if found and found.group(1) != expected and not found.group(1).startswith(expected + "::"):
+                faults.append(f"{path}:{number}: namespace {found.group(1)}: files of this folder are in {expected}")
+    return faults
+
+
 def check_headers(sources):
     """Each header is included once, and says what it is before anything else."""
     faults = []
@@ -426,6 +453,7 @@ def main():
         "lengths of files and functions": check_lengths(sources),
         "includes": check_includes(sources),
         "BUILD files": check_build_files(sources),
+        "namespaces": check_namespaces(sources),
         "headers": check_headers(sources),
         "words": check_words(sources),
         "clocks": check_clocks(sources),

@@ -74,6 +74,14 @@ class CheckSourcesTest(unittest.TestCase):
                 self.assertEqual(check_sources.check_mutexes({path: [line]}), [])
         self.assertEqual(check_sources.check_mutexes({"worker/agent/a.cc": ["  Mutex mutex_;", "MutexLock lock(mutex_);"]}), [])
 
+    def test_namespaces_follow_folders(self):
+        for path, namespace in (("worker/engine/a.h", "tercio::engine"), ("kernels/cuda/a.h", "tercio::kernels::cuda"), ("kernels/cpu/a.cc", "tercio::kernels"),
+                                ("plan/planner/a.h", "tercio::plan"), ("common/gpus/a.h", "tercio::nvml"), ("tests/parity/a.h", "tercio::testing")):
+            self.assertEqual(check_sources.check_namespaces({path: [f"namespace {namespace} {{"]}), [], path)
+        for path, namespace in (("worker/engine/a.h", "tercio"), ("worker/engine/a.h", "tercio::engineer"), ("tokenizer/a.cc", "tercio::data"),
+                                ("kernels/cuda/a.h", "tercio::kernels"), ("cli/plot/a.cc", "tercio::cli")):
+            self.assertEqual(len(check_sources.check_namespaces({path: [f"namespace {namespace} {{"]})), 1, path)
+
     def test_a_new_folder_needs_a_rule(self):
         self.assertEqual(len(check_sources.check_includes({"elsewhere/a.cc": []})), 1)
 

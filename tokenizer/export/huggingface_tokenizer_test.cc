@@ -17,8 +17,8 @@
 namespace tercio::tokenizer {
 namespace {
 
-using tokenizer::Tokenizer;
 using nlohmann::json;
+using tokenizer::Tokenizer;
 
 constexpr char kFolder[] = "tests/tokenizer/fixtures/";
 constexpr const char* kFixtures[] = {"gpt2",           "roberta.json",       "llama3.json",

@@ -26,7 +26,8 @@ class CollectiveTest : public ::testing::TestWithParam<std::tuple<Kind, int>> {
   static void SetUpTestSuite() { std::signal(SIGPIPE, SIG_IGN); }
 
   // Runs body(communicator, stream) in one thread per rank.
-  void OnRanks(absl::Duration timeout, const std::function<void(Communicator&, device::Stream&)>& body) {
+  void OnRanks(absl::Duration timeout,
+               const std::function<void(Communicator&, device::Stream&)>& body) {
     const auto [kind, size] = GetParam();
     MemoryRendezvous store;
     auto transports = CreateThreadTransports(size);

@@ -84,8 +84,8 @@ class RealCommunicator : public Communicator {
     });
   }
 
-  void ReduceScatterSum(device::Stream& stream, kernels::ConstValues in, kernels::Values out, int64_t count,
-                        float* scratch) override {
+  void ReduceScatterSum(device::Stream& stream, kernels::ConstValues in, kernels::Values out,
+                        int64_t count, float* scratch) override {
     stream.RunOnHost([=, this, &stream] {
       Begin(Operation::kReduceScatter, DataType::kFloat32, count);
       return End(ScatterFloats(stream.ops(), in, out, count, scratch));

@@ -41,13 +41,13 @@ class Communicator {
   // Every rank ends with the sum over ranks, added in `order`. On the CPU `scratch` holds
   // ScratchElements(count) floats; it must not overlap `data` nor be used by another stream
   // meanwhile. Communicators for memory of a GPU use none. So for ReduceScatterSum.
-  virtual void AllReduceSum(device::Stream& stream, kernels::Values data, int64_t count, SumOrder order,
-                            float* scratch) = 0;
+  virtual void AllReduceSum(device::Stream& stream, kernels::Values data, int64_t count,
+                            SumOrder order, float* scratch) = 0;
   int64_t ScratchElements(int64_t count) const { return plan::AllReduceScratch(count, size()); }
   // in: size() blocks of `count`; out becomes the sum over ranks of this rank's block, in rank
   // order. `scratch` holds size() * count floats.
-  virtual void ReduceScatterSum(device::Stream& stream, kernels::ConstValues in, kernels::Values out,
-                                int64_t count, float* scratch) = 0;
+  virtual void ReduceScatterSum(device::Stream& stream, kernels::ConstValues in,
+                                kernels::Values out, int64_t count, float* scratch) = 0;
   // For vectors in which each element has one contributor (any order is exact).
   virtual void AllReduceSum(device::Stream& stream, double* data, int64_t count) = 0;
   // out: size() blocks of `count`, in rank order; this rank's block is in[0, count). With a single
@@ -61,10 +61,10 @@ class Communicator {
   // flight beside the stream's later work until Wait. The returned transfer must not outlive the
   // communicator; if a message is not waited for (the stream has failed), it ends with the
   // communicator, as by Abort: nothing writes to its buffer after that.
-  virtual std::shared_ptr<Transfer> Send(device::Stream& stream, const void* data, int64_t bytes, int peer,
-                                         uint32_t tag) = 0;
-  virtual std::shared_ptr<Transfer> Receive(device::Stream& stream, void* data, int64_t bytes, int peer,
-                                            uint32_t tag) = 0;
+  virtual std::shared_ptr<Transfer> Send(device::Stream& stream, const void* data, int64_t bytes,
+                                         int peer, uint32_t tag) = 0;
+  virtual std::shared_ptr<Transfer> Receive(device::Stream& stream, void* data, int64_t bytes,
+                                            int peer, uint32_t tag) = 0;
 
   // Makes later work of the stream wait until the message has arrived, or the sent buffer may be
   // overwritten; after the communicator's timeout the stream fails.
@@ -77,8 +77,8 @@ class Communicator {
 // The name of a communicator, its limits, and where it reports what it waits for.
 struct CommunicatorOptions {
   std::string group;
-  absl::Duration timeout;              // the longest that one call may wait for a peer
-  std::vector<int> ranks = {};         // of the job, by rank in the group; empty: the same numbers
+  absl::Duration timeout;       // the longest that one call may wait for a peer
+  std::vector<int> ranks = {};  // of the job, by rank in the group; empty: the same numbers
   progress::Whereabouts* whereabouts = nullptr;  // not owned; may be null
 };
 

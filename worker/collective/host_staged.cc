@@ -98,7 +98,8 @@ class HostStagedCommunicator : public Communicator {
   int rank() const override { return inner_->rank(); }
   int size() const override { return inner_->size(); }
 
-  void AllReduceSum(device::Stream& stream, Values data, int64_t count, SumOrder order, float*) override {
+  void AllReduceSum(device::Stream& stream, Values data, int64_t count, SumOrder order,
+                    float*) override {
     if (size() == 1 || count == 0) return;
     std::vector<float> scratch(static_cast<size_t>(ScratchElements(count)));
     OverHost(stream, data, count, data, count, [&](Values values, Values sum) {
@@ -193,8 +194,8 @@ class HostStagedCommunicator : public Communicator {
  private:
   // Runs body(in, out) on the host; if both are the same memory of the device, they are the same
   // there.
-  void OverHost(device::Stream& stream, ConstValues in, int64_t in_count, Values out, int64_t out_count,
-                const std::function<void(Values in, Values out)>& body) {
+  void OverHost(device::Stream& stream, ConstValues in, int64_t in_count, Values out,
+                int64_t out_count, const std::function<void(Values in, Values out)>& body) {
     const bool same = in == ConstValues(out) && in_count == out_count;
     Staged from(in_count, in);
     Staged to(same ? 0 : out_count, out);

@@ -72,7 +72,8 @@ class CallsUnderWay {
     Call& call = calls_.back();
     absl::Status status = Take(&call.begin);
     if (status.ok()) status = Take(&call.end);
-    if (status.ok()) status = device::CudaStatus(cudaEventRecord(call.begin, stream), "recording an event");
+    if (status.ok())
+      status = device::CudaStatus(cudaEventRecord(call.begin, stream), "recording an event");
     if (!status.ok()) Cancel();
     return status;
   }
@@ -113,7 +114,7 @@ class CallsUnderWay {
   absl::Status Take(cudaEvent_t* event) {
     if (idle_.empty())
       return device::CudaStatus(cudaEventCreateWithFlags(event, cudaEventDisableTiming),
-                        "creating an event");
+                                "creating an event");
     *event = idle_.back();
     idle_.pop_back();
     return absl::OkStatus();
@@ -309,7 +310,8 @@ class NcclCommunicator : public Communicator, public device::StreamWatch {
             const Function& call) {
     device::Watch(stream, self_);
     const cudaStream_t raw = device::HandleOf(stream);
-    progress::CollectivePosition position{group(), sequence_++, operation, NameOfType(type), count, -1};
+    progress::CollectivePosition position{group(),          sequence_++, operation,
+                                          NameOfType(type), count,       -1};
     Fail(stream, Enqueue(stream, std::move(position), [&] {
            return handle_->Enqueue(operation, options_.timeout,
                                    [&](ncclComm_t comm) { return call(comm, raw); });
@@ -345,9 +347,9 @@ class NcclCommunicator : public Communicator, public device::StreamWatch {
     device::Watch(stream, self_);
     stream.Record(*link.ready);
     link.stream->Wait(*link.ready);
-    const absl::Status begun =
-        link.handle->Enqueue(message->position.operation, options_.timeout,
-                             [&](ncclComm_t comm) { return call(comm, device::HandleOf(*link.stream)); });
+    const absl::Status begun = link.handle->Enqueue(
+        message->position.operation, options_.timeout,
+        [&](ncclComm_t comm) { return call(comm, device::HandleOf(*link.stream)); });
     if (!begun.ok()) {
       Fail(stream, Named(&message->position, begun));
       return message;

@@ -33,7 +33,8 @@ class NcclGroups {
  public:
   // Joins all ranks of the job, by a unique id that rank 0 puts at the rendezvous. The device must
   // outlive the groups.
-  static absl::StatusOr<std::unique_ptr<NcclGroups>> Join(int rank, int world_size, device::Device& device,
+  static absl::StatusOr<std::unique_ptr<NcclGroups>> Join(int rank, int world_size,
+                                                          device::Device& device,
                                                           RendezvousStore& rendezvous,
                                                           absl::Duration timeout);
 
@@ -43,8 +44,8 @@ class NcclGroups {
   absl::StatusOr<std::unique_ptr<Communicator>> Group(bool edges, CommunicatorOptions options);
 
  private:
-  NcclGroups(std::shared_ptr<NcclHandle> world, std::shared_ptr<device::DeviceMemory> number, int rank,
-             device::Device& device, absl::Duration timeout)
+  NcclGroups(std::shared_ptr<NcclHandle> world, std::shared_ptr<device::DeviceMemory> number,
+             int rank, device::Device& device, absl::Duration timeout)
       : world_(std::move(world)),
         number_(std::move(number)),
         rank_(rank),

@@ -53,7 +53,9 @@ struct Rank {
   std::unique_ptr<device::Stream> MakeStream() const {
     return *device.CreateStream(device::Device::StreamKind::kCompute);
   }
-  std::unique_ptr<device::DeviceMemory> Memory(int64_t bytes) const { return *device.Allocate(bytes); }
+  std::unique_ptr<device::DeviceMemory> Memory(int64_t bytes) const {
+    return *device.Allocate(bytes);
+  }
 };
 
 class NcclCommunicatorTest : public ::testing::Test {

@@ -44,7 +44,8 @@ int64_t Arena::UsedBytes() const {
 }
 
 absl::Status Arena::FillWithPattern(device::Device& device) {
-  TERCIO_ASSIGN_OR_RETURN(const auto stream, device.CreateStream(device::Device::StreamKind::kCompute));
+  TERCIO_ASSIGN_OR_RETURN(const auto stream,
+                          device.CreateStream(device::Device::StreamKind::kCompute));
   for (const v1::Buffer& buffer : table_.buffers()) {
     const std::vector<uint32_t> words(kPieceBytes / sizeof(uint32_t), FirstWordOf(buffer));
     for (int64_t at = 0; at < buffer.size_bytes(); at += kPieceBytes) {

@@ -113,7 +113,8 @@ void EncoderHead::BackwardChunk(const MicroBatch& batch, const Chunk& chunk,
                              shape_.tokens, accumulate});
   ops_.MatmulBackwardInput(
       {at_.logits, weights_.head.In(parameters_), at_.gradient, rows, shape_.vocabulary, c});
-  tensor_group_.AllReduceSum(stream_, at_.gradient, rows * c, collective::SumOrder::kRanks, tensor_scratch_);
+  tensor_group_.AllReduceSum(stream_, at_.gradient, rows * c, collective::SumOrder::kRanks,
+                             tensor_scratch_);
   kernels::LayerNormBackwardArgs norm{};
   norm.dy = at_.gradient;
   norm.x = at_.activation;

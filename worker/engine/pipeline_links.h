@@ -14,9 +14,14 @@ namespace tercio::engine {
 
 class PipelineLinks {
  public:
-  PipelineLinks(collective::Communicator& group, device::Stream& stream) : group_(group), stream_(stream) {}
+  PipelineLinks(collective::Communicator& group, device::Stream& stream)
+      : group_(group), stream_(stream) {}
 
-  enum Tag : uint32_t { kActivation = collective::kActivationTag, kGradient = collective::kGradientTag, kTied = collective::kTiedTag };
+  enum Tag : uint32_t {
+    kActivation = collective::kActivationTag,
+    kGradient = collective::kGradientTag,
+    kTied = collective::kTiedTag
+  };
 
   // Start a message of `bytes`; `buffer` is free again after WaitSend, or holds the message after
   // WaitReceive.

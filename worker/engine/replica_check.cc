@@ -75,7 +75,8 @@ absl::Status ReplicaCheck::Sum(collective::Communicator& group, device::Stream& 
   return stream.Synchronize();
 }
 
-absl::StatusOr<ReplicaCheck::Rows> ReplicaCheck::Exchange(collective::Communicator& group, device::Stream& stream,
+absl::StatusOr<ReplicaCheck::Rows> ReplicaCheck::Exchange(collective::Communicator& group,
+                                                          device::Stream& stream,
                                                           absl::Span<const uint64_t> mine) const {
   const size_t width = 2 * mine.size();
   std::vector<double> halves(width * static_cast<size_t>(group.size()));
@@ -94,7 +95,8 @@ absl::StatusOr<ReplicaCheck::Rows> ReplicaCheck::Exchange(collective::Communicat
 }
 
 absl::StatusOr<std::vector<int>> ReplicaCheck::CompareGroup(
-    collective::Communicator& group, device::Stream& stream, absl::Span<const uint64_t> digests) const {
+    collective::Communicator& group, device::Stream& stream,
+    absl::Span<const uint64_t> digests) const {
   const uint64_t mine = DigestOfAll(digests);
   TERCIO_ASSIGN_OR_RETURN(const Rows rows, Exchange(group, stream, {&mine, 1}));
   std::vector<uint64_t> all;

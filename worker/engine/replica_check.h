@@ -44,7 +44,8 @@ class ReplicaCheck {
   // The arguments must outlive it. `exchange`: memory of the device (plan::ReplicaExchange
   // doubles).
   ReplicaCheck(const v1::RankPlan& plan, const plan::StageTensors& tensors, double* exchange,
-               collective::Communicator& world, collective::Communicator& tensor, collective::Communicator& data)
+               collective::Communicator& world, collective::Communicator& tensor,
+               collective::Communicator& data)
       : plan_(plan),
         tensors_(tensors),
         exchange_(exchange),
@@ -56,17 +57,20 @@ class ReplicaCheck {
   bool HasReplicas() const;
 
   // digests[i] is that of tensors[i] with its moments. Collective over the whole job.
-  absl::StatusOr<ReplicaVerdict> Compare(device::Stream& stream, absl::Span<const uint64_t> digests);
+  absl::StatusOr<ReplicaVerdict> Compare(device::Stream& stream,
+                                         absl::Span<const uint64_t> digests);
 
  private:
   // The digests of a group's members, one row for each.
   using Rows = std::vector<std::vector<uint64_t>>;
   // Replaces each number by its sum over the group.
-  absl::Status Sum(collective::Communicator& group, device::Stream& stream, absl::Span<double> numbers) const;
+  absl::Status Sum(collective::Communicator& group, device::Stream& stream,
+                   absl::Span<double> numbers) const;
   absl::StatusOr<Rows> Exchange(collective::Communicator& group, device::Stream& stream,
                                 absl::Span<const uint64_t> mine) const;
   // Members that differ, by a digest of all of `digests`.
-  absl::StatusOr<std::vector<int>> CompareGroup(collective::Communicator& group, device::Stream& stream,
+  absl::StatusOr<std::vector<int>> CompareGroup(collective::Communicator& group,
+                                                device::Stream& stream,
                                                 absl::Span<const uint64_t> digests) const;
   absl::StatusOr<ReplicaVerdict> Locate(device::Stream& stream, absl::Span<const uint64_t> digests,
                                         const std::vector<int>& odd_of_data,

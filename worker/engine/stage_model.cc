@@ -186,7 +186,8 @@ kernels::Values StageModel::SumProduct(
     stream_.Record(*overlapped_->product_done);
     overlapped_->stream->Wait(*overlapped_->product_done);
     tensor_group_.AllReduceSum(*overlapped_->stream, partial + piece.first * shape_.hidden,
-                               piece.count * shape_.hidden, collective::SumOrder::kRanks, tensor_scratch_);
+                               piece.count * shape_.hidden, collective::SumOrder::kRanks,
+                               tensor_scratch_);
   }
   const progress::Whereabouts::Join join(*overlapped_->where, tensor_group_.group());
   stream_.Join(*overlapped_->stream);

@@ -380,7 +380,8 @@ void Engine::SumOverSequenceParts() {
   for (const plan::StageTensor& entry : tensors_.tensors) {
     if (entry.tensor.shard != plan::Shard::kWhole) continue;
     communicators_.tensor->AllReduceSum(*compute_, lanes_.result() + entry.gradient_offset,
-                                        entry.elements, collective::SumOrder::kRanks, tensor_scratch_);
+                                        entry.elements, collective::SumOrder::kRanks,
+                                        tensor_scratch_);
   }
 }
 
@@ -503,7 +504,8 @@ absl::StatusOr<StepResult> Engine::Step(int64_t step, double signal) {
   where_.BeginStep(step);
   where_.phases().Start();
   where_.BeginAction(progress::Phase::kData, "samples");
-  ReadSamples([&](int64_t sequence, data::Sample* out) { source_.TrainingSample(step, sequence, out); });
+  ReadSamples(
+      [&](int64_t sequence, data::Sample* out) { source_.TrainingSample(step, sequence, out); });
   TERCIO_RETURN_IF_ERROR(CountPredictions());
   SetZero(exchange_.begin(), exchange_.SumsEnd());
   signal_ = signal;
@@ -763,7 +765,7 @@ absl::StatusOr<std::unique_ptr<TrainingEngine>> TrainingEngine::Create(
   TERCIO_ASSIGN_OR_RETURN(Arena arena, Arena::Allocate(plan.stage().memory(), device));
   if (options.fill_pattern) TERCIO_RETURN_IF_ERROR(arena.FillWithPattern(device));
   const device::Workspace workspace = {arena.Get<std::byte>("workspace.device"),
-                               arena.Bytes("workspace.device")};
+                                       arena.Bytes("workspace.device")};
   TERCIO_ASSIGN_OR_RETURN(auto compute,
                           device.CreateStream(device::Device::StreamKind::kCompute, workspace));
   TERCIO_ASSIGN_OR_RETURN(auto communication,

@@ -34,7 +34,8 @@ absl::StatusOr<std::unique_ptr<EncoderModel>> EncoderModel::Load(
   return std::unique_ptr<EncoderModel>(new EncoderModel(std::move(model)));
 }
 
-absl::StatusOr<engine::MicroBatch> EncoderModel::Forward(const data::Sample& sample, int32_t predicted) {
+absl::StatusOr<engine::MicroBatch> EncoderModel::Forward(const data::Sample& sample,
+                                                         int32_t predicted) {
   TERCIO_CHECK_EQ(static_cast<int64_t>(sample.inputs.size()), model_->shape().tokens);
   TERCIO_RETURN_IF_ERROR(CheckRange(sample.inputs, spec().vocab_size(), "token id"));
   TERCIO_RETURN_IF_ERROR(CheckRange(sample.types, spec().token_types(), "token type"));
@@ -59,7 +60,8 @@ absl::StatusOr<absl::Span<const float>> EncoderModel::ClassLogits(const data::Sa
 
 absl::StatusOr<absl::Span<const float>> EncoderModel::TokenLogits(const data::Sample& sample,
                                                                   int64_t position) {
-  TERCIO_ASSIGN_OR_RETURN(const engine::MicroBatch batch, Forward(sample, static_cast<int32_t>(position)));
+  TERCIO_ASSIGN_OR_RETURN(const engine::MicroBatch batch,
+                          Forward(sample, static_cast<int32_t>(position)));
   return absl::MakeConstSpan(model_->stage().TokenLogits(batch).floats(),
                              static_cast<size_t>(spec().vocab_size()));
 }

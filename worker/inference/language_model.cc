@@ -154,7 +154,8 @@ absl::Status LoadedModel::Generate(std::vector<int32_t> prompt, const GenerateOp
   return absl::OkStatus();
 }
 
-double LoadedModel::LossOf(const engine::MicroBatch& batch, int64_t row, int32_t target, bool* likeliest) {
+double LoadedModel::LossOf(const engine::MicroBatch& batch, int64_t row, int32_t target,
+                           bool* likeliest) {
   const auto logits = absl::MakeConstSpan(stage().Logits(batch, row, 1).floats(),
                                           static_cast<size_t>(vocab_size()));
   *likeliest = std::max_element(logits.begin(), logits.end()) - logits.begin() == target;

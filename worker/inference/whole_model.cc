@@ -31,8 +31,8 @@ v1::JobSpec SingleSequenceJob(const v1::ModelSpec& model) {
 // The checkpoint's own tokenizer, or that of a Hugging Face directory, or the one that was imported
 // with it; none if the model was trained on token files. An unsupported one is logged and ignored:
 // a prompt of ids needs none.
-absl::StatusOr<std::optional<tokenizer::Tokenizer>> TokenizerOf(const checkpoint::WeightSource& source,
-                                                           const std::string& directory) {
+absl::StatusOr<std::optional<tokenizer::Tokenizer>> TokenizerOf(
+    const checkpoint::WeightSource& source, const std::string& directory) {
   const absl::StatusOr<std::string> json = source.TokenizerJson();
   if (json.ok()) {
     TERCIO_ASSIGN_OR_RETURN(tokenizer::Tokenizer tokenizer, tokenizer::Tokenizer::FromJson(*json));
@@ -87,8 +87,8 @@ WholeModel::WholeModel(const v1::JobSpec& spec, const v1::RankPlan& plan,
     : spec_(spec),
       device_(std::move(device)),
       stream_(*device_->CreateStream(device::Device::StreamKind::kCompute)),
-      group_(collective::CreateCommunicator({"self", absl::Seconds(1)},
-                                std::move(collective::CreateThreadTransports(1).front()))),
+      group_(collective::CreateCommunicator(
+          {"self", absl::Seconds(1)}, std::move(collective::CreateThreadTransports(1).front()))),
       arena_(std::move(arena)),
       shape_(plan::ShapeOfStage(spec, plan.layout(), 0)),
       tensors_(plan::TensorsOfStage(spec.model(), plan.layout(), 0)),
@@ -114,7 +114,8 @@ absl::StatusOr<std::unique_ptr<WholeModel>> WholeModel::Load(
                           plan::BuildPlan(spec, layout, {{"here", 0}}, threads));
   std::unique_ptr<device::Device> device = device::CreateCpuDevice(threads);
   // Gradients and moments are part of the table, but pages that are never touched take no memory.
-  TERCIO_ASSIGN_OR_RETURN(engine::Arena arena, engine::Arena::Allocate(plan.stages(0).memory(), *device));
+  TERCIO_ASSIGN_OR_RETURN(engine::Arena arena,
+                          engine::Arena::Allocate(plan.stages(0).memory(), *device));
   std::unique_ptr<WholeModel> model(new WholeModel(spec, plan::SliceForRank(plan, 0),
                                                    std::move(device), std::move(arena),
                                                    std::move(tokenizer)));

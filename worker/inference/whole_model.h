@@ -25,9 +25,9 @@ class WholeModel {
   // keeps it. A given `tokenizer` is used instead of the directory's, which is not read then.
   // NOT_FOUND | DATA_LOSS | INVALID_ARGUMENT from the directory; INVALID_ARGUMENT for a
   // longer context.
-  static absl::StatusOr<std::unique_ptr<WholeModel>> Load(const std::string& directory, int threads,
-                                                          int64_t context,
-                                                          std::optional<tokenizer::Tokenizer> tokenizer);
+  static absl::StatusOr<std::unique_ptr<WholeModel>> Load(
+      const std::string& directory, int threads, int64_t context,
+      std::optional<tokenizer::Tokenizer> tokenizer);
 
   const v1::ModelSpec& spec() const { return spec_.model(); }
   const plan::StageShape& shape() const { return shape_; }
@@ -39,8 +39,9 @@ class WholeModel {
   engine::Arena& arena() { return arena_; }
 
  private:
-  WholeModel(const v1::JobSpec& spec, const v1::RankPlan& plan, std::unique_ptr<device::Device> device,
-             engine::Arena arena, std::optional<tokenizer::Tokenizer> tokenizer);
+  WholeModel(const v1::JobSpec& spec, const v1::RankPlan& plan,
+             std::unique_ptr<device::Device> device, engine::Arena arena,
+             std::optional<tokenizer::Tokenizer> tokenizer);
 
   v1::JobSpec spec_;
   std::unique_ptr<device::Device> device_;

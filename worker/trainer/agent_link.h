@@ -85,7 +85,7 @@ class AgentLink : public collective::RendezvousStore {
   ConditionVariable changed_;
   Outbox outbox_ TERCIO_GUARDED_BY(mutex_);
   progress::RecordFile untold_ TERCIO_GUARDED_BY(mutex_);  // open while the agent is away
-  uint64_t sent_ TERCIO_GUARDED_BY(mutex_) = 0;  // on the present connection
+  uint64_t sent_ TERCIO_GUARDED_BY(mutex_) = 0;            // on the present connection
   // Replaced only by the thread that reads, under the mutex; that thread reads it without the
   // mutex.
   std::shared_ptr<Connection> connection_;

@@ -28,14 +28,15 @@ class Backend {
   // This rank's part of a process group, for memory of its device; all ranks of the job join their
   // groups in the order of their plans. Waits for the others: DEADLINE_EXCEEDED | UNAVAILABLE if
   // one does not join. `rendezvous` is used during the call only; after OpenDevice.
-  virtual absl::StatusOr<std::unique_ptr<collective::Communicator>> JoinGroup(const v1::ProcessGroup& group,
-                                                                  collective::CommunicatorOptions options,
-                                                                  collective::RendezvousStore& rendezvous) = 0;
+  virtual absl::StatusOr<std::unique_ptr<collective::Communicator>> JoinGroup(
+      const v1::ProcessGroup& group, collective::CommunicatorOptions options,
+      collective::RendezvousStore& rendezvous) = 0;
 
   // Chooses the algorithms with which this rank multiplies matrices, before its first step: those
   // of the plan; for shapes that it lacks, one rank of the stage chooses and shares its choice with
   // the others. Returns the choices of this rank, for the plan. After OpenDevice.
-  virtual absl::StatusOr<v1::ProductTable> ChooseProducts(collective::RendezvousStore& rendezvous) = 0;
+  virtual absl::StatusOr<v1::ProductTable> ChooseProducts(
+      collective::RendezvousStore& rendezvous) = 0;
 };
 
 // The assignment must outlive it.

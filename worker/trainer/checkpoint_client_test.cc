@@ -138,8 +138,8 @@ class CheckpointClientTest : public ::testing::Test {
   static absl::Status LoadFrom(std::shared_ptr<StateSource> source, FakeEngine& engine) {
     const auto device = device::CreateCpuDevice(1);
     const auto stream = *device->CreateStream(device::Device::StreamKind::kCompute);
-    const auto data =
-        collective::CreateCommunicator({"data", absl::Seconds(20)}, std::move(collective::CreateThreadTransports(1)[0]));
+    const auto data = collective::CreateCommunicator(
+        {"data", absl::Seconds(20)}, std::move(collective::CreateThreadTransports(1)[0]));
     return LoadState(
         std::move(source), {*data, *device, *stream}, [](int64_t, int64_t) {}, engine);
   }
@@ -370,8 +370,8 @@ TEST_F(CheckpointClientTest, LoadsEverySliceTheEngineNeeds) {
 }
 
 TEST_F(CheckpointClientTest, OnlyTheStateOfGuardAndScalesMayBeMissing) {
-  for (const std::string& missing :
-       {std::string(engine::kGuardTensor), std::string(engine::kSpikeTensor), engine::Fp8Tensor(3)}) {
+  for (const std::string& missing : {std::string(engine::kGuardTensor),
+                                     std::string(engine::kSpikeTensor), engine::Fp8Tensor(3)}) {
     FakeEngine engine;
     engine.slices = {Rows("a", 10, 14), Rows(missing, 0, 5)};
     service_.lacks = missing;

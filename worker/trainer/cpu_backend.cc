@@ -18,9 +18,9 @@ class CpuBackend : public Backend {
     return device::CreateCpuDevice(std::max(1, assignment_.threads()));
   }
 
-  absl::StatusOr<std::unique_ptr<collective::Communicator>> JoinGroup(const v1::ProcessGroup& group,
-                                                          collective::CommunicatorOptions options,
-                                                          collective::RendezvousStore& rendezvous) override {
+  absl::StatusOr<std::unique_ptr<collective::Communicator>> JoinGroup(
+      const v1::ProcessGroup& group, collective::CommunicatorOptions options,
+      collective::RendezvousStore& rendezvous) override {
     return JoinHostGroup(assignment_, group, std::move(options), rendezvous);
   }
 

@@ -43,9 +43,9 @@ class CudaBackend : public Backend {
     return device;
   }
 
-  absl::StatusOr<std::unique_ptr<collective::Communicator>> JoinGroup(const v1::ProcessGroup& group,
-                                                          collective::CommunicatorOptions options,
-                                                          collective::RendezvousStore& rendezvous) override {
+  absl::StatusOr<std::unique_ptr<collective::Communicator>> JoinGroup(
+      const v1::ProcessGroup& group, collective::CommunicatorOptions options,
+      collective::RendezvousStore& rendezvous) override {
     if (assignment_.plan().collectives() == "nccl") {
       if (nccl_ == nullptr) TERCIO_RETURN_IF_ERROR(JoinNccl(rendezvous));
       return nccl_->Group(group.kind() == v1::GROUP_KIND_PIPELINE, std::move(options));
@@ -55,7 +55,8 @@ class CudaBackend : public Backend {
     return collective::CreateHostStagedCommunicator(std::move(over_host));
   }
 
-  absl::StatusOr<v1::ProductTable> ChooseProducts(collective::RendezvousStore& rendezvous) override {
+  absl::StatusOr<v1::ProductTable> ChooseProducts(
+      collective::RendezvousStore& rendezvous) override {
     return tercio::trainer::ChooseProducts(assignment_, *device_, rendezvous, algorithms_.get());
   }
 
@@ -63,8 +64,9 @@ class CudaBackend : public Backend {
   absl::Status JoinNccl(collective::RendezvousStore& rendezvous) {
     UseInterfaceOf(assignment_.data_address());
     TERCIO_ASSIGN_OR_RETURN(
-        nccl_, collective::NcclGroups::Join(assignment_.plan().placement().rank(), assignment_.world_size(),
-                                *device_, rendezvous, kJoinTimeout));
+        nccl_,
+        collective::NcclGroups::Join(assignment_.plan().placement().rank(),
+                                     assignment_.world_size(), *device_, rendezvous, kJoinTimeout));
     return absl::OkStatus();
   }
 

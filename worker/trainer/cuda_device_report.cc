@@ -77,10 +77,12 @@ class Timer {
   // Mean time of several calls, after one that does not count.
   absl::StatusOr<double> Time(cudaStream_t stream, const std::function<absl::Status()>& call) {
     TERCIO_RETURN_IF_ERROR(call());
-    TERCIO_RETURN_IF_ERROR(device::CudaStatus(cudaEventRecord(start_, stream), "recording an event"));
+    TERCIO_RETURN_IF_ERROR(
+        device::CudaStatus(cudaEventRecord(start_, stream), "recording an event"));
     for (int i = 0; i < kRepeats; ++i) TERCIO_RETURN_IF_ERROR(call());
     TERCIO_RETURN_IF_ERROR(device::CudaStatus(cudaEventRecord(end_, stream), "recording an event"));
-    TERCIO_RETURN_IF_ERROR(device::CudaStatus(cudaStreamSynchronize(stream), "running the measurement"));
+    TERCIO_RETURN_IF_ERROR(
+        device::CudaStatus(cudaStreamSynchronize(stream), "running the measurement"));
     float milliseconds = 0;
     TERCIO_RETURN_IF_ERROR(
         device::CudaStatus(cudaEventElapsedTime(&milliseconds, start_, end_), "reading the time"));
@@ -161,12 +163,13 @@ absl::Status MeasureGpu(int gpu, Json* report) {
     const auto most = static_cast<int64_t>(std::min<size_t>(kLargestCopy, free / 4));
     TERCIO_ASSIGN_OR_RETURN(const auto there, device->Allocate(most));
     TERCIO_ASSIGN_OR_RETURN(const auto here, device->AllocateHost(most));
-    TERCIO_ASSIGN_OR_RETURN(const auto stream, device->CreateStream(device::Device::StreamKind::kCompute));
+    TERCIO_ASSIGN_OR_RETURN(const auto stream,
+                            device->CreateStream(device::Device::StreamKind::kCompute));
     const auto measure = [&](const char* name, void* to, const void* from, cudaMemcpyKind kind) {
       const absl::StatusOr<double> rate =
           MeasureCopy(device::HandleOf(*stream), most, [&](int64_t bytes, cudaStream_t handle) {
-            return device::CudaStatus(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), kind, handle),
-                              "copying");
+            return device::CudaStatus(
+                cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), kind, handle), "copying");
           });
       if (rate.ok()) (*report)[name] = *rate;
       return rate.status();
@@ -186,8 +189,9 @@ absl::Status MeasureGpu(int gpu, Json* report) {
 // A trial that fails shows a fault of the memory plan, not of the GPU.
 absl::Status TryMemory(int gpu, Json* report) {
   TERCIO_ASSIGN_OR_RETURN(const auto device, device::CreateCudaDevice(gpu));
-  TERCIO_ASSIGN_OR_RETURN((*report)["memory_plan"],
-                          TryMemoryPlan(*device, TrialJob("cuda"), collective::CreateHostStagedCommunicator));
+  TERCIO_ASSIGN_OR_RETURN(
+      (*report)["memory_plan"],
+      TryMemoryPlan(*device, TrialJob("cuda"), collective::CreateHostStagedCommunicator));
   return absl::OkStatus();
 }
 
@@ -200,7 +204,8 @@ absl::Status MeasurePeers(int from, int to, Json* report) {
   TERCIO_ASSIGN_OR_RETURN(const auto there, target->Allocate(kLargestCopy));
   TERCIO_ASSIGN_OR_RETURN(const auto source, device::CreateCudaDevice(from));
   TERCIO_ASSIGN_OR_RETURN(const auto here, source->Allocate(kLargestCopy));
-  TERCIO_ASSIGN_OR_RETURN(const auto stream, source->CreateStream(device::Device::StreamKind::kCompute));
+  TERCIO_ASSIGN_OR_RETURN(const auto stream,
+                          source->CreateStream(device::Device::StreamKind::kCompute));
   if (direct != 0) {
     const cudaError_t enabled = cudaDeviceEnablePeerAccess(to, 0);
     if (enabled != cudaErrorPeerAccessAlreadyEnabled) {
@@ -212,8 +217,8 @@ absl::Status MeasurePeers(int from, int to, Json* report) {
       (*report)["bytes_per_second"],
       MeasureCopy(device::HandleOf(*stream), kLargestCopy, [&](int64_t bytes, cudaStream_t handle) {
         return device::CudaStatus(cudaMemcpyPeerAsync(there->data(), to, here->data(), from,
-                                              static_cast<size_t>(bytes), handle),
-                          "copying between GPUs");
+                                                      static_cast<size_t>(bytes), handle),
+                                  "copying between GPUs");
       }));
   return absl::OkStatus();
 }
@@ -235,8 +240,8 @@ std::string ExamineDevices() {
   for (int gpu = 0; gpu < count; ++gpu) {
     Json one = {{"gpu", gpu}};
     cudaDeviceProp properties = {};
-    absl::Status status =
-        device::CudaStatus(cudaGetDeviceProperties(&properties, gpu), "querying the GPU's properties");
+    absl::Status status = device::CudaStatus(cudaGetDeviceProperties(&properties, gpu),
+                                             "querying the GPU's properties");
     if (status.ok()) {
       one["name"] = properties.name;
       one["compute_capability"] = absl::StrCat(properties.major, ".", properties.minor);

@@ -14,18 +14,17 @@ constexpr absl::Duration kConnectTimeout = absl::Minutes(2);
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<collective::Communicator>> JoinHostGroup(const v1::TrainerAssignment& assignment,
-                                                            const v1::ProcessGroup& group,
-                                                            collective::CommunicatorOptions options,
-                                                            collective::RendezvousStore& rendezvous) {
+absl::StatusOr<std::unique_ptr<collective::Communicator>> JoinHostGroup(
+    const v1::TrainerAssignment& assignment, const v1::ProcessGroup& group,
+    collective::CommunicatorOptions options, collective::RendezvousStore& rendezvous) {
   const int index = plan::IndexInGroup(group, assignment.plan().placement().rank());
   std::unique_ptr<collective::Transport> transport;
   if (group.size() == 1) {
     transport = std::move(collective::CreateThreadTransports(1).front());
   } else {
-    TERCIO_ASSIGN_OR_RETURN(transport,
-                            collective::CreateGlooTransport(index, group.size(), group.name(), rendezvous,
-                                                assignment.data_address(), kConnectTimeout));
+    TERCIO_ASSIGN_OR_RETURN(
+        transport, collective::CreateGlooTransport(index, group.size(), group.name(), rendezvous,
+                                                   assignment.data_address(), kConnectTimeout));
   }
   return collective::CreateCommunicator(std::move(options), std::move(transport));
 }

@@ -12,9 +12,8 @@
 namespace tercio::trainer {
 
 // Like JoinGroup (backend.h).
-absl::StatusOr<std::unique_ptr<collective::Communicator>> JoinHostGroup(const v1::TrainerAssignment& assignment,
-                                                            const v1::ProcessGroup& group,
-                                                            collective::CommunicatorOptions options,
-                                                            collective::RendezvousStore& rendezvous);
+absl::StatusOr<std::unique_ptr<collective::Communicator>> JoinHostGroup(
+    const v1::TrainerAssignment& assignment, const v1::ProcessGroup& group,
+    collective::CommunicatorOptions options, collective::RendezvousStore& rendezvous);
 
 }  // namespace tercio::trainer

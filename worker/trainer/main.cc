@@ -95,7 +95,8 @@ void AskForBatchScheduling() {
 
 // Opens the page that the agent can read, and query, even while this process is silent. Training
 // does not need it.
-std::unique_ptr<progress::ProgressPage> OpenProgress(const Arguments& arguments, const char* program) {
+std::unique_ptr<progress::ProgressPage> OpenProgress(const Arguments& arguments,
+                                                     const char* program) {
   if (arguments.progress.empty()) return nullptr;
   auto page = progress::ProgressPage::Create(arguments.progress);
   absl::Status status = page.status();
@@ -174,9 +175,9 @@ int main(int argc, char** argv) {
   tercio::InitLogging("trainer");
   const std::string question = argc == 2 ? argv[1] : "";
   if (question == "--version" || question == "--doctor") {
-    std::printf(
-        "%s\n",
-        (question == "--version" ? tercio::DescribeProgram() : tercio::trainer::ExamineDevices()).c_str());
+    std::printf("%s\n", (question == "--version" ? tercio::DescribeProgram()
+                                                 : tercio::trainer::ExamineDevices())
+                            .c_str());
     return tercio::kFinished;
   }
   if (question == "--prepare") return tercio::trainer::ServePreparation();

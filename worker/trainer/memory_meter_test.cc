@@ -20,7 +20,8 @@ class MeteredDevice : public device::Device {
   }
   absl::StatusOr<int64_t> BytesInUse() override { return in_use; }
   using device::Device::CreateStream;
-  absl::StatusOr<std::unique_ptr<device::Stream>> CreateStream(StreamKind, device::Workspace) override {
+  absl::StatusOr<std::unique_ptr<device::Stream>> CreateStream(StreamKind,
+                                                               device::Workspace) override {
     return absl::UnimplementedError("");
   }
   absl::StatusOr<std::unique_ptr<device::Event>> CreateEvent() override {

@@ -47,7 +47,8 @@ absl::Status Train(engine::TrainingEngine& engine) {
   return engine.Snapshot().status();
 }
 
-nlohmann::json Report(std::vector<engine::BufferUse> buffers, int64_t outside, int64_t most_outside) {
+nlohmann::json Report(std::vector<engine::BufferUse> buffers, int64_t outside,
+                      int64_t most_outside) {
   std::erase_if(buffers, [](const engine::BufferUse& use) { return use.name == kLibraryBudget; });
   int64_t planned = 0;
   int64_t touched = 0;
@@ -97,20 +98,21 @@ v1::JobSpec TrialJob(const std::string& kind) {
 
 absl::StatusOr<nlohmann::json> TryMemoryPlan(
     device::Device& device, const v1::JobSpec& job,
-    const std::function<std::unique_ptr<collective::Communicator>(std::unique_ptr<collective::Communicator>)>& adapt) {
+    const std::function<std::unique_ptr<collective::Communicator>(
+        std::unique_ptr<collective::Communicator>)>& adapt) {
   MemoryMeter meter(device);
   TERCIO_ASSIGN_OR_RETURN(const v1::Layout layout, plan::LayoutOfJob(job));
   TERCIO_ASSIGN_OR_RETURN(const v1::Plan whole,
                           plan::BuildPlan(job, layout, {{"here", 0}}, kThreads));
   const v1::RankPlan plan = plan::SliceForRank(whole, 0);
-  auto self =
-      collective::CreateCommunicator({"self", absl::Seconds(60)}, std::move(collective::CreateThreadTransports(1).front()));
+  auto self = collective::CreateCommunicator(
+      {"self", absl::Seconds(60)}, std::move(collective::CreateThreadTransports(1).front()));
   if (adapt) self = adapt(std::move(self));
   TrialSource source(job.model());
-  TERCIO_ASSIGN_OR_RETURN(
-      const auto engine,
-      engine::TrainingEngine::Create(job, plan, device, {self.get(), self.get(), self.get(), self.get()},
-                             source, {.fill_pattern = true}));
+  TERCIO_ASSIGN_OR_RETURN(const auto engine,
+                          engine::TrainingEngine::Create(
+                              job, plan, device, {self.get(), self.get(), self.get(), self.get()},
+                              source, {.fill_pattern = true}));
   TERCIO_RETURN_IF_ERROR(Train(*engine));
   meter.MeasureAll(*engine);
   TERCIO_ASSIGN_OR_RETURN(std::vector<engine::BufferUse> buffers, engine->HighWaterMarks());

@@ -27,6 +27,7 @@ v1::JobSpec TrialJob(const std::string& kind);
 // GPU's libraries ("workspace.device") is a budget and not in "unused".
 absl::StatusOr<nlohmann::json> TryMemoryPlan(
     device::Device& device, const v1::JobSpec& job,
-    const std::function<std::unique_ptr<collective::Communicator>(std::unique_ptr<collective::Communicator>)>& adapt);
+    const std::function<std::unique_ptr<collective::Communicator>(
+        std::unique_ptr<collective::Communicator>)>& adapt);
 
 }  // namespace tercio::trainer

@@ -34,8 +34,8 @@ std::vector<ProductShape> Missing(const std::vector<ProductShape>& shapes,
 }
 
 // Times the shapes and adds the best to the algorithms.
-absl::Status Time(const std::vector<ProductShape>& shapes, int64_t workspace_bytes, device::Device& device,
-                  ProductAlgorithms* algorithms) {
+absl::Status Time(const std::vector<ProductShape>& shapes, int64_t workspace_bytes,
+                  device::Device& device, ProductAlgorithms* algorithms) {
   auto operands = device.Allocate(kernels::cuda::BytesForTiming(shapes));
   auto workspace = device.Allocate(workspace_bytes);
   if (!operands.ok() || !workspace.ok()) {
@@ -44,7 +44,8 @@ absl::Status Time(const std::vector<ProductShape>& shapes, int64_t workspace_byt
                      std::string((operands.ok() ? workspace : operands).status().message())));
     return absl::OkStatus();
   }
-  TERCIO_ASSIGN_OR_RETURN(const auto stream, device.CreateStream(device::Device::StreamKind::kCompute));
+  TERCIO_ASSIGN_OR_RETURN(const auto stream,
+                          device.CreateStream(device::Device::StreamKind::kCompute));
   kernels::cuda::OperationErrors errors;
   kernels::cuda::TimeProducts(shapes, {(*operands)->data(), (*workspace)->data(), workspace_bytes},
                               device::HandleOf(*stream), algorithms, &errors);
@@ -56,7 +57,8 @@ absl::Status Time(const std::vector<ProductShape>& shapes, int64_t workspace_byt
 }  // namespace
 
 absl::StatusOr<v1::ProductTable> ChooseProducts(const v1::TrainerAssignment& assignment,
-                                                device::Device& device, collective::RendezvousStore& rendezvous,
+                                                device::Device& device,
+                                                collective::RendezvousStore& rendezvous,
                                                 ProductAlgorithms* algorithms) {
   const v1::RankPlan& plan = assignment.plan();
   v1::ProductTable chosen;

@@ -16,7 +16,8 @@ namespace tercio::trainer {
 // is in its memory: if there is no room for timing, nothing is chosen, and products use the first
 // of the library's ranking.
 absl::StatusOr<v1::ProductTable> ChooseProducts(const v1::TrainerAssignment& assignment,
-                                                device::Device& device, collective::RendezvousStore& rendezvous,
+                                                device::Device& device,
+                                                collective::RendezvousStore& rendezvous,
                                                 kernels::cuda::ProductAlgorithms* algorithms);
 
 }  // namespace tercio::trainer

@@ -31,7 +31,8 @@ double ProcessorSeconds() {
   return seconds(usage.ru_utime) + seconds(usage.ru_stime);
 }
 
-v1::PhaseSeconds ToPhaseSeconds(const std::array<progress::PhaseClock::Nanoseconds, progress::kPhases>& spent) {
+v1::PhaseSeconds ToPhaseSeconds(
+    const std::array<progress::PhaseClock::Nanoseconds, progress::kPhases>& spent) {
   const auto of = [&](progress::Phase phase) {
     return progress::PhaseClock::Seconds(spent[static_cast<size_t>(phase)]);
   };

@@ -16,11 +16,14 @@ int64_t ResidentBytes();
 // Processor seconds of this process, of all its threads.
 double ProcessorSeconds();
 
-v1::PhaseSeconds ToPhaseSeconds(const std::array<progress::PhaseClock::Nanoseconds, progress::kPhases>& spent);
+v1::PhaseSeconds ToPhaseSeconds(
+    const std::array<progress::PhaseClock::Nanoseconds, progress::kPhases>& spent);
 
 class FiguresKeeper {
  public:
-  FiguresKeeper(int rank, progress::PhaseClock& phases) : phases_(phases) { figures_.set_rank(rank); }
+  FiguresKeeper(int rank, progress::PhaseClock& phases) : phases_(phases) {
+    figures_.set_rank(rank);
+  }
 
   // Called before the first step.
   void Start();

@@ -25,8 +25,9 @@ TEST(FiguresKeeperTest, PhasesSumToTheElapsedTime) {
   progress::PhaseClock phases([] { return fake_now; });
   FiguresKeeper keeper(0, phases);
   keeper.Start();
-  for (const progress::Phase phase : {progress::Phase::kData, progress::Phase::kForward, progress::Phase::kBackward, progress::Phase::kOptimizer,
-                            progress::Phase::kEvaluation, progress::Phase::kCheckpoint}) {
+  for (const progress::Phase phase :
+       {progress::Phase::kData, progress::Phase::kForward, progress::Phase::kBackward,
+        progress::Phase::kOptimizer, progress::Phase::kEvaluation, progress::Phase::kCheckpoint}) {
     phases.Enter(phase);
     fake_now += 1'000'000 * (1 + static_cast<int64_t>(phase));
   }

@@ -207,8 +207,9 @@ class PieceBroadcast {
   }
 
   const LoadGroup& group_;
-  int64_t most_ = 0;                      // elements of a piece
-  std::unique_ptr<device::DeviceMemory> memory_;  // of a header and a piece; null until it is needed
+  int64_t most_ = 0;  // elements of a piece
+  std::unique_ptr<device::DeviceMemory>
+      memory_;  // of a header and a piece; null until it is needed
   std::vector<char> host_;
 };
 

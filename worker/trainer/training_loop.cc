@@ -110,8 +110,8 @@ class TrainingLoop {
   std::function<void()> GiveCopies(int64_t step, const engine::StateSnapshot& snapshot);
   absl::Status WaitForUpload();
   bool EvaluatesAfter(int64_t step) const;
-  void Report(int64_t step, const engine::StepResult& result, double seconds, double validation_loss,
-              bool evaluated);
+  void Report(int64_t step, const engine::StepResult& result, double seconds,
+              double validation_loss, bool evaluated);
   // Model-FLOPs utilisation of the job (Chowdhery et al. 2022, appendix B); 0 if the peak of this
   // rank's device is unknown.
   double Utilisation(double tokens_per_second, bool causal) const;
@@ -187,9 +187,9 @@ absl::StatusOr<TrainingOutcome> TrainingLoop::RunAll() {
   if (!products.empty()) LogInfo(absl::StrCat(precision, " products: ", products));
   engine::EngineOptions options;
   options.initialise_weights = assignment_.resume_step() == 0;
-  TERCIO_ASSIGN_OR_RETURN(engine_,
-                          engine::TrainingEngine::Create(assignment_.spec(), assignment_.plan(), *device_,
-                                                 communicators_, *source_, options));
+  TERCIO_ASSIGN_OR_RETURN(
+      engine_, engine::TrainingEngine::Create(assignment_.spec(), assignment_.plan(), *device_,
+                                              communicators_, *source_, options));
   TERCIO_ASSIGN_OR_RETURN(channel_,
                           OpenChannel(assignment_.checkpoint_address(), TlsFromEnvironment()));
   OwnParts own_parts;
@@ -239,8 +239,8 @@ absl::Status TrainingLoop::LoadState() {
 
 absl::Status TrainingLoop::LoadFrom(const std::shared_ptr<StateSource>& source) {
   const absl::Time begin = SteadyNow();
-  TERCIO_RETURN_IF_ERROR(tercio::trainer::LoadState(source, {*communicators_.data, *device_, *stream_},
-                                           LoadedToPage(), *engine_));
+  TERCIO_RETURN_IF_ERROR(tercio::trainer::LoadState(
+      source, {*communicators_.data, *device_, *stream_}, LoadedToPage(), *engine_));
   LogInfo(absl::StrFormat("the state is loaded: this rank read %d bytes in %.3f s",
                           source->bytes_read(), absl::ToDoubleSeconds(SteadyNow() - begin)));
   return absl::OkStatus();
@@ -417,7 +417,8 @@ absl::Status TrainingLoop::AwaitAllRanks() {
 }
 
 // The uploading thread first sends copies to the memory of agents, which need no coordinator.
-std::function<void()> TrainingLoop::GiveCopies(int64_t step, const engine::StateSnapshot& snapshot) {
+std::function<void()> TrainingLoop::GiveCopies(int64_t step,
+                                               const engine::StateSnapshot& snapshot) {
   if (snapshot.needed.empty()) return {};
   return [this, step, values = snapshot.needed,
           steps = std::vector<v1::StepRecord>(unsaved_steps_.begin(), unsaved_steps_.end())] {
@@ -618,7 +619,8 @@ void TrainingLoop::ReportLastFigures() {
 }  // namespace
 
 absl::StatusOr<TrainingOutcome> RunTraining(AgentLink& link, const CheckpointIdentity& identity,
-                                            progress::ProgressPage* page, v1::TrainerFailure* failure) {
+                                            progress::ProgressPage* page,
+                                            v1::TrainerFailure* failure) {
   auto loop = std::make_unique<TrainingLoop>(link, identity, page, failure);
   absl::StatusOr<TrainingOutcome> outcome = loop->Run();
   // The process ends soon, without waiting for that thread.

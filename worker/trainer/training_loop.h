@@ -16,6 +16,7 @@ enum class TrainingOutcome { kFinished, kStoppedAfterSave };
 // run is to go back. Its message is left to the caller. Threads that hang in a file system are
 // abandoned: the caller ends the process by _exit.
 absl::StatusOr<TrainingOutcome> RunTraining(AgentLink& link, const CheckpointIdentity& identity,
-                                            progress::ProgressPage* page, v1::TrainerFailure* failure);
+                                            progress::ProgressPage* page,
+                                            v1::TrainerFailure* failure);
 
 }  // namespace tercio::trainer

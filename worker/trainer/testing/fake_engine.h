@@ -30,7 +30,9 @@ class FakeEngine : public engine::TrainingEngine {
   absl::StatusOr<double> Evaluate() override { return 0.0; }
   void SetTracing(bool) override {}
   std::vector<engine::TraceEvent> TakeTrace() override { return {}; }
-  absl::StatusOr<engine::ReplicaVerdict> CheckReplicas() override { return engine::ReplicaVerdict(); }
+  absl::StatusOr<engine::ReplicaVerdict> CheckReplicas() override {
+    return engine::ReplicaVerdict();
+  }
   void FlipBit() override {}
   const std::vector<v1::TensorSlice>& SavedSlices() const override { return slices; }
   absl::StatusOr<engine::StateSnapshot> Snapshot() override { return engine::StateSnapshot(); }
