@@ -402,6 +402,16 @@ def check_documents(root, sources):
     return faults
 
 
+def check_document_members(sources):
+    """Every member that a document names (`Class::Member`) is a name of the sources."""
+    named = [(path, number, match.groups()) for path, lines in sources.items() if path.endswith(".md")
+             for number, line in enumerate(lines, 1) for match in re.finditer(r"`([A-Z]\w+)::(\w+)", line)]
+    known = {word for path, lines in sources.items() if is_cpp(path) or path.endswith(".proto") for line in lines
+             for word in re.findall(r"[A-Za-z_]\w+", line)} if named else set()
+    return [f"{path}:{number}: {'::'.join(names)}: {name} is not in the sources"
+            for path, number, names in named for name in names if name not in known]
+
+
 def comments_of(path, lines):
     """(number, text) of the comments in a source; the texts in front of a Python module, class or function are some, too."""
     pattern = next((pattern for endings, pattern in COMMENT_TEXTS if path.endswith(endings)), None)
@@ -459,6 +469,7 @@ def main():
         "clocks": check_clocks(sources),
         "mutexes": check_mutexes(sources),
         "documents": check_documents(root, sources),
+        "members that documents name": check_document_members(sources),
         "files that comments name": check_named_files(root, sources),
     }
     for name, faults in checks.items():

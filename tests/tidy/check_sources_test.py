@@ -74,6 +74,13 @@ class CheckSourcesTest(unittest.TestCase):
                 self.assertEqual(check_sources.check_mutexes({path: [line]}), [])
         self.assertEqual(check_sources.check_mutexes({"worker/agent/a.cc": ["  Mutex mutex_;", "MutexLock lock(mutex_);"]}), [])
 
+    def test_members_that_documents_name_exist(self):
+        sources = {"plan/a.h": ["class Plan { void Make(); };"], "A.md": ["`Plan::Make` and `Plan::Make(int)`, also plan::Bake"]}
+        self.assertEqual(check_sources.check_document_members(sources), [])
+        sources["A.md"] = ["then `Plan::Bake`", "and `Planner::Make`"]
+        self.assertEqual(check_sources.check_document_members(sources), ["A.md:1: Plan::Bake: Bake is not in the sources",
+                                                                        "A.md:2: Planner::Make: Planner is not in the sources"])
+
     def test_namespaces_follow_folders(self):
         for path, namespace in (("worker/engine/a.h", "tercio::engine"), ("kernels/cuda/a.h", "tercio::kernels::cuda"), ("kernels/cpu/a.cc", "tercio::kernels"),
                                 ("plan/planner/a.h", "tercio::plan"), ("common/gpus/a.h", "tercio::nvml"), ("tests/parity/a.h", "tercio::testing")):
