@@ -126,7 +126,7 @@ class NoSilentBeginning(TercioTest):
         with open(os.path.join(self.newest(), "manifest.json"), "w", encoding="utf-8") as file:
             json.dump(manifest, file)
         verify = self.start("checkpoint", "verify", self.job, "--step", "60", "--coordinator", ready["coordinator"])
-        wait_for(lambda: processes("--verify-checkpoint"), "the verification")
+        wait_for(lambda: processes(f"--verify-checkpoint {self.state}"), "the verification")
         os.truncate(part, 1 << 20)
         out, err = verify.communicate(timeout=60)
         self.assertEqual(verify.returncode, 7, err)
