@@ -62,7 +62,7 @@ void Stepper::OnHeartbeat(const std::string& node, const v1::AgentHeartbeat& hea
       }
       RunHealthState& state = HealthOf(job);
       const bool loads_more = HeardLoading(node, health, &state);
-      state.watchdog.Heard(node, now_, loads_more ? 0 : health.stalled_seconds());
+      state.watchdog.OnHeartbeat(node, now_, loads_more ? 0 : health.stalled_seconds());
       for (const v1::RankFigures& figures : health.figures()) {
         if (figures.rank() < 0 || figures.rank() >= job.placement->ranks()) continue;
         state.figures[figures.rank()] = figures;

@@ -15,7 +15,7 @@ void RunWatchdog::StepEnded(double seconds) {
   if (steps_.size() > kRememberedSteps) steps_.pop_front();
 }
 
-void RunWatchdog::Heard(const std::string& node, double now, double stalled_seconds) {
+void RunWatchdog::OnHeartbeat(const std::string& node, double now, double stalled_seconds) {
   double& latest = progress_.emplace(node, now - stalled_seconds).first->second;
   latest = std::max(latest, now - stalled_seconds);
 }

@@ -34,18 +34,18 @@ TEST(WatchdogTest, AnyProgressCounts) {
   watchdog.StepEnded(1);
   EXPECT_EQ(watchdog.StalledSeconds(1000), 0);
   EXPECT_FALSE(watchdog.ShouldInspect(1000));
-  watchdog.Heard("a", 1000, 25);
+  watchdog.OnHeartbeat("a", 1000, 25);
   EXPECT_EQ(watchdog.StalledSeconds(1000), 25);
-  watchdog.Heard("b", 1001, 3);
+  watchdog.OnHeartbeat("b", 1001, 3);
   EXPECT_EQ(watchdog.StalledSeconds(1002), 4);
-  watchdog.Heard("a", 1020, 45);
-  watchdog.Heard("b", 1020, 22);
+  watchdog.OnHeartbeat("a", 1020, 45);
+  watchdog.OnHeartbeat("b", 1020, 22);
   EXPECT_FALSE(watchdog.ShouldInspect(1025));
   EXPECT_TRUE(watchdog.ShouldInspect(1027));
   // A late heartbeat does not end the suspicion; news does.
-  watchdog.Heard("b", 1029, 100);
+  watchdog.OnHeartbeat("b", 1029, 100);
   EXPECT_EQ(watchdog.StalledSeconds(1029), 31);
-  watchdog.Heard("a", 1030, 0);
+  watchdog.OnHeartbeat("a", 1030, 0);
   EXPECT_FALSE(watchdog.ShouldInspect(1030));
 }
 
