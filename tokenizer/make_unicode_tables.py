@@ -121,7 +121,7 @@ def main():
         "",
         "#include <iterator>",
         "",
-        "namespace tercio::data {",
+        "namespace tercio::tokenizer {",
         "",
         "// clang-format off",
     ]
@@ -132,7 +132,7 @@ def main():
     lines += array("LowercaseRun", "kLowercaseRuns", lowercase_runs())
     lines += array("CombiningRange", "kCombiningRanges", combining_classes())
     lines += array("Decomposition", "kDecompositions", sorted(singles + pairs))
-    lines += ["// clang-format on", "", "}  // namespace tercio::data"]
+    lines += ["// clang-format on", "", "}  // namespace tercio::tokenizer"]
     path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "unicode_tables.cc")
     with open(path, "w", encoding="utf-8") as file:
         file.write("\n".join(lines) + "\n")

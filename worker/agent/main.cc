@@ -405,9 +405,9 @@ absl::Status RunAgent(AgentFlags flags, const Lifecycle& life) {
 
 int main(int argc, char** argv) {
   tercio::HoldStandardStreams();
-  tercio::Lifecycle life;
-  life.stop_signals =
-      tercio::BlockDaemonSignals({tercio::kLeaveTrainers}, {tercio::agent::Departure::kSignal});
+  tercio::agent::Lifecycle life;
+  life.stop_signals = tercio::BlockDaemonSignals({tercio::agent::kLeaveTrainers},
+                                                 {tercio::agent::Departure::kSignal});
   tercio::KeepFreedMemory();
   tercio::RaiseFileLimit();
   tercio::agent::AgentFlags flags;
@@ -422,7 +422,7 @@ int main(int argc, char** argv) {
     return tercio::agent::ParseAgentFlags(argc, argv, fresh, ended);
   };
   const absl::Status status =
-      flags.leave ? tercio::Leave(flags) : tercio::RunAgent(std::move(flags), life);
+      flags.leave ? tercio::agent::Leave(flags) : tercio::agent::RunAgent(std::move(flags), life);
   if (!status.ok()) std::fprintf(stderr, "error: %s\n", std::string(status.message()).c_str());
   if (absl::IsCancelled(status)) return tercio::kExitInterrupted;
   return tercio::ExitCodeOf(status);

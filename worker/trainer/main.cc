@@ -175,29 +175,29 @@ int main(int argc, char** argv) {
   tercio::InitLogging("trainer");
   const std::string question = argc == 2 ? argv[1] : "";
   if (question == "--version" || question == "--doctor") {
-    std::printf("%s\n", (question == "--version" ? tercio::DescribeProgram()
+    std::printf("%s\n", (question == "--version" ? tercio::trainer::DescribeProgram()
                                                  : tercio::trainer::ExamineDevices())
                             .c_str());
-    return tercio::kFinished;
+    return tercio::trainer::kFinished;
   }
   if (question == "--prepare") return tercio::trainer::ServePreparation();
-  tercio::Arguments arguments;
-  if (!tercio::ParseArguments(argc, argv, &arguments)) {
+  tercio::trainer::Arguments arguments;
+  if (!tercio::trainer::ParseArguments(argc, argv, &arguments)) {
     tercio::LogError(
         "usage: tercio-trainer --socket PATH --job ID --attempt N --rank N [--progress PATH] "
         "[--log PATH] [--log-bytes N]; or --version, --doctor, --prepare");
-    return tercio::kUsage;
+    return tercio::trainer::kUsage;
   }
-  tercio::ConfigureLog(arguments);
-  tercio::AskForBatchScheduling();
+  tercio::trainer::ConfigureLog(arguments);
+  tercio::trainer::AskForBatchScheduling();
   std::unique_ptr<tercio::trainer::LogRotation> rotation;
   if (!arguments.log.empty()) {
     rotation = std::make_unique<tercio::trainer::LogRotation>(arguments.log, arguments.log_bytes);
   }
   std::signal(SIGPIPE, SIG_IGN);  // a rank that has gone is reported as an error
-  auto page = tercio::OpenProgress(arguments, argv[0]);
+  auto page = tercio::trainer::OpenProgress(arguments, argv[0]);
   const tercio::progress::ExitNote note = tercio::Run(arguments, page.get());
-  tercio::NoteExit(page.get(), note);
+  tercio::trainer::NoteExit(page.get(), note);
   page.reset();
   rotation.reset();
   std::fflush(nullptr);

@@ -93,7 +93,7 @@ TEST_F(RankInspectorTest, SaysWhereARankIs) {
   EXPECT_EQ(position.waiting().count(), 4096);
   EXPECT_EQ(position.waiting().peer(), 1);
   EXPECT_THAT(position.stack(),
-              AllOf(HasSubstr("tercio::WaitForEverHere()"), HasSubstr("thread ")));
+              AllOf(HasSubstr("tercio::agent::WaitForEverHere()"), HasSubstr("thread ")));
   // Waits for both threads' stacks; the second may still be on its way there.
   std::string stack = position.stack();
   for (int i = 0; i < 1000 && stack.find("WaitFor") == stack.rfind("WaitFor"); ++i) {
