@@ -196,7 +196,7 @@ int main(int argc, char** argv) {
   }
   std::signal(SIGPIPE, SIG_IGN);  // a rank that has gone is reported as an error
   auto page = tercio::trainer::OpenProgress(arguments, argv[0]);
-  const tercio::progress::ExitNote note = tercio::Run(arguments, page.get());
+  const tercio::progress::ExitNote note = tercio::trainer::Run(arguments, page.get());
   tercio::trainer::NoteExit(page.get(), note);
   page.reset();
   rotation.reset();
