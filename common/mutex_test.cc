@@ -18,8 +18,9 @@ struct Counter {
 bool IsFree(Mutex& mutex) {
   bool free = false;
   std::thread other([&] {
-    free = mutex.TryLock();
-    if (free) mutex.Unlock();
+    if (!mutex.TryLock()) return;
+    mutex.Unlock();
+    free = true;
   });
   other.join();
   return free;
@@ -106,10 +107,11 @@ TEST(MutexTest, AWaitThatNothingEndsEndsWithItsTime) {
 TEST(MutexTest, ATimedMutexIsWaitedForNoLonger) {
   TimedMutex mutex;
   TimedMutexLock lock(mutex);
-  bool taken = true;
+  bool taken = false;
   std::thread other([&] {
-    taken = mutex.TryLockFor(std::chrono::milliseconds(1));
-    if (taken) mutex.Unlock();
+    if (!mutex.TryLockFor(std::chrono::milliseconds(1))) return;
+    mutex.Unlock();
+    taken = true;
   });
   other.join();
   EXPECT_FALSE(taken);

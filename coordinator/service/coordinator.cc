@@ -346,9 +346,9 @@ Changes Coordinator::ChangesOf(const std::vector<Effects>& effects, double now) 
       changes.events.push_back(event);
     }
   }
-  // Several events may be decided together: a job may have changed and then been deleted.
-  const auto deleted = [&known = state_.jobs](const std::string& id) {
-    return !known.contains(id);
+  const auto deleted = [this](const std::string& id) TERCIO_REQUIRES(mutex_) {
+    // Several events may be decided together: a job may have changed and then been deleted.
+    return !state_.jobs.contains(id);
   };
   std::erase_if(jobs, deleted);
   std::erase_if(plans, deleted);

@@ -140,11 +140,16 @@ void TrainerProcess::Watch(const std::string& log_path, const OnLines& on_lines,
   ProcessExit result = Reap();
   const bool unknown = result.adopted && result.signal == 0;
   // A kill while the agent was away cannot be told from other kills.
-  if (!result.away && (unknown || (result.signal == SIGKILL && signalled_ != SIGKILL))) {
+  if (!result.away && (unknown || (result.signal == SIGKILL && !SentKill()))) {
     result.out_of_memory = memory.Killed();
   }
   result.last_lines.assign(last.begin(), last.end());
   on_exit(result);
+}
+
+bool TrainerProcess::SentKill() {
+  MutexLock lock(mutex_);
+  return signalled_ == SIGKILL;
 }
 
 ProcessExit TrainerProcess::Reap() {

@@ -85,6 +85,7 @@ class TrainerProcess {
   void Watch(const std::string& log_path, const OnLines& on_lines, const OnExit& on_exit);
   bool HasEnded(int wait_milliseconds) const;
   ProcessExit Reap();
+  bool SentKill();  // as the last signal
 
   const ProcessId id_;
   const bool child_;
