@@ -15,13 +15,13 @@ absl::StatusOr<tercio::tokenizer::Tokenizer> Read(uint8_t form, std::string_view
   static const tercio::fuzz::Scratch scratch;
   switch (form % 4) {
     case 0:
-      return tokenizer::Tokenizer::FromJson(content);
+      return Tokenizer::FromJson(content);
     case 1:
-      return tokenizer::Tokenizer::Load(scratch.Write("tokenizer.json", content));
+      return Tokenizer::Load(scratch.Write("tokenizer.json", content));
     case 2:
-      return tokenizer::Tokenizer::Load(scratch.Write("x.model", content));
+      return Tokenizer::Load(scratch.Write("x.model", content));
     default:
-      return tokenizer::Tokenizer::Load(scratch.Write("vocab.txt", content));
+      return Tokenizer::Load(scratch.Write("vocab.txt", content));
   }
 }
 
@@ -42,7 +42,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   }
   (void)tokenizer->WordContinuations();
   const std::string json = tokenizer->ToJson();
-  const auto again = tokenizer::Tokenizer::FromJson(json);
+  const auto again = Tokenizer::FromJson(json);
   Expect(again.ok(), "the stored form can be read");
   Expect(again->ToJson() == json, "the stored form is the same again");
   return 0;
