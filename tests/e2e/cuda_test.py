@@ -80,7 +80,7 @@ class Cuda(Gpus, TercioTest):
                       "with 80.0 GiB of memory, and may use 78.0 GiB of it", err)
         report = self.json("plan", self.path("job.yaml"), *CUDA, *wide, code=2)
         self.assertIsNone(report["chosen"])
-        self.assertRegex(report["layouts"][0]["rejected"], r"needs \d+\.\d MiB a rank, there are 79872\.0 MiB")
+        self.assertRegex(report["layouts"][0]["rejected"], r"needs \d+\.\d MiB per rank, 79872\.0 MiB are available")
 
     def test_ranks_that_share_a_gpu_talk_over_the_host(self):
         job = self.run_job(self.state, *CUDA, *layout(1, 1, 4))
