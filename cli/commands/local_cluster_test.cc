@@ -67,7 +67,7 @@ TEST(LocalCluster, NoLayoutIsPlannedBeyondTheAssumedMemory) {
     if (!candidate.predicted_valid()) continue;
     ++too_large;
     EXPECT_GT(candidate.predicted().memory_bytes_peak(), here.cluster.memory_bytes);
-    EXPECT_THAT(candidate.rejected(), HasSubstr("MiB a rank, there are 79872.0 MiB"));
+    EXPECT_THAT(candidate.rejected(), HasSubstr("MiB per rank, 79872.0 MiB are available"));
   }
   EXPECT_GT(too_large, 0);
 }

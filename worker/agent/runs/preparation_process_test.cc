@@ -72,7 +72,7 @@ TEST_F(PreparationProcessTest, HasNoSecretsNoRightsAndBounds) {
 TEST_F(PreparationProcessTest, SaysHowItEnded) {
   EXPECT_THAT(Said(Run("kill -SEGV $$")), HasSubstr("crashed: signal 11"));
   EXPECT_THAT(Said(Run("echo sorry >&2; exit 3")),
-              AllOf(HasSubstr("ended with code 3"), HasSubstr("it printed: sorry")));
+              AllOf(HasSubstr("exited with code 3"), HasSubstr("it printed: sorry")));
   const absl::Status memory = Run("exit 5");
   EXPECT_EQ(memory.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(Said(memory), AllOf(HasSubstr("out of memory"), HasSubstr("0.2 GiB (--data-memory")));
