@@ -1,7 +1,7 @@
 """The lock discipline of common/mutex.h, checked by clang while gcc builds.
 
-The aspect visits our C++ targets along their dependencies. For each .cc file that includes common/mutex.h, directly or through a
-header, clang parses the file with -Wthread-safety: nothing is compiled twice. Outcomes are cached like any other action.
+The aspect visits our C++ targets along their dependencies. For each .cc file of a target that depends on //common:mutex itself, clang
+parses the file with -Wthread-safety: nothing is compiled twice. Outcomes are cached like any other action.
 """
 
 load("@system//:clang.bzl", "CLANG_VERSION")
@@ -9,10 +9,9 @@ load("@system//:clang.bzl", "CLANG_VERSION")
 # tests/tidy/thread_safety_test.py checks with the same flags.
 CLANG_FLAGS = ["-std=c++20", "-fsyntax-only", "-Wno-everything", "-Wthread-safety", "-Werror=thread-safety"]
 
-_ThreadSafetyInfo = provider(fields = {
-    "stamps": "one for each source of the target and its dependencies",
-    "has_mutexes": "whether common/mutex.h is among the headers that the target may include",
-})
+_MUTEX = Label("//common:mutex")
+
+_ThreadSafetyInfo = provider(fields = {"stamps": "one for each source of the target and its dependencies"})
 
 # $1: the stamp; $2: the source; the rest: flags.
 _CHECK = """
@@ -65,13 +64,11 @@ def _check(ctx, target):
 
 def _thread_safety_aspect_impl(target, ctx):
     dependencies = [d[_ThreadSafetyInfo] for d in getattr(ctx.rule.attr, "deps", []) if _ThreadSafetyInfo in d]
-    has_mutexes = (target.label.package == "common" and target.label.name == "mutex") or any([d.has_mutexes for d in dependencies])
+    # What is guarded is private: only targets with mutexes of their own can get it wrong.
+    has_mutexes = any([d.label == _MUTEX for d in getattr(ctx.rule.attr, "deps", [])])
     ours = ctx.rule.kind in ("cc_library", "cc_binary") and not target.label.workspace_root
     stamps = _check(ctx, target) if ours and has_mutexes else []
-    return [_ThreadSafetyInfo(
-        stamps = depset(stamps, transitive = [d.stamps for d in dependencies]),
-        has_mutexes = has_mutexes,
-    )]
+    return [_ThreadSafetyInfo(stamps = depset(stamps, transitive = [d.stamps for d in dependencies]))]
 
 _thread_safety_aspect = aspect(
     implementation = _thread_safety_aspect_impl,
