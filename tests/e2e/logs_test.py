@@ -295,7 +295,7 @@ class Watching(ClusterTest):
         rest = terminal.read().split("\x1b[?1049l")
         self.assertEqual(len(rest), 2, "the screen is given back once")
         self.assertIn("\x1b[?25h", rest[0][-40:])
-        self.assertIn("the job goes on", rest[1])
+        self.assertIn("the job continues", rest[1])
         self.assertEqual(termios.tcgetattr(terminal.slave), terminal.before)
         self.assertEqual(self.get(job)["state"], "running")
         # A crash gives it back, too.
