@@ -80,7 +80,8 @@ TEST_F(SearchTest, PassesOverProvenDamageOnly) {
   CheckpointFound found = Search();
   EXPECT_EQ(found.step, 10);
   ASSERT_EQ(found.findings.size(), 1u);
-  EXPECT_THAT(found.findings[0].problem, HasSubstr("is gone"));
+  EXPECT_THAT(found.findings[0].problem,
+              HasSubstr("its directory or the manifest in it is missing"));
   std::filesystem::rename(store_.PathOfJob("job"), directory_.path() + "/away");
   found = Search();
   EXPECT_EQ(found.step, 0);
