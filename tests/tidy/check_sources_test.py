@@ -2,6 +2,7 @@
 
 import os
 import sys
+import tempfile
 import unittest
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
@@ -128,8 +129,14 @@ class CheckSourcesTest(unittest.TestCase):
         self.assertEqual(check_sources.check_words({"docs/a.md": good}), [])
 
     def test_a_comment_names_only_files_that_exist(self):
-        root = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../..")
         there = {"tests/tidy/check_sources.py": [], "plan/lanes.h": [], "proto/tercio/v1/job.proto": []}
+        folder = tempfile.TemporaryDirectory(prefix="tercio-tidy-")
+        self.addCleanup(folder.cleanup)
+        root = folder.name
+        for path in there:
+            os.makedirs(os.path.join(root, os.path.dirname(path)), exist_ok=True)
+            with open(os.path.join(root, path), "w", encoding="utf-8"):
+                pass
         for path, line in (("plan/a.h", "// As plan/absent.h has it."), ("plan/a.cc", "int a;  // see tests/tidy/absent.py"), ("plan/a.cu", "//   plan/absent.cu:"),
                            ("proto/tercio/v1/a.proto", "  int32 a = 1;  // (plan/absent.h)"), ("tests/a.py", "a = 1  # plan/" + "absent.cc"),
                            ("tests/a.py", '"""Checks plan/absent.cc."""'), ("tests/a.sh", "# tests/absent.sh --long"), ("plan/BUILD.bazel", "# plan/absent.bzl")):
