@@ -35,7 +35,7 @@ TEST(Replicas, TheOddOneIsNamed) {
     const auto result = Train(SmallJob(), c.tensor, c.pipeline, c.data, options);
     ASSERT_TRUE(result.ok()) << result.status();
     EXPECT_EQ(result->replicas.odd_rank, c.rank) << result->replicas.text;
-    EXPECT_THAT(result->replicas.text, HasSubstr(absl::StrCat("rank ", c.rank, " are not")));
+    EXPECT_THAT(result->replicas.text, HasSubstr(absl::StrCat("rank ", c.rank, " differ")));
     EXPECT_THAT(result->replicas.text, HasSubstr("("));  // the tensor
   }
 }

@@ -382,7 +382,7 @@ TEST(OnNan, Fp16StopsWhereTheLeastScaleOverflows) {
   EXPECT_EQ(result.status().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(result.status().message()),
               HasSubstr("step 1: the gradient of layers.2.mlp.down.weight is not finite (rank 1) "
-                        "at loss scale 1: the gradients overflow fp16 even at the least"));
+                        "at loss scale 1: the gradients overflow fp16 even at the lowest"));
 }
 
 }  // namespace
