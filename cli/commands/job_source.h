@@ -11,9 +11,9 @@
 
 namespace tercio::cli {
 
-// A name that ends with .jsonl is a file. `everything`: also events, checkpoints, nodes and figures
-// of ranks, which only a coordinator has (INVALID_ARGUMENT for files). The result is in the order
-// of the names, with labels.
+// Reads each job from a coordinator, or from a file if its name ends with .jsonl. `everything` adds
+// events, checkpoints, nodes and per-rank figures, which only a coordinator has (INVALID_ARGUMENT
+// for files). Returns the jobs, labelled, in the order of their names.
 absl::StatusOr<std::vector<report::JobData>> GatherJobs(const Options& options, bool everything);
 
 // The steps in the text of a file of `tercio history -o jsonl`. Errors have the form NAME:LINE:

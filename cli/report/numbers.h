@@ -48,7 +48,7 @@ struct Numbers {
       wait_per_compute;  // waiting / (forward + backward): beside the predicted bubble
   std::optional<int64_t> planned_bytes_most;  // of a rank's arena
   std::optional<int64_t> used_bytes_most;     // of a rank's arena, measured
-  std::optional<int64_t> peak_bytes_most;     // of a rank, including memory outside the arena
+  std::optional<int64_t> peak_bytes_most;     // largest per-rank peak, memory outside the arena too
   std::optional<int64_t> outside_bytes_most;  // outside the arena of a rank: its peak - used
   std::optional<int64_t> peak_bytes_total;    // of all ranks
   std::optional<int64_t> resident_bytes_most;

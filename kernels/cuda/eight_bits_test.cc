@@ -29,8 +29,8 @@ class EightBitsTest : public BothBackendsTest {
     BothBackendsTest::SetUp();
     int major = 0;
     int minor = 0;
-    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0);
-    cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0);
+    ASSERT_EQ(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0), cudaSuccess);
+    ASSERT_EQ(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0), cudaSuccess);
     if (10 * major + minor < 89) GTEST_SKIP() << "the device has no products of 8 bits";
   }
 };
