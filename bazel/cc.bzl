@@ -15,8 +15,40 @@ WARNINGS = [
 # at run time: DT_RPATH counts for these, too, DT_RUNPATH would not. In the build tree there is no such folder.
 _PORTABLE = ["-Wl,--disable-new-dtags", "-Wl,-rpath,$$ORIGIN/../lib"]
 
-def tercio_cc_library(name, copts = [], **kwargs):
-    native.cc_library(name = name, copts = WARNINGS + copts, **kwargs)
+# Types of an anonymous namespace are members of classes that g++ takes for a header's: the unit is one file to it, the #line
+# directives say that it is many.
+_UNIT_COPTS = ["-Wno-subobject-linkage"]
+
+def _unit(name, sources):
+    """One file with the text of `sources`, in which each line keeps its own file and number."""
+    native.genrule(
+        name = name + "_unit",
+        srcs = sources,
+        outs = [name + "_unit.cc"],
+        cmd = "for source in $(SRCS); do echo \"#line 1 \\\"$$source\\\"\"; cat $$source; echo; done > $@",
+        visibility = ["//visibility:private"],
+    )
+    return name + "_unit.cc"
+
+def tercio_cc_library(name, srcs = [], copts = [], one_unit = True, **kwargs):
+    """A library whose .cc files are compiled as one translation unit.
+
+    The headers of gRPC and Protobuf take longer to parse than our code takes to compile; a unit parses them once for all of its
+    sources (docs/decisions/0039-a-library-is-one-translation-unit.md).
+
+    Args:
+      name: of the library.
+      srcs: .cc files and private headers.
+      copts: for the .cc files.
+      one_unit: False where sources cannot share a unit: Highway includes a file into itself once for each target, and kernels of
+        different .cu files may have one name.
+      **kwargs: of the cc_library rule.
+    """
+    sources = [s for s in srcs if s.endswith(".cc")]
+    if one_unit and len(sources) > 1:
+        srcs = [s for s in srcs if not s.endswith(".cc")] + [_unit(name, sources)]
+        copts = _UNIT_COPTS + copts
+    native.cc_library(name = name, srcs = srcs, copts = WARNINGS + copts, **kwargs)
 
 def tercio_cc_binary(name, copts = [], linkopts = [], **kwargs):
     native.cc_binary(name = name, copts = WARNINGS + copts, linkopts = _PORTABLE + linkopts + ["-pthread"], **kwargs)

@@ -116,6 +116,7 @@ def tercio_cuda_library(
     headers = hdrs + [s for s in host_sources if s.endswith(".h") or s.endswith(".cuh")]
     tercio_cc_library(
         name = name + "_emulated",
+        one_unit = False,
         srcs = host_sources + _emulated_sources(name, cu_sources),
         hdrs = hdrs,
         # g++ does not know nvcc's pragmas (unroll).
@@ -140,6 +141,7 @@ def tercio_cuda_library(
         objects = [":" + name + "_nvcc"]
     tercio_cc_library(
         name = name,
+        one_unit = False,
         srcs = host_sources + objects,
         hdrs = hdrs,
         deps = real_deps,

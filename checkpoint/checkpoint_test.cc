@@ -2,6 +2,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <filesystem>
+#include <limits>
 #include <numeric>
 #include <string>
 #include <thread>
@@ -216,6 +217,40 @@ TEST_F(CheckpointTest, SlicesOutsideOfATensorAreRefused) {
   v1::TensorSlice missing = Slice(0, 1, 0, 1);
   missing.set_tensor("v");
   EXPECT_EQ((*reader)->CheckSlice(missing).code(), absl::StatusCode::kNotFound);
+}
+
+// Sizes whose products and sums leave int64 come from a broken or hostile client.
+TEST_F(CheckpointTest, SlicesBeyondAnyFileAreRefused) {
+  const int64_t huge = int64_t{1} << 40;
+  v1::TensorSlice slice = Slice(0, huge, 0, huge);
+  slice.set_shape(0, huge);
+  slice.set_shape(1, huge);
+  google::protobuf::RepeatedPtrField<v1::TensorSlice> slices;
+  *slices.Add() = slice;
+  EXPECT_EQ(RankFileOf(slices).status().code(), absl::StatusCode::kInvalidArgument);
+  slices.Clear();
+  slice.set_row_end(int64_t{1} << 17);
+  *slices.Add() = slice;
+  EXPECT_TRUE(RankFileOf(slices).ok());
+  *slices.Add() = slice;  // each is possible, both are not
+  *slices.Add() = slice;
+  EXPECT_THAT(RankFileOf(slices).status().message(), HasSubstr("2^58"));
+
+  Manifest manifest;
+  ManifestTensor& tensor = manifest.tensors["w"];
+  tensor.dtype = "F32";
+  tensor.shape = {huge, huge};
+  EXPECT_EQ(CheckCoverage(manifest).code(), absl::StatusCode::kDataLoss);
+  tensor.shape = {2, 1};
+  manifest.files["a"].bytes = 8;
+  Piece piece{.file = "a"};
+  piece.row_end = 2;
+  piece.column_end = 1;
+  piece.offset = std::numeric_limits<int64_t>::max() - 4;
+  tensor.pieces.push_back(piece);
+  EXPECT_THAT(CheckCoverage(manifest).message(), HasSubstr("lies outside"));
+  tensor.pieces[0].offset = 0;
+  EXPECT_TRUE(CheckCoverage(manifest).ok());
 }
 
 TEST_F(CheckpointTest, GapsAndOverlapsAreRefused) {

@@ -24,11 +24,18 @@ constexpr char kDigest[] = "digest";
 // that writes it out again.
 constexpr size_t kMostStateBytes = size_t{1} << 20;
 constexpr int kMostStateDepth = 32;
+// A manifest may be anyone's: its sizes are bounded before they are multiplied and added up.
+constexpr int64_t kMostTensorElements = int64_t{1} << 58;
 
 // Rows and columns of the matrix view: a vector is one column.
 int64_t Rows(const ManifestTensor& tensor) { return tensor.shape[0]; }
 int64_t Columns(const ManifestTensor& tensor) {
   return tensor.shape.size() == 2 ? tensor.shape[1] : 1;
+}
+
+bool HasPossibleShape(const ManifestTensor& tensor) {
+  return (tensor.shape.size() == 1 || tensor.shape.size() == 2) && Rows(tensor) > 0 &&
+         Columns(tensor) > 0 && Rows(tensor) <= kMostTensorElements / Columns(tensor);
 }
 
 bool Overlap(const Piece& a, const Piece& b) {
@@ -190,14 +197,18 @@ absl::StatusOr<Manifest> ManifestFromJson(const std::string& text) {
 
 absl::Status CheckCoverage(const Manifest& manifest) {
   for (const auto& [name, tensor] : manifest.tensors) {
-    if (tensor.shape.empty() || tensor.shape.size() > 2 || !Tiles(tensor)) {
+    if (!HasPossibleShape(tensor)) {
+      return absl::DataLossError(
+          absl::StrCat("tensor ", name, " has the shape of no tensor of a model"));
+    }
+    if (!Tiles(tensor)) {
       return absl::DataLossError(
           absl::StrCat("the pieces of tensor ", name, " do not cover it exactly once"));
     }
     for (const Piece& piece : tensor.pieces) {
       const auto file = manifest.files.find(piece.file);
       if (file == manifest.files.end() || piece.offset < 0 ||
-          piece.offset + piece.bytes() > file->second.bytes) {
+          piece.offset > file->second.bytes - piece.bytes()) {
         return absl::DataLossError(
             absl::StrCat("a piece of tensor ", name, " lies outside of file ", piece.file));
       }

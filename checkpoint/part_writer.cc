@@ -19,7 +19,7 @@ std::vector<int64_t> SliceBytes(const RankFile& file) {
   return bytes;
 }
 
-std::string ParentOf(const std::string& path) {
+std::string FolderOf(const std::string& path) {
   return std::filesystem::path(path).parent_path().string();
 }
 
@@ -31,7 +31,7 @@ PartWriter::PartWriter(std::string path, const RankFile& file)
 absl::StatusOr<std::unique_ptr<PartWriter>> PartWriter::Create(std::string path,
                                                                const Slices& slices) {
   TERCIO_ASSIGN_OR_RETURN(const RankFile file, RankFileOf(slices));
-  TERCIO_RETURN_IF_ERROR(MakeDirectories(ParentOf(path)));
+  TERCIO_RETURN_IF_ERROR(MakeDirectories(FolderOf(path)));
   std::unique_ptr<PartWriter> writer(new PartWriter(std::move(path), file));
   TERCIO_ASSIGN_OR_RETURN(
       writer->file_,
@@ -67,7 +67,7 @@ absl::StatusOr<v1::UploadEnd> PartWriter::Close() {
                                             " bytes, but its slices hold ", expected_bytes_));
   }
   TERCIO_RETURN_IF_ERROR(file_->Close());
-  TERCIO_RETURN_IF_ERROR(SyncPath(ParentOf(path_)));
+  TERCIO_RETURN_IF_ERROR(SyncPath(FolderOf(path_)));
   closed_ = true;
   v1::UploadEnd end;
   end.set_bytes(appended_bytes_);

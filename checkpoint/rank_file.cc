@@ -8,6 +8,10 @@
 namespace tercio::checkpoint {
 namespace {
 
+// Slices come from outside: their sizes are bounded before they are multiplied and added up, so
+// that no sum of bytes leaves int64. No disk holds 2^60 bytes.
+constexpr int64_t kMostElements = int64_t{1} << 58;
+
 absl::Status CheckSlice(const v1::TensorSlice& slice) {
   const int64_t columns = slice.shape_size() == 2 ? slice.shape(1) : 1;
   if (slice.shape_size() < 1 || slice.shape_size() > 2 || slice.dtype() != "F32" ||
@@ -24,14 +28,21 @@ absl::Status CheckSlice(const v1::TensorSlice& slice) {
 absl::StatusOr<RankFile> RankFileOf(
     const google::protobuf::RepeatedPtrField<v1::TensorSlice>& slices) {
   RankFile file;
+  int64_t free = kMostElements;
   for (const v1::TensorSlice& slice : slices) {
     TERCIO_RETURN_IF_ERROR(CheckSlice(slice));
+    const int64_t rows = slice.row_end() - slice.row_begin();
+    const int64_t columns = slice.column_end() - slice.column_begin();
+    if (rows > free / columns) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("the slices, up to tensor ", slice.tensor(),
+                       ", have more elements than a file may hold (2^58)"));
+    }
+    free -= rows * columns;
     TensorEntry entry;
     entry.name = slice.tensor();
-    entry.shape.push_back(slice.row_end() - slice.row_begin());
-    if (slice.shape_size() == 2) {
-      entry.shape.push_back(slice.column_end() - slice.column_begin());
-    }
+    entry.shape.push_back(rows);
+    if (slice.shape_size() == 2) entry.shape.push_back(columns);
     file.entries.push_back(std::move(entry));
   }
   file.header = SafetensorsHeader(&file.entries);

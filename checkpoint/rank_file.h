@@ -19,7 +19,8 @@ struct RankFile {
   int64_t data_bytes() const { return entries.empty() ? 0 : entries.back().end; }
 };
 
-// INVALID_ARGUMENT names a slice that is invalid or lies outside its tensor.
+// INVALID_ARGUMENT names a slice that is invalid, lies outside its tensor, or makes the file larger
+// than any file can be.
 absl::StatusOr<RankFile> RankFileOf(
     const google::protobuf::RepeatedPtrField<v1::TensorSlice>& slices);
 

@@ -76,7 +76,7 @@ absl::Status Join(const Manifest& part, Manifest* whole) {
   return absl::OkStatus();
 }
 
-int64_t BytesOf(const Manifest& manifest, size_t manifest_bytes) {
+int64_t StoredBytesOf(const Manifest& manifest, size_t manifest_bytes) {
   int64_t bytes = static_cast<int64_t>(manifest_bytes);
   for (const auto& [name, file] : manifest.files) bytes += file.bytes;
   return bytes;
@@ -215,7 +215,7 @@ absl::StatusOr<Committed> Store::Commit(const CommitRequest& request,
     TERCIO_RETURN_IF_ERROR(
         WriteFileDurably(absl::StrCat(path, "/tokenizer.json"), request.tokenizer_json));
   }
-  return Committed{request.step, request.attempt, path, BytesOf(manifest, json.size()),
+  return Committed{request.step, request.attempt, path, StoredBytesOf(manifest, json.size()),
                    DigestOfManifest(json)};
 }
 
@@ -264,7 +264,7 @@ absl::StatusOr<Committed> Store::Find(const std::string& job, int64_t step) cons
   const absl::StatusOr<Manifest> manifest = ManifestFromJson(text);
   if (!manifest.ok()) return committed;
   committed.attempt = manifest->attempt;
-  committed.bytes = BytesOf(*manifest, text.size());
+  committed.bytes = StoredBytesOf(*manifest, text.size());
   committed.manifest_digest = DigestOfManifest(text);
   return committed;
 }

@@ -104,7 +104,8 @@ std::string OneLine(std::string text) {
   return Printable(text);
 }
 
-void Print(const std::string& word, const std::string& description, const std::string& begun) {
+void PrintCandidate(const std::string& word, const std::string& description,
+                    const std::string& begun) {
   if (!IsPlain(word) || !absl::StartsWith(word, begun)) return;
   std::cout << word << "\t" << OneLine(description) << "\n";
 }
@@ -131,7 +132,7 @@ void PrintNames(NameKind kind, const std::vector<std::string>& words) {
   if (kind == NameKind::kNode) {
     v1::NodesResponse nodes;
     if (!(*client)->stub().Nodes(&context, {}, &nodes).ok()) return;
-    for (const v1::Node& node : nodes.nodes()) Print(node.name(), node.state(), begun);
+    for (const v1::Node& node : nodes.nodes()) PrintCandidate(node.name(), node.state(), begun);
     return;
   }
   v1::ListResponse jobs;
@@ -139,9 +140,9 @@ void PrintNames(NameKind kind, const std::vector<std::string>& words) {
   std::map<std::string, int> names;
   for (const v1::JobStatus& job : jobs.jobs()) ++names[job.name()];
   for (const v1::JobStatus& job : jobs.jobs()) {
-    Print(job.id(), absl::StrCat(job.name(), ", ", StateName(job.state())), begun);
+    PrintCandidate(job.id(), absl::StrCat(job.name(), ", ", StateName(job.state())), begun);
     if (names[job.name()] == 1)
-      Print(job.name(), absl::StrCat(job.id(), ", ", StateName(job.state())), begun);
+      PrintCandidate(job.name(), absl::StrCat(job.id(), ", ", StateName(job.state())), begun);
   }
 }
 

@@ -18,7 +18,7 @@ namespace {
 
 constexpr absl::Duration kTerminalInterval = absl::Milliseconds(200);
 constexpr absl::Duration kPlainInterval = absl::Seconds(5);
-constexpr size_t kBarColumns = 32;
+constexpr size_t kProgressColumns = 32;
 
 }  // namespace
 
@@ -31,7 +31,7 @@ std::string ProgressText(int64_t first, int64_t done, int64_t total, double seco
                           : absl::StrFormat("%.0f", value);
   };
   std::string text;
-  if (bar) text = Bar(share, kBarColumns, ShowsUnicode()) + " ";
+  if (bar) text = Bar(share, kProgressColumns, ShowsUnicode()) + " ";
   absl::StrAppendFormat(&text, "%5.1f%%", 100 * std::min(1.0, share));
   absl::StrAppend(&text, "  ", number(static_cast<double>(done)), " of ",
                   number(static_cast<double>(total)), " ", unit.name);

@@ -64,14 +64,14 @@ absl::Status CheckThere(const std::string& path, DataKind kind) {
   return absl::OkStatus();
 }
 
-const char* NameOf(DataKind kind) {
+const char* KindName(DataKind kind) {
   return kind == DataKind::kText      ? "text"
          : kind == DataKind::kIndexed ? "a Megatron data set"
                                       : "an llm.c file";
 }
 
 // Digest of token ids as they are stored, and of the tokenizer that made them.
-absl::StatusOr<std::string> DigestOf(const std::string& path, const std::string& tokenizer) {
+absl::StatusOr<std::string> DigestOfFile(const std::string& path, const std::string& tokenizer) {
   TERCIO_ASSIGN_OR_RETURN(const auto file, MappedFile::Open(path));
   Sha256 sha;
   sha.Update(tokenizer);
@@ -87,7 +87,7 @@ absl::StatusOr<TokenFiles> OpenOne(DataKind kind, const std::string& path, Conte
     one.borders = DocumentBorders::OneDocument(file.tokens.tokens());
     one.dtype = NameOf(file.type);
     if (check == ContentCheck::kDone) return one;
-    TERCIO_ASSIGN_OR_RETURN(one.digest, DigestOf(path, ""));
+    TERCIO_ASSIGN_OR_RETURN(one.digest, DigestOfFile(path, ""));
     return one;
   }
   TERCIO_ASSIGN_OR_RETURN(const IndexedDataset dataset, OpenIndexedDataset(path));
@@ -97,9 +97,9 @@ absl::StatusOr<TokenFiles> OpenOne(DataKind kind, const std::string& path, Conte
   one.documents = dataset.documents;
   one.tokenizer = dataset.tokenizer;
   if (check == ContentCheck::kDone) return one;
-  TERCIO_ASSIGN_OR_RETURN(one.digest,
-                          DigestOf(path + ".bin", one.tokenizer ? one.tokenizer->ToJson() : ""));
-  TERCIO_ASSIGN_OR_RETURN(one.index_digest, DigestOf(path + ".idx", ""));
+  TERCIO_ASSIGN_OR_RETURN(
+      one.digest, DigestOfFile(path + ".bin", one.tokenizer ? one.tokenizer->ToJson() : ""));
+  TERCIO_ASSIGN_OR_RETURN(one.index_digest, DigestOfFile(path + ".idx", ""));
   return one;
 }
 
@@ -142,7 +142,8 @@ absl::StatusOr<DataFiles> FindDataFiles(absl::Span<const std::string> given) {
     if (files.paths.empty()) files.kind = kind;
     if (kind != files.kind) {
       return absl::InvalidArgumentError(absl::StrCat(
-          name, ": is ", NameOf(kind), ", but ", files.paths.front(), " is ", NameOf(files.kind),
+          name, ": is ", KindName(kind), ", but ", files.paths.front(), " is ",
+          KindName(files.kind),
           "; all files of a data set must be of one kind (a blend of {path, weight} may mix "
           "them)"));
     }

@@ -20,7 +20,7 @@ T ReadAt(std::string_view bytes, size_t offset) {
   return value;
 }
 
-absl::Status Fault(const std::string& path, const std::string& what) {
+absl::Status IndexFault(const std::string& path, const std::string& what) {
   return absl::InvalidArgumentError(absl::StrCat(path, ": ", what));
 }
 
@@ -28,14 +28,14 @@ bool KnownType(uint8_t code) { return (code >= 1 && code <= 5) || code == 8; }
 
 absl::Status CheckHeader(std::string_view index, const std::string& path) {
   if (index.size() < kHeaderBytes || std::memcmp(index.data(), kMagic, kMagicBytes) != 0) {
-    return Fault(path, "not a Megatron index (it must begin with MMIDIDX)");
+    return IndexFault(path, "not a Megatron index (it must begin with MMIDIDX)");
   }
   if (ReadAt<uint64_t>(index, 9) != 1) {
-    return Fault(path, absl::StrCat("version ", ReadAt<uint64_t>(index, 9), ", expected 1"));
+    return IndexFault(path, absl::StrCat("version ", ReadAt<uint64_t>(index, 9), ", expected 1"));
   }
   const uint8_t code = ReadAt<uint8_t>(index, 17);
   if (!KnownType(code))
-    return Fault(path, absl::StrCat("element type ", code, " is not an integer"));
+    return IndexFault(path, absl::StrCat("element type ", code, " is not an integer"));
   return absl::OkStatus();
 }
 
@@ -47,23 +47,23 @@ absl::Status CheckTables(std::string_view index, const std::string& path, uint64
   int64_t bytes = 0;
   for (uint64_t i = 0; i < sequences; ++i) {
     const int32_t length = ReadAt<int32_t>(index, kHeaderBytes + 4 * i);
-    if (length < 0) return Fault(path, absl::StrCat("sequence ", i, " has length ", length));
+    if (length < 0) return IndexFault(path, absl::StrCat("sequence ", i, " has length ", length));
     if (ReadAt<int64_t>(index, offsets + 8 * i) != bytes) {
-      return Fault(path,
-                   absl::StrCat("sequence ", i, " does not start where the previous one ends"));
+      return IndexFault(
+          path, absl::StrCat("sequence ", i, " does not start where the previous one ends"));
     }
     bytes += int64_t{length} * item_bytes;
   }
   if (static_cast<uint64_t>(bytes) != bin_bytes) {
-    return Fault(path, absl::StrCat("the sequences need ", bytes, " bytes, but the .bin file has ",
-                                    bin_bytes));
+    return IndexFault(path, absl::StrCat("the sequences need ", bytes,
+                                         " bytes, but the .bin file has ", bin_bytes));
   }
   int64_t last = 0;
   for (uint64_t i = 0; i < documents; ++i) {
     const int64_t border = ReadAt<int64_t>(index, borders + 8 * i);
     const bool good = i == 0 ? border == 0 : border >= last;
     if (!good || static_cast<uint64_t>(border) > sequences) {
-      return Fault(path, absl::StrCat("document border ", i, " is ", border));
+      return IndexFault(path, absl::StrCat("document border ", i, " is ", border));
     }
     last = border;
   }
@@ -84,9 +84,9 @@ absl::StatusOr<IndexedDataset> OpenIndexedDataset(const std::string& prefix) {
   const uint64_t limit = index.size() / 4;
   if (sequences > limit || documents > limit ||
       index.size() < kHeaderBytes + 12 * sequences + 8 * documents) {
-    return Fault(index_path,
-                 absl::StrCat("truncated: ", sequences, " sequences and ", documents,
-                              " document borders do not fit into ", index.size(), " bytes"));
+    return IndexFault(index_path,
+                      absl::StrCat("truncated: ", sequences, " sequences and ", documents,
+                                   " document borders do not fit into ", index.size(), " bytes"));
   }
   IndexedDataset dataset;
   dataset.prefix = prefix;
@@ -110,7 +110,8 @@ absl::StatusOr<IndexedDataset> OpenIndexedDataset(const std::string& prefix) {
   if (PathExists(tokenizer_path)) {
     TERCIO_ASSIGN_OR_RETURN(const std::string json, ReadFile(tokenizer_path));
     absl::StatusOr<tokenizer::Tokenizer> tokenizer = tokenizer::Tokenizer::FromJson(json);
-    if (!tokenizer.ok()) return Fault(tokenizer_path, std::string(tokenizer.status().message()));
+    if (!tokenizer.ok())
+      return IndexFault(tokenizer_path, std::string(tokenizer.status().message()));
     dataset.tokenizer = *std::move(tokenizer);
   }
   return dataset;

@@ -31,14 +31,14 @@ std::string DigestOfBlock(std::string_view tokens, std::string_view lengths, nlo
 }
 
 // A whole number of at least `least`; -1 if there is none.
-int64_t NumberAt(const nlohmann::json& line, const char* key, int64_t least) {
+int64_t NumberOf(const nlohmann::json& line, const char* key, int64_t least) {
   const auto found = line.find(key);
   if (found == line.end() || !found->is_number_integer()) return -1;
   const int64_t value = found->get<int64_t>();
   return value >= least ? value : -1;
 }
 
-std::string TextAt(const nlohmann::json& line, const char* key) {
+std::string StringOf(const nlohmann::json& line, const char* key) {
   const auto found = line.find(key);
   return found != line.end() && found->is_string() ? found->get<std::string>() : "";
 }
@@ -98,11 +98,11 @@ bool IndexedDatasetWriter::TakeBlock(const std::string& text, std::string_view t
                                      std::string_view lengths, Kept* kept) {
   const nlohmann::json line = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!line.is_object()) return false;
-  const int64_t token_bytes = NumberAt(line, "token_bytes", kept->token_bytes);
-  const int64_t sequences = NumberAt(line, "sequences", kept->sequences);
-  const int64_t documents = NumberAt(line, "documents", 0);
-  const int64_t open_tokens = NumberAt(line, "open_tokens", 0);
-  const int64_t open_sequences = NumberAt(line, "open_sequences", 0);
+  const int64_t token_bytes = NumberOf(line, "token_bytes", kept->token_bytes);
+  const int64_t sequences = NumberOf(line, "sequences", kept->sequences);
+  const int64_t documents = NumberOf(line, "documents", 0);
+  const int64_t open_tokens = NumberOf(line, "open_tokens", 0);
+  const int64_t open_sequences = NumberOf(line, "open_sequences", 0);
   if (std::min({token_bytes, sequences, documents, open_tokens, open_sequences}) < 0) return false;
   if (static_cast<uint64_t>(token_bytes) > tokens.size()) return false;
   if (static_cast<uint64_t>(sequences) > lengths.size() / 4) return false;
@@ -111,7 +111,7 @@ bool IndexedDatasetWriter::TakeBlock(const std::string& text, std::string_view t
   };
   const std::string digest = DigestOfBlock(part(tokens, kept->token_bytes, token_bytes),
                                            part(lengths, 4 * kept->sequences, 4 * sequences), line);
-  if (digest != TextAt(line, "sha256")) return false;
+  if (digest != StringOf(line, "sha256")) return false;
   kept->token_bytes = token_bytes;
   kept->sequences = sequences;
   tokens_ = token_bytes / BytesOf(type_);
@@ -119,7 +119,7 @@ bool IndexedDatasetWriter::TakeBlock(const std::string& text, std::string_view t
   documents_ = documents;
   open_tokens_ = open_tokens;
   open_sequences_ = open_sequences;
-  resumed_note_ = TextAt(line, "note");
+  resumed_note_ = StringOf(line, "note");
   return true;
 }
 

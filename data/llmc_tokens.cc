@@ -10,7 +10,7 @@
 namespace tercio::data {
 namespace {
 
-constexpr size_t kHeaderBytes = 256 * sizeof(int32_t);
+constexpr size_t kLlmcHeaderBytes = 256 * sizeof(int32_t);
 
 struct Kind {
   int32_t magic;
@@ -21,7 +21,7 @@ struct Kind {
 constexpr Kind kKinds[] = {{20240520, 1, TokenType::kUint16, "GPT-2"},
                            {20240801, 7, TokenType::kUint32, "Llama 3"}};
 
-const Kind* KindOf(int32_t magic) {
+const Kind* KindOfMagic(int32_t magic) {
   for (const Kind& kind : kKinds) {
     if (kind.magic == magic) return &kind;
   }
@@ -34,7 +34,7 @@ int32_t HeaderField(std::string_view content, size_t index) {
   return value;
 }
 
-absl::Status Fault(const std::string& path, const std::string& what) {
+absl::Status TokensFault(const std::string& path, const std::string& what) {
   return absl::InvalidArgumentError(absl::StrCat(path, ": ", what));
 }
 
@@ -43,35 +43,36 @@ absl::Status Fault(const std::string& path, const std::string& what) {
 absl::StatusOr<LlmcTokens> OpenLlmcTokens(const std::string& path) {
   TERCIO_ASSIGN_OR_RETURN(const auto file, MappedFile::Open(path));
   const std::string_view content = file->content();
-  if (content.size() < kHeaderBytes) {
-    return Fault(path, absl::StrCat("truncated: ", content.size(),
-                                    " bytes, but the header of an llm.c file has ", kHeaderBytes));
+  if (content.size() < kLlmcHeaderBytes) {
+    return TokensFault(
+        path, absl::StrCat("truncated: ", content.size(),
+                           " bytes, but the header of an llm.c file has ", kLlmcHeaderBytes));
   }
-  const Kind* kind = KindOf(HeaderField(content, 0));
+  const Kind* kind = KindOfMagic(HeaderField(content, 0));
   if (kind == nullptr) {
-    return Fault(path, absl::StrCat("magic ", HeaderField(content, 0),
-                                    ", expected 20240520 (GPT-2) or 20240801 (Llama 3)"));
+    return TokensFault(path, absl::StrCat("magic ", HeaderField(content, 0),
+                                          ", expected 20240520 (GPT-2) or 20240801 (Llama 3)"));
   }
   if (HeaderField(content, 1) != kind->version) {
-    return Fault(path, absl::StrCat("version ", HeaderField(content, 1), ", expected ",
-                                    kind->version, " in a ", kind->name, " file"));
+    return TokensFault(path, absl::StrCat("version ", HeaderField(content, 1), ", expected ",
+                                          kind->version, " in a ", kind->name, " file"));
   }
   const int32_t count = HeaderField(content, 2);
-  const size_t bytes = content.size() - kHeaderBytes;
+  const size_t bytes = content.size() - kLlmcHeaderBytes;
   if (count < 0 || static_cast<size_t>(count) * static_cast<size_t>(BytesOf(kind->type)) != bytes) {
-    return Fault(
+    return TokensFault(
         path, absl::StrCat("the header counts ", count, " tokens of ", NameOf(kind->type), ", but ",
                            bytes, " bytes follow it; the file is truncated or damaged"));
   }
   return LlmcTokens{kind->type,
-                    TokenDataset(file, content.data() + kHeaderBytes, kind->type, count)};
+                    TokenDataset(file, content.data() + kLlmcHeaderBytes, kind->type, count)};
 }
 
 bool IsLlmcFile(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   int32_t magic = 0;
   file.read(reinterpret_cast<char*>(&magic), sizeof(magic));
-  return file.gcount() == sizeof(magic) && KindOf(magic) != nullptr;
+  return file.gcount() == sizeof(magic) && KindOfMagic(magic) != nullptr;
 }
 
 }  // namespace tercio::data

@@ -12,7 +12,7 @@
 namespace tercio::data {
 namespace {
 
-absl::Status Fault(const std::string& where, const absl::Status& status) {
+absl::Status ChoiceFault(const std::string& where, const absl::Status& status) {
   return absl::Status(status.code(), absl::StrCat(where, std::string(status.message())));
 }
 
@@ -45,7 +45,7 @@ absl::Status NotUtf8(const TextSource& source) {
   for (int64_t i = 0; i < source.inputs(); ++i) {
     if (source.json(i)) continue;
     const absl::Status status = tokenizer::Tokenizer::CharsOf({source.content(i)}).status();
-    if (!status.ok()) return Fault(source.path(i) + ": ", status);
+    if (!status.ok()) return ChoiceFault(source.path(i) + ": ", status);
   }
   return absl::InternalError("a text changed while it was read");
 }

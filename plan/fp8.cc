@@ -7,13 +7,15 @@
 namespace tercio::plan {
 namespace {
 
-constexpr int64_t kAlignment = 256;
+constexpr int64_t kScaleAlignment = 256;
 
-int64_t RoundUp(int64_t value) { return (value + kAlignment - 1) / kAlignment * kAlignment; }
+int64_t RoundUpToAlignment(int64_t value) {
+  return (value + kScaleAlignment - 1) / kScaleAlignment * kScaleAlignment;
+}
 
 int64_t MatrixBytes(const StageShape& shape, Linear linear) {
   const LinearSize size = SizeOfLinear(shape, linear);
-  return TakesFp8(shape, linear) ? RoundUp(size.n * size.k) : 0;
+  return TakesFp8(shape, linear) ? RoundUpToAlignment(size.n * size.k) : 0;
 }
 
 }  // namespace

@@ -17,10 +17,10 @@ namespace {
 
 using nlohmann::json;
 
-constexpr char kKind[] = "byte_level_bpe";
+constexpr char kByteLevelBpeKind[] = "byte_level_bpe";
 constexpr int32_t kNoToken = -1;
 
-absl::Status Fault(std::string_view what) {
+absl::Status BpeFault(std::string_view what) {
   return absl::InvalidArgumentError(absl::StrCat("byte-level BPE: ", std::string(what)));
 }
 
@@ -59,7 +59,7 @@ std::optional<std::string> BytesOfToken(std::string_view token) {
   return bytes;
 }
 
-class Model : public TokenizerModel {
+class ByteLevelBpeModel : public TokenizerModel {
  public:
   static absl::StatusOr<std::shared_ptr<const TokenizerModel>> Create(ByteLevelBpe definition);
 
@@ -79,7 +79,7 @@ class Model : public TokenizerModel {
   bool EncodeWord(std::string_view word, std::vector<int32_t>* ids) const;
   absl::Status UnknownByte(std::string_view text) const;
 
-  const std::string kind_ = kKind;
+  const std::string kind_ = kByteLevelBpeKind;
   ByteLevelBpe definition_;
   const uint32_t cache_owner_ = WordCache::NewOwner();
   std::optional<AddedTokenMatcher> added_;
@@ -89,8 +89,9 @@ class Model : public TokenizerModel {
   absl::flat_hash_map<std::string, int32_t> id_of_word_;  // if merges are ignored
 };
 
-absl::StatusOr<std::shared_ptr<const TokenizerModel>> Model::Create(ByteLevelBpe definition) {
-  auto model = std::make_shared<Model>();
+absl::StatusOr<std::shared_ptr<const TokenizerModel>> ByteLevelBpeModel::Create(
+    ByteLevelBpe definition) {
+  auto model = std::make_shared<ByteLevelBpeModel>();
   model->definition_ = std::move(definition);
   TERCIO_RETURN_IF_ERROR(model->ReadTokens());
   TERCIO_RETURN_IF_ERROR(model->ReadMerges());
@@ -101,7 +102,7 @@ absl::StatusOr<std::shared_ptr<const TokenizerModel>> Model::Create(ByteLevelBpe
   return model;
 }
 
-absl::Status Model::ReadTokens() {
+absl::Status ByteLevelBpeModel::ReadTokens() {
   const Vocabulary& vocabulary = definition_.vocabulary;
   TERCIO_ASSIGN_OR_RETURN(const int32_t size, SizeWithAdded(vocabulary, definition_.added));
   bytes_of_.resize(static_cast<size_t>(size));
@@ -116,7 +117,7 @@ absl::Status Model::ReadTokens() {
     bytes_of_[static_cast<size_t>(token.id)] = token.content;
   }
   if (definition_.unknown.has_value() && vocabulary.token(*definition_.unknown) == nullptr) {
-    return Fault("the unknown token is not in the vocabulary");
+    return BpeFault("the unknown token is not in the vocabulary");
   }
   for (size_t byte = 0; byte < 256; ++byte) {
     std::string character;
@@ -126,26 +127,26 @@ absl::Status Model::ReadTokens() {
   return absl::OkStatus();
 }
 
-absl::Status Model::ReadMerges() {
+absl::Status ByteLevelBpeModel::ReadMerges() {
   const Vocabulary& vocabulary = definition_.vocabulary;
   for (size_t rank = 0; rank < definition_.merges.size(); ++rank) {
     const auto& [left, right] = definition_.merges[rank];
     const std::string* const left_token = vocabulary.token(left);
     const std::string* const right_token = vocabulary.token(right);
     if (left_token == nullptr || right_token == nullptr) {
-      return Fault(absl::StrCat("merge ", rank, " is of tokens that are not in the vocabulary"));
+      return BpeFault(absl::StrCat("merge ", rank, " is of tokens that are not in the vocabulary"));
     }
     const std::optional<int32_t> merged = vocabulary.Find(absl::StrCat(*left_token, *right_token));
     if (!merged.has_value()) {
-      return Fault(absl::StrCat("merge ", rank, " makes '", *left_token, *right_token,
-                                "', which is not in the vocabulary"));
+      return BpeFault(absl::StrCat("merge ", rank, " makes '", *left_token, *right_token,
+                                   "', which is not in the vocabulary"));
     }
     rules_.Set(left, right, static_cast<uint32_t>(rank), *merged);
   }
   return absl::OkStatus();
 }
 
-bool Model::EncodeWord(std::string_view word, std::vector<int32_t>* ids) const {
+bool ByteLevelBpeModel::EncodeWord(std::string_view word, std::vector<int32_t>* ids) const {
   if (definition_.ignore_merges) {
     if (const auto found = id_of_word_.find(absl::string_view(word.data(), word.size()));
         found != id_of_word_.end()) {
@@ -163,7 +164,8 @@ bool Model::EncodeWord(std::string_view word, std::vector<int32_t>* ids) const {
   return true;
 }
 
-bool Model::EncodePlain(std::string_view text, WordCache* cache, std::vector<int32_t>* ids) const {
+bool ByteLevelBpeModel::EncodePlain(std::string_view text, WordCache* cache,
+                                    std::vector<int32_t>* ids) const {
   std::string prefixed;
   if (definition_.add_prefix_space && text.front() != ' ') {
     prefixed.append(" ").append(text);
@@ -182,7 +184,7 @@ bool Model::EncodePlain(std::string_view text, WordCache* cache, std::vector<int
   return true;
 }
 
-absl::StatusOr<std::vector<int32_t>> Model::EncodePart(std::string_view text) const {
+absl::StatusOr<std::vector<int32_t>> ByteLevelBpeModel::EncodePart(std::string_view text) const {
   std::vector<int32_t> ids;
   ids.reserve(text.size() / 3 + 1);
   WordCache& cache = WordCache::OfThisThread();
@@ -201,7 +203,7 @@ absl::StatusOr<std::vector<int32_t>> Model::EncodePart(std::string_view text) co
   return ids;
 }
 
-absl::Status Model::UnknownByte(std::string_view text) const {
+absl::Status ByteLevelBpeModel::UnknownByte(std::string_view text) const {
   for (size_t i = 0; i < text.size(); ++i) {
     const auto byte = static_cast<uint8_t>(text[i]);
     if (byte_ids_[byte] == kNoToken) {
@@ -215,7 +217,7 @@ absl::Status Model::UnknownByte(std::string_view text) const {
 
 // Words are encoded one by one, so any border of words will do, if no added token reaches over it.
 // A part that begins with a space gets no second one put before it.
-size_t Model::FindBorder(std::string_view text, size_t from) const {
+size_t ByteLevelBpeModel::FindBorder(std::string_view text, size_t from) const {
   if (!added_->allows_cuts_at_spaces()) return text.size();
   for (size_t at = from + 1; at < text.size(); ++at) {
     if (definition_.add_prefix_space && text[at] != ' ') continue;
@@ -224,7 +226,7 @@ size_t Model::FindBorder(std::string_view text, size_t from) const {
   return text.size();
 }
 
-absl::StatusOr<std::string> Model::Decode(absl::Span<const int32_t> ids) const {
+absl::StatusOr<std::string> ByteLevelBpeModel::Decode(absl::Span<const int32_t> ids) const {
   std::string text;
   for (const int32_t id : ids) {
     if (id < 0 || id >= vocab_size() || !bytes_of_[static_cast<size_t>(id)].has_value()) {
@@ -235,13 +237,13 @@ absl::StatusOr<std::string> Model::Decode(absl::Span<const int32_t> ids) const {
   return text;
 }
 
-std::string Model::ToJson() const {
+std::string ByteLevelBpeModel::ToJson() const {
   json merges = json::array();
   for (const auto& [left, right] : definition_.merges) {
     merges.push_back(left);
     merges.push_back(right);
   }
-  return json{{"kind", kKind},
+  return json{{"kind", kByteLevelBpeKind},
               {"vocab_size", vocab_size()},
               {"pattern", NameOf(definition_.pattern)},
               {"add_prefix_space", definition_.add_prefix_space},
@@ -257,26 +259,28 @@ std::string Model::ToJson() const {
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<const TokenizerModel>> MakeByteLevelBpe(ByteLevelBpe definition) {
-  return Model::Create(std::move(definition));
+  return ByteLevelBpeModel::Create(std::move(definition));
 }
 
 absl::StatusOr<std::shared_ptr<const TokenizerModel>> ByteLevelBpeFromJson(const json& object) {
   ByteLevelBpe bpe;
   TERCIO_ASSIGN_OR_RETURN(const std::string pattern, JsonText(object, "pattern", ""));
   const std::optional<WordPattern> known = WordPatternNamed(pattern);
-  if (!known.has_value()) return Fault(absl::StrCat("the pattern '", pattern, "' is unknown"));
+  if (!known.has_value()) return BpeFault(absl::StrCat("the pattern '", pattern, "' is unknown"));
   bpe.pattern = *known;
   TERCIO_ASSIGN_OR_RETURN(bpe.add_prefix_space, JsonFlag(object, "add_prefix_space", false));
   TERCIO_ASSIGN_OR_RETURN(bpe.ignore_merges, JsonFlag(object, "ignore_merges", false));
   TERCIO_ASSIGN_OR_RETURN(bpe.vocabulary, Vocabulary::FromList(JsonAt(object, "vocabulary")));
   if (const json& unknown = JsonAt(object, "unknown"); !unknown.is_null()) {
-    if (!unknown.is_number_integer()) return Fault("'unknown' is not an id");
+    if (!unknown.is_number_integer()) return BpeFault("'unknown' is not an id");
     const auto id = unknown.get<int64_t>();
-    if (id < 0 || id >= bpe.vocabulary.size()) return Fault("'unknown' is not in the vocabulary");
+    if (id < 0 || id >= bpe.vocabulary.size())
+      return BpeFault("'unknown' is not in the vocabulary");
     bpe.unknown = static_cast<int32_t>(id);
   }
   const json& merges = JsonAt(object, "merges");
-  if (!merges.is_array() || merges.size() % 2 != 0) return Fault("'merges' is not a list of pairs");
+  if (!merges.is_array() || merges.size() % 2 != 0)
+    return BpeFault("'merges' is not a list of pairs");
   for (size_t i = 0; i < merges.size(); i += 2) {
     const auto id = [&](const json& entry) {
       const int64_t value = entry.is_number_integer() ? entry.get<int64_t>() : -1;

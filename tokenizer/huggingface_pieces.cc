@@ -24,7 +24,9 @@ namespace {
 using nlohmann::json;
 using Type = SentencePiece::Type;
 
-absl::Status Fault(std::string_view what) { return absl::InvalidArgumentError(std::string(what)); }
+absl::Status PiecesFault(std::string_view what) {
+  return absl::InvalidArgumentError(std::string(what));
+}
 
 bool IsSpaceReplacement(const json& part) {
   return TypeOfPart(part) == "Replace" && JsonAt(JsonAt(part, "pattern"), "String") == json(" ") &&
@@ -141,7 +143,7 @@ class MergeOrder {
 };
 
 absl::Status MergeOrder::Read(const json& merges) {
-  if (!merges.is_array()) return Fault("model.merges is not a list");
+  if (!merges.is_array()) return PiecesFault("model.merges is not a list");
   for (const json& merge : merges) {
     TERCIO_ASSIGN_OR_RETURN(const std::string line, MergeLine(merge));
     TERCIO_ASSIGN_OR_RETURN(const auto pair, ParseMerge(vocabulary_, line));
@@ -155,14 +157,15 @@ absl::Status MergeOrder::Add(int32_t left, int32_t right) {
   const std::string& second = *vocabulary_.token(right);
   const std::optional<int32_t> made = vocabulary_.Find(absl::StrCat(first, second));
   if (!made.has_value()) {
-    return Fault(absl::StrCat("the merge '", first, " ", second,
-                              "' makes a token that is not in the vocabulary"));
+    return PiecesFault(absl::StrCat("the merge '", first, " ", second,
+                                    "' makes a token that is not in the vocabulary"));
   }
   if (IsByteToken(first) || IsByteToken(second)) {
-    return Fault(absl::StrCat("the merge '", first, " ", second, "' of bytes is not supported"));
+    return PiecesFault(
+        absl::StrCat("the merge '", first, " ", second, "' of bytes is not supported"));
   }
   if (*made != last_ && !places_.emplace(*made, places_.size()).second) {
-    return Fault(
+    return PiecesFault(
         absl::StrCat("the merge '", first, " ", second,
                      "' stands apart from the others that make its token, which is not supported"));
   }
@@ -180,8 +183,8 @@ absl::Status MergeOrder::CheckComplete() const {
       return !first.has_value() || !second.has_value() || !pairs_.contains({*first, *second});
     });
     if (at == 0) continue;
-    return Fault(absl::StrCat("model.merges lack '", std::string(token.substr(0, at)), " ",
-                              std::string(token.substr(at)), "', which is not supported"));
+    return PiecesFault(absl::StrCat("model.merges lack '", std::string(token.substr(0, at)), " ",
+                                    std::string(token.substr(at)), "', which is not supported"));
   }
   return absl::OkStatus();
 }
@@ -192,7 +195,8 @@ absl::Status AppendAdded(const std::vector<AddedToken>& added, SentencePiece* mo
     const auto id = static_cast<size_t>(token.id);
     if (id < model->pieces.size()) continue;  // SentencePiece checks its text
     if (id > model->pieces.size()) {
-      return Fault(absl::StrCat("added_tokens: '", token.content, "' leaves ids without a token"));
+      return PiecesFault(
+          absl::StrCat("added_tokens: '", token.content, "' leaves ids without a token"));
     }
     model->pieces.push_back({token.content, 0, Type::kControl});
   }
@@ -205,7 +209,8 @@ absl::Status ReadPieces(const Vocabulary& vocabulary, const MergeOrder& order,
   size_t next = order.count();
   for (int32_t id = 0; id < vocabulary.size(); ++id) {
     const std::string* const token = vocabulary.token(id);
-    if (token == nullptr) return Fault(absl::StrCat("model.vocab has no token with the id ", id));
+    if (token == nullptr)
+      return PiecesFault(absl::StrCat("model.vocab has no token with the id ", id));
     Type type = Type::kNormal;
     const std::optional<size_t> place = order.PlaceOf(id);
     if (*token == unknown) {
@@ -247,7 +252,7 @@ absl::StatusOr<std::shared_ptr<const TokenizerModel>> ParseHuggingFacePieces(con
   // The library restarts a run of unknown characters in every word.
   if (pieces.metaspace.has_value() && pieces.metaspace->splits && !pieces.byte_fallback &&
       !vocabulary.Find(kSpaceSymbol).has_value()) {
-    return Fault("model.vocab lacks the symbol of the space, at which Metaspace splits");
+    return PiecesFault("model.vocab lacks the symbol of the space, at which Metaspace splits");
   }
   MergeOrder order(vocabulary);
   TERCIO_RETURN_IF_ERROR(order.Read(JsonAt(model, "merges")));

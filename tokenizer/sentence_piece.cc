@@ -23,7 +23,7 @@ namespace {
 using nlohmann::json;
 using Type = SentencePiece::Type;
 
-constexpr char kKind[] = "sentence_piece";
+constexpr char kSentencePieceKind[] = "sentence_piece";
 // The score of an unknown character is this much below that of the worst piece.
 constexpr float kUnknownPenalty = 10.0f;
 // Unigram's sums start over at the first word after this many bytes: in fp32 a sum over a book has
@@ -34,10 +34,10 @@ constexpr size_t kStretch = size_t{128} << 10;
 constexpr float kUserDefinedScore = 0.1f;
 // Stands for an added token in a prepared text: this byte, which UTF-8 does not have, then its id
 // in bytes of seven bits, which no space symbol has.
-constexpr char kMark = '\xff';
-constexpr size_t kMarkBytes = 6;
+constexpr char kBorderMark = '\xff';
+constexpr size_t kBorderMarkBytes = 6;
 
-absl::Status Fault(std::string_view what) {
+absl::Status SentencePieceFault(std::string_view what) {
   return absl::InvalidArgumentError(absl::StrCat("SentencePiece: ", std::string(what)));
 }
 
@@ -48,8 +48,8 @@ size_t CharacterLength(char first) {
 }
 
 void AppendMark(int32_t id, std::string* text) {
-  text->push_back(kMark);
-  for (size_t i = 1; i < kMarkBytes; ++i) {
+  text->push_back(kBorderMark);
+  for (size_t i = 1; i < kBorderMarkBytes; ++i) {
     text->push_back(static_cast<char>(id & 127));
     id >>= 7;
   }
@@ -58,11 +58,12 @@ void AppendMark(int32_t id, std::string* text) {
 // REQUIRES: a whole mark at the beginning.
 int32_t IdOfMark(std::string_view mark) {
   uint32_t id = 0;
-  for (size_t i = kMarkBytes - 1; i > 0; --i) id = id << 7 | (static_cast<uint8_t>(mark[i]) & 127u);
+  for (size_t i = kBorderMarkBytes - 1; i > 0; --i)
+    id = id << 7 | (static_cast<uint8_t>(mark[i]) & 127u);
   return static_cast<int32_t>(id);
 }
 
-class Model : public TokenizerModel {
+class SentencePieceModel : public TokenizerModel {
  public:
   static absl::StatusOr<std::shared_ptr<const TokenizerModel>> Create(SentencePiece definition);
 
@@ -101,7 +102,7 @@ class Model : public TokenizerModel {
   size_t WordEnd(std::string_view text, size_t from) const;
   size_t StretchEnd(std::string_view text, size_t begin) const;
 
-  const std::string kind_ = kKind;
+  const std::string kind_ = kSentencePieceKind;
   SentencePiece definition_;
   const uint32_t cache_owner_ = WordCache::NewOwner();
   std::optional<SentencePieceNormalizer> normalizer_;
@@ -117,8 +118,9 @@ class Model : public TokenizerModel {
   bool words_stand_alone_ = false;
 };
 
-absl::StatusOr<std::shared_ptr<const TokenizerModel>> Model::Create(SentencePiece definition) {
-  auto model = std::make_shared<Model>();
+absl::StatusOr<std::shared_ptr<const TokenizerModel>> SentencePieceModel::Create(
+    SentencePiece definition) {
+  auto model = std::make_shared<SentencePieceModel>();
   model->definition_ = std::move(definition);
   TERCIO_RETURN_IF_ERROR(model->ReadPieces());
   std::vector<std::string> untouched;
@@ -145,35 +147,36 @@ absl::StatusOr<std::shared_ptr<const TokenizerModel>> Model::Create(SentencePiec
   return model;
 }
 
-absl::Status Model::CheckAdded() const {
+absl::Status SentencePieceModel::CheckAdded() const {
   const SentencePieceRules& rules = definition_.rules;
   for (const AddedToken& token : definition_.added) {
     if (token.id >= vocab_size() || piece(token.id).text != token.content) {
-      return Fault(
+      return SentencePieceFault(
           absl::StrCat("the added token '", token.content, "' is not the piece ", token.id));
     }
   }
   const bool changes_texts = !rules.charsmap.empty() || rules.remove_extra_whitespaces ||
                              !rules.escape_whitespaces || rules.whitespace_as_suffix;
   if (!definition_.added.empty() && changes_texts) {
-    return Fault("added tokens together with rules that change a text are not supported");
+    return SentencePieceFault(
+        "added tokens together with rules that change a text are not supported");
   }
   if (definition_.metaspace.has_value() &&
       (changes_texts || definition_.algorithm != SentencePiece::Algorithm::kBpe)) {
-    return Fault(
+    return SentencePieceFault(
         "Metaspace with unigram, or together with rules that change a text, is not supported");
   }
   return absl::OkStatus();
 }
 
 // The form of an added token that is searched for in normalized text.
-std::string Model::FormOf(std::string_view added_token) const {
+std::string SentencePieceModel::FormOf(std::string_view added_token) const {
   return definition_.metaspace.has_value() ? std::string(added_token)
                                            : normalizer_->Normalize(added_token);
 }
 
 // Added tokens become marks, so that EncodePart, which may see any part, need not find them again.
-std::optional<std::string> Model::Prepare(std::string_view text) const {
+std::optional<std::string> SentencePieceModel::Prepare(std::string_view text) const {
   std::string prepared;
   added_->SplitRaw(
       text,
@@ -186,8 +189,8 @@ std::optional<std::string> Model::Prepare(std::string_view text) const {
 
 // Normalizers come before the tokens that are searched for in normalized text, Metaspace after
 // them.
-void Model::PrepareBetweenAdded(std::string_view plain, bool begins_text,
-                                std::string* prepared) const {
+void SentencePieceModel::PrepareBetweenAdded(std::string_view plain, bool begins_text,
+                                             std::string* prepared) const {
   const auto mark = [&](int32_t id) { AppendMark(id, prepared); };
   if (!definition_.metaspace.has_value()) {
     added_->SplitNormalized(
@@ -203,7 +206,7 @@ void Model::PrepareBetweenAdded(std::string_view plain, bool begins_text,
       mark);
 }
 
-std::string Model::WithMetaspace(std::string_view section, bool begins_text) const {
+std::string SentencePieceModel::WithMetaspace(std::string_view section, bool begins_text) const {
   std::string text = normalizer_->Normalize(section);
   const bool wanted =
       definition_.rules.add_dummy_prefix && (begins_text || !definition_.metaspace->first_only);
@@ -211,24 +214,25 @@ std::string Model::WithMetaspace(std::string_view section, bool begins_text) con
   return text;
 }
 
-absl::Status Model::ReadPieces() {
+absl::Status SentencePieceModel::ReadPieces() {
   size_t bytes = 0;
   byte_ids_.fill(-1);
-  if (!IsUtf8(definition_.unknown_surface)) return Fault("unk_surface is not UTF-8");
+  if (!IsUtf8(definition_.unknown_surface)) return SentencePieceFault("unk_surface is not UTF-8");
   for (size_t i = 0; i < definition_.pieces.size(); ++i) {
     const SentencePiece::Piece& known = definition_.pieces[i];
     const auto id = static_cast<int32_t>(i);
     bytes += known.text.size();
-    if (bytes > ByteTrie::kMostBytes) return Fault("more than 16 MiB of pieces");
+    if (bytes > ByteTrie::kMostBytes) return SentencePieceFault("more than 16 MiB of pieces");
     if (known.text.empty() || !IsUtf8(known.text)) {
-      return Fault(absl::StrCat("piece ", i, " is empty or not UTF-8"));
+      return SentencePieceFault(absl::StrCat("piece ", i, " is empty or not UTF-8"));
     }
-    if (!std::isfinite(known.score)) return Fault(absl::StrCat("piece ", i, " has no score"));
+    if (!std::isfinite(known.score))
+      return SentencePieceFault(absl::StrCat("piece ", i, " has no score"));
     if (!id_of_.emplace(known.text, id).second) {
-      return Fault(absl::StrCat("the piece '", known.text, "' appears twice"));
+      return SentencePieceFault(absl::StrCat("the piece '", known.text, "' appears twice"));
     }
     if (known.type == Type::kUnknown) {
-      if (unknown_ != -1) return Fault("there are two unknown pieces");
+      if (unknown_ != -1) return SentencePieceFault("there are two unknown pieces");
       unknown_ = id;
     }
     if (known.type == Type::kNormal) least_score_ = std::min(least_score_, known.score);
@@ -239,19 +243,19 @@ absl::Status Model::ReadPieces() {
     if (known.type == Type::kUserDefined) user_defined_.Insert(known.text, id);
     if (known.type == Type::kByte) TERCIO_RETURN_IF_ERROR(ReadBytePiece(id));
   }
-  if (unknown_ == -1) return Fault("there is no unknown piece");
+  if (unknown_ == -1) return SentencePieceFault("there is no unknown piece");
   for (size_t byte = 0; byte < 256; ++byte) {
     if (definition_.byte_fallback && byte_ids_[byte] == -1) {
-      return Fault(absl::StrFormat("byte fallback without the piece <0x%02X>", byte));
+      return SentencePieceFault(absl::StrFormat("byte fallback without the piece <0x%02X>", byte));
     }
   }
   return absl::OkStatus();
 }
 
-absl::Status Model::ReadBytePiece(int32_t id) {
+absl::Status SentencePieceModel::ReadBytePiece(int32_t id) {
   const std::string& text = piece(id).text;
   if (!definition_.byte_fallback) {
-    return Fault(absl::StrCat("the byte piece '", text, "' without byte fallback"));
+    return SentencePieceFault(absl::StrCat("the byte piece '", text, "' without byte fallback"));
   }
   for (size_t byte = 0; byte < 256; ++byte) {
     if (text != absl::StrFormat("<0x%02X>", byte)) continue;
@@ -259,12 +263,12 @@ absl::Status Model::ReadBytePiece(int32_t id) {
     byte_of_[id] = static_cast<uint8_t>(byte);
     return absl::OkStatus();
   }
-  return Fault(absl::StrCat("the byte piece '", text, "' names no byte"));
+  return SentencePieceFault(absl::StrCat("the byte piece '", text, "' names no byte"));
 }
 
 // Whether no piece reaches across a space that follows another character, so that words can be
 // encoded separately. BPE may also take unused pieces apart as it saw them made elsewhere.
-bool Model::WordsStandAlone() const {
+bool SentencePieceModel::WordsStandAlone() const {
   if (!definition_.rules.escape_whitespaces) return false;
   const bool bpe = definition_.algorithm == SentencePiece::Algorithm::kBpe;
   for (const SentencePiece::Piece& piece : definition_.pieces) {
@@ -281,7 +285,7 @@ bool Model::WordsStandAlone() const {
 
 // The first position after `from` at which a word begins: a space that follows another character,
 // or any space if Metaspace splits. Else the end.
-size_t Model::WordEnd(std::string_view text, size_t from) const {
+size_t SentencePieceModel::WordEnd(std::string_view text, size_t from) const {
   for (size_t at = text.find(kSpaceSymbol, from + 1); at != text.npos;
        at = text.find(kSpaceSymbol, at + 1)) {
     if (Splits() || !text.substr(0, at).ends_with(kSpaceSymbol)) return at;
@@ -290,14 +294,14 @@ size_t Model::WordEnd(std::string_view text, size_t from) const {
 }
 
 // The end of a stretch of unigram text that begins at `begin`.
-size_t Model::StretchEnd(std::string_view text, size_t begin) const {
+size_t SentencePieceModel::StretchEnd(std::string_view text, size_t begin) const {
   if (!words_stand_alone_ || text.size() - begin <= kStretch) return text.size();
   return WordEnd(text, begin + kStretch - 1);
 }
 
 // BPE may be cut at every word. Rounding errors of unigram's sums decide between covers that are
 // equally good, so it may be cut only where EncodePart restarts its sums.
-size_t Model::FindBorder(std::string_view text, size_t from) const {
+size_t SentencePieceModel::FindBorder(std::string_view text, size_t from) const {
   if (!words_stand_alone_) return text.size();
   // Join would take the unknown piece after one that was found as an added token for its run.
   if (!definition_.added.empty() && !definition_.byte_fallback) return text.size();
@@ -308,13 +312,14 @@ size_t Model::FindBorder(std::string_view text, size_t from) const {
 }
 
 // A run of unknown characters has one id, also over borders.
-void Model::Join(const std::vector<int32_t>& next, std::vector<int32_t>* ids) const {
+void SentencePieceModel::Join(const std::vector<int32_t>& next, std::vector<int32_t>* ids) const {
   const bool goes_on =
       !next.empty() && next[0] == unknown_ && !ids->empty() && ids->back() == unknown_;
   ids->insert(ids->end(), next.begin() + (goes_on ? 1 : 0), next.end());
 }
 
-void Model::Append(std::string_view text, int32_t id, std::vector<int32_t>* ids) const {
+void SentencePieceModel::Append(std::string_view text, int32_t id,
+                                std::vector<int32_t>* ids) const {
   if (id != unknown_) {
     ids->push_back(id);
   } else if (definition_.byte_fallback) {
@@ -324,16 +329,16 @@ void Model::Append(std::string_view text, int32_t id, std::vector<int32_t>* ids)
   }
 }
 
-absl::StatusOr<std::vector<int32_t>> Model::EncodePart(std::string_view text) const {
+absl::StatusOr<std::vector<int32_t>> SentencePieceModel::EncodePart(std::string_view text) const {
   if (definition_.added.empty()) return EncodePlain(text);
   std::vector<int32_t> ids;
   while (!text.empty()) {
-    if (text.size() >= kMarkBytes && text[0] == kMark) {
+    if (text.size() >= kBorderMarkBytes && text[0] == kBorderMark) {
       ids.push_back(IdOfMark(text));
-      text.remove_prefix(kMarkBytes);
+      text.remove_prefix(kBorderMarkBytes);
       continue;
     }
-    const size_t end = std::min(text.find(kMark, 1), text.size());
+    const size_t end = std::min(text.find(kBorderMark, 1), text.size());
     const std::vector<int32_t> plain = EncodePlain(text.substr(0, end));
     ids.insert(ids.end(), plain.begin(), plain.end());
     text.remove_prefix(end);
@@ -341,7 +346,7 @@ absl::StatusOr<std::vector<int32_t>> Model::EncodePart(std::string_view text) co
   return ids;
 }
 
-std::vector<int32_t> Model::EncodePlain(std::string_view text) const {
+std::vector<int32_t> SentencePieceModel::EncodePlain(std::string_view text) const {
   std::vector<int32_t> ids;
   if (definition_.algorithm == SentencePiece::Algorithm::kUnigram) {
     for (size_t at = 0; at < text.size();) {
@@ -376,7 +381,7 @@ std::vector<int32_t> Model::EncodePlain(std::string_view text) const {
 
 // The best cover of each prefix of the text, from left to right; the comparisons and the precision
 // are the library's, since they decide between covers that are equally good.
-void Model::EncodeUnigram(std::string_view text, std::vector<int32_t>* ids) const {
+void SentencePieceModel::EncodeUnigram(std::string_view text, std::vector<int32_t>* ids) const {
   struct Best {
     float score = 0;
     int32_t id = -1;
@@ -418,7 +423,7 @@ void Model::EncodeUnigram(std::string_view text, std::vector<int32_t>* ids) cons
   }
 }
 
-void Model::EncodeBpe(std::string_view text, std::vector<int32_t>* ids) const {
+void SentencePieceModel::EncodeBpe(std::string_view text, std::vector<int32_t>* ids) const {
   std::vector<PieceSymbol> symbols;
   for (size_t at = 0; at < text.size();) {
     const size_t whole = user_defined_.LongestPrefix(text.substr(at)).length;
@@ -442,7 +447,7 @@ void Model::EncodeBpe(std::string_view text, std::vector<int32_t>* ids) const {
   }
 }
 
-absl::StatusOr<std::string> Model::Decode(absl::Span<const int32_t> ids) const {
+absl::StatusOr<std::string> SentencePieceModel::Decode(absl::Span<const int32_t> ids) const {
   const SentencePieceRules& rules = definition_.rules;
   std::string text;
   std::string bytes;  // of a run of byte pieces
@@ -491,7 +496,7 @@ absl::StatusOr<std::string> Model::Decode(absl::Span<const int32_t> ids) const {
   return text;
 }
 
-std::optional<std::vector<bool>> Model::WordContinuations() const {
+std::optional<std::vector<bool>> SentencePieceModel::WordContinuations() const {
   // A space at the end of a word does not tell anything about the piece that it ends.
   if (definition_.rules.whitespace_as_suffix) return std::nullopt;
   std::vector<bool> continues(definition_.pieces.size(), false);
@@ -504,7 +509,7 @@ std::optional<std::vector<bool>> Model::WordContinuations() const {
   return continues;
 }
 
-std::string Model::ToJson() const {
+std::string SentencePieceModel::ToJson() const {
   json pieces = json::array();
   json scores = json::array();
   json types = json::array();
@@ -515,7 +520,7 @@ std::string Model::ToJson() const {
   }
   const SentencePieceRules& rules = definition_.rules;
   const bool unigram = definition_.algorithm == SentencePiece::Algorithm::kUnigram;
-  json object = {{"kind", kKind},
+  json object = {{"kind", kSentencePieceKind},
                  {"vocab_size", vocab_size()},
                  {"algorithm", unigram ? "unigram" : "bpe"},
                  {"byte_fallback", definition_.byte_fallback},
@@ -543,12 +548,12 @@ absl::Status ReadPieceLists(const json& object, std::vector<SentencePiece::Piece
   const json& types = JsonAt(object, "types");
   if (!pieces.is_array() || !scores.is_array() || !types.is_array() ||
       pieces.size() != scores.size() || pieces.size() != types.size()) {
-    return Fault("pieces, scores and types are not lists of one length");
+    return SentencePieceFault("pieces, scores and types are not lists of one length");
   }
   for (size_t i = 0; i < pieces.size(); ++i) {
     const int64_t type = types[i].is_number_integer() ? types[i].get<int64_t>() : 0;
     if (!pieces[i].is_string() || !scores[i].is_number() || type < 1 || type > 6) {
-      return Fault(absl::StrCat("piece ", i, " has no text, no score or no type"));
+      return SentencePieceFault(absl::StrCat("piece ", i, " has no text, no score or no type"));
     }
     out->push_back({pieces[i].get<std::string>(), scores[i].get<float>(), static_cast<Type>(type)});
   }
@@ -558,14 +563,14 @@ absl::Status ReadPieceLists(const json& object, std::vector<SentencePiece::Piece
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<const TokenizerModel>> MakeSentencePiece(SentencePiece definition) {
-  return Model::Create(std::move(definition));
+  return SentencePieceModel::Create(std::move(definition));
 }
 
 absl::StatusOr<std::shared_ptr<const TokenizerModel>> SentencePieceFromJson(const json& object) {
   SentencePiece model;
   TERCIO_ASSIGN_OR_RETURN(const std::string algorithm, JsonText(object, "algorithm", ""));
   if (algorithm != "unigram" && algorithm != "bpe") {
-    return Fault(absl::StrCat("the algorithm '", algorithm, "' is unknown"));
+    return SentencePieceFault(absl::StrCat("the algorithm '", algorithm, "' is unknown"));
   }
   model.algorithm =
       algorithm == "bpe" ? SentencePiece::Algorithm::kBpe : SentencePiece::Algorithm::kUnigram;
@@ -578,7 +583,8 @@ absl::StatusOr<std::shared_ptr<const TokenizerModel>> SentencePieceFromJson(cons
   TERCIO_ASSIGN_OR_RETURN(rules.whitespace_as_suffix,
                           JsonFlag(object, "whitespace_as_suffix", false));
   TERCIO_ASSIGN_OR_RETURN(const std::string charsmap, JsonText(object, "charsmap", ""));
-  if (!absl::Base64Unescape(charsmap, &rules.charsmap)) return Fault("charsmap is not base64");
+  if (!absl::Base64Unescape(charsmap, &rules.charsmap))
+    return SentencePieceFault("charsmap is not base64");
   TERCIO_ASSIGN_OR_RETURN(model.unknown_surface,
                           JsonText(object, "unknown_surface", model.unknown_surface));
   TERCIO_RETURN_IF_ERROR(ReadPieceLists(object, &model.pieces));

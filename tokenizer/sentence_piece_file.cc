@@ -10,7 +10,7 @@
 namespace tercio::tokenizer {
 namespace {
 
-absl::Status Fault(std::string_view what) {
+absl::Status SentencePieceFileFault(std::string_view what) {
   return absl::InvalidArgumentError(absl::StrCat("not a SentencePiece model: ", std::string(what)));
 }
 
@@ -31,7 +31,8 @@ class FieldReader {
     if (rest_.empty()) return std::nullopt;
     TERCIO_ASSIGN_OR_RETURN(const uint64_t key, Varint());
     Field field;
-    if (key >> 3 == 0 || key >> 3 > 0x1FFFFFFF) return Fault("a field has no number");
+    if (key >> 3 == 0 || key >> 3 > 0x1FFFFFFF)
+      return SentencePieceFileFault("a field has no number");
     field.number = static_cast<uint32_t>(key >> 3);
     switch (key & 7) {
       case 0: {
@@ -44,7 +45,7 @@ class FieldReader {
       case 2: {
         field.wire = Field::Wire::kBytes;
         TERCIO_ASSIGN_OR_RETURN(const uint64_t size, Varint());
-        if (size > rest_.size()) return Fault("a field is longer than the file");
+        if (size > rest_.size()) return SentencePieceFileFault("a field is longer than the file");
         field.bytes = rest_.substr(0, size);
         rest_.remove_prefix(size);
         return field;
@@ -53,7 +54,7 @@ class FieldReader {
         field.wire = Field::Wire::kFixed32;
         return Fixed(4, field);
       default:
-        return Fault("a field has an unknown wire type");
+        return SentencePieceFileFault("a field has an unknown wire type");
     }
   }
 
@@ -68,10 +69,10 @@ class FieldReader {
         return value;
       }
     }
-    return Fault("a number is truncated");
+    return SentencePieceFileFault("a number is truncated");
   }
   absl::StatusOr<std::optional<Field>> Fixed(size_t size, Field field) {
-    if (rest_.size() < size) return Fault("a number is truncated");
+    if (rest_.size() < size) return SentencePieceFileFault("a number is truncated");
     for (size_t i = 0; i < size; ++i) {
       field.value |= static_cast<uint64_t>(static_cast<uint8_t>(rest_[i])) << (8 * i);
     }
@@ -95,7 +96,7 @@ absl::Status ForFields(std::string_view message, const Visit& visit) {
 
 absl::Status ExpectWire(const Field& field, Field::Wire wire) {
   if (field.wire == wire) return absl::OkStatus();
-  return Fault(absl::StrCat("field ", field.number, " has the wrong wire type"));
+  return SentencePieceFileFault(absl::StrCat("field ", field.number, " has the wrong wire type"));
 }
 
 absl::Status ReadText(const Field& field, std::string* out) {
@@ -123,7 +124,7 @@ absl::StatusOr<SentencePiece::Piece> ParsePiece(std::string_view message) {
       case 3:
         TERCIO_RETURN_IF_ERROR(ExpectWire(field, Field::Wire::kVarint));
         if (field.value < 1 || field.value > 6) {
-          return Fault(absl::StrCat("a piece has the unknown type ", field.value));
+          return SentencePieceFileFault(absl::StrCat("a piece has the unknown type ", field.value));
         }
         piece.type = static_cast<SentencePiece::Type>(field.value);
         return absl::OkStatus();
@@ -152,7 +153,8 @@ absl::Status ParseNormalizer(std::string_view message, SentencePieceRules* rules
       case 5:
         return ReadFlag(field, &rules->escape_whitespaces);
       default:
-        return Fault(absl::StrCat("its normalizer_spec has the unknown field ", field.number));
+        return SentencePieceFileFault(
+            absl::StrCat("its normalizer_spec has the unknown field ", field.number));
     }
   });
 }

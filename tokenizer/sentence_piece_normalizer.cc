@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::string_view kReplacementCharacter = "\uFFFD";
 
-absl::Status Fault(std::string_view what) {
+absl::Status NormalizerFault(std::string_view what) {
   return absl::InvalidArgumentError(
       absl::StrCat("SentencePiece: the normalization rules ", std::string(what)));
 }
@@ -39,23 +39,23 @@ absl::StatusOr<SentencePieceNormalizer> SentencePieceNormalizer::Create(
   SentencePieceNormalizer normalizer;
   const std::string_view map = rules.charsmap;
   if (!map.empty()) {
-    if (map.size() < 4) return Fault("are truncated");
+    if (map.size() < 4) return NormalizerFault("are truncated");
     const uint32_t bytes = LittleEndian(map);
     if (bytes == 0 || bytes % 4 != 0 || bytes >= map.size() - 4) {
-      return Fault("declare a trie larger than they are");
+      return NormalizerFault("declare a trie larger than they are");
     }
     normalizer.units_.resize(bytes / 4);
     for (size_t i = 0; i < normalizer.units_.size(); ++i) {
       normalizer.units_[i] = LittleEndian(map.substr(4 + 4 * i));
     }
     normalizer.replacements_ = map.substr(4 + bytes);
-    if (normalizer.replacements_.back() != '\0') return Fault("end within a text");
-    if (!IsUtf8(normalizer.replacements_)) return Fault("are not UTF-8");
+    if (normalizer.replacements_.back() != '\0') return NormalizerFault("end within a text");
+    if (!IsUtf8(normalizer.replacements_)) return NormalizerFault("are not UTF-8");
   }
   size_t total = 0;
   for (const std::string& piece : untouched) {
     total += piece.size();
-    if (total > ByteTrie::kMostBytes) return Fault("leave too many pieces untouched");
+    if (total > ByteTrie::kMostBytes) return NormalizerFault("leave too many pieces untouched");
     normalizer.untouched_.Insert(piece, 0);
   }
   normalizer.rules_ = std::move(rules);

@@ -22,15 +22,15 @@ constexpr size_t kLeastPart = 64 << 10;
 // More parts than threads, since they differ in cost.
 constexpr size_t kPartsOfThread = 4;
 
-using Model = std::shared_ptr<const TokenizerModel>;
+using ModelPointer = std::shared_ptr<const TokenizerModel>;
 
-absl::StatusOr<Model> ModelFromJson(const nlohmann::json& json) {
-  const std::string kind = json["kind"];
+absl::StatusOr<ModelPointer> ModelFromJson(const nlohmann::json& stored) {
+  const std::string kind = stored["kind"];
   if (kind == "bytes") return MakeBytes();
-  if (kind == "chars") return CharsFromJson(json);
-  if (kind == "byte_level_bpe") return ByteLevelBpeFromJson(json);
-  if (kind == "sentence_piece") return SentencePieceFromJson(json);
-  if (kind == "word_piece") return WordPieceFromJson(json);
+  if (kind == "chars") return CharsFromJson(stored);
+  if (kind == "byte_level_bpe") return ByteLevelBpeFromJson(stored);
+  if (kind == "sentence_piece") return SentencePieceFromJson(stored);
+  if (kind == "word_piece") return WordPieceFromJson(stored);
   return absl::InvalidArgumentError(absl::StrCat("unknown kind '", kind, "'"));
 }
 
@@ -54,21 +54,21 @@ std::vector<std::string_view> CutAtBorders(const TokenizerModel& model, std::str
 Tokenizer Tokenizer::Bytes() { return Tokenizer(MakeBytes()); }
 
 absl::StatusOr<Tokenizer> Tokenizer::CharsOf(const std::vector<std::string_view>& texts) {
-  TERCIO_ASSIGN_OR_RETURN(Model model, MakeCharsOf(texts));
+  TERCIO_ASSIGN_OR_RETURN(ModelPointer model, MakeCharsOf(texts));
   return Tokenizer(std::move(model));
 }
 
 absl::StatusOr<Tokenizer> Tokenizer::Load(const std::string& path) {
-  TERCIO_ASSIGN_OR_RETURN(Model model, LoadTokenizerFiles(path));
+  TERCIO_ASSIGN_OR_RETURN(ModelPointer model, LoadTokenizerFiles(path));
   return Tokenizer(std::move(model));
 }
 
 absl::StatusOr<Tokenizer> Tokenizer::FromJson(std::string_view text) {
-  const nlohmann::json json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object() || !json.contains("kind") || !json["kind"].is_string()) {
+  const nlohmann::json stored = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!stored.is_object() || !stored.contains("kind") || !stored["kind"].is_string()) {
     return absl::InvalidArgumentError("not a tokenizer: no key 'kind'");
   }
-  absl::StatusOr<Model> model = ModelFromJson(json);
+  absl::StatusOr<ModelPointer> model = ModelFromJson(stored);
   if (!model.ok()) {
     return absl::InvalidArgumentError(absl::StrCat("not a tokenizer: ", model.status().message()));
   }

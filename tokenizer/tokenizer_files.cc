@@ -20,7 +20,7 @@ namespace tercio::tokenizer {
 namespace {
 
 using nlohmann::json;
-using Model = std::shared_ptr<const TokenizerModel>;
+using ModelPointer = std::shared_ptr<const TokenizerModel>;
 
 constexpr const char* kNames[] = {"tokenizer.json", "vocab.json", "tokenizer.model", "vocab.txt"};
 
@@ -75,10 +75,11 @@ std::vector<AddedToken> AddSpecialTokens(const json& config, const Vocabulary& v
   return added;
 }
 
-absl::StatusOr<Model> LoadHuggingFace(const std::string& path, const std::string& directory) {
+absl::StatusOr<ModelPointer> LoadHuggingFace(const std::string& path,
+                                             const std::string& directory) {
   TERCIO_ASSIGN_OR_RETURN(const json config, ReadConfig(directory));
   TERCIO_ASSIGN_OR_RETURN(const json root, ReadJson(path));
-  absl::StatusOr<Model> model = ParseHuggingFaceJson(root, config);
+  absl::StatusOr<ModelPointer> model = ParseHuggingFaceJson(root, config);
   if (!model.ok() && PathExists(directory + "/tokenizer.model")) {
     return absl::InvalidArgumentError(
         absl::StrCat(model.status().message(),
@@ -87,7 +88,8 @@ absl::StatusOr<Model> LoadHuggingFace(const std::string& path, const std::string
   return model;
 }
 
-absl::StatusOr<Model> LoadVocabAndMerges(const std::string& path, const std::string& directory) {
+absl::StatusOr<ModelPointer> LoadVocabAndMerges(const std::string& path,
+                                                const std::string& directory) {
   if (PathExists(directory + "/added_tokens.json")) {
     return absl::InvalidArgumentError(
         "added_tokens.json beside it is not supported; save the tokenizer as tokenizer.json");
@@ -115,7 +117,7 @@ absl::StatusOr<Model> LoadVocabAndMerges(const std::string& path, const std::str
   return MakeByteLevelBpe(std::move(bpe));
 }
 
-absl::StatusOr<Model> LoadVocabText(const std::string& path, const std::string& directory) {
+absl::StatusOr<ModelPointer> LoadVocabText(const std::string& path, const std::string& directory) {
   TERCIO_ASSIGN_OR_RETURN(const json config, ReadConfig(directory));
   TERCIO_ASSIGN_OR_RETURN(const auto file, MappedFile::Open(path));
   if (!IsUtf8(file->content())) return absl::InvalidArgumentError("the file is not UTF-8");
@@ -134,13 +136,13 @@ absl::StatusOr<Model> LoadVocabText(const std::string& path, const std::string& 
   return MakeWordPiece(std::move(definition));
 }
 
-absl::StatusOr<Model> LoadSentencePiece(const std::string& path) {
+absl::StatusOr<ModelPointer> LoadSentencePiece(const std::string& path) {
   TERCIO_ASSIGN_OR_RETURN(const auto file, MappedFile::Open(path));
   TERCIO_ASSIGN_OR_RETURN(SentencePiece model, ParseSentencePieceFile(file->content()));
   return MakeSentencePiece(std::move(model));
 }
 
-absl::StatusOr<Model> LoadFile(const std::string& path) {
+absl::StatusOr<ModelPointer> LoadFile(const std::string& path) {
   const std::filesystem::path split(path);
   const std::string name = split.filename();
   const std::string directory = split.has_parent_path() ? split.parent_path().string() : ".";
@@ -156,7 +158,7 @@ absl::StatusOr<Model> LoadFile(const std::string& path) {
 
 }  // namespace
 
-absl::StatusOr<Model> LoadTokenizerFiles(const std::string& path) {
+absl::StatusOr<ModelPointer> LoadTokenizerFiles(const std::string& path) {
   std::error_code ignored;
   std::string file = path;
   if (std::filesystem::is_directory(path, ignored)) {
@@ -172,7 +174,7 @@ absl::StatusOr<Model> LoadTokenizerFiles(const std::string& path) {
   } else if (!PathExists(path)) {
     return absl::NotFoundError(absl::StrCat(path, ": no such file"));
   }
-  absl::StatusOr<Model> model = LoadFile(file);
+  absl::StatusOr<ModelPointer> model = LoadFile(file);
   if (model.ok() || model.status().message().find(path) != std::string::npos) return model;
   return absl::Status(model.status().code(), absl::StrCat(file, ": ", model.status().message()));
 }

@@ -13,7 +13,7 @@ using nlohmann::json;
 
 constexpr int64_t kMostUnusedIds = 65536;
 
-absl::Status Fault(std::string_view what) {
+absl::Status VocabularyFault(std::string_view what) {
   return absl::InvalidArgumentError(absl::StrCat("the vocabulary ", std::string(what)));
 }
 
@@ -35,34 +35,36 @@ constexpr NamedId kNamedIds[] = {
 absl::StatusOr<Vocabulary> Vocabulary::FromTokens(std::vector<std::optional<std::string>> tokens) {
   Vocabulary vocabulary;
   vocabulary.tokens_ = std::move(tokens);
-  if (vocabulary.tokens_.size() > static_cast<size_t>(INT32_MAX)) return Fault("is too large");
+  if (vocabulary.tokens_.size() > static_cast<size_t>(INT32_MAX))
+    return VocabularyFault("is too large");
   vocabulary.ids_.reserve(vocabulary.tokens_.size());
   for (size_t id = 0; id < vocabulary.tokens_.size(); ++id) {
     const std::optional<std::string>& token = vocabulary.tokens_[id];
     if (!token.has_value()) continue;
     if (!vocabulary.ids_.emplace(*token, static_cast<int32_t>(id)).second) {
-      return Fault(absl::StrCat("has the token '", *token, "' twice"));
+      return VocabularyFault(absl::StrCat("has the token '", *token, "' twice"));
     }
   }
-  if (vocabulary.ids_.empty()) return Fault("is empty");
+  if (vocabulary.ids_.empty()) return VocabularyFault("is empty");
   return vocabulary;
 }
 
 absl::StatusOr<Vocabulary> Vocabulary::FromObject(const json& object) {
-  if (!object.is_object()) return Fault("is not an object of tokens and ids");
+  if (!object.is_object()) return VocabularyFault("is not an object of tokens and ids");
   const int64_t bound = static_cast<int64_t>(object.size()) + kMostUnusedIds;
   std::vector<std::optional<std::string>> tokens;
   for (const auto& [token, id_json] : object.items()) {
-    if (!id_json.is_number_integer()) return Fault(absl::StrCat("gives '", token, "' no id"));
+    if (!id_json.is_number_integer())
+      return VocabularyFault(absl::StrCat("gives '", token, "' no id"));
     const auto id = id_json.get<int64_t>();
     if (id < 0 || id >= bound) {
-      return Fault(absl::StrCat("gives '", token, "' the id ", id,
-                                ", out of range for a vocabulary of ", object.size()));
+      return VocabularyFault(absl::StrCat("gives '", token, "' the id ", id,
+                                          ", out of range for a vocabulary of ", object.size()));
     }
     if (static_cast<size_t>(id) >= tokens.size()) tokens.resize(static_cast<size_t>(id) + 1);
     std::optional<std::string>& place = tokens[static_cast<size_t>(id)];
     if (place.has_value()) {
-      return Fault(absl::StrCat("gives '", token, "' and '", *place, "' the id ", id));
+      return VocabularyFault(absl::StrCat("gives '", token, "' and '", *place, "' the id ", id));
     }
     place = token;
   }
@@ -70,7 +72,7 @@ absl::StatusOr<Vocabulary> Vocabulary::FromObject(const json& object) {
 }
 
 absl::StatusOr<Vocabulary> Vocabulary::FromList(const json& list) {
-  if (!list.is_array()) return Fault("is not a list of tokens");
+  if (!list.is_array()) return VocabularyFault("is not a list of tokens");
   std::vector<std::optional<std::string>> tokens;
   tokens.reserve(list.size());
   for (const json& entry : list) {
@@ -79,7 +81,7 @@ absl::StatusOr<Vocabulary> Vocabulary::FromList(const json& list) {
     } else if (entry.is_string()) {
       tokens.emplace_back(entry.get<std::string>());
     } else {
-      return Fault(absl::StrCat("has no text at id ", tokens.size()));
+      return VocabularyFault(absl::StrCat("has no text at id ", tokens.size()));
     }
   }
   return FromTokens(std::move(tokens));

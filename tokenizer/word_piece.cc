@@ -15,9 +15,9 @@ namespace {
 
 using nlohmann::json;
 
-constexpr char kKind[] = "word_piece";
+constexpr char kWordPieceKind[] = "word_piece";
 
-absl::Status Fault(std::string_view what) {
+absl::Status WordPieceFault(std::string_view what) {
   return absl::InvalidArgumentError(absl::StrCat("WordPiece: ", std::string(what)));
 }
 
@@ -74,7 +74,7 @@ std::string Tidy(std::string token) {
   return token;
 }
 
-class Model : public TokenizerModel {
+class WordPieceModel : public TokenizerModel {
  public:
   static absl::StatusOr<std::shared_ptr<const TokenizerModel>> Create(WordPiece definition);
 
@@ -93,7 +93,7 @@ class Model : public TokenizerModel {
   void EncodePlain(std::string_view text, WordCache* cache, std::vector<int32_t>* ids) const;
   void EncodeWord(std::string_view word, std::vector<int32_t>* ids) const;
 
-  const std::string kind_ = kKind;
+  const std::string kind_ = kWordPieceKind;
   WordPiece definition_;
   const uint32_t cache_owner_ = WordCache::NewOwner();
   int32_t vocab_size_ = 0;
@@ -104,8 +104,8 @@ class Model : public TokenizerModel {
   std::vector<std::optional<std::string>> token_of_;
 };
 
-absl::StatusOr<std::shared_ptr<const TokenizerModel>> Model::Create(WordPiece definition) {
-  auto model = std::make_shared<Model>();
+absl::StatusOr<std::shared_ptr<const TokenizerModel>> WordPieceModel::Create(WordPiece definition) {
+  auto model = std::make_shared<WordPieceModel>();
   model->definition_ = std::move(definition);
   const WordPiece& rules = model->definition_;
   TERCIO_RETURN_IF_ERROR(model->ReadTokens());
@@ -116,22 +116,23 @@ absl::StatusOr<std::shared_ptr<const TokenizerModel>> Model::Create(WordPiece de
   return model;
 }
 
-absl::Status Model::ReadTokens() {
+absl::Status WordPieceModel::ReadTokens() {
   const Vocabulary& vocabulary = definition_.vocabulary;
   TERCIO_ASSIGN_OR_RETURN(vocab_size_, SizeWithAdded(vocabulary, definition_.added));
   const std::optional<int32_t> unknown = vocabulary.Find(definition_.unknown);
   if (!unknown.has_value()) {
-    return Fault(absl::StrCat("'", definition_.unknown, "' is not in the vocabulary"));
+    return WordPieceFault(absl::StrCat("'", definition_.unknown, "' is not in the vocabulary"));
   }
   unknown_ = *unknown;
-  if (definition_.most_characters < 1) return Fault("words of less than 1 character");
+  if (definition_.most_characters < 1) return WordPieceFault("words of less than 1 character");
   token_of_.resize(static_cast<size_t>(vocab_size_));
   size_t bytes = 0;
   for (int32_t id = 0; id < vocabulary.size(); ++id) {
     const std::string* const token = vocabulary.token(id);
     if (token == nullptr) continue;
     bytes += token->size();
-    if (bytes > ByteTrie::kMostBytes) return Fault("the vocabulary has more than 16 MiB of text");
+    if (bytes > ByteTrie::kMostBytes)
+      return WordPieceFault("the vocabulary has more than 16 MiB of text");
     token_of_[static_cast<size_t>(id)] = *token;
     beginnings_.Insert(*token, id);
     if (token->starts_with(definition_.continuation)) {
@@ -144,7 +145,7 @@ absl::Status Model::ReadTokens() {
   return absl::OkStatus();
 }
 
-void Model::EncodeWord(std::string_view word, std::vector<int32_t>* ids) const {
+void WordPieceModel::EncodeWord(std::string_view word, std::vector<int32_t>* ids) const {
   int32_t characters = 0;
   for (const char c : word) characters += static_cast<uint8_t>(c) >> 6 != 2;
   const size_t begin = ids->size();
@@ -161,7 +162,8 @@ void Model::EncodeWord(std::string_view word, std::vector<int32_t>* ids) const {
   ids->push_back(unknown_);
 }
 
-void Model::EncodePlain(std::string_view text, WordCache* cache, std::vector<int32_t>* ids) const {
+void WordPieceModel::EncodePlain(std::string_view text, WordCache* cache,
+                                 std::vector<int32_t>* ids) const {
   const uint8_t* const classes = CharacterClasses();
   const auto finish = [&](size_t begin, size_t end) {
     if (begin == end) return;
@@ -186,7 +188,7 @@ void Model::EncodePlain(std::string_view text, WordCache* cache, std::vector<int
   finish(begin, text.size());
 }
 
-absl::StatusOr<std::vector<int32_t>> Model::EncodePart(std::string_view text) const {
+absl::StatusOr<std::vector<int32_t>> WordPieceModel::EncodePart(std::string_view text) const {
   std::vector<int32_t> ids;
   ids.reserve(text.size() / 4 + 1);
   WordCache& cache = WordCache::OfThisThread();
@@ -204,7 +206,7 @@ absl::StatusOr<std::vector<int32_t>> Model::EncodePart(std::string_view text) co
 
 // White space ends words and does not affect the cleaning of its neighbours: it does not compose,
 // and accents are not moved over it.
-size_t Model::FindBorder(std::string_view text, size_t from) const {
+size_t WordPieceModel::FindBorder(std::string_view text, size_t from) const {
   if (!added_->allows_cuts_at_spaces()) return text.size();
   for (size_t at = from + 1; at < text.size(); ++at) {
     if (text[at] != ' ' && text[at] != '\n') continue;
@@ -213,7 +215,7 @@ size_t Model::FindBorder(std::string_view text, size_t from) const {
   return text.size();
 }
 
-absl::StatusOr<std::string> Model::Decode(absl::Span<const int32_t> ids) const {
+absl::StatusOr<std::string> WordPieceModel::Decode(absl::Span<const int32_t> ids) const {
   std::string text;
   for (size_t i = 0; i < ids.size(); ++i) {
     const int32_t id = ids[i];
@@ -231,7 +233,7 @@ absl::StatusOr<std::string> Model::Decode(absl::Span<const int32_t> ids) const {
   return text;
 }
 
-std::optional<std::vector<bool>> Model::WordContinuations() const {
+std::optional<std::vector<bool>> WordPieceModel::WordContinuations() const {
   std::vector<bool> continues(static_cast<size_t>(vocab_size_), false);
   for (size_t id = 0; id < continues.size(); ++id) {
     const std::optional<std::string>& token = token_of_[id];
@@ -241,8 +243,8 @@ std::optional<std::vector<bool>> Model::WordContinuations() const {
   return continues;
 }
 
-std::string Model::ToJson() const {
-  return json{{"kind", kKind},
+std::string WordPieceModel::ToJson() const {
+  return json{{"kind", kWordPieceKind},
               {"vocab_size", vocab_size_},
               {"clean_text", definition_.clean_text},
               {"space_chinese", definition_.space_chinese},
@@ -261,7 +263,7 @@ std::string Model::ToJson() const {
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<const TokenizerModel>> MakeWordPiece(WordPiece definition) {
-  return Model::Create(std::move(definition));
+  return WordPieceModel::Create(std::move(definition));
 }
 
 absl::StatusOr<std::shared_ptr<const TokenizerModel>> WordPieceFromJson(const json& object) {
@@ -275,7 +277,7 @@ absl::StatusOr<std::shared_ptr<const TokenizerModel>> WordPieceFromJson(const js
   TERCIO_ASSIGN_OR_RETURN(definition.unknown, JsonText(object, "unknown", "[UNK]"));
   const json& most = JsonAt(object, "most_characters");
   if (!most.is_number_integer() || most.get<int64_t>() < 1 || most.get<int64_t>() > INT32_MAX) {
-    return Fault("'most_characters' is not a count");
+    return WordPieceFault("'most_characters' is not a count");
   }
   definition.most_characters = most.get<int32_t>();
   TERCIO_ASSIGN_OR_RETURN(definition.vocabulary,

@@ -30,7 +30,7 @@
 namespace tercio::checkpoint {
 namespace {
 
-constexpr int64_t kPartElements = int64_t{1} << 18;  // stays in the cache until it is written
+constexpr int64_t kExportPartElements = int64_t{1} << 18;  // stays in the cache until it is written
 constexpr char kFramework[] = "pt";  // transformers refuses files that do not say it
 
 // A tensor of a file to write: weights out of the checkpoint, or the bytes of a buffer.
@@ -47,21 +47,21 @@ struct OutputShard {
 };
 
 // Rows [begin, end) of a tensor as it is written; all of a buffer.
-struct RowRange {
+struct OutputRows {
   const OutputTensor* tensor;
   int64_t begin = 0;
   int64_t end = 0;
 };
 
-int64_t BytesOf(const OutputTensor& tensor) {
+int64_t OutputBytesOf(const OutputTensor& tensor) {
   if (tensor.weights == nullptr) return static_cast<int64_t>(tensor.raw.size());
   int64_t bytes = DtypeBytes(tensor.entry.dtype);
   for (const int64_t extent : tensor.entry.shape) bytes *= extent;
   return bytes;
 }
 
-std::vector<RowRange> PartsOf(const OutputShard& shard) {
-  std::vector<RowRange> parts;
+std::vector<OutputRows> PartsOfShard(const OutputShard& shard) {
+  std::vector<OutputRows> parts;
   for (const OutputTensor& tensor : shard.tensors) {
     if (tensor.weights == nullptr) {
       parts.push_back({&tensor});
@@ -69,7 +69,7 @@ std::vector<RowRange> PartsOf(const OutputShard& shard) {
     }
     const HuggingFaceTensor& form = *tensor.weights;
     const int64_t width = form.transposed ? form.outputs : form.inputs;
-    const int64_t step = std::max<int64_t>(1, kPartElements / width);
+    const int64_t step = std::max<int64_t>(1, kExportPartElements / width);
     for (int64_t row = 0; row < form.shape[0]; row += step) {
       parts.push_back({&tensor, row, std::min(form.shape[0], row + step)});
     }
@@ -107,7 +107,7 @@ class Exporter {
   void PlanFresh();
   absl::Status Reshard();
   absl::Status WriteShards(OutputDirectory* output);
-  absl::Status MakeRows(const RowRange& rows, OutputPart* part) const;
+  absl::Status MakeRows(const OutputRows& rows, OutputPart* part) const;
   absl::Status ReadRows(const HuggingFaceTensor& form, int64_t begin, int64_t end,
                         std::vector<float>* values) const;
   absl::Status ReadColumns(const HuggingFaceTensor& form, int64_t begin, int64_t end,
@@ -277,11 +277,11 @@ absl::Status Exporter::WriteShards(OutputDirectory* output) {
   int64_t total = 0;
   for (const OutputShard& shard : shards_) {
     total += static_cast<int64_t>(shard.header.size());
-    for (const OutputTensor& tensor : shard.tensors) total += BytesOf(tensor);
+    for (const OutputTensor& tensor : shard.tensors) total += OutputBytesOf(tensor);
   }
   output->ShowProgress(total, options_.progress);
   for (const OutputShard& shard : shards_) {
-    const std::vector<RowRange> parts = PartsOf(shard);
+    const std::vector<OutputRows> parts = PartsOfShard(shard);
     const auto make = [&](int64_t index, OutputPart* part) {
       if (index > 0) return MakeRows(parts[static_cast<size_t>(index - 1)], part);
       part->bytes = shard.header;
@@ -306,7 +306,7 @@ absl::Status CheckRange(const std::string& name, FloatFormat format,
   return absl::OkStatus();
 }
 
-absl::Status Exporter::MakeRows(const RowRange& rows, OutputPart* part) const {
+absl::Status Exporter::MakeRows(const OutputRows& rows, OutputPart* part) const {
   const OutputTensor& tensor = *rows.tensor;
   if (tensor.weights == nullptr) {
     part->bytes = tensor.raw;

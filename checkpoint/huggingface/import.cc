@@ -17,7 +17,7 @@ namespace tercio::checkpoint {
 namespace {
 
 constexpr char kWeightsFile[] = "weights.safetensors";
-constexpr int64_t kPartElements = int64_t{1} << 18;  // stays in the cache until it is written
+constexpr int64_t kImportPartElements = int64_t{1} << 18;  // stays in the cache until it is written
 
 // Rows [begin, end) of a tensor.
 struct RowRange {
@@ -29,7 +29,7 @@ struct RowRange {
 std::vector<RowRange> PartsOf(const std::vector<plan::LogicalTensor>& tensors) {
   std::vector<RowRange> parts;
   for (const plan::LogicalTensor& tensor : tensors) {
-    const int64_t step = std::max<int64_t>(1, kPartElements / tensor.columns);
+    const int64_t step = std::max<int64_t>(1, kImportPartElements / tensor.columns);
     for (int64_t row = 0; row < tensor.rows; row += step) {
       parts.push_back({&tensor, row, std::min(tensor.rows, row + step)});
     }

@@ -87,8 +87,8 @@ absl::StatusOr<std::set<std::string>> FilesOfIndex(
   return names;
 }
 
-absl::Status CheckSlice(const v1::TensorSlice& slice, const std::vector<int64_t>& shape,
-                        const std::string& directory) {
+absl::Status CheckWeightSlice(const v1::TensorSlice& slice, const std::vector<int64_t>& shape,
+                              const std::string& directory) {
   if (!std::equal(shape.begin(), shape.end(), slice.shape().begin(), slice.shape().end())) {
     return absl::InvalidArgumentError(absl::StrCat(directory, ": tensor ", slice.tensor(), " has ",
                                                    ShapeText(shape),
@@ -299,7 +299,7 @@ absl::Status HuggingFaceModel::ReadSlice(const v1::TensorSlice& slice, float* ou
   const Place& place = found->second;
   std::vector<int64_t> shape = {place.rows};
   if (!place.is_vector) shape.push_back(place.inputs);
-  TERCIO_RETURN_IF_ERROR(CheckSlice(slice, shape, directory_));
+  TERCIO_RETURN_IF_ERROR(CheckWeightSlice(slice, shape, directory_));
   if (place.transposed) {
     ReadTransposed(place, slice, out);
     return absl::OkStatus();

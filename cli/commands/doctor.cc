@@ -101,7 +101,7 @@ Finding CheckCoordinator(const Options& options) {
           "start it, or give its address and certificates"};
 }
 
-const char* NameOf(Health health) {
+const char* HealthWord(Health health) {
   switch (health) {
     case Health::kOk:
       return "ok";
@@ -114,12 +114,12 @@ const char* NameOf(Health health) {
   }
 }
 
-void Print(const std::vector<Finding>& findings, bool healthy, Output output) {
+void PrintFindings(const std::vector<Finding>& findings, bool healthy, Output output) {
   if (output != Output::kTable) {
     Json list = Json::array();
     for (const Finding& finding : findings) {
       list.push_back({{"check", finding.check},
-                      {"status", NameOf(finding.health)},
+                      {"status", HealthWord(finding.health)},
                       {"detail", finding.detail},
                       {"mend", finding.mend.empty() ? Json(nullptr) : Json(finding.mend)}});
     }
@@ -128,7 +128,7 @@ void Print(const std::vector<Finding>& findings, bool healthy, Output output) {
   }
   std::vector<std::vector<std::string>> rows = {{"STATUS", "CHECK", "FOUND"}};
   for (const Finding& finding : findings) {
-    rows.push_back({NameOf(finding.health), finding.check, finding.detail});
+    rows.push_back({HealthWord(finding.health), finding.check, finding.detail});
     if (!finding.mend.empty()) rows.push_back({"", "", "-> " + finding.mend});
   }
   std::cout << Table(rows);
@@ -161,7 +161,7 @@ int Doctor(const Options& options) {
   if (!options.coordinator.empty()) findings.push_back(CheckCoordinator(options));
   bool healthy = true;
   for (const Finding& finding : findings) healthy &= finding.health != Health::kError;
-  Print(findings, healthy, options.format());
+  PrintFindings(findings, healthy, options.format());
   return healthy ? kExitOk : kExitConflict;
 }
 

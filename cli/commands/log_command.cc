@@ -16,7 +16,7 @@ namespace tercio::cli {
 namespace {
 
 // How often, and at which interval, a coordinator that restarts is waited for.
-constexpr absl::Duration kRetryInterval = absl::Milliseconds(250);
+constexpr absl::Duration kLogRetryInterval = absl::Milliseconds(250);
 constexpr int kMostRetries = 60;
 
 absl::StatusOr<v1::LogsRequest> RequestOf(const Options& options) {
@@ -70,7 +70,7 @@ int Logs(const Options& options) {
         json.Finish();
         return kExitOk;
       }
-      absl::SleepFor(kRetryInterval);
+      absl::SleepFor(kLogRetryInterval);
     }
   });
 }

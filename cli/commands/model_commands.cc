@@ -330,12 +330,14 @@ absl::StatusOr<int> EvaluateModel(const Options& options) {
                    "last_word_accuracy, or for classifiers accuracy, precision, recall, f1"));
 }
 
-int Report(const absl::StatusOr<int>& code) { return code.ok() ? *code : Fail(code.status()); }
+int CodeOrFailure(const absl::StatusOr<int>& code) {
+  return code.ok() ? *code : Fail(code.status());
+}
 
 }  // namespace
 
-int Generate(const Options& options) { return Report(GenerateText(options)); }
+int Generate(const Options& options) { return CodeOrFailure(GenerateText(options)); }
 
-int Evaluate(const Options& options) { return Report(EvaluateModel(options)); }
+int Evaluate(const Options& options) { return CodeOrFailure(EvaluateModel(options)); }
 
 }  // namespace tercio::cli

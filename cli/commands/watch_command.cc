@@ -22,7 +22,7 @@ namespace tercio::cli {
 namespace {
 
 constexpr auto kDrawInterval = std::chrono::milliseconds(200);
-constexpr auto kRetryInterval = std::chrono::milliseconds(500);
+constexpr auto kWatchRetryInterval = std::chrono::milliseconds(500);
 // Steps fetched from the past, and losses kept while following.
 constexpr int64_t kStepsBefore = 500;
 constexpr size_t kMostLosses = 100'000;
@@ -122,7 +122,7 @@ class FullView {
       read(&context);
       MutexLock lock(mutex_);
       std::erase(calls_, &context);
-      changed_.WaitFor(mutex_, kRetryInterval,
+      changed_.WaitFor(mutex_, kWatchRetryInterval,
                        [this]() TERCIO_REQUIRES(mutex_) { return stopping_; });
     }
   }

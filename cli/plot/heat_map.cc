@@ -11,10 +11,10 @@
 namespace tercio::plot {
 namespace {
 
-constexpr double kMargin = 16;
+constexpr double kHeatMapMargin = 16;
 
 // The greatest value among columns [begin, end) of a row; NaN: none.
-double GreatestOf(const std::vector<double>& row, size_t begin, size_t end) {
+double GreatestBetween(const std::vector<double>& row, size_t begin, size_t end) {
   double greatest = std::nan("");
   for (size_t i = begin; i < std::min(end, row.size()); ++i) {
     if (std::isfinite(row[i]) && !(greatest >= row[i])) greatest = row[i];
@@ -60,10 +60,11 @@ std::string Draw(const HeatMap& map, bool standalone) {
   const size_t together = std::max<size_t>(1, (columns + most - 1) / most);
   const size_t shown = (columns + together - 1) / together;
   double left = 40;
-  for (const std::string& row : map.rows) left = std::max(left, TextWidth(row, 11) + kMargin + 10);
-  svg.Text(kMargin, 18, map.title, "h");
-  if (!range.empty) DrawScale(range, map.unit, map.width - kMargin - 200, 10, &svg);
-  const double area = map.width - kMargin - left;
+  for (const std::string& row : map.rows)
+    left = std::max(left, TextWidth(row, 11) + kHeatMapMargin + 10);
+  svg.Text(kHeatMapMargin, 18, map.title, "h");
+  if (!range.empty) DrawScale(range, map.unit, map.width - kHeatMapMargin - 200, 10, &svg);
+  const double area = map.width - kHeatMapMargin - left;
   const double cell = std::min(28.0, area / static_cast<double>(std::max<size_t>(1, shown)));
   const double height = map.values.size() > 24 ? 8 : 18;
   const double top = 36;
@@ -74,7 +75,7 @@ std::string Draw(const HeatMap& map, bool standalone) {
                Anchor::kEnd);
     }
     for (size_t c = 0; c < shown; ++c) {
-      const double value = GreatestOf(map.values[r], c * together, (c + 1) * together);
+      const double value = GreatestBetween(map.values[r], c * together, (c + 1) * together);
       if (!std::isfinite(value)) continue;
       const double place =
           range.high > range.low ? (value - range.low) / (range.high - range.low) : 0.5;

@@ -14,7 +14,7 @@ namespace tercio::report {
 namespace {
 
 constexpr int kMostBars = 24;  // ranks with a bar of their own; more are grouped by stage
-constexpr double kFigureWidth = 620;
+constexpr double kRankFigureWidth = 620;
 
 struct Phase {
   const char* name;
@@ -62,7 +62,7 @@ std::string PhasesChart(const Subject& subject) {
   chart.unit = "share of the loop's time";
   chart.label = chart.title;
   chart.shares = true;
-  chart.width = kFigureWidth;
+  chart.width = kRankFigureWidth;
   const Groups groups = GroupsOf(subject.job->status);
   int colour = 0;
   for (const Phase& phase : kPhases) {
@@ -96,7 +96,7 @@ std::string RankMap(const Subject& subject, const std::string& title, const std:
   map.label = map.title;
   map.unit = unit;
   map.x_title = "ranks of the stage (data, tensor)";
-  map.width = kFigureWidth;
+  map.width = kRankFigureWidth;
   const v1::Layout& layout = subject.job->status.plan().layout();
   for (const v1::RankView& rank : subject.job->status.ranks()) {
     const auto row = static_cast<size_t>(std::clamp(rank.pipeline(), 0, 1 << 14));
@@ -118,7 +118,7 @@ std::string MemoryChart(const Subject& subject) {
   chart.label = chart.title;
   chart.stacked = false;
   chart.totals = true;
-  chart.width = kFigureWidth;
+  chart.width = kRankFigureWidth;
   struct Kind {
     const char* name;
     int64_t (v1::RankFigures::*bytes)() const;

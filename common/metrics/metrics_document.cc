@@ -45,7 +45,7 @@ constexpr Section kSections[] = {
     {MetricExporter::kBoth, "Metrics of both daemons"},
 };
 
-std::string TypeOf(const MetricSpec& spec) {
+std::string TypeWordOf(const MetricSpec& spec) {
   switch (spec.kind) {
     case MetricKind::kCounter:
       return "counter";
@@ -76,7 +76,7 @@ std::string MetricsDocument() {
                     "\n\n| metric | type | unit | labels | meaning |\n|---|---|---|---|---|\n");
     for (const MetricSpec& spec : metric_table::kAll) {
       if (spec.exporter != section.exporter) continue;
-      absl::StrAppend(&text, "| `", spec.name, "` | ", TypeOf(spec), " | ",
+      absl::StrAppend(&text, "| `", spec.name, "` | ", TypeWordOf(spec), " | ",
                       spec.unit == "1" ? "" : spec.unit, " | ", LabelsOf(spec), " | ", spec.help,
                       " |\n");
     }

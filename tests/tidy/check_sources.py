@@ -14,6 +14,9 @@ import re
 import subprocess
 import sys
 
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import units  # noqa: E402
+
 FILE_LINES = 800
 FUNCTION_LINES = 70
 
@@ -468,6 +471,7 @@ def main():
         "words": check_words(sources),
         "clocks": check_clocks(sources),
         "mutexes": check_mutexes(sources),
+        "names of units": units.check_units(sources),
         "documents": check_documents(root, sources),
         "members that documents name": check_document_members(sources),
         "files that comments name": check_named_files(root, sources),

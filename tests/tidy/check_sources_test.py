@@ -9,6 +9,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(1, os.path.join(sys.path[0], ".."))
 import check_sources  # noqa: E402
 import python_cases  # noqa: E402
+import units  # noqa: E402
 
 
 def function_of(lines):
@@ -74,6 +75,21 @@ class CheckSourcesTest(unittest.TestCase):
             for path in ("common/mutex.h", "worker/agent/a_test.cc", "tests/parity/a.cc", "emulation/a.h"):
                 self.assertEqual(check_sources.check_mutexes({path: [line]}), [])
         self.assertEqual(check_sources.check_mutexes({"worker/agent/a.cc": ["  Mutex mutex_;", "MutexLock lock(mutex_);"]}), [])
+
+    def test_a_name_that_hides_one_of_a_header_in_its_unit_is_found(self):
+        build = ["tercio_cc_library(", '    name = "a",', '    srcs = ["a.cc", "b.cc"],', ")"]
+        header = ["namespace tercio::plan {", "inline constexpr uint8_t kMark = 32;  // a bit", "int Sum(int a,", "}  // namespace tercio::plan"]
+        user = ['#include "plan/mark.h"', "namespace tercio::plan {", "bool IsMark(int bits) { return Sum(bits & kMark, 0); }"]
+        for hiding in ("constexpr char kMark = 'a';", "int Sum(int a, int b) {"):
+            lines = ["namespace tercio::plan {", "namespace {", hiding, "}  // namespace", "}  // namespace tercio::plan"]
+            sources = {"plan/BUILD.bazel": build, "plan/mark.h": header, "plan/a.cc": lines, "plan/b.cc": user}
+            faults = units.check_units(sources)
+            self.assertEqual(len(faults), 1, hiding)
+            self.assertRegex(faults[0], r"^plan/a.cc: \w+ hides that of plan/mark.h in plan/b.cc, ")
+            alone = build[:3] + ["    one_unit = False,"] + build[3:]
+            self.assertEqual(units.check_units({**sources, "plan/BUILD.bazel": alone}), [])
+            self.assertEqual(units.check_units({**sources, "plan/b.cc": user[1:]}), [])  # without the header
+            self.assertEqual(units.check_units({**sources, "plan/mark.h": ["namespace tercio::data {"] + header[1:]}), [])
 
     def test_members_that_documents_name_exist(self):
         sources = {"plan/a.h": ["class Plan { void Make(); };"], "A.md": ["`Plan::Make` and `Plan::Make(int)`, also plan::Bake"]}

@@ -13,8 +13,8 @@
 namespace tercio::tokenizer {
 namespace {
 
-using Stored = nlohmann::json;        // the input
-using Json = nlohmann::ordered_json;  // the output
+using Stored = nlohmann::json;              // the input
+using OutputJson = nlohmann::ordered_json;  // the output
 
 // The pattern of Llama 3's tokenizers; `tokenizer/word_scanner.cc` cuts words as it does.
 constexpr char kLlama3Words[] =
@@ -27,16 +27,16 @@ const Stored& At(const Stored& object, const char* key) {
   return found == object.end() ? null : *found;
 }
 
-bool Flag(const Stored& object, const char* key) { return At(object, key) == Stored(true); }
+bool IsSet(const Stored& object, const char* key) { return At(object, key) == Stored(true); }
 
-std::string Text(const Stored& object, const char* key) {
+std::string ContentOf(const Stored& object, const char* key) {
   const Stored& value = At(object, key);
   return value.is_string() ? value.get<std::string>() : "";
 }
 
 // Appends an entry without looking for its key, for which an ordered map walks all of them.
-void PutLast(std::string key, Json value, Json* object) {
-  object->get_ref<Json::object_t&>().emplace_back(std::move(key), std::move(value));
+void PutLast(std::string key, OutputJson value, OutputJson* object) {
+  object->get_ref<OutputJson::object_t&>().emplace_back(std::move(key), std::move(value));
 }
 
 // The tokens by id: SentencePiece calls them pieces.
@@ -45,10 +45,10 @@ const Stored& TokensOf(const Stored& json) {
 }
 
 // The tokens of a stored vocabulary and their ids; nullopt if it is not one.
-std::optional<Json> VocabularyOf(const Stored& json) {
+std::optional<OutputJson> VocabularyOf(const Stored& json) {
   const Stored& tokens = TokensOf(json);
   if (!tokens.is_array()) return std::nullopt;
-  Json vocabulary = Json::object();
+  OutputJson vocabulary = OutputJson::object();
   for (size_t id = 0; id < tokens.size(); ++id) {
     if (tokens[id].is_null()) continue;  // an id without a token
     if (!tokens[id].is_string()) return std::nullopt;
@@ -67,12 +67,12 @@ std::string TokenAt(const Stored& tokens, const Stored& id) {
 // The token of an id, from the vocabulary or an added one; "" if there is none.
 std::string TokenOf(const Stored& json, const Stored& id) {
   for (const Stored& token : At(json, "added_tokens")) {
-    if (!id.is_null() && At(token, "id") == id) return Text(token, "content");
+    if (!id.is_null() && At(token, "id") == id) return ContentOf(token, "content");
   }
   return TokenAt(TokensOf(json), id);
 }
 
-Json AddedTokensOf(const Stored& json) {
+OutputJson AddedTokensOf(const Stored& json) {
   std::vector<const Stored*> tokens;
   for (const Stored& token : At(json, "added_tokens")) {
     if (At(token, "id").is_number_unsigned()) tokens.push_back(&token);
@@ -81,15 +81,15 @@ Json AddedTokensOf(const Stored& json) {
   std::sort(tokens.begin(), tokens.end(), [](const Stored* a, const Stored* b) {
     return At(*a, "id").get<uint64_t>() < At(*b, "id").get<uint64_t>();
   });
-  Json list = Json::array();
+  OutputJson list = OutputJson::array();
   for (const Stored* token : tokens) {
     list.push_back({{"id", At(*token, "id").get<uint64_t>()},
-                    {"content", Text(*token, "content")},
+                    {"content", ContentOf(*token, "content")},
                     {"single_word", false},
-                    {"lstrip", Flag(*token, "lstrip")},
-                    {"rstrip", Flag(*token, "rstrip")},
-                    {"normalized", Flag(*token, "normalized")},
-                    {"special", Flag(*token, "special")}});
+                    {"lstrip", IsSet(*token, "lstrip")},
+                    {"rstrip", IsSet(*token, "rstrip")},
+                    {"normalized", IsSet(*token, "normalized")},
+                    {"special", IsSet(*token, "special")}});
   }
   return list;
 }
@@ -126,25 +126,26 @@ SpecialTokens SpecialTokensOf(const Stored& json, const TokenizerUse& use) {
 
 // The processor that puts cls and separator around one text and between two; null if it is not
 // wanted.
-Json PostProcessor(const SpecialTokens& tokens, const TokenizerUse& use) {
+OutputJson PostProcessor(const SpecialTokens& tokens, const TokenizerUse& use) {
   if (!use.encodes_texts || !tokens.contains("cls_token") || !tokens.contains("sep_token")) {
     return nullptr;
   }
   const auto special = [&](const char* role, int type) {
-    return Json({{"SpecialToken", {{"id", tokens.at(role).text}, {"type_id", type}}}});
+    return OutputJson({{"SpecialToken", {{"id", tokens.at(role).text}, {"type_id", type}}}});
   };
   const auto text = [](const char* name, int type) {
-    return Json({{"Sequence", {{"id", name}, {"type_id", type}}}});
+    return OutputJson({{"Sequence", {{"id", name}, {"type_id", type}}}});
   };
-  Json known = Json::object();
+  OutputJson known = OutputJson::object();
   for (const char* role : {"cls_token", "sep_token"}) {
     const SpecialToken& token = tokens.at(role);
     known[token.text] = {{"id", token.text},
-                         {"ids", Json::array({token.id})},
-                         {"tokens", Json::array({token.text})}};
+                         {"ids", OutputJson::array({token.id})},
+                         {"tokens", OutputJson::array({token.text})}};
   }
-  Json single = Json::array({special("cls_token", 0), text("A", 0), special("sep_token", 0)});
-  Json pair = single;
+  OutputJson single =
+      OutputJson::array({special("cls_token", 0), text("A", 0), special("sep_token", 0)});
+  OutputJson pair = single;
   pair.push_back(text("B", 1));
   pair.push_back(special("sep_token", 1));
   return {{"type", "TemplateProcessing"},
@@ -161,10 +162,10 @@ bool IsAdded(const Stored& json, const Stored& content) {
 
 // transformers finds every token that is named here in a text. Tercio only finds added tokens, so
 // others are named only if transformers can be told to find none.
-Json Config(const Stored& json, const SpecialTokens& tokens, const TokenizerUse& use) {
-  Json config = {{"tokenizer_class", "PreTrainedTokenizerFast"},
-                 {"model_max_length", use.context},
-                 {"clean_up_tokenization_spaces", false}};
+OutputJson Config(const Stored& json, const SpecialTokens& tokens, const TokenizerUse& use) {
+  OutputJson config = {{"tokenizer_class", "PreTrainedTokenizerFast"},
+                       {"model_max_length", use.context},
+                       {"clean_up_tokenization_spaces", false}};
   // Versions of transformers differ in whether token types, which only encoders take, are returned.
   config["model_input_names"] = {"input_ids", "attention_mask"};
   if (use.encodes_texts) config["model_input_names"].push_back("token_type_ids");
@@ -179,40 +180,40 @@ Json Config(const Stored& json, const SpecialTokens& tokens, const TokenizerUse&
 // ---- the kinds ----
 
 struct Parts {
-  Json normalizer;
-  Json pre_tokenizer;
-  Json post_processor;
-  Json decoder;
-  Json model;
-  Json added_tokens = Json::array();
+  OutputJson normalizer;
+  OutputJson pre_tokenizer;
+  OutputJson post_processor;
+  OutputJson decoder;
+  OutputJson model;
+  OutputJson added_tokens = OutputJson::array();
 };
 
 std::string TokenizerJson(Parts parts) {
-  const Json json = {{"version", "1.0"},
-                     {"truncation", nullptr},
-                     {"padding", nullptr},
-                     {"added_tokens", std::move(parts.added_tokens)},
-                     {"normalizer", std::move(parts.normalizer)},
-                     {"pre_tokenizer", std::move(parts.pre_tokenizer)},
-                     {"post_processor", std::move(parts.post_processor)},
-                     {"decoder", std::move(parts.decoder)},
-                     {"model", std::move(parts.model)}};
+  const OutputJson json = {{"version", "1.0"},
+                           {"truncation", nullptr},
+                           {"padding", nullptr},
+                           {"added_tokens", std::move(parts.added_tokens)},
+                           {"normalizer", std::move(parts.normalizer)},
+                           {"pre_tokenizer", std::move(parts.pre_tokenizer)},
+                           {"post_processor", std::move(parts.post_processor)},
+                           {"decoder", std::move(parts.decoder)},
+                           {"model", std::move(parts.model)}};
   return json.dump(1) + "\n";
 }
 
-TokenizerFiles Files(Parts parts, const Json& config) {
+TokenizerFiles Files(Parts parts, const OutputJson& config) {
   return {{"tokenizer.json", TokenizerJson(std::move(parts))},
           {"tokenizer_config.json", config.dump(2) + "\n"}};
 }
 
-Json ByteLevel(bool add_prefix_space, bool use_regex) {
+OutputJson ByteLevel(bool add_prefix_space, bool use_regex) {
   return {{"type", "ByteLevel"},
           {"add_prefix_space", add_prefix_space},
           {"trim_offsets", true},
           {"use_regex", use_regex}};
 }
 
-Json BpeModel(Json vocabulary, Json merges, Json unknown) {
+OutputJson BpeModel(OutputJson vocabulary, OutputJson merges, OutputJson unknown) {
   return {{"type", "BPE"},
           {"dropout", nullptr},
           {"unk_token", std::move(unknown)},
@@ -228,7 +229,7 @@ Json BpeModel(Json vocabulary, Json merges, Json unknown) {
 // GPT-2's alphabet of bytes: those that Latin-1 prints stand for themselves, the others follow from
 // 256 in ascending order.
 std::optional<TokenizerFiles> Bytes(const Stored& json, const TokenizerUse& use) {
-  Json vocabulary = Json::object();
+  OutputJson vocabulary = OutputJson::object();
   uint32_t next = 256;
   for (uint32_t byte = 0; byte < 256; ++byte) {
     const bool printed = (byte >= '!' && byte <= '~') || (byte >= 0xa1 && byte != 0xad);
@@ -239,14 +240,14 @@ std::optional<TokenizerFiles> Bytes(const Stored& json, const TokenizerUse& use)
   Parts parts;
   parts.pre_tokenizer = ByteLevel(/*add_prefix_space=*/false, /*use_regex=*/false);
   parts.decoder = parts.pre_tokenizer;
-  parts.model = BpeModel(std::move(vocabulary), Json::array(), nullptr);
+  parts.model = BpeModel(std::move(vocabulary), OutputJson::array(), nullptr);
   return Files(std::move(parts), Config(json, {}, use));
 }
 
 std::optional<TokenizerFiles> Chars(const Stored& json, const TokenizerUse& use) {
-  const std::string characters = Text(json, "characters");
+  const std::string characters = ContentOf(json, "characters");
   if (characters.empty()) return std::nullopt;
-  Json vocabulary = Json::object();
+  OutputJson vocabulary = OutputJson::object();
   int id = 0;
   for (size_t at = 0; at < characters.size();) {
     const size_t bytes = DecodeUtf8(characters, at).length;
@@ -264,40 +265,40 @@ std::optional<TokenizerFiles> Chars(const Stored& json, const TokenizerUse& use)
 }
 
 std::optional<TokenizerFiles> ByteLevelBpe(const Stored& json, const TokenizerUse& use) {
-  const std::string pattern = Text(json, "pattern");
-  const bool prefix = Flag(json, "add_prefix_space");
+  const std::string pattern = ContentOf(json, "pattern");
+  const bool prefix = IsSet(json, "add_prefix_space");
   Parts parts;
   if (pattern == "gpt2") {
     parts.pre_tokenizer = ByteLevel(prefix, /*use_regex=*/true);
   } else if (pattern == "llama3" && !prefix) {
-    const Json split = {{"type", "Split"},
-                        {"pattern", {{"Regex", kLlama3Words}}},
-                        {"behavior", "Isolated"},
-                        {"invert", false}};
+    const OutputJson split = {{"type", "Split"},
+                              {"pattern", {{"Regex", kLlama3Words}}},
+                              {"behavior", "Isolated"},
+                              {"invert", false}};
     parts.pre_tokenizer = {
         {"type", "Sequence"},
         {"pretokenizers",
-         Json::array({split, ByteLevel(/*add_prefix_space=*/false, /*use_regex=*/false)})}};
+         OutputJson::array({split, ByteLevel(/*add_prefix_space=*/false, /*use_regex=*/false)})}};
   } else {
     return std::nullopt;  // a Split before it would put the space before every word
   }
-  std::optional<Json> vocabulary = VocabularyOf(json);
+  std::optional<OutputJson> vocabulary = VocabularyOf(json);
   const Stored& tokens = At(json, "vocabulary");
   const Stored& ids = At(json, "merges");
   if (!vocabulary.has_value() || !ids.is_array()) return std::nullopt;
-  Json merges = Json::array();
+  OutputJson merges = OutputJson::array();
   for (size_t i = 0; i + 1 < ids.size(); i += 2) {
-    merges.push_back(Json::array({TokenAt(tokens, ids[i]), TokenAt(tokens, ids[i + 1])}));
+    merges.push_back(OutputJson::array({TokenAt(tokens, ids[i]), TokenAt(tokens, ids[i + 1])}));
   }
   const std::string unknown = TokenAt(tokens, At(json, "unknown"));
   const SpecialTokens special = SpecialTokensOf(json, use);
   parts.added_tokens = AddedTokensOf(json);
   parts.post_processor = PostProcessor(special, use);
   parts.decoder = ByteLevel(/*add_prefix_space=*/true, /*use_regex=*/true);
-  parts.model =
-      BpeModel(*std::move(vocabulary), std::move(merges), unknown.empty() ? Json() : Json(unknown));
-  parts.model["ignore_merges"] = Flag(json, "ignore_merges");
-  Json config = Config(json, special, use);
+  parts.model = BpeModel(*std::move(vocabulary), std::move(merges),
+                         unknown.empty() ? OutputJson() : OutputJson(unknown));
+  parts.model["ignore_merges"] = IsSet(json, "ignore_merges");
+  OutputJson config = Config(json, special, use);
   config["add_prefix_space"] = prefix;
   return Files(std::move(parts), config);
 }
@@ -315,32 +316,32 @@ std::optional<std::string> VocabularyText(const Stored& json) {
 }
 
 std::optional<TokenizerFiles> WordPiece(const Stored& json, const TokenizerUse& use) {
-  std::optional<Json> vocabulary = VocabularyOf(json);
+  std::optional<OutputJson> vocabulary = VocabularyOf(json);
   const Stored& most = At(json, "most_characters");
   if (!vocabulary.has_value() || !most.is_number_unsigned()) return std::nullopt;
   const SpecialTokens special = SpecialTokensOf(json, use);
   Parts parts;
   parts.added_tokens = AddedTokensOf(json);
   parts.normalizer = {{"type", "BertNormalizer"},
-                      {"clean_text", Flag(json, "clean_text")},
-                      {"handle_chinese_chars", Flag(json, "space_chinese")},
-                      {"strip_accents", Flag(json, "strip_accents")},
-                      {"lowercase", Flag(json, "lowercase")}};
+                      {"clean_text", IsSet(json, "clean_text")},
+                      {"handle_chinese_chars", IsSet(json, "space_chinese")},
+                      {"strip_accents", IsSet(json, "strip_accents")},
+                      {"lowercase", IsSet(json, "lowercase")}};
   parts.pre_tokenizer = {{"type", "BertPreTokenizer"}};
   parts.post_processor = PostProcessor(special, use);
   parts.decoder = {{"type", "WordPiece"},
-                   {"prefix", Text(json, "continuation")},
-                   {"cleanup", Flag(json, "tidy_decoded")}};
+                   {"prefix", ContentOf(json, "continuation")},
+                   {"cleanup", IsSet(json, "tidy_decoded")}};
   parts.model = {{"type", "WordPiece"},
-                 {"unk_token", Text(json, "unknown")},
-                 {"continuing_subword_prefix", Text(json, "continuation")},
+                 {"unk_token", ContentOf(json, "unknown")},
+                 {"continuing_subword_prefix", ContentOf(json, "continuation")},
                  {"max_input_chars_per_word", most.get<uint64_t>()},
                  {"vocab", *std::move(vocabulary)}};
-  Json config = Config(json, special, use);
+  OutputJson config = Config(json, special, use);
   // For programs that read vocab.txt.
-  config["do_lower_case"] = Flag(json, "lowercase");
-  config["strip_accents"] = Flag(json, "strip_accents");
-  config["tokenize_chinese_chars"] = Flag(json, "space_chinese");
+  config["do_lower_case"] = IsSet(json, "lowercase");
+  config["strip_accents"] = IsSet(json, "strip_accents");
+  config["tokenize_chinese_chars"] = IsSet(json, "space_chinese");
   TokenizerFiles files = Files(std::move(parts), config);
   if (const std::optional<std::string> text = VocabularyText(json)) files["vocab.txt"] = *text;
   return files;
@@ -350,28 +351,29 @@ std::optional<TokenizerFiles> WordPiece(const Stored& json, const TokenizerUse& 
 std::optional<TokenizerFiles> MergedPieces(const Stored& json, const std::string& unknown,
                                            const TokenizerUse& use) {
   const std::optional<std::vector<Merge>> pairs = MergesOfPieces(json);
-  std::optional<Json> vocabulary = VocabularyOf(json);
+  std::optional<OutputJson> vocabulary = VocabularyOf(json);
   if (!pairs.has_value() || !vocabulary.has_value()) return std::nullopt;
-  Json merges = Json::array();
-  for (const auto& [left, right] : *pairs) merges.push_back(Json::array({left, right}));
+  OutputJson merges = OutputJson::array();
+  for (const auto& [left, right] : *pairs) merges.push_back(OutputJson::array({left, right}));
   const SpecialTokens special = SpecialTokensOf(json, use);
-  const Json spaces = {{"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", "\u2581"}};
-  Json decoders =
-      Json::array({{{"type", "Replace"}, {"pattern", {{"String", "\u2581"}}}, {"content", " "}},
-                   {{"type", "ByteFallback"}},
-                   {{"type", "Fuse"}}});
+  const OutputJson spaces = {
+      {"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", "\u2581"}};
+  OutputJson decoders = OutputJson::array(
+      {{{"type", "Replace"}, {"pattern", {{"String", "\u2581"}}}, {"content", " "}},
+       {{"type", "ByteFallback"}},
+       {{"type", "Fuse"}}});
   Parts parts;
-  const bool prefixed = Flag(json, "add_dummy_prefix");
+  const bool prefixed = IsSet(json, "add_dummy_prefix");
   if (const Stored& metaspace = At(json, "metaspace"); metaspace.is_object()) {
     parts.pre_tokenizer = {{"type", "Metaspace"},
                            {"replacement", "\u2581"},
-                           {"prepend_scheme", !prefixed                       ? "never"
-                                              : Flag(metaspace, "first_only") ? "first"
-                                                                              : "always"},
-                           {"split", Flag(metaspace, "splits")}};
+                           {"prepend_scheme", !prefixed                        ? "never"
+                                              : IsSet(metaspace, "first_only") ? "first"
+                                                                               : "always"},
+                           {"split", IsSet(metaspace, "splits")}};
   } else if (prefixed) {
-    const Json prefix = {{"type", "Prepend"}, {"prepend", "\u2581"}};
-    parts.normalizer = {{"type", "Sequence"}, {"normalizers", Json::array({prefix, spaces})}};
+    const OutputJson prefix = {{"type", "Prepend"}, {"prepend", "\u2581"}};
+    parts.normalizer = {{"type", "Sequence"}, {"normalizers", OutputJson::array({prefix, spaces})}};
   } else {
     parts.normalizer = spaces;
   }
@@ -383,7 +385,7 @@ std::optional<TokenizerFiles> MergedPieces(const Stored& json, const std::string
   parts.decoder = {{"type", "Sequence"}, {"decoders", std::move(decoders)}};
   parts.model = BpeModel(*std::move(vocabulary), std::move(merges), unknown);
   parts.model["fuse_unk"] = true;
-  parts.model["byte_fallback"] = Flag(json, "byte_fallback");
+  parts.model["byte_fallback"] = IsSet(json, "byte_fallback");
   return Files(std::move(parts), Config(json, special, use));
 }
 
@@ -398,7 +400,7 @@ std::optional<TokenizerFiles> SentencePiece(const Stored& json, const TokenizerU
   }
   if (!fits_model) return std::nullopt;
   const SpecialTokens special = SpecialTokensOf(json, use);
-  Json config = Config(json, special, use);
+  OutputJson config = Config(json, special, use);
   config["tokenizer_class"] = "SentencePieceBackend";
   config["unk_token"] = model->unknown;
   config["legacy"] = true;                // the library puts the space before a text
@@ -433,7 +435,7 @@ bool HasVocabularyOfObject(const Stored& json, const Stored& object) {
 
 std::optional<TokenizerFiles> HuggingFaceTokenizer(std::string_view text, const TokenizerUse& use) {
   const Stored json = Parsed(text);
-  const std::string kind = Text(json, "kind");
+  const std::string kind = ContentOf(json, "kind");
   if (kind == "bytes") return Bytes(json, use);
   if (kind == "chars") return Chars(json, use);
   if (kind == "byte_level_bpe") return ByteLevelBpe(json, use);

@@ -12,7 +12,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr int kNormal = 1;
+constexpr int kNormalPiece = 1;
 constexpr int kUserDefined = 4;
 constexpr int kUnused = 5;
 
@@ -71,7 +71,8 @@ bool Pieces::Read(const Json& json) {
     if (type == kUserDefined || type == kUnused) return false;
     const std::string_view text = pieces[i].get_ref<const std::string&>();
     all_.insert(text);
-    if (type == kNormal && !IsOneCharacter(text)) longer_.push_back({text, score.get<double>()});
+    if (type == kNormalPiece && !IsOneCharacter(text))
+      longer_.push_back({text, score.get<double>()});
   }
   // Halves are shorter than the pieces that they make.
   std::sort(longer_.begin(), longer_.end(),

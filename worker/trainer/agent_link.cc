@@ -20,7 +20,7 @@ constexpr auto kFirstBackoff = std::chrono::milliseconds(50);
 constexpr auto kLongestBackoff = std::chrono::milliseconds(1000);
 constexpr auto kTickInterval = std::chrono::milliseconds(50);
 constexpr absl::Duration kPutTimeout = absl::Seconds(30);
-constexpr absl::Duration kRetryInterval = absl::Milliseconds(100);
+constexpr absl::Duration kLinkRetryInterval = absl::Milliseconds(100);
 
 // Retries the call until it succeeds, `timeout` is over, or it fails for another reason than an
 // absent peer.
@@ -34,8 +34,8 @@ absl::Status CallUntil(absl::Duration timeout, const Call& call) {
     context.set_wait_for_ready(true);
     const absl::Status status = FromGrpc(call(context));
     const bool away = absl::IsUnavailable(status) || absl::IsCancelled(status);
-    if (!away || SteadyNow() + kRetryInterval >= deadline) return status;
-    absl::SleepFor(kRetryInterval);
+    if (!away || SteadyNow() + kLinkRetryInterval >= deadline) return status;
+    absl::SleepFor(kLinkRetryInterval);
   }
 }
 

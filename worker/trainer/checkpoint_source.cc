@@ -22,7 +22,7 @@ namespace {
 
 // The attempt fails if the coordinator is away for longer.
 constexpr absl::Duration kReadPatience = absl::Minutes(2);
-constexpr absl::Duration kRetryInterval = absl::Milliseconds(500);
+constexpr absl::Duration kSourceRetryInterval = absl::Milliseconds(500);
 
 class CheckpointSource : public StateSource {
  public:
@@ -54,7 +54,8 @@ class CoordinatorSource : public CheckpointSource {
     };
     while (true) {
       absl::Status status = ReadOnce(values, arrived_first);
-      if (!absl::IsUnavailable(status) || SteadyNow() >= end || CancelledWithin(kRetryInterval)) {
+      if (!absl::IsUnavailable(status) || SteadyNow() >= end ||
+          CancelledWithin(kSourceRetryInterval)) {
         return status;
       }
     }

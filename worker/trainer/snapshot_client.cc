@@ -23,7 +23,7 @@ std::chrono::system_clock::time_point DeadlineFor(int64_t bytes, absl::Duration 
          std::chrono::milliseconds(static_cast<int64_t>(seconds * 1e3));
 }
 
-int64_t ElementsOf(const v1::TensorSlice& slice) {
+int64_t ElementsOfSlice(const v1::TensorSlice& slice) {
   return (slice.row_end() - slice.row_begin()) * (slice.column_end() - slice.column_begin());
 }
 
@@ -54,7 +54,7 @@ class EngineFiller {
       if (taken < room) return absl::OkStatus();
       TERCIO_RETURN_IF_ERROR(engine_.Load(static_cast<int64_t>(index_), first_, values_));
       first_ += static_cast<int64_t>(values_.size());
-      if (first_ == ElementsOf(engine_.NeededSlices()[index_])) {
+      if (first_ == ElementsOfSlice(engine_.NeededSlices()[index_])) {
         ++index_;
         first_ = 0;
       }
@@ -69,7 +69,7 @@ class EngineFiller {
   void BeginPart() {
     filled_ = 0;
     if (complete()) return;
-    const int64_t left = ElementsOf(engine_.NeededSlices()[index_]) - first_;
+    const int64_t left = ElementsOfSlice(engine_.NeededSlices()[index_]) - first_;
     values_.resize(static_cast<size_t>(std::min(left, kPartElements)));
   }
 
@@ -163,7 +163,7 @@ absl::Status SnapshotClient::Load(const std::string& holder, int attempt, int64_
   request.set_step(step);
   int64_t bytes = 0;
   for (const v1::TensorSlice& slice : engine.NeededSlices()) {
-    bytes += ElementsOf(slice) * static_cast<int64_t>(sizeof(float));
+    bytes += ElementsOfSlice(slice) * static_cast<int64_t>(sizeof(float));
   }
   grpc::ClientContext context;
   context.set_deadline(DeadlineFor(bytes, patience_));
