@@ -152,7 +152,7 @@ void Stepper::BeginAttempt(JobState& job) {
   job.searches = 0;
   job.search_again_at = 0;
   SwitchTime(job, record.waiting_since() > 0 ? v1::TIME_KIND_RESTARTING : v1::TIME_KIND_STARTING);
-  SetPhase(job, v1::JOB_PHASE_PREPARING);
+  if (!Enter(job, v1::JOB_PHASE_PREPARING)) return;
   for (const auto& [name, node] : job.placement->nodes()) SendPrepare(job, name);
   Search(job);
 }
@@ -228,7 +228,7 @@ void Stepper::StartWhenReady(JobState& job) {
                     record.spec().model().context());
   record.set_from_step_plus_one(0);
   if (record.started_at() == 0) record.set_started_at(now_);
-  SetPhase(job, v1::JOB_PHASE_STARTING);
+  if (!Enter(job, v1::JOB_PHASE_STARTING)) return;
   Note(job, "attempt_started",
        absl::StrCat("attempt ", record.attempt(), " starts after step ", record.resume_step(),
                     " on ", job.placement->ranks(), " ranks"));
@@ -276,8 +276,8 @@ void Stepper::OnRankPhase(JobState& job, const v1::RankPhase& phase) {
   std::string& running = *record.mutable_progress()->mutable_running_ranks();
   AddRank(running, phase.rank());
   effects_.changed_jobs.insert(record.id());
-  if (record.phase() == v1::JOB_PHASE_STARTING && CountRanks(running) == job.placement->ranks()) {
-    SetPhase(job, v1::JOB_PHASE_RUNNING);
+  if (record.phase() == v1::JOB_PHASE_STARTING && CountRanks(running) == job.placement->ranks() &&
+      Enter(job, v1::JOB_PHASE_RUNNING)) {
     Note(job, "running", "all ranks are training");
   }
 }
@@ -289,7 +289,7 @@ void Stepper::OnStepReport(JobState& job, const v1::StepReport& report) {
   if (step.step() <= record.step()) return;  // a duplicate
   // A step takes all ranks: a coordinator whose store was set back may have forgotten that they
   // run.
-  if (record.phase() == v1::JOB_PHASE_STARTING) SetPhase(job, v1::JOB_PHASE_RUNNING);
+  if (record.phase() == v1::JOB_PHASE_STARTING && !Enter(job, v1::JOB_PHASE_RUNNING)) return;
   v1::TimeLedger& ledger = *record.mutable_ledger();
   if (!record.progress().stepped() && record.phase() != v1::JOB_PHASE_STOPPING) {
     record.mutable_progress()->set_stepped(true);
@@ -393,7 +393,7 @@ void Stepper::Fault(JobState& job, const FaultReport& report) {
   record.set_last_fault_at(now_);
   SwitchTime(job, v1::TIME_KIND_RESTARTING);
   GiveUpWork(record);
-  SetPhase(job, v1::JOB_PHASE_STOPPING);
+  if (!Enter(job, v1::JOB_PHASE_STOPPING)) return;
   Note(job, "attempt_broken", report.what, report.node);
   StopNodes(job, settings_.stop_grace);
   const bool blamed = report.certain || record.crashes() <= 1;
@@ -413,7 +413,7 @@ void Stepper::Move(JobState& job, const std::string& why) {
   }
   record.set_stop_reason(v1::STOP_REASON_MOVE);
   record.set_error(why);
-  SetPhase(job, v1::JOB_PHASE_STOPPING);
+  if (!Enter(job, v1::JOB_PHASE_STOPPING)) return;
   if (phase == v1::JOB_PHASE_RUNNING) {
     SaveAndStop(job);
   } else {
@@ -498,7 +498,7 @@ void Stepper::Requeue(JobState& job) {
   record.clear_error();
   BeginWaiting(record);
   SwitchTime(job, v1::TIME_KIND_QUEUED);
-  SetPhase(job, v1::JOB_PHASE_QUEUED);
+  Enter(job, v1::JOB_PHASE_QUEUED);
 }
 
 void Stepper::BackOff(JobState& job) {
@@ -522,26 +522,30 @@ void Stepper::BackOff(JobState& job) {
   record.set_restarts_used(record.restarts_used() + 1);
   BeginWaiting(record);
   Place(job, NoPlacement());
-  SetPhase(job, v1::JOB_PHASE_BACKING_OFF);
+  if (!Enter(job, v1::JOB_PHASE_BACKING_OFF)) return;
   Note(job, "restarting",
        absl::StrCat("restart ", record.restarts_used(), " of ",
                     record.spec().fault_tolerance().max_restarts()));
 }
 
 void Stepper::Finish(JobState& job, v1::JobPhase phase) {
-  v1::JobRecord& record = job.record;
-  if (phase != v1::JOB_PHASE_SUCCEEDED) LoseWork(*record.mutable_ledger());
-  DropCopies(record.id());
-  record.set_finished_at(now_);
-  record.set_unreadable_since(0);
-  record.clear_unreadable_error();
-  Place(job, NoPlacement());
-  SwitchTime(job, v1::TIME_KIND_STOPPED);
-  SetPhase(job, phase);
+  if (!Enter(job, phase)) return;
+  Release(job);
+  const v1::JobRecord& record = job.record;
   const EventKind kind = phase == v1::JOB_PHASE_SUCCEEDED ? EventKind("succeeded")
                          : phase == v1::JOB_PHASE_FAILED  ? EventKind("failed")
                                                           : EventKind("cancelled");
   Note(job, kind, record.error().empty() ? std::string(kind.name()) : record.error());
+}
+
+void Stepper::Release(JobState& job) {
+  v1::JobRecord& record = job.record;
+  if (record.phase() != v1::JOB_PHASE_SUCCEEDED) LoseWork(*record.mutable_ledger());
+  DropCopies(record.id());
+  record.set_unreadable_since(0);
+  record.clear_unreadable_error();
+  Place(job, NoPlacement());
+  SwitchTime(job, v1::TIME_KIND_STOPPED);
 }
 
 void Stepper::Handle(const StepsDone& done) {

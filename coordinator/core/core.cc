@@ -135,11 +135,6 @@ bool HoldsSlots(v1::JobPhase phase) {
   return HasLiveRun(phase) || phase == v1::JOB_PHASE_PREPARING;
 }
 
-bool IsTerminal(v1::JobPhase phase) {
-  return phase == v1::JOB_PHASE_SUCCEEDED || phase == v1::JOB_PHASE_FAILED ||
-         phase == v1::JOB_PHASE_CANCELLED;
-}
-
 v1::RunId RunOf(const v1::JobRecord& record) {
   v1::RunId run;
   run.set_job_id(record.id());

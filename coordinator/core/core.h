@@ -9,6 +9,7 @@
 //                           -> queued                     moved: it has saved and continues
 //                           elsewhere
 //                           -> failed | cancelled
+// phases.h has each change.
 // An attempt is fenced by (job, attempt): events of an older one change nothing. What nodes report
 // is fenced by (spool, sequence): what is in the store changes nothing a second time. Both together
 // make the state a function of what is durable: agents may forget what they have been told is kept.
@@ -28,6 +29,7 @@
 #include "absl/status/statusor.h"
 #include "coordinator/core/diagnosis.h"
 #include "coordinator/core/hang_stacks.h"
+#include "coordinator/core/phases.h"
 #include "coordinator/core/placement.h"
 #include "coordinator/core/scrub_schedule.h"
 #include "coordinator/core/snapshots.h"
@@ -256,7 +258,8 @@ struct Settings {
 struct Submitted {
   std::string job_id;
   v1::JobSpec spec;
-  std::string owner;  // empty: without TLS
+  std::string owner;       // empty: without TLS
+  std::string request_id;  // of a client that repeats the request until it is answered; empty: none
 };
 struct CancelRequested {
   std::string job_id;
@@ -418,6 +421,7 @@ struct Effects {
   std::vector<std::pair<std::string, v1::LogLine>> logs;
   std::vector<std::pair<std::string, v1::RankTrace>> traces;
   std::vector<std::pair<v1::RunId, v1::ExitRecord>> exits;
+  std::vector<std::pair<std::string, std::string>> requests;  // id of a request, the job it made
   // To be done after that.
   std::vector<SendToNode> messages;
   std::map<std::string, uint64_t> acknowledged;  // node -> up to this sequence
@@ -431,13 +435,12 @@ struct Effects {
   std::vector<std::pair<std::string, FaultCause>> restarts;  // job, why
   std::vector<SaveEnded> saves;
   int fenced = 0;  // messages about attempts that are over
-  // The answer to a request that the event stands for (cancel, resume, change of a node).
+  // The answer to a request that the event stands for (submit, cancel, resume, change of a node).
+  // INTERNAL: SetPhase has refused a change.
   absl::Status answer;
 };
 
 Effects Step(State& state, const Event& event, const Settings& settings);
-
-bool IsTerminal(v1::JobPhase phase);
 
 // Whether a rank of the job can be harmed. FAILED_PRECONDITION (not running) | INVALID_ARGUMENT.
 absl::Status CheckDrill(const v1::JobRecord& record, const Placement& placement, int rank);

@@ -26,6 +26,7 @@ inline constexpr std::string_view kEventKinds[] = {
     "failed",
     "grown",
     "hang",
+    "internal_error",
     "log_lines_lost",
     "moving",
     "no_progress",

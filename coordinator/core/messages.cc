@@ -75,13 +75,27 @@ void Stepper::SendSave(const JobState& job, const std::string& node, bool then_s
   effects_.messages.push_back({node, std::move(message)});
 }
 
-void Stepper::SetPhase(JobState& job, v1::JobPhase phase) {
-  job.record.set_phase(phase);
+bool Stepper::Enter(JobState& job, v1::JobPhase phase) {
+  v1::JobRecord& record = job.record;
+  const bool had_ended = IsTerminal(record.phase());
+  const absl::Status change = SetPhase(record, phase);
+  const std::string refusal(change.message());
+  effects_.answer.Update(change);
+  if (!change.ok()) Note(job, "internal_error", refusal);
+  if (!change.ok() && had_ended) return false;
   job.killed = false;
-  job.record.set_progress_at(now_);
-  if (phase == v1::JOB_PHASE_QUEUED || IsTerminal(phase)) reschedule_ = true;
+  record.set_progress_at(now_);
+  const bool ends = IsTerminal(record.phase());
+  if (ends) record.set_finished_at(now_);
+  if (ends || record.phase() == v1::JOB_PHASE_QUEUED) reschedule_ = true;
   state_.jobs.Sort(job);
-  effects_.changed_jobs.insert(job.record.id());
+  effects_.changed_jobs.insert(record.id());
+  if (change.ok()) return true;
+  StopNodes(job, 0);
+  record.set_error(refusal);
+  Release(job);
+  Note(job, "failed", refusal);
+  return false;
 }
 
 void Stepper::SwitchTime(JobState& job, v1::TimeKind kind) {

@@ -138,8 +138,7 @@ void Stepper::LoseNode(const std::string& name) {
     worked = true;
     if (job.record.phase() == v1::JOB_PHASE_PREPARING) {
       Place(job, NoPlacement());
-      SetPhase(job, v1::JOB_PHASE_QUEUED);
-      SwitchTime(job, v1::TIME_KIND_QUEUED);
+      if (Enter(job, v1::JOB_PHASE_QUEUED)) SwitchTime(job, v1::TIME_KIND_QUEUED);
       continue;
     }
     Fault(job, {FaultCause::kNodeLost, absl::StrCat("node ", name, " was lost (no heartbeat)"),
@@ -334,7 +333,7 @@ void Stepper::Handle(const Tick&) {
     const v1::JobRecord& record = job.record;
     if (record.phase() == v1::JOB_PHASE_BACKING_OFF && now_ >= record.retry_at()) {
       SwitchTime(job, v1::TIME_KIND_QUEUED);
-      SetPhase(job, v1::JOB_PHASE_QUEUED);
+      Enter(job, v1::JOB_PHASE_QUEUED);
     }
     if (record.phase() == v1::JOB_PHASE_STOPPING &&
         now_ - record.progress_at() > settings_.save_timeout) {

@@ -5,6 +5,11 @@
 namespace tercio::coordinator {
 
 void Stepper::Handle(const Submitted& submitted) {
+  if (state_.jobs.contains(submitted.job_id)) {
+    effects_.answer = absl::AlreadyExistsError(
+        absl::StrCat("job ", submitted.job_id, " has already been submitted"));
+    return;
+  }
   JobState& job = state_.jobs[submitted.job_id];
   job.record.set_id(submitted.job_id);
   job.record.set_number(state_.next_number++);
@@ -12,7 +17,10 @@ void Stepper::Handle(const Submitted& submitted) {
   job.record.set_owner(submitted.owner);
   job.record.set_submitted_at(now_);
   OpenLedger(*job.record.mutable_ledger(), v1::TIME_KIND_QUEUED, now_);
-  SetPhase(job, v1::JOB_PHASE_QUEUED);
+  if (!Enter(job, v1::JOB_PHASE_QUEUED)) return;
+  if (!submitted.request_id.empty()) {
+    effects_.requests.emplace_back(submitted.request_id, submitted.job_id);
+  }
   Note(job, "submitted", absl::StrCat("job ", submitted.spec.name(), " submitted"));
 }
 
@@ -37,7 +45,7 @@ void Stepper::Handle(const CancelRequested& cancel) {
     return;
   }
   job.record.set_stop_reason(v1::STOP_REASON_CANCEL);
-  SetPhase(job, v1::JOB_PHASE_STOPPING);
+  if (!Enter(job, v1::JOB_PHASE_STOPPING)) return;
   if (cancel.save_checkpoint && phase == v1::JOB_PHASE_RUNNING) {
     SaveAndStop(job);
   } else {
@@ -85,7 +93,7 @@ void Stepper::Handle(const ResumeRequested& resume) {
   record.set_unreadable_since(0);
   record.clear_unreadable_error();
   SwitchTime(job, v1::TIME_KIND_QUEUED);
-  SetPhase(job, v1::JOB_PHASE_QUEUED);
+  if (!Enter(job, v1::JOB_PHASE_QUEUED)) return;
   Note(job, "resumed",
        resume.accept_data_change ? "resumed on request, accepting changed data"
                                  : "resumed on request");

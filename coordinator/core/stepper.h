@@ -14,6 +14,7 @@
 #include "coordinator/core/devices.h"
 #include "coordinator/core/event_kind.h"
 #include "coordinator/core/ledger.h"
+#include "coordinator/core/phases.h"
 #include "plan/snapshots.h"
 
 namespace tercio::coordinator {
@@ -135,6 +136,8 @@ class Stepper {
   void BackOff(JobState& job);
   void CountCrash(v1::JobRecord& record);
   void Finish(JobState& job, v1::JobPhase phase);
+  // What an ended job holds.
+  void Release(JobState& job);
   void Handle(const StepsDone& done);
   void AddSteps(const v1::RunId& run,
                 const google::protobuf::RepeatedPtrField<v1::StepRecord>& steps);
@@ -210,7 +213,9 @@ class Stepper {
   void StopNodes(JobState& job, double grace);
   void SaveAndStop(JobState& job);
   void SendSave(const JobState& job, const std::string& node, bool then_stop = true);
-  void SetPhase(JobState& job, v1::JobPhase phase);
+  // Whether the job is in that phase now. It is not where the table of phases has no such change:
+  // then the job has ended, and nothing more is to be done with it.
+  bool Enter(JobState& job, v1::JobPhase phase);
   void SwitchTime(JobState& job, v1::TimeKind kind);
   void Note(const JobState& job, EventKind kind, const std::string& message,
             const std::string& node = "", int rank = -1);

@@ -178,11 +178,9 @@ absl::Status Coordinator::NotDurable() const {
                    std::string(commit_failure_.message()), "; free some disk space and retry"));
 }
 
-absl::Status Coordinator::AskEvent(decltype(Event::body) body,
-                                   std::vector<std::pair<std::string, std::string>> requests) {
+absl::Status Coordinator::AskEvent(decltype(Event::body) body) {
   std::promise<absl::Status> promise;
-  Enqueue({std::move(body), std::move(requests),
-           [&promise](const absl::Status& status) { promise.set_value(status); }});
+  Enqueue({std::move(body), [&promise](const absl::Status& status) { promise.set_value(status); }});
   return promise.get_future().get();
 }
 
@@ -206,9 +204,7 @@ absl::StatusOr<std::string> Coordinator::Submit(const v1::JobSpec& spec,
     if (!known.empty()) return known;
   }
   const std::string id = absl::StrCat("job-", RandomHex(4));
-  std::vector<std::pair<std::string, std::string>> requests;
-  if (!request_id.empty()) requests.emplace_back(request_id, id);
-  TERCIO_RETURN_IF_ERROR(AskEvent(Submitted{id, spec, owner}, std::move(requests)));
+  TERCIO_RETURN_IF_ERROR(AskEvent(Submitted{id, spec, owner, request_id}));
   return id;
 }
 
@@ -229,7 +225,7 @@ void Coordinator::Run() {
       if (stopping_ && queue_.empty()) return;
       last_batch = std::chrono::steady_clock::now();
       for (auto& [node, heartbeat] : std::exchange(heartbeats_, {})) {
-        batch.push_back({NodeSaid{node, std::move(heartbeat)}, {}, nullptr});
+        batch.push_back({NodeSaid{node, std::move(heartbeat)}, nullptr});
       }
       while (!queue_.empty()) {
         batch.push_back(std::move(queue_.front()));
@@ -241,7 +237,7 @@ void Coordinator::Run() {
     // A busy coordinator needs ticks, too.
     const auto now = std::chrono::steady_clock::now();
     if (batch.empty() || now - last_tick >= kTickInterval) {
-      batch.push_back({Tick{}, {}, nullptr});
+      batch.push_back({Tick{}, nullptr});
       last_tick = now;
     }
     Apply(std::move(batch));
@@ -292,10 +288,6 @@ void Coordinator::Apply(std::vector<Pending> batch) {
     }
     changes = ChangesOf(effects, now);
   }
-  for (const Pending& pending : batch) {
-    changes.requests.insert(changes.requests.end(), pending.requests.begin(),
-                            pending.requests.end());
-  }
   // Nothing leaves before it is durable. Space may be freed on a full disk: retry until then.
   const auto commit_began = std::chrono::steady_clock::now();
   while (true) {
@@ -334,6 +326,7 @@ Changes Coordinator::ChangesOf(const std::vector<Effects>& effects, double now) 
     changes.steps.insert(changes.steps.end(), effect.steps.begin(), effect.steps.end());
     changes.logs.insert(changes.logs.end(), effect.logs.begin(), effect.logs.end());
     changes.traces.insert(changes.traces.end(), effect.traces.begin(), effect.traces.end());
+    changes.requests.insert(changes.requests.end(), effect.requests.begin(), effect.requests.end());
     changes.deleted_jobs.insert(changes.deleted_jobs.end(), effect.deleted_jobs.begin(),
                                 effect.deleted_jobs.end());
     for (const auto& [run, exit] : effect.exits) {

@@ -63,7 +63,7 @@ class Coordinator {
   // Queues an event; returns immediately.
   template <typename Body>
   void Post(Body body) TERCIO_EXCLUDES(queue_mutex_) {
-    Enqueue({std::move(body), {}, nullptr});
+    Enqueue({std::move(body), nullptr});
   }
   // Queues a node's message; returns immediately. UNAVAILABLE: it was not queued, since too much
   // waits for the store (kMostQueuedBytes) already. Then no later message of the node may be
@@ -74,7 +74,7 @@ class Coordinator {
   // the disk, immediately instead of when there is space again.
   template <typename Body>
   absl::Status Ask(Body body) TERCIO_EXCLUDES(queue_mutex_) {
-    return AskEvent(std::move(body), {});
+    return AskEvent(std::move(body));
   }
   // Submits with an id that makes a repeated request the same job. `owner`: empty
   // without TLS.
@@ -194,15 +194,13 @@ class Coordinator {
  private:
   struct Pending {
     decltype(Event::body) body;
-    std::vector<std::pair<std::string, std::string>> requests;
     std::function<void(const absl::Status&)> done;
     int64_t bytes = 0;  // in memory; set by Enqueue
   };
 
   Coordinator(Settings settings, std::unique_ptr<Store> store, checkpoint::Store* checkpoints,
               bool read_only, LeaseClock clock, VerifyDirectory verify, int64_t most_queued_bytes);
-  absl::Status AskEvent(decltype(Event::body) body,
-                        std::vector<std::pair<std::string, std::string>> requests);
+  absl::Status AskEvent(decltype(Event::body) body);
   void Enqueue(Pending pending) TERCIO_EXCLUDES(queue_mutex_);
   static int64_t BytesOf(const Pending& pending);
   absl::Status CheckRoom(const std::string& node) TERCIO_EXCLUDES(queue_mutex_);
