@@ -182,8 +182,9 @@ std::vector<std::string> ListDirectory(const std::string& path) {
   return names;
 }
 
-absl::StatusOr<std::unique_ptr<FileLock>> FileLock::Acquire(const std::string& path, bool wait) {
-  return Lock(path, wait ? LOCK_EX : LOCK_EX | LOCK_NB);
+absl::StatusOr<std::unique_ptr<FileLock>> FileLock::Acquire(const std::string& path,
+                                                            WhenHeld held) {
+  return Lock(path, held == WhenHeld::kWait ? LOCK_EX : LOCK_EX | LOCK_NB);
 }
 
 absl::StatusOr<std::unique_ptr<FileLock>> FileLock::AcquireShared(const std::string& path) {

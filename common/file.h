@@ -45,6 +45,9 @@ absl::StatusOr<int64_t> FreeBytes(const std::string& path);
 // Names, ascending, without "." and "..". A missing directory has none.
 std::vector<std::string> ListDirectory(const std::string& path);
 
+// What to do about a lock that another process holds.
+enum class WhenHeld { kFail, kWait };
+
 // A lock on a file (created if missing), held until destruction. An exclusive holder may remove the
 // file.
 class FileLock {
@@ -52,8 +55,8 @@ class FileLock {
   // Whether a process holds the lock exclusively. Creates no file, and blocks other processes only
   // for the duration of the check.
   static bool IsHeld(const std::string& path);
-  // FAILED_PRECONDITION if another process holds it and `wait` is false.
-  static absl::StatusOr<std::unique_ptr<FileLock>> Acquire(const std::string& path, bool wait);
+  // FAILED_PRECONDITION if another process holds it (WhenHeld::kFail).
+  static absl::StatusOr<std::unique_ptr<FileLock>> Acquire(const std::string& path, WhenHeld held);
   // Waits for a shared lock, which excludes the holders above.
   static absl::StatusOr<std::unique_ptr<FileLock>> AcquireShared(const std::string& path);
   ~FileLock();

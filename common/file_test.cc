@@ -90,12 +90,12 @@ TEST(FileLockTest, LookingTakesNothing) {
   EXPECT_FALSE(FileLock::IsHeld(path));
   EXPECT_FALSE(PathExists(path));
   {
-    const auto lock = FileLock::Acquire(path, /*wait=*/false);
+    const auto lock = FileLock::Acquire(path, WhenHeld::kFail);
     ASSERT_TRUE(lock.ok()) << lock.status();
     EXPECT_TRUE(FileLock::IsHeld(path));
   }
   EXPECT_FALSE(FileLock::IsHeld(path));
-  EXPECT_TRUE(FileLock::Acquire(path, /*wait=*/false).ok());
+  EXPECT_TRUE(FileLock::Acquire(path, WhenHeld::kFail).ok());
 }
 
 }  // namespace

@@ -49,11 +49,11 @@ constexpr absl::Duration kLookersPatience = absl::Milliseconds(10);
 // A full, unwritable or taken directory is found before anything starts.
 absl::StatusOr<std::unique_ptr<FileLock>> TakeStateDirectory(const Flags& flags) {
   TERCIO_RETURN_IF_ERROR(MakeDirectories(flags.state_dir));
-  auto lock = FileLock::Acquire(flags.state_dir + "/lock", /*wait=*/false);
+  auto lock = FileLock::Acquire(flags.state_dir + "/lock", WhenHeld::kFail);
   // A process that only checks whether the lock is held holds it for a moment itself.
   for (int i = 0; i < kLookers && absl::IsFailedPrecondition(lock.status()); ++i) {
     absl::SleepFor(kLookersPatience);
-    lock = FileLock::Acquire(flags.state_dir + "/lock", /*wait=*/false);
+    lock = FileLock::Acquire(flags.state_dir + "/lock", WhenHeld::kFail);
   }
   if (!lock.ok()) {
     return absl::FailedPreconditionError(absl::StrCat("cannot use the state directory ",

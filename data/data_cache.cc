@@ -83,9 +83,9 @@ std::vector<Entry> EntriesOf(const std::string& directory) {
 
 // False if the entry is being made or used.
 bool Remove(const Entry& entry) {
-  const auto made = FileLock::Acquire(entry.prefix + ".lock", /*wait=*/false);
+  const auto made = FileLock::Acquire(entry.prefix + ".lock", WhenHeld::kFail);
   if (!made.ok()) return false;
-  const auto used = FileLock::Acquire(entry.prefix + ".use", /*wait=*/false);
+  const auto used = FileLock::Acquire(entry.prefix + ".use", WhenHeld::kFail);
   if (!used.ok()) return false;
   std::error_code ignored;
   for (const std::string& path : entry.paths) {

@@ -80,7 +80,7 @@ TEST_F(DataCacheTest, AnAgentHoldsEntriesOnly) {
 }
 
 TEST_F(DataCacheTest, AnAgentDoesNotWaitForAnEntry) {
-  const auto other = FileLock::Acquire(Prefix('a') + ".use", /*wait=*/false);
+  const auto other = FileLock::Acquire(Prefix('a') + ".use", WhenHeld::kFail);
   ASSERT_TRUE(other.ok());
   EXPECT_EQ(HoldCacheEntry(dir_.path(), std::string(64, 'a')), nullptr);
 }
@@ -90,7 +90,7 @@ TEST_F(DataCacheTest, WhatIsUsedOrMadeStays) {
   auto first = UseCacheEntry(Prefix('a'));
   const auto second = UseCacheEntry(Prefix('a'));
   {
-    const auto made = FileLock::Acquire(Prefix('b') + ".lock", /*wait=*/false);
+    const auto made = FileLock::Acquire(Prefix('b') + ".lock", WhenHeld::kFail);
     ASSERT_TRUE(made.ok());
     EXPECT_EQ(TrimDataCache(dir_.path(), 0), 1);
   }
@@ -140,12 +140,12 @@ TEST_F(DataCacheTest, PreparedDataKeepsItsEntries) {
 // A lock whose file its holder has removed must not be granted to a process that waited for it.
 TEST_F(DataCacheTest, ALockWhoseFileIsGoneIsNoLock) {
   const std::string path = dir_.path() + "/lock";
-  auto holder = FileLock::Acquire(path, /*wait=*/false);
+  auto holder = FileLock::Acquire(path, WhenHeld::kFail);
   ASSERT_TRUE(holder.ok());
   unlink(path.c_str());
-  const auto next = FileLock::Acquire(path, /*wait=*/false);
+  const auto next = FileLock::Acquire(path, WhenHeld::kFail);
   ASSERT_TRUE(next.ok()) << "another file";
-  EXPECT_FALSE(FileLock::Acquire(path, /*wait=*/false).ok());
+  EXPECT_FALSE(FileLock::Acquire(path, WhenHeld::kFail).ok());
 }
 
 }  // namespace

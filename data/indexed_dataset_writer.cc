@@ -53,7 +53,7 @@ absl::StatusOr<std::unique_ptr<IndexedDatasetWriter>> IndexedDatasetWriter::Open
     const std::string& prefix, TokenType type, const std::string& key) {
   std::unique_ptr<IndexedDatasetWriter> writer(new IndexedDatasetWriter(prefix, type));
   TERCIO_RETURN_IF_ERROR(AsConflict(MakeDirectories(writer->directory_)));
-  auto lock = FileLock::Acquire(writer->Part("lock"), /*wait=*/false);
+  auto lock = FileLock::Acquire(writer->Part("lock"), WhenHeld::kFail);
   if (!lock.ok()) return AsConflict(lock.status());
   writer->lock_ = *std::move(lock);
   const std::string header =

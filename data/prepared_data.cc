@@ -175,7 +175,7 @@ absl::StatusOr<std::string> Preparation::CacheEntry(const Source& source) const 
 absl::Status Preparation::CachedTokens(Source* source) {
   TERCIO_ASSIGN_OR_RETURN(const std::string prefix, CacheEntry(*source));
   TERCIO_RETURN_IF_ERROR(MakeDirectories(cache_dir_));
-  TERCIO_ASSIGN_OR_RETURN(const auto lock, FileLock::Acquire(prefix + ".lock", /*wait=*/true));
+  TERCIO_ASSIGN_OR_RETURN(const auto lock, FileLock::Acquire(prefix + ".lock", WhenHeld::kWait));
   if (auto use = UseCacheEntry(prefix)) prepared_.uses.push_back(std::move(use));
   prepared_.cache_entries.push_back(prefix.substr(cache_dir_.size() + 1));
   const DataFiles entry = {DataKind::kIndexed, {prefix}};

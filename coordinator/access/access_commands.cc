@@ -153,7 +153,7 @@ absl::StatusOr<JoinToken> MakeAccess(const Options& options,
                                      const std::vector<std::string>& hosts) {
   const std::string directory = Access::DirectoryOf(options.state_dir);
   const std::string made = directory + ".new";
-  TERCIO_ASSIGN_OR_RETURN(const auto lock, FileLock::Acquire(directory + ".lock", /*wait=*/true));
+  TERCIO_ASSIGN_OR_RETURN(const auto lock, FileLock::Acquire(directory + ".lock", WhenHeld::kWait));
   if (PathExists(directory)) {
     return absl::AlreadyExistsError(
         absl::StrCat(directory,

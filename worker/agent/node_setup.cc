@@ -160,7 +160,7 @@ absl::Status CheckFlags(const AgentFlags& flags) {
 
 absl::StatusOr<std::unique_ptr<FileLock>> LockState(const std::string& directory) {
   TERCIO_RETURN_IF_ERROR(MakeDirectories(directory));
-  auto lock = FileLock::Acquire(directory + "/lock", /*wait=*/false);
+  auto lock = FileLock::Acquire(directory + "/lock", WhenHeld::kFail);
   if (absl::IsFailedPrecondition(lock.status())) {
     return absl::FailedPreconditionError(
         absl::StrCat("another agent uses the state directory ", directory,

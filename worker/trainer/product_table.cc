@@ -102,7 +102,7 @@ v1::ProductTable ProductCache::Read() const {
 
 absl::Status ProductCache::Add(const v1::ProductTable& table) const {
   TERCIO_RETURN_IF_ERROR(MakeDirectories(directory_));
-  TERCIO_ASSIGN_OR_RETURN(const auto lock, FileLock::Acquire(path_ + ".lock", /*wait=*/true));
+  TERCIO_ASSIGN_OR_RETURN(const auto lock, FileLock::Acquire(path_ + ".lock", WhenHeld::kWait));
   v1::ProductTable all = Read();
   ProductAlgorithms known;
   TakeProducts(all, &known);
