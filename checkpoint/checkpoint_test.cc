@@ -95,7 +95,7 @@ class CheckpointTest : public ::testing::Test {
     const auto all = store_.List("job");
     if (!all.ok()) return 0;
     for (auto at = all->rbegin(); at != all->rend(); ++at) {
-      if (Reader::Open(at->path, /*digests=*/true).ok()) return at->step;
+      if (Reader::Open(at->path, DigestCheck::kEveryByte).ok()) return at->step;
     }
     return 0;
   }
@@ -126,7 +126,7 @@ TEST_F(CheckpointTest, AnyLayoutReadsWhatAnyLayoutWrote) {
   for (const auto& written : layouts) {
     const auto committed = Save(++step, written);
     ASSERT_TRUE(committed.ok()) << committed.status();
-    const auto reader = Reader::Open(committed->path, true);
+    const auto reader = Reader::Open(committed->path, DigestCheck::kEveryByte);
     ASSERT_TRUE(reader.ok()) << reader.status();
     EXPECT_EQ((*reader)->model().hidden(), 10);
     for (const auto& wanted : layouts) {
@@ -206,7 +206,7 @@ TEST_F(CheckpointTest, DividedSlicesAreTheSlice) {
 TEST_F(CheckpointTest, SlicesOutsideOfATensorAreRefused) {
   const auto committed = Save(1, {Slice(0, 12, 0, 10)});
   ASSERT_TRUE(committed.ok()) << committed.status();
-  const auto reader = Reader::Open(committed->path, true);
+  const auto reader = Reader::Open(committed->path, DigestCheck::kEveryByte);
   ASSERT_TRUE(reader.ok()) << reader.status();
   EXPECT_TRUE((*reader)->CheckSlice(Slice(1, 2, 0, 10)).ok());
   for (const v1::TensorSlice& bad :
@@ -297,7 +297,7 @@ TEST_F(CheckpointTest, WhatIsReadIsVerified) {
   std::string content = *ReadFile(second);
   content[content.size() - 3] ^= 1;
   ASSERT_TRUE(WriteFileDurably(second, content).ok());
-  const auto reader = Reader::Open(saved->path, /*digests=*/false);
+  const auto reader = Reader::Open(saved->path, DigestCheck::kNone);
   ASSERT_TRUE(reader.ok()) << reader.status();
   std::vector<float> values(static_cast<size_t>(kRows * kColumns));
   EXPECT_TRUE((*reader)->ReadSlice(Slice(0, 6, 0, 10), values.data()).ok());
@@ -328,7 +328,7 @@ TEST_F(CheckpointTest, LargeTensorsAreReadBlockByBlock) {
   ASSERT_TRUE(part.ok()) << part.status();
   const auto saved = store_.Commit({"job", 0, 1, "{}", "{}", "", {*part}});
   ASSERT_TRUE(saved.ok()) << saved.status();
-  const auto reader = Reader::Open(saved->path, /*digests=*/false);
+  const auto reader = Reader::Open(saved->path, DigestCheck::kNone);
   ASSERT_TRUE(reader.ok()) << reader.status();
   std::vector<float> read(values.size());
   ASSERT_TRUE((*reader)->ReadSlice(whole, read.data()).ok());
@@ -394,18 +394,20 @@ TEST_F(CheckpointTest, ManifestsOfTheVersionBeforeAreRead) {
     for (auto& piece : tensor["pieces"]) piece.erase("blocks");
   }
   ASSERT_TRUE(WriteFileDurably(saved->path + "/manifest.json", json.dump()).ok());
-  const auto reader = Reader::Open(saved->path, /*digests=*/true);
+  const auto reader = Reader::Open(saved->path, DigestCheck::kEveryByte);
   ASSERT_TRUE(reader.ok()) << reader.status();
   std::vector<float> values(static_cast<size_t>(kRows * kColumns));
   EXPECT_TRUE((*reader)->ReadSlice(Slice(0, 12, 0, 10), values.data()).ok());
   EXPECT_EQ(values[17], 17.0f);
   json["version"] = 4;
   ASSERT_TRUE(WriteFileDurably(saved->path + "/manifest.json", json.dump()).ok());
-  EXPECT_EQ(Reader::Open(saved->path, false).status().code(), absl::StatusCode::kFailedPrecondition)
+  EXPECT_EQ(Reader::Open(saved->path, DigestCheck::kNone).status().code(),
+            absl::StatusCode::kFailedPrecondition)
       << "not damaged, only newer";
   json["version"] = 1;
   ASSERT_TRUE(WriteFileDurably(saved->path + "/manifest.json", json.dump()).ok());
-  EXPECT_EQ(Reader::Open(saved->path, false).status().code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(Reader::Open(saved->path, DigestCheck::kNone).status().code(),
+            absl::StatusCode::kDataLoss);
 }
 
 TEST(TrainingState, IsAJsonObjectThatIsNotDeep) {
@@ -490,7 +492,7 @@ TEST_F(CheckpointTest, WhatTheDiskDidNotTakeIsNoCheckpoint) {
   // What cannot be read is not damaged: it is tried again.
   for (const char* part : {"/rank-", "/manifest.json"}) {
     ASSERT_TRUE(WriteFileDurably(rules, absl::StrCat("fail read ", part)).ok());
-    const auto reader = Reader::Open(store_.PathOf("job", step), /*digests=*/true);
+    const auto reader = Reader::Open(store_.PathOf("job", step), DigestCheck::kEveryByte);
     EXPECT_EQ(reader.status().code(), absl::StatusCode::kInternal) << reader.status();
     std::filesystem::remove(rules);
     EXPECT_EQ(NewestGood(), step);

@@ -21,9 +21,9 @@ std::string ParentOf(const std::string& path) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<OutputDirectory>> OutputDirectory::Create(const std::string& path,
-                                                                         bool digests) {
+                                                                         FileDigests digests) {
   std::unique_ptr<OutputDirectory> output(new OutputDirectory);
-  output->digests_ = digests;
+  output->digests_ = digests == FileDigests::kAll;
   output->path_ = path;
   while (output->path_.size() > 1 && output->path_.back() == '/') output->path_.pop_back();
   std::error_code error;

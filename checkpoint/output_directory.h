@@ -25,11 +25,13 @@ namespace tercio::checkpoint {
 // Called with the bytes done so far and in total, by one thread at a time; may be empty.
 using WriteProgress = std::function<void(int64_t done, int64_t total)>;
 
+// Whether files() has digests; writing is faster without.
+enum class FileDigests { kNone, kAll };
+
 class OutputDirectory {
  public:
-  // Without `digests` those of files() are empty, and writing is faster.
   static absl::StatusOr<std::unique_ptr<OutputDirectory>> Create(const std::string& path,
-                                                                 bool digests);
+                                                                 FileDigests digests);
   ~OutputDirectory();
   OutputDirectory(const OutputDirectory&) = delete;
   OutputDirectory& operator=(const OutputDirectory&) = delete;

@@ -94,7 +94,8 @@ std::vector<Finding> VerifyCheckpoint(const std::string& directory) {
   return findings;
 }
 
-absl::StatusOr<std::unique_ptr<Reader>> Reader::Open(const std::string& directory, bool digests) {
+absl::StatusOr<std::unique_ptr<Reader>> Reader::Open(const std::string& directory,
+                                                     DigestCheck check) {
   auto reader = std::make_unique<Reader>();
   reader->directory_ = directory;
   TERCIO_ASSIGN_OR_RETURN(reader->manifest_, ReadManifest(directory, &reader->manifest_digest_));
@@ -102,7 +103,7 @@ absl::StatusOr<std::unique_ptr<Reader>> Reader::Open(const std::string& director
     TERCIO_ASSIGN_OR_RETURN(reader->files_[name],
                             OpenFile(absl::StrCat(directory, "/", name), expected));
   }
-  if (digests) TERCIO_RETURN_IF_ERROR(reader->CheckDigests());
+  if (check == DigestCheck::kEveryByte) TERCIO_RETURN_IF_ERROR(reader->CheckDigests());
   if (!google::protobuf::util::JsonStringToMessage(reader->manifest_.model_json, &reader->model_)
            .ok()) {
     return absl::DataLossError(absl::StrCat(directory, "/manifest.json: bad model"));

@@ -45,9 +45,10 @@ class SliceCursor;
 
 class Reader : public WeightSource {
  public:
-  // Checks the manifest, and that every file is there with its full size; with `digests` also their
-  // content.
-  static absl::StatusOr<std::unique_ptr<Reader>> Open(const std::string& directory, bool digests);
+  // Checks the manifest, and that every file is there with its full size; with
+  // DigestCheck::kEveryByte also their content.
+  static absl::StatusOr<std::unique_ptr<Reader>> Open(const std::string& directory,
+                                                      DigestCheck check);
 
   // Compares the content of every file, on all cores. DATA_LOSS names the first that differs.
   absl::Status CheckDigests() const;

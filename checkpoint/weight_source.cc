@@ -12,13 +12,13 @@
 namespace tercio::checkpoint {
 
 absl::StatusOr<std::unique_ptr<WeightSource>> OpenWeightSource(const std::string& directory,
-                                                               bool digests) {
+                                                               DigestCheck check) {
   TERCIO_ASSIGN_OR_RETURN(const ModelFormat format, FormatOfModel(directory));
   if (format == ModelFormat::kHuggingFace) {
     TERCIO_ASSIGN_OR_RETURN(auto model, HuggingFaceModel::Open(directory));
     return std::unique_ptr<WeightSource>(std::move(model));
   }
-  TERCIO_ASSIGN_OR_RETURN(auto reader, Reader::Open(directory, digests));
+  TERCIO_ASSIGN_OR_RETURN(auto reader, Reader::Open(directory, check));
   TERCIO_RETURN_IF_ERROR(CheckPossibleModel(reader->model(), directory + "/manifest.json"));
   return std::unique_ptr<WeightSource>(std::move(reader));
 }
@@ -38,7 +38,8 @@ absl::Status CheckInitialWeights(const v1::ModelSpec& model, int32_t data_vocabu
         absl::StrCat("the data has ", data_vocabulary, " token ids, but the model in ",
                      model.from(), " has only ", model.vocab_size(), "; use its own tokenizer"));
   }
-  TERCIO_ASSIGN_OR_RETURN(const auto source, OpenWeightSource(model.from(), /*digests=*/true));
+  TERCIO_ASSIGN_OR_RETURN(const auto source,
+                          OpenWeightSource(model.from(), DigestCheck::kEveryByte));
   const absl::Status same = CheckStartsFrom(model, source->model());
   if (same.ok()) return same;
   return absl::FailedPreconditionError(

@@ -17,6 +17,9 @@
 
 namespace tercio::checkpoint {
 
+// What of a checkpoint is compared when it is opened.
+enum class DigestCheck { kNone, kEveryByte };
+
 class WeightSource {
  public:
   virtual ~WeightSource() = default;
@@ -32,11 +35,11 @@ class WeightSource {
   virtual absl::Status ReadSlice(const v1::TensorSlice& slice, float* out) const = 0;
 };
 
-// Opens a checkpoint (manifest.json) or a Hugging Face directory (config.json). With `digests`
-// every byte of a checkpoint is compared; a Hugging Face directory has none. NOT_FOUND when it is
-// neither, DATA_LOSS when it is damaged, INVALID_ARGUMENT for a model that Tercio does not support.
+// Opens a checkpoint (manifest.json) or a Hugging Face directory (config.json), which has no
+// digests. NOT_FOUND when it is neither, DATA_LOSS when it is damaged, INVALID_ARGUMENT for a model
+// that Tercio does not support.
 absl::StatusOr<std::unique_ptr<WeightSource>> OpenWeightSource(const std::string& directory,
-                                                               bool digests);
+                                                               DigestCheck check);
 
 // OK when a model can start from the source's weights: the same sizes, but a context that may be
 // shorter, and of a bert another task, whose own tensors the source need not have

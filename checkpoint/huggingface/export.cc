@@ -478,11 +478,11 @@ absl::Status Exporter::WriteTokenizer(const std::string& origin, OutputDirectory
 absl::StatusOr<ExportResult> ExportHuggingFace(const std::string& checkpoint,
                                                const std::string& output_path,
                                                const ExportOptions& options) {
-  TERCIO_ASSIGN_OR_RETURN(const auto reader, Reader::Open(checkpoint, /*digests=*/false));
+  TERCIO_ASSIGN_OR_RETURN(const auto reader, Reader::Open(checkpoint, DigestCheck::kNone));
   TERCIO_RETURN_IF_ERROR(CheckPossibleModel(reader->model(), checkpoint + "/manifest.json"));
   TERCIO_RETURN_IF_ERROR(CheckHasHuggingFaceForm(reader->model()));
   TERCIO_ASSIGN_OR_RETURN(const auto output,
-                          OutputDirectory::Create(output_path, /*digests=*/false));
+                          OutputDirectory::Create(output_path, FileDigests::kNone));
   // Digests are compared while the output is written: it is not visible before both are done.
   absl::Status undamaged;
   std::thread verification([&] { undamaged = reader->CheckDigests(); });

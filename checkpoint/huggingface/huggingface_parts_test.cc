@@ -70,7 +70,7 @@ class PartsTest : public ::testing::Test {
 };
 
 TEST_F(PartsTest, EveryValueIsInItsPlace) {
-  const auto reader = Reader::Open(checkpoint_, /*digests=*/true);
+  const auto reader = Reader::Open(checkpoint_, DigestCheck::kEveryByte);
   ASSERT_TRUE(reader.ok()) << reader.status();
   int64_t largest = 0;
   for (const HuggingFaceTensor& tensor : HuggingFaceTensors(model_)) {

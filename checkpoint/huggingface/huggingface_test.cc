@@ -431,7 +431,9 @@ TEST_F(FreshExport, WhatTheFormatCannotSayIsRefused) {
     EXPECT_EQ(ExportHuggingFace(bad, dir_.path() + "/out", {}).status().code(),
               absl::StatusCode::kDataLoss)
         << change;
-    EXPECT_EQ(OpenWeightSource(bad, false).status().code(), absl::StatusCode::kDataLoss) << change;
+    EXPECT_EQ(OpenWeightSource(bad, DigestCheck::kNone).status().code(),
+              absl::StatusCode::kDataLoss)
+        << change;
     EXPECT_EQ(DescribeModel(bad).status().code(), absl::StatusCode::kDataLoss) << change;
   }
 }
@@ -447,7 +449,7 @@ TEST(HuggingFace, ATaskOfItsOwn) {
   EXPECT_TRUE(pretrained->sentence_order());
   EXPECT_TRUE(CheckStartsFrom(*classes, *pretrained).ok());
   EXPECT_FALSE(CheckStartsFrom(*classes, *DescribeModel(Fixture("megatron_bert"))).ok());
-  const auto source = OpenWeightSource(Fixture("bert"), false);
+  const auto source = OpenWeightSource(Fixture("bert"), DigestCheck::kNone);
   ASSERT_TRUE(source.ok()) << source.status();
   EXPECT_TRUE((*source)->Has("pooler.weight"));
   EXPECT_FALSE((*source)->Has("classifier.weight"));
@@ -470,18 +472,18 @@ TEST(HuggingFace, ATaskOfItsOwn) {
   ASSERT_TRUE(
       WriteFileDurably(dir.path() + "/model.safetensors", SafetensorsHeader(&kept, "pt") + values)
           .ok());
-  const auto base = OpenWeightSource(dir.path(), false);
+  const auto base = OpenWeightSource(dir.path(), DigestCheck::kNone);
   ASSERT_TRUE(base.ok()) << base.status();
   EXPECT_FALSE((*base)->Has("head.bias"));
   EXPECT_TRUE((*base)->Has("pooler.bias"));
   config["architectures"] = {"BertForMaskedLM"};
   ASSERT_TRUE(WriteFileDurably(dir.path() + "/config.json", config.dump()).ok());
-  EXPECT_THAT(std::string(OpenWeightSource(dir.path(), false).status().message()),
+  EXPECT_THAT(std::string(OpenWeightSource(dir.path(), DigestCheck::kNone).status().message()),
               HasSubstr("tensor cls.predictions.transform.dense.weight is missing"));
 }
 
 TEST(HuggingFace, AShorterContextTakesTheFirstPositions) {
-  const auto source = OpenWeightSource(Fixture("gpt2"), false);
+  const auto source = OpenWeightSource(Fixture("gpt2"), DigestCheck::kNone);
   ASSERT_TRUE(source.ok()) << source.status();
   v1::ModelSpec shorter = (*source)->model();
   shorter.set_context(5);

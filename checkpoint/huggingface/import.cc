@@ -127,7 +127,7 @@ absl::StatusOr<ImportResult> ImportHuggingFace(const std::string& directory,
                                                const WriteProgress& progress) {
   TERCIO_ASSIGN_OR_RETURN(const auto model, HuggingFaceModel::Open(directory));
   TERCIO_ASSIGN_OR_RETURN(const auto output,
-                          OutputDirectory::Create(output_path, /*digests=*/true));
+                          OutputDirectory::Create(output_path, FileDigests::kAll));
   ImportResult result;
   result.model = model->model();
   result.parameters = plan::ParameterCount(model->model());

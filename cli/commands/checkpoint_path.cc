@@ -22,7 +22,8 @@ absl::Status NoSuchStep(const std::string& directory, int64_t step) {
 absl::StatusOr<std::string> FindCheckpoint(const std::string& given, int64_t step) {
   if (PathExists(given + "/manifest.json")) {
     if (step == 0) return given;
-    TERCIO_ASSIGN_OR_RETURN(const auto reader, checkpoint::Reader::Open(given, /*digests=*/false));
+    TERCIO_ASSIGN_OR_RETURN(const auto reader,
+                            checkpoint::Reader::Open(given, checkpoint::DigestCheck::kNone));
     if (reader->manifest().step != step) return NoSuchStep(given, step);
     return given;
   }

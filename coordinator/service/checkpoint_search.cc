@@ -102,7 +102,7 @@ CheckpointFinding Examine(const Candidate& candidate, bool suspect, const Verify
   if (!candidate.on_disk) {
     return {record.step(), kGone, true};
   }
-  const auto reader = checkpoint::Reader::Open(candidate.path, /*digests=*/false);
+  const auto reader = checkpoint::Reader::Open(candidate.path, checkpoint::DigestCheck::kNone);
   if (!reader.ok()) return FindingOf(record.step(), reader.status());
   if (const absl::Status same = CheckManifest(candidate, **reader); !same.ok()) {
     return FindingOf(record.step(), same);

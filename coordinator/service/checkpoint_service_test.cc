@@ -280,7 +280,8 @@ class CheckpointServiceTest : public ::testing::Test {
     const auto all = host_.store().List("job");
     if (!all.ok()) return 0;
     for (auto at = all->rbegin(); at != all->rend(); ++at) {
-      if (checkpoint::Reader::Open(at->path, /*digests=*/true).ok()) return at->step;
+      if (checkpoint::Reader::Open(at->path, checkpoint::DigestCheck::kEveryByte).ok())
+        return at->step;
     }
     return 0;
   }

@@ -20,7 +20,8 @@ absl::StatusOr<std::shared_ptr<checkpoint::Reader>> ReaderCache::Open(const std:
   }
   if (auto known = Known(job, now)) return known;
   // Without the lock: a file system that hangs keeps only its own job waiting.
-  TERCIO_ASSIGN_OR_RETURN(now.reader, checkpoint::Reader::Open(path, /*digests=*/false));
+  TERCIO_ASSIGN_OR_RETURN(now.reader,
+                          checkpoint::Reader::Open(path, checkpoint::DigestCheck::kNone));
   MutexLock lock(mutex_);
   now.used = ++uses_;
   entries_[job] = now;

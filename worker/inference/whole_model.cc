@@ -98,8 +98,8 @@ WholeModel::WholeModel(const v1::JobSpec& spec, const v1::RankPlan& plan,
 absl::StatusOr<std::unique_ptr<WholeModel>> WholeModel::Load(
     const std::string& directory, int threads, int64_t context,
     std::optional<tokenizer::Tokenizer> tokenizer) {
-  TERCIO_ASSIGN_OR_RETURN(const auto source,
-                          checkpoint::OpenWeightSource(directory, /*digests=*/true));
+  TERCIO_ASSIGN_OR_RETURN(const auto source, checkpoint::OpenWeightSource(
+                                                 directory, checkpoint::DigestCheck::kEveryByte));
   if (!tokenizer.has_value()) {
     TERCIO_ASSIGN_OR_RETURN(tokenizer, TokenizerOf(*source, directory));
   }

@@ -156,7 +156,8 @@ std::shared_ptr<StateSource> CheckpointAtCoordinator(const std::shared_ptr<grpc:
 
 absl::StatusOr<std::shared_ptr<StateSource>> CheckpointInDirectory(const std::string& directory,
                                                                    const std::string& digest) {
-  TERCIO_ASSIGN_OR_RETURN(auto reader, checkpoint::Reader::Open(directory, /*digests=*/false));
+  TERCIO_ASSIGN_OR_RETURN(auto reader,
+                          checkpoint::Reader::Open(directory, checkpoint::DigestCheck::kNone));
   if (!digest.empty() && reader->manifest_digest() != digest) {
     return absl::DataLossError(
         absl::StrCat(directory, ": its manifest is not the one that was committed"));

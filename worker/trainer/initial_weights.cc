@@ -46,8 +46,8 @@ class InitialWeights : public StateSource {
 
 absl::StatusOr<std::shared_ptr<StateSource>> OpenInitialWeights(const v1::ModelSpec& model) {
   // The agent read every byte before it started this rank.
-  TERCIO_ASSIGN_OR_RETURN(auto weights,
-                          checkpoint::OpenWeightSource(model.from(), /*digests=*/false));
+  TERCIO_ASSIGN_OR_RETURN(
+      auto weights, checkpoint::OpenWeightSource(model.from(), checkpoint::DigestCheck::kNone));
   if (absl::Status same = checkpoint::CheckStartsFrom(model, weights->model()); !same.ok()) {
     return absl::FailedPreconditionError(
         absl::StrCat("model.from ", model.from(), ": ", std::string(same.message())));
