@@ -168,11 +168,11 @@ absl::Status RunCoordinator(const Flags& flags, const Lifecycle& life) {
   TERCIO_ASSIGN_OR_RETURN(const auto access, Access::Open(AccessSettings(flags)));
   checkpoint::Store checkpoints(flags.state_dir + "/checkpoints");
   if (!flags.read_only) RemoveUnfinishedSaves(checkpoints);
-  TERCIO_ASSIGN_OR_RETURN(auto store,
-                          Store::Open(flags.state_dir + "/state.sqlite", flags.read_only));
+  const OpenFor use = flags.read_only ? OpenFor::kReading : OpenFor::kWriting;
+  TERCIO_ASSIGN_OR_RETURN(auto store, Store::Open(flags.state_dir + "/state.sqlite", use));
   TERCIO_ASSIGN_OR_RETURN(const auto coordinator,
                           Coordinator::Create(MakeSettings(flags), std::move(store), &checkpoints,
-                                              flags.read_only, LeaseClock(), VerifyInChild));
+                                              use, LeaseClock(), VerifyInChild));
   StreamHub streams(LimitsOf(flags), [&coordinator] { return coordinator->version(); });
   RpcMetrics calls({"tercio.v1.JobService", "tercio.v1.NodeService", "tercio.v1.CheckpointService",
                     "tercio.v1.AccessService"});

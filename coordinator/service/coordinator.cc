@@ -50,7 +50,7 @@ std::string TokenSource::Next() {
 }
 
 absl::StatusOr<std::unique_ptr<Coordinator>> Coordinator::Create(
-    Settings settings, std::unique_ptr<Store> store, checkpoint::Store* checkpoints, bool read_only,
+    Settings settings, std::unique_ptr<Store> store, checkpoint::Store* checkpoints, OpenFor use,
     LeaseClock clock, VerifyDirectory verify, int64_t most_queued_bytes) {
   Stored stored;
   TERCIO_ASSIGN_OR_RETURN(stored.jobs, store->LoadJobs());
@@ -58,13 +58,13 @@ absl::StatusOr<std::unique_ptr<Coordinator>> Coordinator::Create(
   TERCIO_ASSIGN_OR_RETURN(stored.placements, store->LoadPlacements());
   TERCIO_ASSIGN_OR_RETURN(stored.nodes, store->LoadNodes());
   std::unique_ptr<Coordinator> made(new Coordinator(std::move(settings), std::move(store),
-                                                    checkpoints, read_only, std::move(clock),
+                                                    checkpoints, use, std::move(clock),
                                                     std::move(verify), most_queued_bytes));
   {
     MutexLock lock(made->mutex_);
     made->state_ = Restore(std::move(stored), made->clock_.Now());
   }
-  if (!read_only) {
+  if (use == OpenFor::kWriting) {
     made->thread_ = std::thread([raw = made.get()] { raw->Run(); });
     made->backups_ = std::thread([raw = made.get()] { raw->BackUp(); });
   }
@@ -72,13 +72,13 @@ absl::StatusOr<std::unique_ptr<Coordinator>> Coordinator::Create(
 }
 
 Coordinator::Coordinator(Settings settings, std::unique_ptr<Store> store,
-                         checkpoint::Store* checkpoints, bool read_only, LeaseClock clock,
+                         checkpoint::Store* checkpoints, OpenFor use, LeaseClock clock,
                          VerifyDirectory verify, int64_t most_queued_bytes)
     : settings_(std::move(settings)),
       store_(std::move(store)),
       checkpoints_(checkpoints),
       verify_(std::move(verify)),
-      read_only_(read_only),
+      read_only_(use == OpenFor::kReading),
       most_queued_bytes_(most_queued_bytes),
       clock_(std::move(clock)) {}
 

@@ -49,10 +49,10 @@ class Coordinator {
   static constexpr int64_t kMostQueuedBytes = int64_t{64} << 20;
 
   // Loads the state from `store`. Jobs without a directory of their own have their checkpoints in
-  // `checkpoints`. `read_only`: no events are taken.
+  // `checkpoints`. OpenFor::kReading: no events are taken.
   static absl::StatusOr<std::unique_ptr<Coordinator>> Create(
-      Settings settings, std::unique_ptr<Store> store, checkpoint::Store* checkpoints,
-      bool read_only, LeaseClock clock = {}, VerifyDirectory verify = checkpoint::VerifyCheckpoint,
+      Settings settings, std::unique_ptr<Store> store, checkpoint::Store* checkpoints, OpenFor use,
+      LeaseClock clock = {}, VerifyDirectory verify = checkpoint::VerifyCheckpoint,
       int64_t most_queued_bytes = kMostQueuedBytes);
   ~Coordinator();
 
@@ -199,7 +199,7 @@ class Coordinator {
   };
 
   Coordinator(Settings settings, std::unique_ptr<Store> store, checkpoint::Store* checkpoints,
-              bool read_only, LeaseClock clock, VerifyDirectory verify, int64_t most_queued_bytes);
+              OpenFor use, LeaseClock clock, VerifyDirectory verify, int64_t most_queued_bytes);
   absl::Status AskEvent(decltype(Event::body) body);
   void Enqueue(Pending pending) TERCIO_EXCLUDES(queue_mutex_);
   static int64_t BytesOf(const Pending& pending);

@@ -26,7 +26,7 @@ class CoordinatorMetricsTest : public ::testing::Test {
   void SetUp() override { Start(); }
   void Start() {
     options_.state_dir = directory_.path();
-    auto store = Store::Open(directory_.path() + "/state.sqlite", /*read_only=*/false);
+    auto store = Store::Open(directory_.path() + "/state.sqlite", OpenFor::kWriting);
     ASSERT_TRUE(store.ok()) << store.status();
     Settings settings = PlanningSettings();
     settings.make_plan = [make = settings.make_plan](const v1::JobSpec& spec,
@@ -37,8 +37,7 @@ class CoordinatorMetricsTest : public ::testing::Test {
       return plan;
     };
     auto made = Coordinator::Create(
-        std::move(settings), *std::move(store), &checkpoints_,
-        /*read_only=*/false,
+        std::move(settings), *std::move(store), &checkpoints_, OpenFor::kWriting,
         LeaseClock([this] { return wall_ + now_; }, [this] { return now_.load(); }));
     ASSERT_TRUE(made.ok()) << made.status();
     coordinator_ = *std::move(made);

@@ -55,11 +55,11 @@ class MayBeHereTest : public ::testing::Test {
  protected:
   void Start() {
     coordinator_.reset();
-    auto store = Store::Open(directory_.path() + "/state.sqlite", /*read_only=*/false);
+    auto store = Store::Open(directory_.path() + "/state.sqlite", OpenFor::kWriting);
     ASSERT_TRUE(store.ok()) << store.status();
     const auto time = [this] { return now_.load(); };
     auto made = Coordinator::Create(PlanningSettings(), *std::move(store), &checkpoints_,
-                                    /*read_only=*/false, LeaseClock(time, time),
+                                    OpenFor::kWriting, LeaseClock(time, time),
                                     checkpoint::VerifyCheckpoint, most_queued_bytes_);
     ASSERT_TRUE(made.ok()) << made.status();
     coordinator_ = *std::move(made);
@@ -424,7 +424,7 @@ TEST_F(ServingTest, TheCheckpointsPathIsAbsoluteAndWhereItIsNow) {
   v1::JobRecord record = coordinator_->Find(id).value();
   coordinator_.reset();
   {
-    auto store = Store::Open(directory_.path() + "/state.sqlite", /*read_only=*/false);
+    auto store = Store::Open(directory_.path() + "/state.sqlite", OpenFor::kWriting);
     record.set_checkpoint_step(5);
     record.set_checkpoint_path("relative/checkpoints/step-00000005");
     Changes changes;

@@ -38,11 +38,11 @@ class GuardedServicesTest : public ::testing::Test {
  protected:
   // To a caller with a certificate of this role.
   void Serve(const std::string& role, RateLimiter::Limit changes = {1000, 1000}) {
-    auto store = Store::Open(directory_.path() + "/state.sqlite", /*read_only=*/false);
+    auto store = Store::Open(directory_.path() + "/state.sqlite", OpenFor::kWriting);
     ASSERT_TRUE(store.ok()) << store.status();
     Settings settings;
     settings.allow_drills = false;
-    auto made = Coordinator::Create(settings, *std::move(store), &checkpoints_, false);
+    auto made = Coordinator::Create(settings, *std::move(store), &checkpoints_, OpenFor::kWriting);
     ASSERT_TRUE(made.ok()) << made.status();
     coordinator_ = *std::move(made);
     streams_ = std::make_unique<StreamHub>(StreamLimits{16, absl::Seconds(5)},

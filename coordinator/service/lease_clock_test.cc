@@ -28,7 +28,7 @@ class JumpTest : public ::testing::Test {
  protected:
   // One node is attached; then `wall` changes and time passes by `seconds` of the monotonic clock.
   bool ConnectedAfter(double jump, double seconds) {
-    auto store = Store::Open(directory_.path() + "/state.sqlite", false);
+    auto store = Store::Open(directory_.path() + "/state.sqlite", OpenFor::kWriting);
     EXPECT_TRUE(store.ok()) << store.status();
     checkpoint::Store checkpoints(directory_.path() + "/checkpoints");
     Settings settings;
@@ -36,7 +36,7 @@ class JumpTest : public ::testing::Test {
     std::atomic<double> wall{1'000'000};
     std::atomic<double> monotonic{50};
     auto coordinator = Coordinator::Create(
-        settings, *std::move(store), &checkpoints, false,
+        settings, *std::move(store), &checkpoints, OpenFor::kWriting,
         LeaseClock([&] { return wall.load(); }, [&] { return monotonic.load(); }));
     EXPECT_TRUE(coordinator.ok()) << coordinator.status();
     v1::AgentHello hello;

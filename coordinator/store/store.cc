@@ -130,8 +130,9 @@ absl::StatusOr<std::map<std::string, Message>> ParseByJob(sqlite3* database, con
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Store>> Store::Open(const std::string& path, bool read_only,
+absl::StatusOr<std::unique_ptr<Store>> Store::Open(const std::string& path, OpenFor use,
                                                    absl::Duration check_limit) {
+  const bool read_only = use == OpenFor::kReading;
   if (!read_only) TERCIO_RETURN_IF_ERROR(MakeDatabasePrivate(path));
   sqlite3* database = nullptr;
   const int flags = read_only ? SQLITE_OPEN_READONLY : SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE;

@@ -56,6 +56,8 @@ struct Changes {
   }
 };
 
+enum class OpenFor { kWriting, kReading };
+
 class Store {
  public:
   static constexpr absl::Duration kCheckLimit = absl::Seconds(30);
@@ -65,7 +67,7 @@ class Store {
   // longer. One of an older version is first copied to PATH.before-vN, where N is this
   // version, and then brought up to date, all or nothing. For reading, which happens for a single
   // question, neither is done.
-  static absl::StatusOr<std::unique_ptr<Store>> Open(const std::string& path, bool read_only,
+  static absl::StatusOr<std::unique_ptr<Store>> Open(const std::string& path, OpenFor use,
                                                      absl::Duration check_limit = kCheckLimit);
   ~Store();
   Store(const Store&) = delete;

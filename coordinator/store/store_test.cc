@@ -24,7 +24,7 @@ using ::testing::IsEmpty;
 class StoreTest : public ::testing::Test {
  protected:
   std::unique_ptr<Store> Open() {
-    auto store = Store::Open(path_, false);
+    auto store = Store::Open(path_, OpenFor::kWriting);
     EXPECT_TRUE(store.ok()) << store.status();
     return *std::move(store);
   }
@@ -91,7 +91,7 @@ TEST_F(StoreTest, AStoreOfVersionTwoKeepsItsPlacements) {
   sqlite3_close(database);
   {
     // For a question it is left as it is.
-    const auto store = Store::Open(path_, /*read_only=*/true);
+    const auto store = Store::Open(path_, OpenFor::kReading);
     ASSERT_TRUE(store.ok()) << store.status();
     EXPECT_EQ((*store)->LoadJobs()->at(0).step(), 7);
     EXPECT_EQ((*store)->LoadPlans()->at("job-1").lanes(), 8);
@@ -160,7 +160,7 @@ class OldStoreTest : public StoreTest, public ::testing::WithParamInterface<int>
 };
 
 TEST_P(OldStoreTest, IsReadAsItIs) {
-  const auto store = Store::Open(path_, /*read_only=*/true);
+  const auto store = Store::Open(path_, OpenFor::kReading);
   ASSERT_TRUE(store.ok()) << store.status();
   ExpectAll(**store, /*migrated=*/false);
   EXPECT_EQ(VersionOf(path_), GetParam());
@@ -176,7 +176,7 @@ TEST_P(OldStoreTest, IsCopiedAndThenBroughtUpToDate) {
     ASSERT_THAT(Copies(), ElementsAre(copy));
     EXPECT_EQ(VersionOf(copy), GetParam());
     // It is a whole store, from which one can start again.
-    ExpectAll(**Store::Open(copy, /*read_only=*/true), /*migrated=*/false);
+    ExpectAll(**Store::Open(copy, OpenFor::kReading), /*migrated=*/false);
   } else {
     EXPECT_THAT(Copies(), IsEmpty());
   }
@@ -189,12 +189,12 @@ TEST_P(OldStoreTest, IsCopiedAndThenBroughtUpToDate) {
 TEST_P(OldStoreTest, StaysAsItIsWhenTheCopyCannotBeMade) {
   const int64_t present = [this] {
     const std::string other = directory_.path() + "/other.sqlite";
-    EXPECT_TRUE(Store::Open(other, false).ok());
+    EXPECT_TRUE(Store::Open(other, OpenFor::kWriting).ok());
     return VersionOf(other);
   }();
   if (GetParam() == present) return;
   std::filesystem::create_directories(absl::StrCat(path_, ".before-v", present, ".partial/full"));
-  EXPECT_FALSE(Store::Open(path_, false).ok());
+  EXPECT_FALSE(Store::Open(path_, OpenFor::kWriting).ok());
   EXPECT_EQ(VersionOf(path_), GetParam());
 }
 
@@ -244,7 +244,7 @@ TEST_F(StoreTest, AStoreOfVersionThreeLearnsOfExits) {
       SQLITE_OK);
   sqlite3_close(database);
   {
-    const auto store = Store::Open(path_, /*read_only=*/true);
+    const auto store = Store::Open(path_, OpenFor::kReading);
     ASSERT_TRUE(store.ok()) << store.status();
     ASSERT_TRUE((*store)->Exits("job-1", 1).ok());
     EXPECT_TRUE((*store)->Exits("job-1", 1)->empty());
@@ -357,7 +357,7 @@ TEST_F(StoreTest, OfATornEndWhatWasCommittedBeforeIsThere) {
       std::filesystem::remove(torn + "-shm");
       std::ofstream(torn, std::ios::binary) << database;
       std::ofstream(torn + "-wal", std::ios::binary) << left;
-      const auto found = Store::Open(torn, /*read_only=*/false);
+      const auto found = Store::Open(torn, OpenFor::kWriting);
       ASSERT_TRUE(found.ok()) << found.status();
       const auto jobs = (*found)->LoadJobs();
       ASSERT_TRUE(jobs.ok()) << jobs.status();
@@ -404,7 +404,7 @@ TEST_F(StoreTest, AStoreOfANewerVersionIsRefusedAndLeftAlone) {
                nullptr, nullptr);
   sqlite3_close(database);
   const auto before = std::filesystem::last_write_time(path_);
-  const auto store = Store::Open(path_, false);
+  const auto store = Store::Open(path_, OpenFor::kWriting);
   EXPECT_EQ(store.status().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(store.status().message()), HasSubstr("newer Tercio"));
   EXPECT_EQ(std::filesystem::last_write_time(path_), before);
@@ -429,7 +429,7 @@ TEST_F(StoreTest, DamageIsFoundAtTheStartAndTheBackUpNamed) {
     file.seekp(static_cast<std::streamoff>(size / 2 / 4096 * 4096));
     file << std::string(4096, '\xee');
   }
-  const auto damaged = Store::Open(path_, false);
+  const auto damaged = Store::Open(path_, OpenFor::kWriting);
   EXPECT_EQ(damaged.status().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(damaged.status().message()), HasSubstr("cp " + path_ + ".backup"));
   // What the message says helps.
@@ -455,8 +455,8 @@ TEST_F(StoreTest, ACheckThatTakesTooLongIsCutOff) {
     file.seekp(static_cast<std::streamoff>(std::filesystem::file_size(path_) / 2 / 4096 * 4096));
     file << std::string(4096, '\xee');
   }
-  EXPECT_FALSE(Store::Open(path_, false).ok());
-  const auto store = Store::Open(path_, false, absl::ZeroDuration());
+  EXPECT_FALSE(Store::Open(path_, OpenFor::kWriting).ok());
+  const auto store = Store::Open(path_, OpenFor::kWriting, absl::ZeroDuration());
   ASSERT_TRUE(store.ok()) << store.status();
   EXPECT_EQ((*store)->LoadJobs()->at(0).step(), 7);
   Changes more;
@@ -466,7 +466,8 @@ TEST_F(StoreTest, ACheckThatTakesTooLongIsCutOff) {
 
 TEST_F(StoreTest, AFileThatIsNoDatabaseIsRefused) {
   std::ofstream(path_) << std::string(10'000, 'x');
-  EXPECT_EQ(Store::Open(path_, false).status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(Store::Open(path_, OpenFor::kWriting).status().code(),
+            absl::StatusCode::kFailedPrecondition);
 }
 
 }  // namespace

@@ -58,10 +58,11 @@ v1::JobSpec Spec(int ranks) {
 class Server {
  public:
   Server() : checkpoints_(directory_.path() + "/checkpoints") {
-    auto store = coordinator::Store::Open(directory_.path() + "/state.sqlite", false);
+    auto store = coordinator::Store::Open(directory_.path() + "/state.sqlite",
+                                          coordinator::OpenFor::kWriting);
     EXPECT_TRUE(store.ok()) << store.status();
-    auto made =
-        coordinator::Coordinator::Create(Settings(), *std::move(store), &checkpoints_, false);
+    auto made = coordinator::Coordinator::Create(Settings(), *std::move(store), &checkpoints_,
+                                                 coordinator::OpenFor::kWriting);
     EXPECT_TRUE(made.ok()) << made.status();
     coordinator_ = *std::move(made);
     nodes_ = std::make_unique<coordinator::NodeServiceImpl>(gate_, *coordinator_,
