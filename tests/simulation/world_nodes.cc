@@ -75,7 +75,7 @@ void World::Connect(const std::string& name) {
     hello.set_spool_id(node.disk.spool_id);
     hello.set_snapshot_address(name);
     SayGpus(node, &hello);
-    for (const v1::RunId& run : agent::RunsOf(node.state, /*ended=*/true))
+    for (const v1::RunId& run : agent::RunsOf(node.state, agent::EndedRuns::kInclude))
       *hello.add_running() = run;
     Post(coordinator::NodeAttached{hello});
     v1::AgentMessage held;
@@ -135,7 +135,7 @@ void World::Heartbeat(const std::string& name) {
   Node& node = nodes_[name];
   if (!node.up || node.connection == 0) return;
   v1::AgentMessage message;
-  for (const v1::RunId& run : agent::RunsOf(node.state, /*ended=*/false)) {
+  for (const v1::RunId& run : agent::RunsOf(node.state, agent::EndedRuns::kLeaveOut)) {
     v1::RunHealth* health = message.mutable_heartbeat()->add_health();
     *health->mutable_run() = run;
     const auto training = trainings_.find(agent::ToRunKey(run));

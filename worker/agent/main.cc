@@ -84,7 +84,7 @@ v1::AgentHello MakeHello(const AgentOptions& options, const Addresses& addresses
   hello.set_cores(options.cores);
   hello.set_memory_bytes(MachineMemoryBytes());
   // A run whose end the coordinator may have missed counts as running until it is reported again.
-  for (const v1::RunId& run : runs.Running(/*ended=*/true)) *hello.add_running() = run;
+  for (const v1::RunId& run : runs.Running(EndedRuns::kInclude)) *hello.add_running() = run;
   hello.set_highest_attempt_seen(runs.highest_attempt());
   return hello;
 }
@@ -291,7 +291,7 @@ int Live(const Lifecycle& life, AgentFlags* flags, NodeLink& link, RunManager& r
   loop.rounds = [&] { return runs.rounds(); };
   loop.ready = [&] { return link.connected() && !departure.begun(); };
   loop.status = [&] {
-    return absl::StrCat("node ", flags->agent.node, ", ", runs.Running(/*ended=*/false).size(),
+    return absl::StrCat("node ", flags->agent.node, ", ", runs.Running(EndedRuns::kLeaveOut).size(),
                         " runs, coordinator ", flags->agent.coordinator,
                         link.connected() ? "" : " is away", departure.begun() ? ", leaving" : "");
   };

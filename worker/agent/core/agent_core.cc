@@ -313,10 +313,10 @@ bool RunState::Ended() const {
   });
 }
 
-std::vector<v1::RunId> RunsOf(const AgentState& state, bool ended) {
+std::vector<v1::RunId> RunsOf(const AgentState& state, EndedRuns ended) {
   std::vector<v1::RunId> ids;
   for (const auto& [key, run] : state.runs) ids.push_back(ToRunId(key));
-  if (!ended) return ids;
+  if (ended == EndedRuns::kLeaveOut) return ids;
   for (const EndedRun& run : state.ended) ids.push_back(ToRunId(run.run));
   return ids;
 }

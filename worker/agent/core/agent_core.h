@@ -154,9 +154,11 @@ using AgentEffect = std::variant<KeepRun, StartTrainer, AdoptTrainer, SignalTrai
 
 std::vector<AgentEffect> Step(AgentState& state, const AgentEvent& event);
 
-// Runs with live or waiting ranks; with `ended`, also those whose end the coordinator might not
-// know.
-std::vector<v1::RunId> RunsOf(const AgentState& state, bool ended);
+// Runs whose end the coordinator might not know.
+enum class EndedRuns { kLeaveOut, kInclude };
+
+// Runs with live or waiting ranks, and those that have ended where they are wanted.
+std::vector<v1::RunId> RunsOf(const AgentState& state, EndedRuns ended);
 
 v1::RunId ToRunId(const RunKey& key);
 RunKey ToRunKey(const v1::RunId& id);

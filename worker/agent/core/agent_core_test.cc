@@ -367,8 +367,8 @@ TEST(AgentCore, WhatHasEndedIsNotStartedAgain) {
   Step(state, StartRun(1, {0, 1}));
   Step(state, Ended(1, 1, 0));
   Step(state, Ended(1, 0, 0));
-  EXPECT_EQ(RunsOf(state, /*ended=*/false).size(), 0u);
-  EXPECT_EQ(RunsOf(state, /*ended=*/true).size(), 1u);
+  EXPECT_EQ(RunsOf(state, EndedRuns::kLeaveOut).size(), 0u);
+  EXPECT_EQ(RunsOf(state, EndedRuns::kInclude).size(), 1u);
   EXPECT_EQ(Words(state, StartRun(1, {0, 1})), (Strings{"exited 0 0", "exited 1 0", "stopped 1"}));
 }
 

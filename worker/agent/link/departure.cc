@@ -69,7 +69,7 @@ std::optional<v1::AgentMessage> Departure::Message() const {
 
 void Departure::Look() {
   if (!begun() || left_) return;
-  if (!runs_.Running(/*ended=*/false).empty() && SecondsLeft() > kKillSeconds) return;
+  if (!runs_.Running(EndedRuns::kLeaveOut).empty() && SecondsLeft() > kKillSeconds) return;
   const absl::Status written = Write(/*left=*/true);
   if (!written.ok()) LogWarning(std::string(written.message()));
   left_ = written.ok();

@@ -320,7 +320,7 @@ v1::AgentHeartbeat RunManager::Heartbeat() {
   if (options_.gpu_utilization) utilization = options_.gpu_utilization();
   MutexLock lock(mutex_);
   v1::AgentHeartbeat heartbeat;
-  for (const v1::RunId& run : RunsOf(state_, /*ended=*/false)) {
+  for (const v1::RunId& run : RunsOf(state_, EndedRuns::kLeaveOut)) {
     *heartbeat.add_running() = run;
     v1::RunHealth* health = heartbeat.add_health();
     *health = watch_.Take(ToRunKey(run));
@@ -555,7 +555,7 @@ void RunManager::RemoveEmptyLogFolders() const {
   }
 }
 
-std::vector<v1::RunId> RunManager::Running(bool ended) const {
+std::vector<v1::RunId> RunManager::Running(EndedRuns ended) const {
   MutexLock lock(mutex_);
   return RunsOf(state_, ended);
 }

@@ -87,7 +87,7 @@ class RunManager {
   void Handle(const v1::CoordinatorMessage& message) TERCIO_EXCLUDES(mutex_);
 
   // For the link to the coordinator.
-  std::vector<v1::RunId> Running(bool ended) const TERCIO_EXCLUDES(mutex_);
+  std::vector<v1::RunId> Running(EndedRuns ended) const TERCIO_EXCLUDES(mutex_);
   int highest_attempt() const TERCIO_EXCLUDES(mutex_);
   // Whether the attempt runs here, and the token is its token.
   bool TakesPart(const v1::RunId& run, const std::string& token) const TERCIO_EXCLUDES(mutex_);

@@ -34,7 +34,7 @@ class TrainerServer::Service : public v1::TrainerService::Service {
  public:
   Service(RunManager& runs, v1::NodeService::Stub& coordinator)
       : runs_(runs), coordinator_(coordinator), rendezvous_([this](const auto& run) {
-          const std::vector<v1::RunId> running = runs_.Running(/*ended=*/false);
+          const std::vector<v1::RunId> running = runs_.Running(EndedRuns::kLeaveOut);
           return std::any_of(running.begin(), running.end(), [&](const v1::RunId& id) {
             return id.job_id() == run.job && id.attempt() == run.attempt;
           });
