@@ -273,9 +273,9 @@ void AgentMetrics::Loaded(const RankLabels& labels, const std::string& source, d
   state_->Of(labels).loaded = {source, seconds};
 }
 
-void AgentMetrics::Exited(const RankLabels& labels, bool fault) {
+void AgentMetrics::Exited(const RankLabels& labels, RankEnd end) {
   MutexLock lock(state_->mutex);
-  ++(fault ? state_->bad_exits : state_->good_exits);
+  ++(end == RankEnd::kFault ? state_->bad_exits : state_->good_exits);
   RankSeries& series = state_->Of(labels);
   series.step.reset();
   series.memory.reset();

@@ -47,6 +47,9 @@ struct AgentSources {
   std::string gpu_driver;
 };
 
+// How a rank has ended: all of its job was done, or not.
+enum class RankEnd { kGood, kFault };
+
 class AgentMetrics {
  public:
   // Serves /metrics on `address` (HOST:PORT, port 0 picks one). INVALID_ARGUMENT (no such address)
@@ -71,7 +74,7 @@ class AgentMetrics {
   void Loaded(const RankLabels& labels, const std::string& source, double seconds);
   // Adds to the number of log lines that are missing: not written, or not sent.
   void LogLinesLost(const RankLabels& labels, int64_t lines);
-  void Exited(const RankLabels& labels, bool fault);
+  void Exited(const RankLabels& labels, RankEnd end);
   void SetRunning(int trainers);
   void SetSnapshotBytes(int64_t bytes);
   // From now on the page queries these sources; once this returns, no others.

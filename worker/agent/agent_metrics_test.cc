@@ -116,7 +116,7 @@ TEST(AgentMetrics, GaugesGoWithTheRankAndCountersAfterAWhile) {
   ASSERT_TRUE(metrics.ok()) << metrics.status();
   EXPECT_THAT((*metrics)->Page(), HasSubstr("_exits_total{kind=\"fault\"} 0\n"));
   SayAll(**metrics);
-  (*metrics)->Exited(kLabels, /*fault=*/true);
+  (*metrics)->Exited(kLabels, RankEnd::kFault);
   std::string page = (*metrics)->Page();
   EXPECT_THAT(page, HasSubstr(std::string("tercio_tokens_total") + kLabelText + " 256"));
   EXPECT_THAT(page, HasSubstr("_exits_total{kind=\"fault\"} 1\n"));
@@ -133,7 +133,7 @@ TEST(AgentMetrics, GaugesGoWithTheRankAndCountersAfterAWhile) {
   EXPECT_THAT(page, HasSubstr(std::string("tercio_log_lines_lost_total") + kLabelText + " 13\n"));
   EXPECT_THAT(page, HasSubstr(std::string("tercio_tokens_total") + kLabelText + " 512"));
   EXPECT_THAT(page, HasSubstr("tercio_loss{"));
-  (*metrics)->Exited(kLabels, /*fault=*/false);
+  (*metrics)->Exited(kLabels, RankEnd::kGood);
   do {
     page = (*metrics)->Page();
   } while (page.find("j-1") != std::string::npos);
@@ -150,7 +150,7 @@ TEST(AgentMetrics, ManyRanksAreBounded) {
   for (int i = 0; i < 3000; ++i) {
     labels.job_id = "job-" + std::to_string(i);
     (*metrics)->Step(labels, MakeStep(), 1, 1);
-    (*metrics)->Exited(labels, /*fault=*/false);
+    (*metrics)->Exited(labels, RankEnd::kGood);
   }
   const std::string page = (*metrics)->Page();
   size_t series = 0;

@@ -440,7 +440,8 @@ TrainerProcess::OnExit RunManager::ExitHandler(const RunKey& key, int rank, Shar
     if (exit.adopted) ReceiveUntold(key, rank);
     event.device_utilization = trainers_[key][rank].Utilization();
     if (left_out > 0) metrics_.LogLinesLost(LabelsOf(key, rank), left_out);
-    metrics_.Exited(LabelsOf(key, rank), event.signal != 0 || event.exit_code != 0);
+    const bool good = event.signal == 0 && event.exit_code == 0;
+    metrics_.Exited(LabelsOf(key, rank), good ? RankEnd::kGood : RankEnd::kFault);
     Apply({0, std::move(event)});
   };
 }
