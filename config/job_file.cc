@@ -207,7 +207,9 @@ class JobParser {
     out->set_device(resources.OneOf("device", "cpu", {"cpu", "cuda", "auto"}));
     out->set_collectives(resources.OneOf("collectives", "auto", {"auto", "nccl", "host"}));
     out->set_no_cuda_graphs(!resources.Flag("cuda_graphs", true));
-    if (out->device() != "auto") ResolveDevice(&spec_, out->device() == "cuda");
+    if (out->device() != "auto") {
+      ResolveDevice(&spec_, out->device() == "cuda" ? AutoDevice::kCuda : AutoDevice::kCpu);
+    }
     if (out->device() == "cpu") {
       if (out->collectives() == "nccl") resources.Fault("collectives", "nccl needs device: cuda");
       if (spec_.training().tf32()) resources.Fault("device", "training.tf32 needs device: cuda");
@@ -475,9 +477,11 @@ std::string FaultOfName(const std::string& name) {
   return ForDisplay(name) == name ? "" : "has control characters; leave them out";
 }
 
-void ResolveDevice(v1::JobSpec* spec, bool gpus) {
+void ResolveDevice(v1::JobSpec* spec, AutoDevice meant) {
   v1::ResourcesSpec& resources = *spec->mutable_resources();
-  if (resources.device() == "auto") resources.set_device(gpus ? "cuda" : "cpu");
+  if (resources.device() == "auto") {
+    resources.set_device(meant == AutoDevice::kCuda ? "cuda" : "cpu");
+  }
   v1::TrainingSpec& training = *spec->mutable_training();
   if (training.precision() == "auto") {
     training.set_precision(resources.device() == "cuda" ? "bf16" : "fp32");

@@ -32,9 +32,11 @@ std::string EffectiveYaml(const v1::JobSpec& spec);
 // The fault of a job's name, which is shown on many terminals and pages; empty: none.
 std::string FaultOfName(const std::string& name);
 
-// Resolves `auto` of resources.device (cuda where there are GPUs) and training.precision (bf16
-// on them, fp32 on CPUs).
-void ResolveDevice(v1::JobSpec* spec, bool gpus);
+// What resources.device `auto` means: cuda where there are GPUs.
+enum class AutoDevice { kCpu, kCuda };
+
+// Resolves `auto` of resources.device and training.precision (bf16 on GPUs, fp32 on CPUs).
+void ResolveDevice(v1::JobSpec* spec, AutoDevice meant);
 
 // `changes` (as --set) made to an existing job, for resume.
 absl::StatusOr<v1::JobSpec> ChangeJob(const v1::JobSpec& spec,

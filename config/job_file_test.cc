@@ -276,10 +276,10 @@ TEST(JobFile, DevicesAndWhatFollowsFromThem) {
   ASSERT_TRUE(again.ok()) << again.status();
   EXPECT_EQ(again->SerializeAsString(), either->SerializeAsString());
   v1::JobSpec on_cpu = *either;
-  ResolveDevice(&on_cpu, false);
+  ResolveDevice(&on_cpu, AutoDevice::kCpu);
   EXPECT_EQ(on_cpu.resources().device(), "cpu");
   EXPECT_EQ(on_cpu.training().precision(), "fp32");
-  ResolveDevice(&*either, true);
+  ResolveDevice(&*either, AutoDevice::kCuda);
   EXPECT_EQ(either->resources().device(), "cuda");
   EXPECT_EQ(either->training().precision(), "bf16");
   EXPECT_THAT(FaultOf(kGood, {"resources.collectives=nccl"}), HasSubstr("nccl needs device: cuda"));

@@ -67,7 +67,8 @@ absl::StatusOr<int> PlanJob(const Options& options) {
   TERCIO_ASSIGN_OR_RETURN(v1::JobSpec spec, config::ParseJobFile(options.job_file, changes));
   if (spec.resources().device() == "auto") {
     TERCIO_ASSIGN_OR_RETURN(const Gpus gpus, FindGpus());
-    config::ResolveDevice(&spec, !gpus.list.empty());
+    config::ResolveDevice(&spec,
+                          gpus.list.empty() ? config::AutoDevice::kCpu : config::AutoDevice::kCuda);
   }
   PrintNotices(config::KeysWithoutEffect(spec));
   if (options.effective) {

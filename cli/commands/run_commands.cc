@@ -170,7 +170,8 @@ absl::Status CheckBeforeStart(const v1::JobSpec& spec, const std::string& state_
 absl::Status ChooseDevice(v1::JobSpec* spec) {
   if (spec->resources().device() == "cpu") return absl::OkStatus();
   TERCIO_ASSIGN_OR_RETURN(const Gpus gpus, FindGpus());
-  config::ResolveDevice(spec, !gpus.list.empty());
+  config::ResolveDevice(spec,
+                        gpus.list.empty() ? config::AutoDevice::kCpu : config::AutoDevice::kCuda);
   if (spec->resources().device() == "cpu" || !gpus.list.empty()) return absl::OkStatus();
   return absl::InvalidArgumentError(
       "resources.device is cuda, but there is no NVIDIA driver with a GPU on this machine; use "

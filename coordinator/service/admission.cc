@@ -95,9 +95,10 @@ absl::Status CheckPath(const std::string& path, const CheckpointPlaces& places) 
 
 absl::Status Admit(v1::JobSpec* wanted, const std::vector<Coordinator::NodeView>& nodes,
                    const std::vector<Coordinator::JobView>& jobs, const CheckpointPlaces& places) {
-  config::ResolveDevice(wanted, std::any_of(nodes.begin(), nodes.end(), [](const auto& node) {
-                          return node.state.hello.device_kind() == "cuda";
-                        }));
+  const bool gpus = std::any_of(nodes.begin(), nodes.end(), [](const auto& node) {
+    return node.state.hello.device_kind() == "cuda";
+  });
+  config::ResolveDevice(wanted, gpus ? config::AutoDevice::kCuda : config::AutoDevice::kCpu);
   const v1::JobSpec& spec = *wanted;
   // The name is printed on the terminals of all who list jobs.
   if (const std::string fault = config::FaultOfName(spec.name()); !fault.empty()) {
