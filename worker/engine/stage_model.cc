@@ -451,7 +451,7 @@ void StageModel::BackwardEncoderHead(const MicroBatch& batch, kernels::Values fl
   if (shape_.post_norm) return ops_.Copy(flow, mine, shape_.local_rows * shape_.hidden);
   BackwardNorm(batch, weights_.output.final_norm, weights_.output.final_norm_bias, mine,
                Output(batch.slot), FloatsAt(batch.slot, slot_layout_.final_mean),
-               FloatsAt(batch.slot, slot_layout_.final_rstd), flow, false, lanes);
+               FloatsAt(batch.slot, slot_layout_.final_rstd), flow, FlowChange::kReplace, lanes);
 }
 
 void StageModel::BackwardHead(const MicroBatch& batch, kernels::Values flow, double* losses,
@@ -478,12 +478,12 @@ void StageModel::BackwardHead(const MicroBatch& batch, kernels::Values flow, dou
   BackwardNorm(batch, weights_.output.final_norm, weights_.output.final_norm_bias,
                SumRows(norm_gradient_, shape_.rows), Output(batch.slot),
                FloatsAt(batch.slot, slot_layout_.final_mean),
-               FloatsAt(batch.slot, slot_layout_.final_rstd), flow, false, lanes);
+               FloatsAt(batch.slot, slot_layout_.final_rstd), flow, FlowChange::kReplace, lanes);
 }
 
 void StageModel::BackwardNorm(const MicroBatch& batch, WeightRef weight, WeightRef bias,
                               kernels::ConstValues dy, kernels::ConstValues x, const float* mean,
-                              const float* rstd, kernels::Values flow, bool accumulate,
+                              const float* rstd, kernels::Values flow, FlowChange change,
                               GradientLanes& lanes) {
   lanes.Accumulate(batch.index, {weight, bias}, ops_,
                    [&](const plan::LaneSegment& segment, float* gradients) {
@@ -502,7 +502,7 @@ void StageModel::BackwardNorm(const MicroBatch& batch, WeightRef weight, WeightR
                      args.rows = part.count;
                      args.columns = shape_.hidden;
                      args.rows_per_leaf = shape_.tokens;
-                     args.accumulate = accumulate;
+                     args.accumulate = change == FlowChange::kAdd;
                      args.rms = traits_.rms_norm;
                      ops_.LayerNormBackward(args);
                    });
@@ -563,8 +563,8 @@ void StageModel::BackwardDown(LinearLayers::Part part, kernels::ConstValues bran
 void StageModel::BackwardPostNorm(const MicroBatch& batch, WeightRef weight, WeightRef bias,
                                   kernels::ConstValues sum, const float* mean, const float* rstd,
                                   kernels::Values flow, GradientLanes& lanes) {
-  if (shape_.post_norm)
-    BackwardNorm(batch, weight, bias, flow, sum, mean, rstd, flow, false, lanes);
+  if (!shape_.post_norm) return;
+  BackwardNorm(batch, weight, bias, flow, sum, mean, rstd, flow, FlowChange::kReplace, lanes);
 }
 
 void StageModel::BackwardInput(const MicroBatch& batch, LinearLayers::Part part, WeightRef product,
@@ -582,7 +582,7 @@ void StageModel::BackwardInput(const MicroBatch& batch, LinearLayers::Part part,
   if (shape_.post_norm) {
     return ops_.Add(flow, gradient, shape_.local_rows * shape_.hidden);
   }
-  BackwardNorm(batch, weight, bias, gradient, x, mean, rstd, flow, true, lanes);
+  BackwardNorm(batch, weight, bias, gradient, x, mean, rstd, flow, FlowChange::kAdd, lanes);
 }
 
 void StageModel::BackwardMlp(const MicroBatch& batch, int layer, kernels::Values flow,

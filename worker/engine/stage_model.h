@@ -207,9 +207,12 @@ class StageModel {
   void BackwardMlp(const MicroBatch& batch, int layer, kernels::Values flow, GradientLanes& lanes);
   void BackwardAttention(const MicroBatch& batch, int layer, kernels::Values flow,
                          GradientLanes& lanes);
+  // What becomes of the flow: the gradient of the norm's input, or the sum of both.
+  enum class FlowChange { kReplace, kAdd };
   void BackwardNorm(const MicroBatch& batch, WeightRef weight, WeightRef bias,
                     kernels::ConstValues dy, kernels::ConstValues x, const float* mean,
-                    const float* rstd, kernels::Values flow, bool accumulate, GradientLanes& lanes);
+                    const float* rstd, kernels::Values flow, FlowChange change,
+                    GradientLanes& lanes);
   // The gradient of a branch that was added to the residual stream.
   kernels::ConstValues BackwardResidual(const MicroBatch& batch, int layer, uint32_t site,
                                         WeightRef bias, kernels::ConstValues flow,
