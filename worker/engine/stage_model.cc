@@ -264,10 +264,10 @@ void StageModel::NormEmbedding(const MicroBatch& batch, kernels::Values sum) {
 }
 
 // Queries and keys lie side by side: one call rotates both.
-void StageModel::Rotate(kernels::Values qkv, int64_t first_row, int64_t rows, bool inverse) {
+void StageModel::Rotate(kernels::Values qkv, int64_t first_row, int64_t rows, Rotation direction) {
   if (!shape_.rotary) return;
   ops_.Rotary({qkv, rotary_ + first_row * shape_.head_dim, rows, shape_.tokens, shape_.qkv,
-               shape_.heads + shape_.key_heads, shape_.head_dim, inverse});
+               shape_.heads + shape_.key_heads, shape_.head_dim, direction == Rotation::kBack});
 }
 
 void StageModel::Activate(kernels::ConstValues up, kernels::Values out, int64_t rows) {
@@ -285,7 +285,7 @@ void StageModel::ForwardAttention(const MicroBatch& batch, int layer) {
   linear_.Forward(PartOf(batch, layer, plan::Linear::kQkv),
                   {GatherRows(AttentionInput(at)), w.qkv.In(parameters_),
                    w.qkv_bias.In(parameters_), at.qkv, rows, shape_.qkv, shape_.hidden});
-  Rotate(at.qkv, batch.first_row, rows, false);
+  Rotate(at.qkv, batch.first_row, rows, Rotation::kForward);
   const LayerView all = View(batch.slot, layer);  // keys and values of earlier rows count, too
   kernels::AttentionArgs attention{};
   attention.q = all.qkv;
@@ -638,7 +638,7 @@ void StageModel::BackwardAttention(const MicroBatch& batch, int layer, kernels::
   args.dropout = DropoutAt(batch, ModelLayer(batch, layer), kernels::kSiteAttention, 0);
   args.scratch = attention_scratch_;
   ops_.AttentionBackward(args);
-  Rotate(wide_gradient_, 0, shape_.rows, true);
+  Rotate(wide_gradient_, 0, shape_.rows, Rotation::kBack);
   const LinearLayers::Part qkv = PartOf(batch, layer, plan::Linear::kQkv);
   BackwardWeight(batch, qkv, w.qkv, w.qkv_bias, wide_gradient_, GatherRows(AttentionInput(at)),
                  shape_.qkv, shape_.hidden, lanes);

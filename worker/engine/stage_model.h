@@ -165,7 +165,9 @@ class StageModel {
   };
   LocalRows LocalPart(const plan::LaneSegment& segment) const;
 
-  void Rotate(kernels::Values qkv, int64_t first_row, int64_t rows, bool inverse);
+  // Of queries and keys by their positions; kBack for their gradients.
+  enum class Rotation { kForward, kBack };
+  void Rotate(kernels::Values qkv, int64_t first_row, int64_t rows, Rotation direction);
   static const int32_t* TypesAt(const MicroBatch& batch, int64_t row) {
     return batch.types == nullptr ? nullptr : batch.types + row;
   }
