@@ -84,16 +84,18 @@ void LinearLayers::QuantizeWeights() {
       const kernels::ConstValues weight =
           WeightIn(weights_.layers[static_cast<size_t>(layer)], linear).In(parameters_);
       ops_.ChooseScale({weight, size.n * size.k, Format::kE4m3, WeightScaleOf(part)});
-      ops_.Quantize({weight, WeightOf(part, false), WeightOf(part, true), WeightScaleOf(part),
-                     nullptr, size.n, size.k});
+      ops_.Quantize({weight, WeightOf(part, WeightCopy::kPlain),
+                     WeightOf(part, WeightCopy::kTransposed), WeightScaleOf(part), nullptr, size.n,
+                     size.k});
     }
   }
 }
 
-kernels::Values LinearLayers::WeightOf(const Part& part, bool transposed) const {
+kernels::Values LinearLayers::WeightOf(const Part& part, WeightCopy copy) const {
   const plan::Fp8Weight at = plan::Fp8WeightOf(shape_, part.linear);
   std::byte* const layer = eight_bit_weights_ + part.layer * plan::Fp8LayerBytes(shape_);
-  return {layer + (transposed ? at.transposed : at.plain), Format::kE4m3, Format::kE4m3};
+  return {layer + (copy == WeightCopy::kTransposed ? at.transposed : at.plain), Format::kE4m3,
+          Format::kE4m3};
 }
 
 void LinearLayers::ScaleUnknown(const Part& part, Fp8Role role, kernels::ConstValues x,
@@ -108,8 +110,8 @@ void LinearLayers::Forward(const Part& part, const kernels::MatmulArgs& a) {
   ScaleUnknown(part, Fp8Role::kInput, a.x, a.m * a.k);
   kernels::Scale* const scale = ScaleOf(part, Fp8Role::kInput);
   ops_.Quantize({a.x, input_, nullptr, scale, largest_ + Slot(part, Fp8Role::kInput), a.m, a.k});
-  ops_.ScaledMatmul({input_, WeightOf(part, false), scale, WeightScaleOf(part), a.bias, a.y, a.m,
-                     a.n, a.k, a.accumulate});
+  ops_.ScaledMatmul({input_, WeightOf(part, WeightCopy::kPlain), scale, WeightScaleOf(part), a.bias,
+                     a.y, a.m, a.n, a.k, a.accumulate});
 }
 
 void LinearLayers::ForwardGelu(const Part& part, const kernels::MatmulArgs& a,
@@ -151,8 +153,9 @@ void LinearLayers::BackwardWeight(const Part& part, const kernels::MatmulBackwar
 void LinearLayers::BackwardInput(const Part& part, const kernels::MatmulBackwardInputArgs& a,
                                  int64_t row) {
   if (!plan::TakesFp8(shape_, a.m, a.n, a.k)) return ops_.MatmulBackwardInput(a);
-  ops_.ScaledMatmul({gradient_ + row * a.n, WeightOf(part, true), ScaleOf(part, Fp8Role::kGradient),
-                     WeightScaleOf(part), nullptr, a.dx, a.m, a.k, a.n, a.accumulate});
+  ops_.ScaledMatmul({gradient_ + row * a.n, WeightOf(part, WeightCopy::kTransposed),
+                     ScaleOf(part, Fp8Role::kGradient), WeightScaleOf(part), nullptr, a.dx, a.m,
+                     a.k, a.n, a.accumulate});
 }
 
 void LinearLayers::BackwardInputGelu(const Part& part, const kernels::MatmulBackwardInputArgs& a,

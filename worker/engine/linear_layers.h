@@ -75,7 +75,9 @@ class LinearLayers {
            static_cast<int64_t>(part.linear);
   }
   void QuantizeWeights();
-  kernels::Values WeightOf(const Part& part, bool transposed) const;
+  // The two copies of a weight in eight bits.
+  enum class WeightCopy { kPlain, kTransposed };
+  kernels::Values WeightOf(const Part& part, WeightCopy copy) const;
   // Computes the scale of a slot without history from these values.
   void ScaleUnknown(const Part& part, plan::Fp8Role role, kernels::ConstValues x, int64_t count);
 
