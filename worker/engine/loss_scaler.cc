@@ -4,8 +4,8 @@
 
 namespace tercio::engine {
 
-void LossScaler::Update(bool overflow) {
-  if (overflow) {
+void LossScaler::Update(Outcome outcome) {
+  if (outcome == Outcome::kOverflow) {
     good_steps_ = 0;
     if (--chances_ <= 0) scale_ = std::max(scale_ * kBackoff, kLeastScale);
     return;

@@ -30,8 +30,9 @@ class LossScaler {
   // A smaller scale would be needed, but there is none.
   bool exhausted() const { return scale_ <= kLeastScale && chances_ <= 0; }
 
-  // Takes the outcome of a step: whether its gradients overflowed.
-  void Update(bool overflow);
+  // Takes the outcome of a step, that of its gradients.
+  enum class Outcome { kFinite, kOverflow };
+  void Update(Outcome outcome);
 
  private:
   double scale_ = kInitialScale;

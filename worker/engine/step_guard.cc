@@ -23,13 +23,13 @@ absl::StatusOr<StepVerdict> StepGuard::Judge(double loss, double grad_norm,
 absl::StatusOr<bool> StepGuard::JudgeFinite(bool loss_is_finite, bool gradients_are_finite,
                                             const std::string& where) {
   if (loss_is_finite && gradients_are_finite) {
-    if (scales_) scaler_.Update(/*overflow=*/false);
+    if (scales_) scaler_.Update(LossScaler::Outcome::kFinite);
     return true;
   }
   // The scale does not enter the loss, so it is not to blame if the loss itself is bad.
   if (scales_ && loss_is_finite) {
     const double scale = scaler_.scale();
-    scaler_.Update(/*overflow=*/true);
+    scaler_.Update(LossScaler::Outcome::kOverflow);
     if (scale <= LossScaler::kLeastScale && scaler_.exhausted()) {
       return absl::FailedPreconditionError(
           absl::StrCat(where, ": the gradients overflow fp16 even at the lowest loss scale ",

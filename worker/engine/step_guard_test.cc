@@ -27,9 +27,9 @@ v1::JobSpec Job(const char* precision, const char* on_nan) {
 // "x" is an overflow, "." a step without, "w" a whole window without.
 void Play(const std::string& script, LossScaler* scaler) {
   for (const char c : script) {
-    if (c == 'x') scaler->Update(true);
+    if (c == 'x') scaler->Update(LossScaler::Outcome::kOverflow);
     for (int i = 0; i < (c == 'w' ? LossScaler::kWindow : c == '.' ? 1 : 0); ++i) {
-      scaler->Update(false);
+      scaler->Update(LossScaler::Outcome::kFinite);
     }
   }
 }
@@ -68,9 +68,9 @@ TEST(LossScaler, FollowsItsRules) {
 
 TEST(LossScaler, OneStepLessThanAWindowChangesNothing) {
   LossScaler scaler;
-  for (int i = 1; i < LossScaler::kWindow; ++i) scaler.Update(false);
+  for (int i = 1; i < LossScaler::kWindow; ++i) scaler.Update(LossScaler::Outcome::kFinite);
   EXPECT_EQ(scaler.scale(), LossScaler::kInitialScale);
-  scaler.Update(false);
+  scaler.Update(LossScaler::Outcome::kFinite);
   EXPECT_EQ(scaler.scale(), 2 * LossScaler::kInitialScale);
 }
 
