@@ -101,10 +101,9 @@ Json ToJson(const std::vector<Difference>& differences) {
   return json;
 }
 
-void AddRows(const std::vector<Result>& results, bool only_known,
-             std::vector<std::vector<std::string>>* rows) {
+void AddRows(const std::vector<Result>& results, std::vector<std::vector<std::string>>* rows) {
   for (const Result& result : results) {
-    if (only_known && !result.a.has_value() && !result.b.has_value()) continue;
+    if (!result.a.has_value() && !result.b.has_value()) continue;
     const bool both = result.a.has_value() && result.b.has_value();
     const bool share = result.text == PercentText;  // needs no ratio
     rows->push_back({absl::StrCat("  ", result.name), OrNotKnown(result.a, result.text),
@@ -144,9 +143,9 @@ std::vector<std::vector<std::string>> DiffRows(const JobData& a, const JobData& 
           &rows);
   rows.push_back({"PLAN"});
   AddRows(DifferencesOf({PlanOf(a.status), PlanOf(b.status)}), &rows);
-  AddRows(PredictedOf(a.status.plan(), b.status.plan()), /*only_known=*/true, &rows);
+  AddRows(PredictedOf(a.status.plan(), b.status.plan()), &rows);
   rows.push_back({"RESULTS"});
-  AddRows(ResultsOf(NumbersOf(a), NumbersOf(b)), /*only_known=*/true, &rows);
+  AddRows(ResultsOf(NumbersOf(a), NumbersOf(b)), &rows);
   const LossComparison compared = CompareLosses(a, b);
   rows.push_back({"LOSSES"});
   rows.push_back({"  steps in common", CountText(compared.steps)});
