@@ -85,17 +85,19 @@ class TextStream {
 
   absl::Status Add(int32_t id) {
     ids_.push_back(id);
-    return Show(/*last=*/false);
+    return Show(TextSoFar::kGoesOn);
   }
-  absl::Status Finish() { return Show(/*last=*/true); }
+  absl::Status Finish() { return Show(TextSoFar::kHasEnded); }
 
  private:
-  absl::Status Show(bool last) {
+  enum class TextSoFar { kGoesOn, kHasEnded };
+
+  absl::Status Show(TextSoFar text) {
     const auto ids = absl::MakeConstSpan(ids_).subspan(begin_);
     TERCIO_ASSIGN_OR_RETURN(const std::string before,
                             tokenizer_.Decode(ids.subspan(0, shown_ - begin_)));
     TERCIO_ASSIGN_OR_RETURN(const std::string all, tokenizer_.Decode(ids));
-    if (all.size() <= before.size() || (!last && EndsInsideCharacter(all))) {
+    if (all.size() <= before.size() || (text == TextSoFar::kGoesOn && EndsInsideCharacter(all))) {
       return absl::OkStatus();
     }
     std::cout << Printable(all.substr(before.size())) << std::flush;

@@ -53,6 +53,8 @@ class JobKeeper {
   int signal() const { return signal_; }
 
  private:
+  enum class LastCheckpoint { kNone, kSave };
+
   void Watch() {
     sigset_t set;
     sigemptyset(&set);
@@ -71,7 +73,7 @@ class JobKeeper {
                    again
                        ? "stopping immediately"
                        : "saving a checkpoint and stopping (interrupt again to stop immediately)");
-      Cancel(/*save=*/!again, "interrupted");
+      Cancel(again ? LastCheckpoint::kNone : LastCheckpoint::kSave, "interrupted");
     }
   }
 
@@ -80,15 +82,15 @@ class JobKeeper {
     const absl::Status status = pair_.Supervise();
     if (status.ok()) return;
     given_up_ = true;
-    Cancel(/*save=*/false, std::string(status.message()));
+    Cancel(LastCheckpoint::kNone, std::string(status.message()));
   }
 
-  void Cancel(bool save, const std::string& reason) {
+  void Cancel(LastCheckpoint checkpoint, const std::string& reason) {
     grpc::ClientContext context;
     context.set_deadline(std::chrono::system_clock::now() + kCancelPatience);
     v1::CancelRequest request;
     request.set_job(job_);
-    request.set_save_checkpoint(save);
+    request.set_save_checkpoint(checkpoint == LastCheckpoint::kSave);
     request.set_reason(reason);
     v1::CancelResponse response;
     client_.stub().Cancel(&context, request, &response);
