@@ -171,11 +171,11 @@ absl::StatusOr<std::string> Client::Submit(const v1::JobSpec& spec) {
   }
 }
 
-absl::StatusOr<v1::JobStatus> Client::Get(const std::string& job, bool ranks) {
+absl::StatusOr<v1::JobStatus> Client::Get(const std::string& job, Ranks ranks) {
   grpc::ClientContext context;
   v1::GetRequest request;
   request.set_job(job);
-  request.set_ranks(ranks);
+  request.set_ranks(ranks == Ranks::kInclude);
   v1::JobStatus status;
   TERCIO_RETURN_IF_ERROR(CallStatus(stub_->Get(&context, request, &status), *this));
   return status;

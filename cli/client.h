@@ -30,7 +30,9 @@ class Client {
   // Returns the id of the new job. If a coordinator that was reached goes away meanwhile, the call
   // is retried for a while with the same request id, so that only one job is created.
   absl::StatusOr<std::string> Submit(const v1::JobSpec& spec);
-  absl::StatusOr<v1::JobStatus> Get(const std::string& job, bool ranks = false);
+  // Whether a status has the figures of each rank.
+  enum class Ranks { kLeaveOut, kInclude };
+  absl::StatusOr<v1::JobStatus> Get(const std::string& job, Ranks ranks = Ranks::kLeaveOut);
   // The oldest first.
   absl::StatusOr<std::vector<v1::CheckpointInfo>> Checkpoints(const std::string& job);
 

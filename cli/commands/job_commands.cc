@@ -120,7 +120,8 @@ int Submit(const Options& options) {
 
 int Get(const Options& options) {
   return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
-    TERCIO_ASSIGN_OR_RETURN(const v1::JobStatus job, client.Get(options.job, /*ranks=*/true));
+    TERCIO_ASSIGN_OR_RETURN(const v1::JobStatus job,
+                            client.Get(options.job, Client::Ranks::kInclude));
     if (options.format() != Output::kTable) {
       PrintJson(JobToJson(job), options.format());
       return kExitOk;

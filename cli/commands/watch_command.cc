@@ -166,7 +166,7 @@ int Watch(const Options& options) {
     follow.show_progress = false;
     v1::JobStatus job;
     {
-      TERCIO_ASSIGN_OR_RETURN(job, client.Get(options.job, /*ranks=*/true));
+      TERCIO_ASSIGN_OR_RETURN(job, client.Get(options.job, Client::Ranks::kInclude));
       FullView view(client, job);
       follow.on_status = [&view](const v1::JobStatus& status) { view.Show(status); };
       TERCIO_ASSIGN_OR_RETURN(job, FollowJob(client, job.id(), follow));
