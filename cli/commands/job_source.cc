@@ -81,15 +81,15 @@ absl::Status GatherSurroundings(Client& client, report::JobData* job) {
 }
 
 absl::StatusOr<report::JobData> FromCoordinator(Client& client, const std::string& name,
-                                                bool everything) {
+                                                GatheredData data) {
   report::JobData job;
   grpc::ClientContext context;
   v1::GetRequest request;
   request.set_job(name);
-  request.set_ranks(everything);
+  request.set_ranks(data == GatheredData::kAll);
   TERCIO_RETURN_IF_ERROR(CallStatus(client.stub().Get(&context, request, &job.status), client));
   TERCIO_ASSIGN_OR_RETURN(job.steps, StepsOf(client, job.status.id(), false));
-  if (everything) {
+  if (data == GatheredData::kAll) {
     if (job.status.attempt() > 1) TERCIO_RETURN_IF_ERROR(GatherLostSteps(client, &job));
     TERCIO_RETURN_IF_ERROR(GatherSurroundings(client, &job));
   }
@@ -160,12 +160,12 @@ absl::StatusOr<std::vector<v1::StepRecord>> ParseHistory(const std::string& text
   return counting;
 }
 
-absl::StatusOr<std::vector<report::JobData>> GatherJobs(const Options& options, bool everything) {
+absl::StatusOr<std::vector<report::JobData>> GatherJobs(const Options& options, GatheredData data) {
   std::unique_ptr<Client> client;
   std::vector<report::JobData> jobs;
   for (const std::string& name : options.jobs) {
     if (absl::EndsWith(name, ".jsonl")) {
-      if (everything) {
+      if (data == GatheredData::kAll) {
         return absl::InvalidArgumentError(
             absl::StrCat(name, ": a file holds steps only; name jobs, or use `tercio plot`"));
       }
@@ -176,7 +176,7 @@ absl::StatusOr<std::vector<report::JobData>> GatherJobs(const Options& options, 
     if (client == nullptr) {
       TERCIO_ASSIGN_OR_RETURN(client, Client::Connect(options));
     }
-    TERCIO_ASSIGN_OR_RETURN(report::JobData job, FromCoordinator(*client, name, everything));
+    TERCIO_ASSIGN_OR_RETURN(report::JobData job, FromCoordinator(*client, name, data));
     jobs.push_back(std::move(job));
   }
   report::LabelJobs(&jobs);

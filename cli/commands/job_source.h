@@ -11,10 +11,14 @@
 
 namespace tercio::cli {
 
-// Reads each job from a coordinator, or from a file if its name ends with .jsonl. `everything` adds
-// events, checkpoints, nodes and per-rank figures, which only a coordinator has (INVALID_ARGUMENT
-// for files). Returns the jobs, labelled, in the order of their names.
-absl::StatusOr<std::vector<report::JobData>> GatherJobs(const Options& options, bool everything);
+// What is read of a job.
+enum class GatheredData { kSteps, kAll };
+
+// Reads each job from a coordinator, or from a file if its name ends with .jsonl.
+// `GatheredData::kAll` adds events, checkpoints, nodes and per-rank figures, which only a
+// coordinator has (INVALID_ARGUMENT for files). Returns the jobs, labelled, in the order of their
+// names.
+absl::StatusOr<std::vector<report::JobData>> GatherJobs(const Options& options, GatheredData data);
 
 // The steps in the text of a file of `tercio history -o jsonl`. Errors have the form NAME:LINE:
 // what is wrong.

@@ -54,13 +54,13 @@ absl::Status MakePlot(const Options& options) {
   curves.logarithmic = options.logarithmic;
   TERCIO_RETURN_IF_ERROR(
       report::CurvesOf({}, curves).status());  // checks the options before any data is fetched
-  TERCIO_ASSIGN_OR_RETURN(const auto jobs, GatherJobs(options, /*everything=*/false));
+  TERCIO_ASSIGN_OR_RETURN(const auto jobs, GatherJobs(options, GatheredData::kSteps));
   TERCIO_ASSIGN_OR_RETURN(const plot::Figure figure, report::CurvesOf(jobs, curves));
   return Write(options, jobs, plot::Draw(figure, /*standalone=*/true));
 }
 
 absl::Status MakeReport(const Options& options) {
-  TERCIO_ASSIGN_OR_RETURN(const auto jobs, GatherJobs(options, /*everything=*/true));
+  TERCIO_ASSIGN_OR_RETURN(const auto jobs, GatherJobs(options, GatheredData::kAll));
   const double now = absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch());
   return Write(options, jobs, report::ReportPage(jobs, kVersion, now));
 }
@@ -70,7 +70,7 @@ absl::Status ShowDiff(const Options& options) {
     return absl::InvalidArgumentError(
         absl::StrCat("diff compares two jobs, not ", options.jobs.size()));
   }
-  TERCIO_ASSIGN_OR_RETURN(const auto jobs, GatherJobs(options, /*everything=*/true));
+  TERCIO_ASSIGN_OR_RETURN(const auto jobs, GatherJobs(options, GatheredData::kAll));
   if (options.format() != Output::kTable) {
     PrintJson(report::DiffToJson(jobs[0], jobs[1]), options.format());
   } else {
