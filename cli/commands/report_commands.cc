@@ -56,7 +56,7 @@ absl::Status MakePlot(const Options& options) {
       report::CurvesOf({}, curves).status());  // checks the options before any data is fetched
   TERCIO_ASSIGN_OR_RETURN(const auto jobs, GatherJobs(options, GatheredData::kSteps));
   TERCIO_ASSIGN_OR_RETURN(const plot::Figure figure, report::CurvesOf(jobs, curves));
-  return Write(options, jobs, plot::Draw(figure, /*standalone=*/true));
+  return Write(options, jobs, plot::Draw(figure, plot::SvgPlace::kOwnFile));
 }
 
 absl::Status MakeReport(const Options& options) {

@@ -54,7 +54,7 @@ class Drawing {
     gap_ = chart.categories.size() > 16 && chart.stacked ? 4 : 9;
   }
 
-  std::string Make(bool standalone) {
+  std::string Make(SvgPlace place) {
     double y = 18;
     svg_.Heading(kMargin, y, chart_.title, chart_.unit);
     std::vector<LegendEntry> entries;
@@ -84,7 +84,7 @@ class Drawing {
       DrawCategory(i, axis, top + gap_ / 2 + static_cast<double>(i) * (group_ + gap_) + gap_ / 4);
     }
     svg_.Line(left_, top, left_, bottom, "a");
-    return svg_.Finish(chart_.width, bottom + 26, chart_.label, standalone);
+    return svg_.Finish(chart_.width, bottom + 26, chart_.label, place);
   }
 
  private:
@@ -127,6 +127,6 @@ class Drawing {
 
 }  // namespace
 
-std::string Draw(const BarChart& chart, bool standalone) { return Drawing(chart).Make(standalone); }
+std::string Draw(const BarChart& chart, SvgPlace place) { return Drawing(chart).Make(place); }
 
 }  // namespace tercio::plot

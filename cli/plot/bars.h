@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "cli/plot/svg.h"
+
 namespace tercio::plot {
 
 struct BarSeries {
@@ -26,6 +28,6 @@ struct BarChart {
   double width = 720;
 };
 
-std::string Draw(const BarChart& chart, bool standalone);
+std::string Draw(const BarChart& chart, SvgPlace place);
 
 }  // namespace tercio::plot

@@ -218,7 +218,7 @@ double DrawLegend(const std::vector<LegendEntry>& entries, double x, double y, d
   return entries.empty() ? 0 : row - y + kRow;
 }
 
-std::string Draw(const Figure& figure, bool standalone) {
+std::string Draw(const Figure& figure, SvgPlace place) {
   Svg svg;
   const double right = figure.width - kRight;
   Range x_range;
@@ -252,7 +252,7 @@ std::string Draw(const Figure& figure, bool standalone) {
     svg.Text(kLeft - 46, y + 12, figure.note, "u");
     y += 18;
   }
-  return svg.Finish(figure.width, y, figure.label, standalone);
+  return svg.Finish(figure.width, y, figure.label, place);
 }
 
 }  // namespace tercio::plot

@@ -52,8 +52,7 @@ struct Figure {
   double panel_height = 190;  // height of the plot area
 };
 
-// `standalone`: a file of its own (svg.h).
-std::string Draw(const Figure& figure, bool standalone);
+std::string Draw(const Figure& figure, SvgPlace place);
 
 // Indices of points that represent all: of each of `buckets` equal parts of [first, last] the
 // first, the least, the greatest and the last, and the ends of gaps. Ascending, at most 4 x buckets

@@ -47,7 +47,7 @@ std::string HeatColour(double place) {
   return absl::StrFormat("#%02x%02x%02x", mix(0), mix(1), mix(2));
 }
 
-std::string Draw(const HeatMap& map, bool standalone) {
+std::string Draw(const HeatMap& map, SvgPlace where) {
   Svg svg;
   Range range;
   size_t columns = 0;
@@ -92,7 +92,7 @@ std::string Draw(const HeatMap& map, bool standalone) {
            absl::StrCat(map.x_title,
                         together > 1 ? absl::StrCat(" (the maximum of each ", together, ")") : ""),
            "u");
-  return svg.Finish(map.width, bottom + 26, map.label, standalone);
+  return svg.Finish(map.width, bottom + 26, map.label, where);
 }
 
 }  // namespace tercio::plot

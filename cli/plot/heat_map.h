@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "cli/plot/svg.h"
+
 namespace tercio::plot {
 
 struct HeatMap {
@@ -23,7 +25,7 @@ struct HeatMap {
 inline constexpr size_t kMostColumns = 256;
 inline constexpr size_t kMostCells = 4096;  // in all rows; beyond that columns are merged, too
 
-std::string Draw(const HeatMap& map, bool standalone);
+std::string Draw(const HeatMap& map, SvgPlace where);
 
 // "#rrggbb" of a place in [0, 1]: from dark blue over green to yellow, lighter all the way.
 std::string HeatColour(double place);

@@ -189,7 +189,7 @@ Figure TwoJobs() {
 }
 
 TEST(Figure, HasWhatItShould) {
-  const std::string svg = Draw(TwoJobs(), /*standalone=*/true);
+  const std::string svg = Draw(TwoJobs(), SvgPlace::kOwnFile);
   EXPECT_THAT(svg, HasSubstr("xmlns=\"http://www.w3.org/2000/svg\""));
   EXPECT_THAT(svg, HasSubstr("prefers-color-scheme:dark"));
   EXPECT_THAT(svg, HasSubstr("&lt;b&gt;one&lt;/b&gt;"));
@@ -199,12 +199,12 @@ TEST(Figure, HasWhatItShould) {
   EXPECT_EQ(Count(svg, "class=\"l c0\""), 2u);  // the curve, and its line in the legend
   EXPECT_EQ(Count(svg, "class=\"m c1\""), 1u);
   EXPECT_THAT(svg, Not(HasSubstr("nan")));
-  EXPECT_EQ(svg, Draw(TwoJobs(), true));
-  EXPECT_THAT(Draw(TwoJobs(), false), Not(HasSubstr("<style>")));
+  EXPECT_EQ(svg, Draw(TwoJobs(), SvgPlace::kOwnFile));
+  EXPECT_THAT(Draw(TwoJobs(), SvgPlace::kPage), Not(HasSubstr("<style>")));
 }
 
 TEST(Figure, AGapBreaksTheLine) {
-  const std::string svg = Draw(TwoJobs(), false);
+  const std::string svg = Draw(TwoJobs(), SvgPlace::kPage);
   const size_t begin = svg.find("<path d=\"M62");
   ASSERT_NE(begin, std::string::npos);
   const std::string path = svg.substr(begin, svg.find('>', begin) - begin);
@@ -214,7 +214,7 @@ TEST(Figure, AGapBreaksTheLine) {
 TEST(Figure, NothingIsAFigureToo) {
   Figure figure;
   figure.panels = {{"Loss", "", {}, {}, true, false}};
-  EXPECT_THAT(Draw(figure, true), HasSubstr("no values"));
+  EXPECT_THAT(Draw(figure, SvgPlace::kOwnFile), HasSubstr("no values"));
 }
 
 TEST(Figure, AMillionPointsStaySmall) {
@@ -225,7 +225,7 @@ TEST(Figure, AMillionPointsStaySmall) {
     series.y.push_back(static_cast<double>(i * 7919 % 1000));
   }
   figure.panels = {{"Noise", "", {series}, {}, false, false}};
-  EXPECT_LT(Draw(figure, true).size(), 60'000u);
+  EXPECT_LT(Draw(figure, SvgPlace::kOwnFile).size(), 60'000u);
 }
 
 TEST(BarChart, StacksToTheWhole) {
@@ -233,7 +233,7 @@ TEST(BarChart, StacksToTheWhole) {
   chart.shares = true;
   chart.categories = {"a", "b & c"};
   chart.series = {{"x", {0.25, 1}, 0}, {"y", {0.75, kNan}, 1}};
-  const std::string svg = Draw(chart, false);
+  const std::string svg = Draw(chart, SvgPlace::kPage);
   EXPECT_THAT(svg, HasSubstr("b &amp; c"));
   EXPECT_THAT(svg, HasSubstr("<title>a: x 25.0 %</title>"));
   EXPECT_THAT(svg, HasSubstr("100 %"));
@@ -247,8 +247,8 @@ TEST(BarChart, GroupsStandBelowEachOther) {
   chart.unit = "MiB";
   chart.categories = {"rank 0"};
   chart.series = {{"planned", {12.5}, 0}, {"peak", {12}, 1}};
-  EXPECT_THAT(Draw(chart, false), HasSubstr(">12.5 MiB</text>"));
-  EXPECT_THAT(Draw(BarChart(), false), HasSubstr("<svg"));
+  EXPECT_THAT(Draw(chart, SvgPlace::kPage), HasSubstr(">12.5 MiB</text>"));
+  EXPECT_THAT(Draw(BarChart(), SvgPlace::kPage), HasSubstr("<svg"));
 }
 
 // The least value of each part is 0 there, which a logarithmic axis cannot show.
@@ -263,7 +263,7 @@ TEST(Figure, TheLeastThatALogarithmicAxisShowsIsNotLost) {
   }
   panel.series = {series};
   figure.panels = {panel};
-  const std::string svg = Draw(figure, false);
+  const std::string svg = Draw(figure, SvgPlace::kPage);
   const double bottom = 18 - 16 + 26 + figure.panel_height;  // where 1e-3 is, the axis' low end
   EXPECT_THAT(svg, HasSubstr(" " + Coordinate(bottom) + "h0"));
 }
@@ -274,9 +274,9 @@ TEST(Figure, ASingleValueCanBeSeen) {
   series.x = {1, 2, 3};
   series.y = {kNan, 5, kNan};
   figure.panels = {{"Loss", "", {series}, {}, false, false}};
-  EXPECT_EQ(Count(Draw(figure, false), "<circle"), 1u);
+  EXPECT_EQ(Count(Draw(figure, SvgPlace::kPage), "<circle"), 1u);
   figure.panels[0].series[0].y = {4, 5, 6};
-  EXPECT_EQ(Count(Draw(figure, false), "<circle"), 0u);
+  EXPECT_EQ(Count(Draw(figure, SvgPlace::kPage), "<circle"), 0u);
 }
 
 TEST(HeatMap, ManyColumnsArePutTogetherByTheGreatest) {
@@ -284,11 +284,11 @@ TEST(HeatMap, ManyColumnsArePutTogetherByTheGreatest) {
   map.rows = {"stage 0", "stage 1"};
   map.values = {std::vector<double>(10'000, 1), std::vector<double>(10'000, 2)};
   map.values[0][4321] = 100;
-  const std::string svg = Draw(map, false);
+  const std::string svg = Draw(map, SvgPlace::kPage);
   EXPECT_LT(Count(svg, "<rect"), 2 * kMostColumns + 50);
   EXPECT_EQ(Count(svg, HeatColour(1)), 1u);
   EXPECT_THAT(svg, HasSubstr("the maximum of each 40"));
-  EXPECT_THAT(Draw(HeatMap(), false), HasSubstr("<svg"));
+  EXPECT_THAT(Draw(HeatMap(), SvgPlace::kPage), HasSubstr("<svg"));
 }
 
 TEST(HeatMap, ColoursGetLighter) {

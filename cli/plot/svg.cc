@@ -158,8 +158,8 @@ void Svg::Heading(double x, double y, std::string_view title, std::string_view u
   body_ += "</text>\n";
 }
 
-std::string Svg::Finish(double width, double height, std::string_view label,
-                        bool standalone) const {
+std::string Svg::Finish(double width, double height, std::string_view label, SvgPlace place) const {
+  const bool standalone = place == SvgPlace::kOwnFile;
   const std::string w = Coordinate(width);
   const std::string h = Coordinate(height);
   return absl::StrCat(

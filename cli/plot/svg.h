@@ -33,6 +33,9 @@ inline constexpr int kColours = 8;
 
 enum class Anchor { kStart, kMiddle, kEnd };
 
+// Where a drawing is: in a page, or in a file of its own, with background and style sheet.
+enum class SvgPlace { kPage, kOwnFile };
+
 class Svg {
  public:
   void Line(double x1, double y1, double x2, double y2, const std::string& classes);
@@ -52,9 +55,8 @@ class Svg {
   // A title followed by a muted unit, which may be empty.
   void Heading(double x, double y, std::string_view title, std::string_view unit);
 
-  // The whole element. `label` is its alternative text. `standalone`: a file of its own, with
-  // background and style sheet.
-  std::string Finish(double width, double height, std::string_view label, bool standalone) const;
+  // The whole element. `label` is its alternative text.
+  std::string Finish(double width, double height, std::string_view label, SvgPlace place) const;
 
  private:
   std::string body_;

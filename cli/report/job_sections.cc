@@ -35,12 +35,12 @@ std::string Curves(const std::vector<JobData>& jobs, const std::vector<std::stri
   options.panel_height = 170;
   options.smooth = SmoothingOf(jobs);
   const auto figure = CurvesOf(jobs, options);
-  return figure.ok() ? plot::Draw(*figure, false) : "";
+  return figure.ok() ? plot::Draw(*figure, plot::SvgPlace::kPage) : "";
 }
 
 std::string Narrow(plot::Figure figure) {
   figure.width = kFigureWidth;
-  return plot::Draw(figure, false);
+  return plot::Draw(figure, plot::SvgPlace::kPage);
 }
 
 std::string LeftOut(size_t rows) {
@@ -152,7 +152,7 @@ void AddGoodput(const Subjects& subjects, Page* page) {
   for (const Subject& subject : subjects)
     whole.push_back({SecondsText(subject.job->status.goodput().total()), true});
   table.push_back(std::move(whole));
-  page->Figures({plot::Draw(chart, false)});
+  page->Figures({plot::Draw(chart, plot::SvgPlace::kPage)});
   page->Table(table);
 }
 

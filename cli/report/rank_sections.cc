@@ -84,7 +84,7 @@ std::string PhasesChart(const Subject& subject) {
     if (sum > 0) chart.series.push_back(std::move(series));
   }
   for (const auto& [name, ranks] : groups) chart.categories.push_back(name);
-  return plot::Draw(chart, false);
+  return plot::Draw(chart, plot::SvgPlace::kPage);
 }
 
 // A map of value(figures) of each rank: a row for each stage, a column for each position in it.
@@ -108,7 +108,7 @@ std::string RankMap(const Subject& subject, const std::string& title, const std:
   }
   for (size_t row = 0; row < map.values.size(); ++row)
     map.rows.push_back(absl::StrCat("stage ", row));
-  return plot::Draw(map, false);
+  return plot::Draw(map, plot::SvgPlace::kPage);
 }
 
 std::string MemoryChart(const Subject& subject) {
@@ -151,7 +151,7 @@ std::string MemoryChart(const Subject& subject) {
   for (const auto& [name, ranks] : groups) {
     chart.categories.push_back(ranks.size() > 1 ? absl::StrCat(name, ", maximum") : name);
   }
-  return plot::Draw(chart, false);
+  return plot::Draw(chart, plot::SvgPlace::kPage);
 }
 
 bool HasFigures(const Subject& subject) {
