@@ -68,8 +68,8 @@ class Drawing {
     const double bottom =
         top + static_cast<double>(chart_.categories.size()) * (group_ + gap_) + gap_ / 2;
     Range range;
-    range.Add(0, false);
-    range.Add(chart_.shares ? 1 : GreatestOf(chart_), false);
+    range.Add(0, AxisKind::kLinear);
+    range.Add(chart_.shares ? 1 : GreatestOf(chart_), AxisKind::kLinear);
     Axis::Options options;
     options.from_zero = true;
     options.extend = false;

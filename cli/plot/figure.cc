@@ -8,6 +8,10 @@
 namespace tercio::plot {
 namespace {
 
+AxisKind KindOf(bool logarithmic) {
+  return logarithmic ? AxisKind::kLogarithmic : AxisKind::kLinear;
+}
+
 constexpr double kLeft = 62;
 constexpr double kRight = 16;
 constexpr double kHeading = 26;  // above a panel: its title
@@ -72,7 +76,7 @@ void DrawSeries(Series series, const Axis& x_axis, const Axis& y_axis, int bucke
 Axis YAxisOf(const Panel& panel, double top, double bottom) {
   Range range;
   for (const Series& series : panel.series) {
-    for (const double y : series.y) range.Add(y, panel.logarithmic);
+    for (const double y : series.y) range.Add(y, KindOf(panel.logarithmic));
   }
   Axis::Options options;
   options.logarithmic = panel.logarithmic;
@@ -224,7 +228,7 @@ std::string Draw(const Figure& figure, SvgPlace place) {
   Range x_range;
   for (const Panel& panel : figure.panels) {
     for (const Series& series : panel.series) {
-      for (const double x : series.x) x_range.Add(x, figure.logarithmic_x);
+      for (const double x : series.x) x_range.Add(x, KindOf(figure.logarithmic_x));
     }
   }
   Axis::Options options;

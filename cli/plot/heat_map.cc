@@ -53,7 +53,7 @@ std::string Draw(const HeatMap& map, SvgPlace where) {
   size_t columns = 0;
   for (const std::vector<double>& row : map.values) {
     columns = std::max(columns, row.size());
-    for (const double value : row) range.Add(value, false);
+    for (const double value : row) range.Add(value, AxisKind::kLinear);
   }
   const size_t most =
       std::clamp<size_t>(kMostCells / std::max<size_t>(1, map.values.size()), 1, kMostColumns);

@@ -32,8 +32,8 @@ std::vector<std::string> TextsOf(const Axis& axis) {
 
 Range RangeOf(double low, double high) {
   Range range;
-  range.Add(low, false);
-  range.Add(high, false);
+  range.Add(low, AxisKind::kLinear);
+  range.Add(high, AxisKind::kLinear);
   return range;
 }
 
@@ -114,11 +114,11 @@ TEST(Axis, LogarithmicWithinADecadeHasNumbers) {
 
 TEST(Axis, ValuesThatCannotBeShownAreLeftOut) {
   Range range;
-  range.Add(kNan, false);
-  range.Add(std::numeric_limits<double>::infinity(), false);
+  range.Add(kNan, AxisKind::kLinear);
+  range.Add(std::numeric_limits<double>::infinity(), AxisKind::kLinear);
   EXPECT_TRUE(range.empty);
-  range.Add(-1, true);
-  range.Add(0, true);
+  range.Add(-1, AxisKind::kLogarithmic);
+  range.Add(0, AxisKind::kLogarithmic);
   EXPECT_TRUE(range.empty);
 }
 

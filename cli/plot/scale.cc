@@ -40,7 +40,8 @@ int Decimals(double step) {
 
 }  // namespace
 
-void Range::Add(double value, bool logarithmic) {
+void Range::Add(double value, AxisKind kind) {
+  const bool logarithmic = kind == AxisKind::kLogarithmic;
   if (!std::isfinite(value) || (logarithmic && value <= 0)) return;
   low = empty ? value : std::min(low, value);
   high = empty ? value : std::max(high, value);

@@ -9,13 +9,15 @@
 
 namespace tercio::plot {
 
+enum class AxisKind { kLinear, kLogarithmic };
+
 struct Range {
   double low = 0;
   double high = 0;
   bool empty = true;
 
   // Takes in a value that an axis of this kind can show.
-  void Add(double value, bool logarithmic);
+  void Add(double value, AxisKind kind);
 };
 
 struct Tick {

@@ -213,8 +213,8 @@ plot::Figure StepTimes(const std::vector<JobData>& jobs) {
     const auto seconds = NumbersOf(job).step_seconds;
     if (!seconds.has_value()) continue;
     // Few steps are beyond the slowest hundredth, and they would squeeze all others together.
-    range.Add(seconds->least, false);
-    range.Add(std::max(seconds->p99, 1.1 * seconds->median), false);
+    range.Add(seconds->least, plot::AxisKind::kLinear);
+    range.Add(std::max(seconds->p99, 1.1 * seconds->median), plot::AxisKind::kLinear);
   }
   plot::Figure figure;
   const plot::Unit unit = plot::SecondsUnit(range.high);
