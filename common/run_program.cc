@@ -48,7 +48,7 @@ bool Wait(pid_t pid, absl::Time deadline, int* status) {
 }  // namespace
 
 absl::StatusOr<std::string> RunProgram(const std::vector<std::string>& arguments,
-                                       absl::Duration patience, bool quiet) {
+                                       absl::Duration patience, ErrorOutput errors) {
   const std::string& program = arguments.front();
   int output[2];
   if (pipe2(output, O_CLOEXEC) != 0) {
@@ -56,7 +56,8 @@ absl::StatusOr<std::string> RunProgram(const std::vector<std::string>& arguments
         absl::StrCat("cannot create a pipe for ", program, ": ", std::strerror(errno)));
   }
   const absl::Time deadline = SteadyNow() + patience;
-  const absl::StatusOr<pid_t> pid = Spawn(arguments, {output[1], quiet ? "/dev/null" : ""});
+  const absl::StatusOr<pid_t> pid =
+      Spawn(arguments, {output[1], errors == ErrorOutput::kDiscarded ? "/dev/null" : ""});
   close(output[1]);
   std::string text;
   const bool read = pid.ok() && ReadAll(output[0], deadline, &text);

@@ -59,8 +59,9 @@ void ShowToCuda(const Gpus& gpus) {
 
 // The report that a trainer prints for --doctor. `device`: the kind of device it must be built for.
 absl::StatusOr<nlohmann::json> AskTrainer(const std::string& trainer, const std::string& device) {
-  TERCIO_ASSIGN_OR_RETURN(const std::string text,
-                          RunProgram({trainer, "--doctor"}, kTrainerPatience, /*quiet=*/true));
+  TERCIO_ASSIGN_OR_RETURN(
+      const std::string text,
+      RunProgram({trainer, "--doctor"}, kTrainerPatience, ErrorOutput::kDiscarded));
   nlohmann::json report = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!report.is_object()) {
     return absl::InternalError(absl::StrCat(trainer, " --doctor did not print JSON"));
