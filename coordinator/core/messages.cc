@@ -68,10 +68,10 @@ void Stepper::SaveAndStop(JobState& job) {
   for (const auto& [name, node] : job.placement->nodes()) SendSave(job, name);
 }
 
-void Stepper::SendSave(const JobState& job, const std::string& node, bool then_stop) {
+void Stepper::SendSave(const JobState& job, const std::string& node, AfterSave after) {
   v1::CoordinatorMessage message;
   *message.mutable_save_checkpoint()->mutable_run() = RunOf(job.record);
-  message.mutable_save_checkpoint()->set_then_stop(then_stop);
+  message.mutable_save_checkpoint()->set_then_stop(after == AfterSave::kStop);
   effects_.messages.push_back({node, std::move(message)});
 }
 

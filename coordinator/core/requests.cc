@@ -111,7 +111,7 @@ void Stepper::Handle(const SaveRequested& request) {
         absl::StrCat("job ", request.job_id, " is not running: there is nothing new to save"));
     return;
   }
-  for (const auto& [name, node] : job.placement->nodes()) SendSave(job, name, /*then_stop=*/false);
+  for (const auto& [name, node] : job.placement->nodes()) SendSave(job, name, AfterSave::kGoOn);
 }
 
 void Stepper::Handle(const DeleteRequested& request) {

@@ -212,7 +212,8 @@ class Stepper {
   void SendStop(const std::string& node, const v1::RunId& run, double grace);
   void StopNodes(JobState& job, double grace);
   void SaveAndStop(JobState& job);
-  void SendSave(const JobState& job, const std::string& node, bool then_stop = true);
+  enum class AfterSave { kStop, kGoOn };
+  void SendSave(const JobState& job, const std::string& node, AfterSave after = AfterSave::kStop);
   // Whether the job is in that phase now. It is not where the table of phases has no such change:
   // then the job has ended, and nothing more is to be done with it.
   bool Enter(JobState& job, v1::JobPhase phase);
