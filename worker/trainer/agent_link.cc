@@ -48,7 +48,7 @@ absl::StatusOr<std::unique_ptr<AgentLink>> AgentLink::Connect(const std::string&
   std::unique_ptr<AgentLink> link(new AgentLink(hello, untold, std::move(abandon)));
   TERCIO_ASSIGN_OR_RETURN(const auto channel, OpenChannel("unix:" + socket, {}));
   link->stub_ = v1::TrainerService::NewStub(channel);
-  const absl::Status greeted = link->Greet(/*again=*/false);
+  const absl::Status greeted = link->Greet(Greeting::kFirst);
   if (!greeted.ok()) {
     return absl::Status(greeted.code(), absl::StrCat("the agent gave no assignment: ",
                                                      std::string(greeted.message())));
@@ -81,7 +81,8 @@ bool AgentLink::IsLost() const {
 
 // Tries to connect once. PERMISSION_DENIED if the agent does not know this rank,
 // FAILED_PRECONDITION if its version is incompatible.
-absl::Status AgentLink::Greet(bool again) {
+absl::Status AgentLink::Greet(Greeting greeting) {
+  const bool again = greeting == Greeting::kAgain;
   const auto connection = std::make_shared<Connection>();
   {
     MutexLock lock(mutex_);
@@ -174,7 +175,7 @@ bool AgentLink::ConnectAgain() {
       const auto stops = [this]() TERCIO_REQUIRES(mutex_) { return stopping_; };
       if (changed_.WaitFor(mutex_, backoff, stops)) return false;
     }
-    const absl::Status status = Greet(/*again=*/true);
+    const absl::Status status = Greet(Greeting::kAgain);
     if (status.ok()) {
       LogInfo("the agent is back");
       return true;

@@ -67,7 +67,8 @@ class AgentLink : public collective::RendezvousStore {
 
   AgentLink(v1::TrainerHello hello, std::string untold, Abandon abandon)
       : hello_(std::move(hello)), untold_path_(std::move(untold)), abandon_(std::move(abandon)) {}
-  absl::Status Greet(bool again);
+  enum class Greeting { kFirst, kAgain };
+  absl::Status Greet(Greeting greeting);
   void ReadLoop();
   void ReadCommands(Connection& connection);
   bool ConnectAgain();

@@ -51,7 +51,7 @@ std::optional<Agent> FindAgent(const std::string& state_dir) {
 Departure::Departure(NodeLink& link, RunManager& runs, const std::string& state_dir)
     : link_(link), runs_(runs), path_(FileIn(state_dir)) {}
 
-absl::Status Departure::Announce() { return Write(/*left=*/false); }
+absl::Status Departure::Announce() { return Write(Presence::kHere); }
 
 void Departure::Begin(double grace_seconds) {
   if (begun()) return;
@@ -70,7 +70,7 @@ std::optional<v1::AgentMessage> Departure::Message() const {
 void Departure::Look() {
   if (!begun() || left_) return;
   if (!runs_.Running(EndedRuns::kLeaveOut).empty() && SecondsLeft() > kKillSeconds) return;
-  const absl::Status written = Write(/*left=*/true);
+  const absl::Status written = Write(Presence::kLeft);
   if (!written.ok()) LogWarning(std::string(written.message()));
   left_ = written.ok();
 }
@@ -84,9 +84,10 @@ void Departure::Finish(double grace_seconds, const std::function<bool()>& give_u
 
 double Departure::SecondsLeft() const { return std::max(0.0, gone_at_ - Now()); }
 
-absl::Status Departure::Write(bool left) const {
-  return WriteFileDurably(
-      path_, absl::StrCat(getpid(), " ", StartTimeOf(getpid()), " ", left ? "left" : "here", "\n"));
+absl::Status Departure::Write(Presence presence) const {
+  const char* const word = presence == Presence::kLeft ? "left" : "here";
+  return WriteFileDurably(path_,
+                          absl::StrCat(getpid(), " ", StartTimeOf(getpid()), " ", word, "\n"));
 }
 
 absl::Status AskToLeave(const std::string& state_dir, const std::function<bool()>& give_up) {

@@ -49,7 +49,8 @@ class Departure {
 
  private:
   double SecondsLeft() const;
-  absl::Status Write(bool left) const;
+  enum class Presence { kHere, kLeft };
+  absl::Status Write(Presence presence) const;
 
   NodeLink& link_;
   RunManager& runs_;
