@@ -252,7 +252,7 @@ int64_t ParameterCount(const v1::ModelSpec& model) {
   return count;
 }
 
-double FlopsPerToken(const v1::ModelSpec& model, bool causal) {
+double FlopsPerToken(const v1::ModelSpec& model, AttentionCount count) {
   const ModelTraits traits = TraitsOf(model);
   const double c = model.hidden();
   const double f = model.ffn_hidden();
@@ -264,7 +264,8 @@ double FlopsPerToken(const v1::ModelSpec& model, bool causal) {
                                                                : 0;
   const double products = layers * (2 * c * (c + keys) + (traits.gated_mlp ? 3 : 2) * c * f) +
                           predicted * c * model.vocab_size();
-  const double attention = (causal && traits.causal ? 6.0 : 12.0) * layers * c * model.context();
+  const bool half = count == AttentionCount::kCausalHalf && traits.causal;
+  const double attention = (half ? 6.0 : 12.0) * layers * c * model.context();
   return 6 * products + attention;
 }
 

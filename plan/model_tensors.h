@@ -101,9 +101,11 @@ std::vector<int> LayersOfStage(int layers, const v1::Layout& layout, int stage);
 
 int64_t ParameterCount(const v1::ModelSpec& model);
 
-// Model FLOPs of one token, forward and backward: 6 * (weights in products) + attention. `causal`
-// counts half of the attention products (6 l h s instead of 12 l h s; planner formulas, Megatron
-// convention).
-double FlopsPerToken(const v1::ModelSpec& model, bool causal);
+// How the products of causal attention count: all of them (12 l h s), or the half that its mask
+// leaves (6 l h s; planner formulas, Megatron convention).
+enum class AttentionCount { kWhole, kCausalHalf };
+
+// Model FLOPs of one token, forward and backward: 6 * (weights in products) + attention.
+double FlopsPerToken(const v1::ModelSpec& model, AttentionCount count);
 
 }  // namespace tercio::plan

@@ -40,7 +40,7 @@ v1::Prediction Predict(const v1::JobSpec& job, const v1::Layout& layout, const C
   const double v = std::max(1, layout.virtual_pipeline());
   const double context = job.model().context();
   const double tokens = static_cast<double>(job.training().global_batch()) * context;
-  const double flops = plan::FlopsPerToken(job.model(), /*causal=*/false) * tokens;
+  const double flops = plan::FlopsPerToken(job.model(), plan::AttentionCount::kWhole) * tokens;
   const double ranks = t * p * d;
   // A full recomputation is one more forward pass: a third of forward and backward.
   const double again = layout.recompute() == "full" ? 4.0 / 3 : 1;

@@ -114,7 +114,7 @@ class TrainingLoop {
               double validation_loss, bool evaluated);
   // Model-FLOPs utilisation of the job (Chowdhery et al. 2022, appendix B); 0 if the peak of this
   // rank's device is unknown.
-  double Utilisation(double tokens_per_second, bool causal) const;
+  double Utilisation(double tokens_per_second, plan::AttentionCount count) const;
   // Measures memory after `steps` steps of this process.
   void MeasureMemory(int64_t steps);
   void MeasureAllMemory();
@@ -488,10 +488,10 @@ void TrainingLoop::ReportSave(int64_t step, const SaveOutcome& outcome, int64_t 
   link_.Send(std::move(message));
 }
 
-double TrainingLoop::Utilisation(double tokens_per_second, bool causal) const {
+double TrainingLoop::Utilisation(double tokens_per_second, plan::AttentionCount count) const {
   const std::optional<plan::GpuFigures> figures = plan::FiguresOf(device_->name());
   if (!figures.has_value()) return 0;
-  return plan::FlopsPerToken(assignment_.spec().model(), causal) * tokens_per_second /
+  return plan::FlopsPerToken(assignment_.spec().model(), count) * tokens_per_second /
          (plan::PeakFlops(*figures, training()) * assignment_.world_size());
 }
 
@@ -511,8 +511,9 @@ void TrainingLoop::Report(int64_t step, const engine::StepResult& result, double
   report->set_communication_seconds(result.communication_seconds);
   report->set_compute_seconds(std::max(0.0, seconds - result.communication_seconds));
   report->set_tokens_per_second(static_cast<double>(tokens_per_step) / seconds);
-  report->set_mfu(Utilisation(report->tokens_per_second(), /*causal=*/false));
-  report->set_mfu_causal(Utilisation(report->tokens_per_second(), /*causal=*/true));
+  report->set_mfu(Utilisation(report->tokens_per_second(), plan::AttentionCount::kWhole));
+  report->set_mfu_causal(
+      Utilisation(report->tokens_per_second(), plan::AttentionCount::kCausalHalf));
   report->set_loss(result.loss);
   report->set_grad_norm(result.grad_norm);
   if (std::optional<v1::RankFigures> figures = figures_.NowAndThen(kReportInterval)) {
