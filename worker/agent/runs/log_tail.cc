@@ -40,17 +40,17 @@ bool LogTail::NextFileHasBegun() const {
   return present.file != 0 && present.file != position_.file && present.offset > 0;
 }
 
-std::vector<std::string> LogTail::Read(bool all) {
+std::vector<std::string> LogTail::Read(Unfinished last) {
   if (!Open()) return {};
   const bool left = NextFileHasBegun();
-  std::vector<std::string> lines = ReadHere(all || left);
+  std::vector<std::string> lines = ReadHere(left ? Unfinished::kTake : last);
   if (!lines.empty() || !left) return lines;
   file_.reset();
   position_ = {};
-  return Open() ? ReadHere(all) : lines;
+  return Open() ? ReadHere(last) : lines;
 }
 
-std::vector<std::string> LogTail::ReadHere(bool all) {
+std::vector<std::string> LogTail::ReadHere(Unfinished last) {
   const std::string text = file_->Read(position_.offset, kReadBytes);
   const std::string_view bytes(text);
   std::vector<std::string> lines;
@@ -58,8 +58,8 @@ std::vector<std::string> LogTail::ReadHere(bool all) {
   while (begin < bytes.size()) {
     const std::string_view rest = bytes.substr(begin);
     const size_t end = rest.find('\n');
-    const bool last = bytes.size() < kReadBytes && all;
-    if (end == std::string_view::npos && rest.size() < kLongestLine && !last) break;
+    const bool whole = bytes.size() < kReadBytes && last == Unfinished::kTake;
+    if (end == std::string_view::npos && rest.size() < kLongestLine && !whole) break;
     const size_t length = std::min({end, rest.size(), kLongestLine});
     lines.emplace_back(rest.substr(0, length));
     begin += length + (length == end ? 1 : 0);

@@ -22,6 +22,9 @@ struct LogPosition {
   int64_t offset = 0;  // past the last line that was taken
 };
 
+// What becomes of a last line without its end.
+enum class Unfinished { kLeave, kTake };
+
 class LogTail {
  public:
   LogTail(std::string path, LogPosition from) : path_(std::move(path)), position_(from) {}
@@ -29,9 +32,8 @@ class LogTail {
   // The end of the file as it is now.
   static LogPosition EndOf(const std::string& path);
 
-  // Some of the lines that follow; none if there are none yet. With `all`, an unterminated last
-  // line counts, too. Lines that are too long are cut.
-  std::vector<std::string> Read(bool all);
+  // Some of the lines that follow; none if there are none yet. Lines that are too long are cut.
+  std::vector<std::string> Read(Unfinished last);
   const LogPosition& position() const { return position_; }
 
   // The last lines before the position, `most` of them at most.
@@ -40,7 +42,7 @@ class LogTail {
  private:
   bool Open();
   bool NextFileHasBegun() const;
-  std::vector<std::string> ReadHere(bool all);
+  std::vector<std::string> ReadHere(Unfinished last);
 
   const std::string path_;
   LogPosition position_;

@@ -84,7 +84,7 @@ absl::StatusOr<std::unique_ptr<TrainerProcess>> TrainerProcess::Start(const Opti
   const absl::StatusOr<pid_t> pid = Spawn(options, output);
   if (!pid.ok()) return pid.status();
   std::unique_ptr<TrainerProcess> process(
-      new TrainerProcess({*pid, StartTimeOf(*pid)}, /*child=*/true, log_start));
+      new TrainerProcess({*pid, StartTimeOf(*pid)}, Origin::kStarted, log_start));
   process->Begin(options.log_path, std::move(on_lines), std::move(on_exit));
   return process;
 }
@@ -92,7 +92,7 @@ absl::StatusOr<std::unique_ptr<TrainerProcess>> TrainerProcess::Start(const Opti
 std::unique_ptr<TrainerProcess> TrainerProcess::Adopt(ProcessId id, const std::string& log_path,
                                                       LogPosition from, OnLines on_lines,
                                                       OnExit on_exit) {
-  std::unique_ptr<TrainerProcess> process(new TrainerProcess(id, /*child=*/false, from));
+  std::unique_ptr<TrainerProcess> process(new TrainerProcess(id, Origin::kAdopted, from));
   process->Begin(log_path, std::move(on_lines), std::move(on_exit));
   return process;
 }
@@ -129,7 +129,8 @@ void TrainerProcess::Watch(const std::string& log_path, const OnLines& on_lines,
     if (released_) return;
     if (!ended) memory.Sample();
     on_lines({}, log.position());
-    for (auto lines = log.Read(ended); !lines.empty(); lines = log.Read(ended)) {
+    const auto read = [&] { return log.Read(ended ? Unfinished::kTake : Unfinished::kLeave); };
+    for (auto lines = read(); !lines.empty(); lines = read()) {
       for (const std::string& line : lines) last.push_back(line);
       while (last.size() > kLastLines) last.pop_front();
       on_lines(lines, log.position());

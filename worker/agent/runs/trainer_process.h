@@ -79,8 +79,9 @@ class TrainerProcess {
   void Release();
 
  private:
-  TrainerProcess(ProcessId id, bool child, LogPosition log_start)
-      : id_(id), child_(child), log_start_(log_start) {}
+  enum class Origin { kStarted, kAdopted };
+  TrainerProcess(ProcessId id, Origin origin, LogPosition log_start)
+      : id_(id), child_(origin == Origin::kStarted), log_start_(log_start) {}
   void Begin(const std::string& log_path, OnLines on_lines, OnExit on_exit);
   void Watch(const std::string& log_path, const OnLines& on_lines, const OnExit& on_exit);
   bool HasEnded(int wait_milliseconds) const;

@@ -227,22 +227,23 @@ TEST_F(TrainerProcessTest, AdoptsNobodyElse) {
 TEST_F(TrainerProcessTest, ReadsOnInTheNextFile) {
   std::ofstream(log_path()) << "one\ntwo\nthr";
   LogTail log(log_path(), {});
-  EXPECT_THAT(log.Read(false), ElementsAre("one", "two"));
+  EXPECT_THAT(log.Read(Unfinished::kLeave), ElementsAre("one", "two"));
   const LogPosition position = log.position();
   std::filesystem::rename(log_path(), log_path() + ".1");
   std::ofstream(log_path() + ".1", std::ios::app) << "ee\n";
-  EXPECT_THAT(log.Read(false), ElementsAre("three"));
+  EXPECT_THAT(log.Read(Unfinished::kLeave), ElementsAre("three"));
   std::ofstream next(log_path());
-  EXPECT_TRUE(log.Read(false).empty()) << "the writer may still be in the old one";
+  EXPECT_TRUE(log.Read(Unfinished::kLeave).empty()) << "the writer may still be in the old one";
   std::ofstream(log_path() + ".1", std::ios::app) << "four\n";
   next << "five\n" << std::flush;
-  EXPECT_THAT(log.Read(false), ElementsAre("four"));
-  EXPECT_THAT(log.Read(false), ElementsAre("five"));
+  EXPECT_THAT(log.Read(Unfinished::kLeave), ElementsAre("four"));
+  EXPECT_THAT(log.Read(Unfinished::kLeave), ElementsAre("five"));
   LogTail again(log_path(), position);
   EXPECT_THAT(again.Preceding(1), ElementsAre("two"));
-  EXPECT_THAT(again.Read(false), ElementsAre("three", "four")) << "goes on where the other was";
-  EXPECT_THAT(again.Read(false), ElementsAre("five"));
-  EXPECT_TRUE(again.Read(true).empty());
+  EXPECT_THAT(again.Read(Unfinished::kLeave), ElementsAre("three", "four"))
+      << "goes on where the other was";
+  EXPECT_THAT(again.Read(Unfinished::kLeave), ElementsAre("five"));
+  EXPECT_TRUE(again.Read(Unfinished::kTake).empty());
 }
 
 // The directory of the logs is the trainers'.
@@ -258,7 +259,7 @@ TEST_F(TrainerProcessTest, WritesAndReadsNoLogThroughALinkAndWaitsForNoFifo) {
   };
   std::filesystem::create_symlink(other, log_path());
   EXPECT_EQ(start().code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_TRUE(LogTail(log_path(), {}).Read(true).empty());
+  EXPECT_TRUE(LogTail(log_path(), {}).Read(Unfinished::kTake).empty());
   EXPECT_EQ(LogTail::EndOf(log_path()).file, 0u);
   std::filesystem::remove(log_path());
   std::filesystem::create_hard_link(other, log_path());
@@ -266,16 +267,16 @@ TEST_F(TrainerProcessTest, WritesAndReadsNoLogThroughALinkAndWaitsForNoFifo) {
   std::filesystem::remove(log_path());
   ASSERT_EQ(mkfifo(log_path().c_str(), 0600), 0);
   EXPECT_EQ(start().code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_TRUE(LogTail(log_path(), {}).Read(true).empty());
+  EXPECT_TRUE(LogTail(log_path(), {}).Read(Unfinished::kTake).empty());
   EXPECT_EQ(Content(other), "secret\n");
 }
 
 TEST_F(TrainerProcessTest, OfAFileThatIsGoneThePresentOneCounts) {
   std::ofstream(log_path()) << "one\n";
   LogTail log(log_path(), {12345678, 100});
-  EXPECT_THAT(log.Read(false), ElementsAre("one"));
+  EXPECT_THAT(log.Read(Unfinished::kLeave), ElementsAre("one"));
   LogTail none(directory_.path() + "/none", {1, 1});
-  EXPECT_TRUE(none.Read(true).empty());
+  EXPECT_TRUE(none.Read(Unfinished::kTake).empty());
   EXPECT_TRUE(none.Preceding(3).empty());
 }
 
