@@ -69,7 +69,9 @@ class NcclMachineGroups : public Machine::Groups {
   absl::StatusOr<std::unique_ptr<collective::Communicator>> Group(
       std::unique_ptr<collective::Communicator>, const collective::CommunicatorOptions& options,
       bool messages) override {
-    return groups_->Group(messages, options);
+    return groups_->Group(
+        messages ? collective::NcclMessages::kNeighbours : collective::NcclMessages::kNone,
+        options);
   }
 
  private:

@@ -452,7 +452,7 @@ absl::StatusOr<std::unique_ptr<NcclGroups>> NcclGroups::Join(int rank, int world
       new NcclGroups(std::move(handle), std::move(number), rank, device, timeout));
 }
 
-absl::StatusOr<std::unique_ptr<Communicator>> NcclGroups::Group(bool edges,
+absl::StatusOr<std::unique_ptr<Communicator>> NcclGroups::Group(NcclMessages messages,
                                                                 CommunicatorOptions options) {
   const auto size = static_cast<int>(options.ranks.size());
   const auto place = std::find(options.ranks.begin(), options.ranks.end(), rank_);
@@ -463,6 +463,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> NcclGroups::Group(bool edges,
   if (size > 1) {
     TERCIO_ASSIGN_OR_RETURN(handle,
                             world_->Split(options.ranks.front(), index, options.group, timeout_));
+    const bool edges = messages == NcclMessages::kNeighbours;
     for (const EdgeRound& round : edges ? RoundsOfEdges(size) : std::vector<EdgeRound>()) {
       int color = NCCL_SPLIT_NOCOLOR;
       for (size_t i = 0; i < round.size(); ++i) {

@@ -28,6 +28,9 @@
 
 namespace tercio::collective {
 
+// Whether neighbours in a group can exchange messages.
+enum class NcclMessages { kNone, kNeighbours };
+
 // The communicators of one rank.
 class NcclGroups {
  public:
@@ -40,8 +43,9 @@ class NcclGroups {
 
   // The communicator of the group of options.ranks, split from the world's: collective over the
   // whole job, so every rank asks for its groups in the same order of kinds, before one of them is
-  // aborted. `edges`: messages between neighbours are possible, too.
-  absl::StatusOr<std::unique_ptr<Communicator>> Group(bool edges, CommunicatorOptions options);
+  // aborted.
+  absl::StatusOr<std::unique_ptr<Communicator>> Group(NcclMessages messages,
+                                                      CommunicatorOptions options);
 
  private:
   NcclGroups(std::shared_ptr<NcclHandle> world, std::shared_ptr<device::DeviceMemory> number,

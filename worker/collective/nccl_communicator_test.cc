@@ -41,14 +41,15 @@ struct Rank {
   device::Device& device;
   NcclGroups& groups;
 
-  std::unique_ptr<Communicator> Group(std::vector<int> ranks, bool edges = false,
+  std::unique_ptr<Communicator> Group(std::vector<int> ranks,
+                                      NcclMessages messages = NcclMessages::kNone,
                                       absl::Duration timeout = absl::Seconds(60)) const {
-    auto made = groups.Group(edges, {"g", timeout, std::move(ranks)});
+    auto made = groups.Group(messages, {"g", timeout, std::move(ranks)});
     EXPECT_TRUE(made.ok()) << made.status();
     return *std::move(made);
   }
   std::unique_ptr<Communicator> World(absl::Duration timeout = absl::Seconds(60)) const {
-    return Group(AllRanks(size), false, timeout);
+    return Group(AllRanks(size), NcclMessages::kNone, timeout);
   }
   std::unique_ptr<device::Stream> MakeStream() const {
     return *device.CreateStream(device::Device::StreamKind::kCompute);
@@ -182,7 +183,7 @@ TEST_F(NcclCommunicatorTest, ManyMessagesInBothDirections) {
     OnRanks(size, [](const Rank& rank) {
       constexpr int kMessages = 20;
       constexpr int64_t kBytes = 70'000;
-      const auto group = rank.Group(AllRanks(rank.size), true);
+      const auto group = rank.Group(AllRanks(rank.size), NcclMessages::kNeighbours);
       const auto stream = rank.MakeStream();
       const int next = (rank.rank + 1) % rank.size;
       const int previous = (rank.rank + rank.size - 1) % rank.size;
@@ -290,8 +291,8 @@ TEST_F(NcclCommunicatorTest, TheTimeoutNamesTheCallAndEndsTheStream) {
     progress::Whereabouts whereabouts(nullptr);
     whereabouts.BeginStep(1);
     const auto memory = rank.Memory(64);
-    auto made =
-        rank.groups.Group(true, {"pipe", absl::Milliseconds(300), AllRanks(2), &whereabouts});
+    auto made = rank.groups.Group(NcclMessages::kNeighbours,
+                                  {"pipe", absl::Milliseconds(300), AllRanks(2), &whereabouts});
     ASSERT_TRUE(made.ok()) << made.status();
     const std::unique_ptr<Communicator> group = *std::move(made);
     if (rank.rank == 1) {
@@ -325,7 +326,7 @@ TEST_F(NcclCommunicatorTest, AMessageThatDoesNotComeIsNamed) {
   std::atomic<bool> ended = false;
   OnRanks(2, [&](const Rank& rank) {
     const auto memory = rank.Memory(64);
-    const auto group = rank.Group(AllRanks(2), true, absl::Milliseconds(300));
+    const auto group = rank.Group(AllRanks(2), NcclMessages::kNeighbours, absl::Milliseconds(300));
     if (rank.rank == 1) {
       while (!ended) std::this_thread::sleep_for(std::chrono::milliseconds(1));
       return;
@@ -385,7 +386,7 @@ TEST_F(NcclCommunicatorTest, DestroyedWithWorkLeft) {
   OnRanks(2, [&](const Rank& rank) {
     const auto stream = rank.MakeStream();
     const auto memory = rank.Memory(64);
-    auto group = rank.Group(AllRanks(2), true);
+    auto group = rank.Group(AllRanks(2), NcclMessages::kNeighbours);
     if (rank.rank == 1) {
       while (!ended) std::this_thread::sleep_for(std::chrono::milliseconds(1));
       return;

@@ -48,7 +48,10 @@ class CudaBackend : public Backend {
       collective::RendezvousStore& rendezvous) override {
     if (assignment_.plan().collectives() == "nccl") {
       if (nccl_ == nullptr) TERCIO_RETURN_IF_ERROR(JoinNccl(rendezvous));
-      return nccl_->Group(group.kind() == v1::GROUP_KIND_PIPELINE, std::move(options));
+      const bool pipeline = group.kind() == v1::GROUP_KIND_PIPELINE;
+      return nccl_->Group(
+          pipeline ? collective::NcclMessages::kNeighbours : collective::NcclMessages::kNone,
+          std::move(options));
     }
     TERCIO_ASSIGN_OR_RETURN(auto over_host,
                             JoinHostGroup(assignment_, group, std::move(options), rendezvous));

@@ -129,8 +129,8 @@ void TrainerProcess::Watch(const std::string& log_path, const OnLines& on_lines,
     if (released_) return;
     if (!ended) memory.Sample();
     on_lines({}, log.position());
-    const auto read = [&] { return log.Read(ended ? Unfinished::kTake : Unfinished::kLeave); };
-    for (auto lines = read(); !lines.empty(); lines = read()) {
+    const auto take = [&] { return log.Read(ended ? Unfinished::kTake : Unfinished::kLeave); };
+    for (auto lines = take(); !lines.empty(); lines = take()) {
       for (const std::string& line : lines) last.push_back(line);
       while (last.size() > kLastLines) last.pop_front();
       on_lines(lines, log.position());
