@@ -32,7 +32,7 @@ void CudnnCalls::Check(cudnnStatus_t status) {
 }
 
 CudnnGraph::Id CudnnGraph::Tensor(cudnnDataType_t type, const CudnnDims& dims,
-                                  const CudnnDims& strides, bool is_virtual, bool is_scalar) {
+                                  const CudnnDims& strides, Place place) {
   const auto id = static_cast<Id>(tensors_.size()) + 1;
   CudnnDescriptor tensor =
       calls_.Create(CUDNN_BACKEND_TENSOR_DESCRIPTOR, "tensor " + std::to_string(id));
@@ -41,8 +41,8 @@ CudnnGraph::Id CudnnGraph::Tensor(cudnnDataType_t type, const CudnnDims& dims,
   calls_.Set(tensor, CUDNN_ATTR_TENSOR_DIMENSIONS, CUDNN_TYPE_INT64, dims.data(), 4);
   calls_.Set(tensor, CUDNN_ATTR_TENSOR_STRIDES, CUDNN_TYPE_INT64, strides.data(), 4);
   calls_.Set(tensor, CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, CUDNN_TYPE_INT64, kCudnnAlignment);
-  calls_.Set(tensor, CUDNN_ATTR_TENSOR_IS_VIRTUAL, CUDNN_TYPE_BOOLEAN, is_virtual);
-  calls_.Set(tensor, CUDNN_ATTR_TENSOR_IS_BY_VALUE, CUDNN_TYPE_BOOLEAN, is_scalar);
+  calls_.Set(tensor, CUDNN_ATTR_TENSOR_IS_VIRTUAL, CUDNN_TYPE_BOOLEAN, place == Place::kGraph);
+  calls_.Set(tensor, CUDNN_ATTR_TENSOR_IS_BY_VALUE, CUDNN_TYPE_BOOLEAN, place == Place::kArgument);
   calls_.Finalize(tensor);
   tensors_.push_back({kept_.size(), type});
   kept_.push_back(std::move(tensor));

@@ -120,14 +120,14 @@ class CudnnGraph {
   explicit CudnnGraph(const CudnnLibrary& library) : library_(library), calls_(library) {}
 
   Id Memory(cudnnDataType_t type, const CudnnDims& dims, const CudnnDims& strides) {
-    return Tensor(type, dims, strides, false, false);
+    return Tensor(type, dims, strides, Place::kMemory);
   }
   // One float, which the host gives at execution.
-  Id Scalar() { return Tensor(CUDNN_DATA_FLOAT, {1, 1, 1, 1}, {1, 1, 1, 1}, false, true); }
+  Id Scalar() { return Tensor(CUDNN_DATA_FLOAT, {1, 1, 1, 1}, {1, 1, 1, 1}, Place::kArgument); }
   // A tensor inside the graph; dense, or with these strides.
   Id Virtual(cudnnDataType_t type, const CudnnDims& dims);
   Id Virtual(cudnnDataType_t type, const CudnnDims& dims, const CudnnDims& strides) {
-    return Tensor(type, dims, strides, true, false);
+    return Tensor(type, dims, strides, Place::kGraph);
   }
 
   // c = a * b, over the two inner dimensions; if b has fewer heads, several of a share one.
@@ -159,8 +159,9 @@ class CudnnGraph {
     cudnnDataType_t type;
   };
 
-  Id Tensor(cudnnDataType_t type, const CudnnDims& dims, const CudnnDims& strides, bool is_virtual,
-            bool is_scalar);
+  // Where a tensor's values are: in memory, inside the graph, or beside it.
+  enum class Place { kMemory, kGraph, kArgument };
+  Id Tensor(cudnnDataType_t type, const CudnnDims& dims, const CudnnDims& strides, Place place);
   void Pointwise(cudnnPointwiseMode_t mode, Id x, std::optional<Id> b, std::optional<Id> where,
                  Id y, int64_t axis = -1);
   const MadeTensor& Made(Id id) const { return tensors_[static_cast<size_t>(id - 1)]; }
