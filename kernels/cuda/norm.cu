@@ -317,9 +317,10 @@ void LaunchNormBackward(const LayerNormBackwardArgs& a, const CudaContext& conte
   } else {
     Launch(NormBackwardKernel<false, T>, shape, context.stream, n);
   }
-  AddParts(parts, cut.blocks, a.columns, true, a.dweight, context.stream);
+  AddParts(parts, cut.blocks, a.columns, SumTarget::kAdd, a.dweight, context.stream);
   if (a.dbias == nullptr) return;
-  AddParts(parts + cut.blocks * a.columns, cut.blocks, a.columns, true, a.dbias, context.stream);
+  AddParts(parts + cut.blocks * a.columns, cut.blocks, a.columns, SumTarget::kAdd, a.dbias,
+           context.stream);
 }
 
 }  // namespace

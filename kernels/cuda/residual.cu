@@ -94,7 +94,7 @@ void ResidualBackwardCuda(const ResidualBackwardArgs& a, const CudaContext& cont
     const bool aligned = Aligned({operation.from, operation.out}, a.columns, sizeof(T));
     if (a.dbias != nullptr) {
       auto* parts = context.Scratch<float>(ColumnSumBytes(a.rows, a.columns));
-      LaunchColumnSums(operation, a.rows, a.columns, aligned, parts, {a.dbias}, true,
+      LaunchColumnSums(operation, a.rows, a.columns, aligned, parts, {a.dbias}, SumTarget::kAdd,
                        context.stream);
     } else if (dropping) {
       LaunchRows(operation, a.rows, a.columns, aligned, context.stream);
@@ -108,7 +108,7 @@ void ColumnSumsCuda(ConstValues value, int64_t rows, int64_t columns, bool accum
     const DropAndSum<T> operation{As<T>(value), nullptr, columns, {}};
     auto* parts = context.Scratch<float>(ColumnSumBytes(rows, columns));
     LaunchColumnSums(operation, rows, columns, Aligned({operation.from}, columns, sizeof(T)), parts,
-                     {out}, accumulate, context.stream);
+                     {out}, accumulate ? SumTarget::kAdd : SumTarget::kReplace, context.stream);
   });
 }
 

@@ -30,13 +30,13 @@ __global__ void __launch_bounds__(kRowsThreads)
 
 }  // namespace
 
-void AddParts(const float* parts, int64_t blocks, int64_t columns, bool accumulate, float* out,
+void AddParts(const float* parts, int64_t blocks, int64_t columns, SumTarget target, float* out,
               cudaStream_t stream) {
   if (columns == 0) return;
   Launch(AddPartsKernel,
          {dim3(static_cast<unsigned>((columns + kLanes - 1) / kLanes)), dim3(kLanes, kRowThreads),
           kRowsThreads * sizeof(float)},
-         stream, parts, blocks, columns, accumulate, out);
+         stream, parts, blocks, columns, target == SumTarget::kAdd, out);
 }
 
 }  // namespace tercio::kernels::cuda

@@ -114,15 +114,18 @@ __global__ void __launch_bounds__(kRowsThreads)
   }
 }
 
+// What becomes of the values where sums go: they are replaced, or added to.
+enum class SumTarget { kReplace, kAdd };
+
 // out[column] = or += sum over the blocks, in a fixed order.
-void AddParts(const float* parts, int64_t blocks, int64_t columns, bool accumulate, float* out,
+void AddParts(const float* parts, int64_t blocks, int64_t columns, SumTarget target, float* out,
               cudaStream_t stream);
 
 // outs[s][column] = or += the sum over all rows; null: that sum is not wanted. parts:
 // ColumnSumBytes for each of kSums.
 template <typename Operation>
 void LaunchColumnSums(const Operation& operation, int64_t rows, int64_t columns, bool aligned,
-                      float* parts, float* const (&outs)[Operation::kSums], bool accumulate,
+                      float* parts, float* const (&outs)[Operation::kSums], SumTarget target,
                       cudaStream_t stream) {
   constexpr int64_t kColumnsOfBlock = int64_t{kLanes} * Operation::kWidth;
   const RowBlocks cut = CutRows(rows, kLeastRowsOfSum);
@@ -143,8 +146,7 @@ void LaunchColumnSums(const Operation& operation, int64_t rows, int64_t columns,
   }
   for (int sum = 0; sum < Operation::kSums; ++sum) {
     if (outs[sum] == nullptr) continue;
-    AddParts(parts + sum * cut.blocks * columns, cut.blocks, columns, accumulate, outs[sum],
-             stream);
+    AddParts(parts + sum * cut.blocks * columns, cut.blocks, columns, target, outs[sum], stream);
   }
 }
 
