@@ -31,7 +31,7 @@ std::string ProgressText(int64_t first, int64_t done, int64_t total, double seco
                           : absl::StrFormat("%.0f", value);
   };
   std::string text;
-  if (bar) text = Bar(share, kProgressColumns, ShowsUnicode()) + " ";
+  if (bar) text = Bar(share, kProgressColumns, GlyphsOfLocale()) + " ";
   absl::StrAppendFormat(&text, "%5.1f%%", 100 * std::min(1.0, share));
   absl::StrAppend(&text, "  ", number(static_cast<double>(done)), " of ",
                   number(static_cast<double>(total)), " ", unit.name);

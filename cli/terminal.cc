@@ -74,15 +74,16 @@ bool WantsColour() {
   return CanDraw() && (no_colour == nullptr || *no_colour == '\0');
 }
 
-bool ShowsUnicode() {
+Glyphs GlyphsOfLocale() {
   for (const char* variable : {"LC_ALL", "LC_CTYPE", "LANG"}) {
     const char* value = std::getenv(variable);
     if (value == nullptr || *value == '\0') continue;
     const std::string_view locale = value;
-    return locale.find("UTF-8") != std::string_view::npos ||
-           locale.find("utf8") != std::string_view::npos;
+    const bool unicode = locale.find("UTF-8") != std::string_view::npos ||
+                         locale.find("utf8") != std::string_view::npos;
+    return unicode ? Glyphs::kBlocks : Glyphs::kAscii;
   }
-  return false;
+  return Glyphs::kAscii;
 }
 
 void EndAtInterrupts() {
@@ -107,7 +108,7 @@ Screen GetScreen() {
     screen.height = size.ws_row;
   }
   screen.colour = WantsColour();
-  screen.unicode = ShowsUnicode();
+  screen.glyphs = GlyphsOfLocale();
   return screen;
 }
 

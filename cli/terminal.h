@@ -10,8 +10,8 @@ namespace tercio::cli {
 
 // Colours are wanted: NO_COLOR is not set (https://no-color.org), TERM is not dumb.
 bool WantsColour();
-// The locale's characters are UTF-8.
-bool ShowsUnicode();
+// Blocks where the locale's characters are UTF-8.
+Glyphs GlyphsOfLocale();
 // TERM is set to a terminal that can move the cursor.
 bool CanDraw();
 

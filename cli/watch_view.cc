@@ -135,7 +135,7 @@ class View {
     const double share =
         job.steps() > 0 ? static_cast<double>(job.step()) / static_cast<double>(job.steps()) : 0;
     lines_.push_back(NewLine()
-                         .Add(Bar(share, kBarColumns, screen_.unicode), Style::kGreen)
+                         .Add(Bar(share, kBarColumns, screen_.glyphs), Style::kGreen)
                          .Add(absl::StrCat("  ", ForTerminal(job.name()), "  ", job.id(),
                                            "  attempt ", job.attempt()))
                          .Take());
@@ -151,7 +151,7 @@ class View {
       lines_.push_back(line.Add("no step yet", Style::kDim).Take());
       return;
     }
-    line.Add(Sparkline(state_.losses, kCurveColumns, screen_.unicode), Style::kGreen)
+    line.Add(Sparkline(state_.losses, kCurveColumns, screen_.glyphs), Style::kGreen)
         .Add(absl::StrFormat("  %.4f to %.4f in %d steps", state_.losses.front(),
                              state_.losses.back(), state_.losses.size()));
     lines_.push_back(line.Take());
@@ -331,7 +331,7 @@ class View {
 
 }  // namespace
 
-std::string Sparkline(const std::vector<double>& values, size_t columns, bool unicode) {
+std::string Sparkline(const std::vector<double>& values, size_t columns, Glyphs glyphs) {
   static const std::array<const char*, 8> kBlocks = {"▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"};
   static const std::array<const char*, 8> kAscii = {"_", ".", "-", "~", "=", "*", "^", "#"};
   std::vector<double> means;
@@ -352,18 +352,19 @@ std::string Sparkline(const std::vector<double>& values, size_t columns, bool un
   for (const double mean : means) {
     const double share = *high > *low ? (mean - *low) / (*high - *low) : 0;
     const auto level = std::min<size_t>(7, static_cast<size_t>(share * 8));
-    line += unicode ? kBlocks[level] : kAscii[level];
+    line += glyphs == Glyphs::kBlocks ? kBlocks[level] : kAscii[level];
   }
   return line;
 }
 
-std::string Bar(double share, size_t columns, bool unicode) {
+std::string Bar(double share, size_t columns, Glyphs glyphs) {
+  const bool blocks = glyphs == Glyphs::kBlocks;
   const double bounded = std::isfinite(share) ? std::clamp(share, 0.0, 1.0) : 0;
   const size_t inside = columns > 2 ? columns - 2 : 0;
   const auto full = static_cast<size_t>(bounded * static_cast<double>(inside));
   std::string bar = "[";
   for (size_t i = 0; i < inside; ++i) {
-    bar += i < full ? (unicode ? "█" : "#") : (unicode ? "░" : "-");
+    bar += i < full ? (blocks ? "█" : "#") : (blocks ? "░" : "-");
   }
   return bar + "]";
 }

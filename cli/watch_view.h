@@ -10,11 +10,14 @@
 
 namespace tercio::cli {
 
+// What bars and curves are made of: blocks of Unicode, or ASCII.
+enum class Glyphs { kBlocks, kAscii };
+
 struct Screen {
   int width = 80;  // columns and rows
   int height = 24;
   bool colour = false;
-  bool unicode = true;  // blocks for bars and curves; else ASCII
+  Glyphs glyphs = Glyphs::kBlocks;
 };
 
 struct WatchState {
@@ -32,9 +35,9 @@ std::string WatchView(const WatchState& state, const Screen& screen);
 
 // Bars for the means of at most `columns` equal parts, scaled from the lowest mean to the highest.
 // Values that are not finite are left out.
-std::string Sparkline(const std::vector<double>& values, size_t columns, bool unicode);
+std::string Sparkline(const std::vector<double>& values, size_t columns, Glyphs glyphs);
 
 // "[#####-----]" of `columns` columns.
-std::string Bar(double share, size_t columns, bool unicode);
+std::string Bar(double share, size_t columns, Glyphs glyphs);
 
 }  // namespace tercio::cli

@@ -163,20 +163,20 @@ TEST(WatchView, AJobThatHasNothingYet) {
 }
 
 TEST(Sparkline, MeansBetweenTheLowestAndTheHighest) {
-  EXPECT_EQ(Sparkline({1, 2, 3, 4, 5, 6, 7, 8}, 8, true), "▁▂▃▄▅▆▇█");
-  EXPECT_EQ(Sparkline({8, 8, 1, 1}, 2, true), "█▁");
-  EXPECT_EQ(Sparkline({8, 8, 1, 1}, 2, false), "#_");
-  EXPECT_EQ(Sparkline({3, 3, 3}, 10, true), "▁▁▁");
-  EXPECT_EQ(Sparkline({}, 10, true), "");
+  EXPECT_EQ(Sparkline({1, 2, 3, 4, 5, 6, 7, 8}, 8, Glyphs::kBlocks), "▁▂▃▄▅▆▇█");
+  EXPECT_EQ(Sparkline({8, 8, 1, 1}, 2, Glyphs::kBlocks), "█▁");
+  EXPECT_EQ(Sparkline({8, 8, 1, 1}, 2, Glyphs::kAscii), "#_");
+  EXPECT_EQ(Sparkline({3, 3, 3}, 10, Glyphs::kBlocks), "▁▁▁");
+  EXPECT_EQ(Sparkline({}, 10, Glyphs::kBlocks), "");
   const double infinity = std::numeric_limits<double>::infinity();
-  EXPECT_EQ(Sparkline({1, std::nan(""), 2, -infinity, infinity}, 5, true), "▁█");
+  EXPECT_EQ(Sparkline({1, std::nan(""), 2, -infinity, infinity}, 5, Glyphs::kBlocks), "▁█");
 }
 
 TEST(Bar, IsAsWideAsItIsToBe) {
-  EXPECT_EQ(Bar(0.5, 12, false), "[#####-----]");
-  EXPECT_EQ(Bar(0, 4, true), "[░░]");
-  EXPECT_EQ(Bar(2, 4, false), "[##]");
-  EXPECT_EQ(Bar(std::nan(""), 4, false), "[--]");
+  EXPECT_EQ(Bar(0.5, 12, Glyphs::kAscii), "[#####-----]");
+  EXPECT_EQ(Bar(0, 4, Glyphs::kBlocks), "[░░]");
+  EXPECT_EQ(Bar(2, 4, Glyphs::kAscii), "[##]");
+  EXPECT_EQ(Bar(std::nan(""), 4, Glyphs::kAscii), "[--]");
 }
 
 }  // namespace

@@ -165,7 +165,7 @@ class StageModel {
   };
   LocalRows LocalPart(const plan::LaneSegment& segment) const;
 
-  // Of queries and keys by their positions; kBack for their gradients.
+  // Rotates queries and keys by their positions; kBack: their gradients.
   enum class Rotation { kForward, kBack };
   void Rotate(kernels::Values qkv, int64_t first_row, int64_t rows, Rotation direction);
   static const int32_t* TypesAt(const MicroBatch& batch, int64_t row) {
