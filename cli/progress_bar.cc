@@ -23,7 +23,7 @@ constexpr size_t kProgressColumns = 32;
 }  // namespace
 
 std::string ProgressText(int64_t first, int64_t done, int64_t total, double seconds,
-                         const ProgressUnit& unit, bool bar) {
+                         const ProgressUnit& unit, ProgressStyle style) {
   const double share = total > 0 ? static_cast<double>(done) / static_cast<double>(total) : 1;
   const double rate = static_cast<double>(done - first) / std::max(1e-3, seconds);
   const auto number = [&](double value) {
@@ -31,7 +31,7 @@ std::string ProgressText(int64_t first, int64_t done, int64_t total, double seco
                           : absl::StrFormat("%.0f", value);
   };
   std::string text;
-  if (bar) text = Bar(share, kProgressColumns, GlyphsOfLocale()) + " ";
+  if (style == ProgressStyle::kBar) text = Bar(share, kProgressColumns, GlyphsOfLocale()) + " ";
   absl::StrAppendFormat(&text, "%5.1f%%", 100 * std::min(1.0, share));
   absl::StrAppend(&text, "  ", number(static_cast<double>(done)), " of ",
                   number(static_cast<double>(total)), " ", unit.name);
@@ -59,8 +59,9 @@ void ProgressBar::Show(int64_t done, int64_t total, const std::string& more) {
   const absl::Time now = SteadyNow();
   if (now - last_ < (terminal_ ? kTerminalInterval : kPlainInterval)) return;
   last_ = now;
-  std::string text = ProgressText(first_, done, total, absl::ToDoubleSeconds(now - start_), unit_,
-                                  /*bar=*/terminal_);
+  const ProgressStyle style = terminal_ ? ProgressStyle::kBar : ProgressStyle::kPlain;
+  std::string text =
+      ProgressText(first_, done, total, absl::ToDoubleSeconds(now - start_), unit_, style);
   if (!more.empty()) absl::StrAppend(&text, "  ", more);
   if (terminal_) {
     const auto width = static_cast<size_t>(GetScreen().width);

@@ -18,8 +18,9 @@ struct ProgressUnit {
   const char* name = "MB";
   double scale = 1e6;
 };
+enum class ProgressStyle { kPlain, kBar };
 std::string ProgressText(int64_t first, int64_t done, int64_t total, double seconds,
-                         const ProgressUnit& unit, bool bar);
+                         const ProgressUnit& unit, ProgressStyle style);
 
 class ProgressBar {
  public:
