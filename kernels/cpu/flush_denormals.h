@@ -11,6 +11,7 @@ namespace tercio::kernels {
 
 class FlushDenormals {
  public:
+  FlushDenormals() : FlushDenormals(true) {}
   // on = false: does nothing.
   explicit FlushDenormals(bool on) : on_(on), before_(on ? _mm_getcsr() : 0) {
     constexpr unsigned kResultsToZero = 0x8000;

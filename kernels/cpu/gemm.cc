@@ -370,7 +370,7 @@ HWY_NOINLINE void DotLanes(const uint32_t* a, const uint32_t* b, const float* st
 
 void DotsTarget(Bf16Method method, const uint32_t* a, const uint32_t* b, const float* start,
                 int64_t steps, float* out) {
-  const FlushDenormals flush(true);
+  const FlushDenormals flush;
   if (method == Bf16Method::kInstruction) return DotLanes<InstructionDot>(a, b, start, steps, out);
   DotLanes<SoftwareDot>(a, b, start, steps, out);
 }
