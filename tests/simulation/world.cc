@@ -182,7 +182,7 @@ void World::FaultOfPeople() {
   const auto job = state_.jobs.find("job-2");
   if (Chance(0.02) && job != state_.jobs.end()) {
     std::optional<int64_t> from_step;
-    if (Chance(0.3)) from_step = ChooseStep("job-2", /*good=*/false);
+    if (Chance(0.3)) from_step = ChooseStep("job-2", StepChoice::kAnyStep);
     Resume("job-2", from_step);
   }
   if (Chance(0.01)) {

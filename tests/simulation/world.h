@@ -280,7 +280,8 @@ class World {
   bool Store(const SaveOf& save, const v1::JobSpec& spec);
   bool LoadCheckpoint(const agent::RunKey& run);
   void FaultOfVolumes();
-  int64_t ChooseStep(const std::string& job, bool good);
+  enum class StepChoice { kAnyStep, kLastGood };
+  int64_t ChooseStep(const std::string& job, StepChoice choice);
   void Resume(const std::string& id, std::optional<int64_t> from_step);
   void ResumeFailedJobs();
   void NoteSearch(const v1::RunId& run, const Volume& volume);

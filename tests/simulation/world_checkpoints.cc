@@ -145,7 +145,8 @@ void World::FaultOfVolumes() {
 }
 
 // A person looks at what there is, but not at every byte.
-int64_t World::ChooseStep(const std::string& job, bool good) {
+int64_t World::ChooseStep(const std::string& job, StepChoice choice) {
+  const bool good = choice == StepChoice::kLastGood;
   std::vector<int64_t> steps = {0};
   const v1::JobRecord& record = state_.jobs.at(job).record;
   for (const auto& [step, stored] : volumes_[job].checkpoints) {
@@ -169,7 +170,7 @@ void World::ResumeFailedJobs() {
     if (job == state_.jobs.end() || job->second.record.phase() != v1::JOB_PHASE_FAILED) continue;
     if (Faulty() && Chance(0.03)) {
       std::optional<int64_t> from_step;
-      if (Chance(0.5)) from_step = Chance(0.1) ? 99 : ChooseStep(id, /*good=*/false);
+      if (Chance(0.5)) from_step = Chance(0.1) ? 99 : ChooseStep(id, StepChoice::kAnyStep);
       Resume(id, from_step);
     }
     // Once all is mended: as it is first, then from what there is.
@@ -179,7 +180,7 @@ void World::ResumeFailedJobs() {
     if (++resumes == 1) {
       Resume(id, std::nullopt);
     } else {
-      Resume(id, ChooseStep(id, /*good=*/true));
+      Resume(id, ChooseStep(id, StepChoice::kLastGood));
     }
   }
 }
