@@ -205,8 +205,8 @@ absl::Status RunCoordinator(const Flags& flags, const Lifecycle& life) {
   loop.status = [&] { return StatusLine(*coordinator); };
   loop.reload = [&] { life.reload(*coordinator, streams); };
   loop.health = [&](bool alive, bool ready) {
-    server.ShowHealth(alive, ready);
-    if (health != nullptr) health->Set(alive, ready);
+    server.ShowHealth({alive, ready});
+    if (health != nullptr) health->Set({alive, ready});
   };
   loop.stop_signals = life.stop_signals;
   const int signal = RunDaemonLoop(life.manager, loop);

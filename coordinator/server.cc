@@ -73,7 +73,7 @@ absl::Status Server::Listen(const Flags& flags, std::string* address) {
   return absl::OkStatus();
 }
 
-void Server::ShowHealth(bool alive, bool ready) { SetHealth(*server_, alive, ready); }
+void Server::ShowHealth(const DaemonHealth& health) { SetHealth(*server_, health); }
 
 void Server::Shutdown() {
   server_->Shutdown(std::chrono::system_clock::now() + std::chrono::milliseconds(200));

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "common/daemon/health_server.h"
 #include "coordinator/access/access.h"
 #include "coordinator/flags.h"
 #include "coordinator/service/checkpoint_host.h"
@@ -29,7 +30,7 @@ class Server {
   // Begins to serve; *address is the HOST:PORT that it listens on. FAILED_PRECONDITION when it
   // cannot be used. Called once, before the others.
   absl::Status Listen(const Flags& flags, std::string* address);
-  void ShowHealth(bool alive, bool ready);
+  void ShowHealth(const DaemonHealth& health);
   // Ends all calls; waits for those that hang in a file system.
   void Shutdown();
   // As CheckpointServiceImpl::Drain.

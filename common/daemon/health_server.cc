@@ -37,7 +37,7 @@ absl::StatusOr<std::unique_ptr<HealthServer>> HealthServer::Listen(const std::st
     return absl::FailedPreconditionError(absl::StrCat("cannot listen on --health-listen ", address,
                                                       "; is it HOST:PORT, and the port free?"));
   }
-  made->Set(false, false);  // until Set is called
+  made->Set({});  // until Set is called
   made->address_ = absl::StrCat(address.substr(0, address.rfind(':')), ":", port);
   return made;
 }
@@ -46,14 +46,14 @@ HealthServer::~HealthServer() {
   if (server_ != nullptr) server_->Shutdown(std::chrono::system_clock::now());
 }
 
-void HealthServer::Set(bool alive, bool ready) { SetHealth(*server_, alive, ready); }
+void HealthServer::Set(const DaemonHealth& health) { SetHealth(*server_, health); }
 
-void SetHealth(grpc::Server& server, bool alive, bool ready) {
-  grpc::HealthCheckServiceInterface* health = server.GetHealthCheckService();
-  if (health == nullptr) return;
-  health->SetServingStatus("liveness", alive);
-  health->SetServingStatus("readiness", ready);
-  health->SetServingStatus("", ready);
+void SetHealth(grpc::Server& server, const DaemonHealth& health) {
+  grpc::HealthCheckServiceInterface* service = server.GetHealthCheckService();
+  if (service == nullptr) return;
+  service->SetServingStatus("liveness", health.alive);
+  service->SetServingStatus("readiness", health.ready);
+  service->SetServingStatus("", health.ready);
 }
 
 }  // namespace tercio

@@ -15,6 +15,12 @@ class Server;
 
 namespace tercio {
 
+// What a daemon says of itself: that its loop makes progress, and that it is ready to serve.
+struct DaemonHealth {
+  bool alive = false;
+  bool ready = false;
+};
+
 class HealthServer {
  public:
   // Listens on HOST:PORT; port 0 picks one; null if `address` is empty. Reports that nothing serves
@@ -24,7 +30,7 @@ class HealthServer {
   HealthServer(const HealthServer&) = delete;
   HealthServer& operator=(const HealthServer&) = delete;
 
-  void Set(bool alive, bool ready);
+  void Set(const DaemonHealth& health);
   const std::string& address() const { return address_; }
 
  private:
@@ -35,6 +41,6 @@ class HealthServer {
 
 // The same for the health service of a server that has other services, too (and was built after
 // grpc::EnableDefaultHealthCheckService).
-void SetHealth(grpc::Server& server, bool alive, bool ready);
+void SetHealth(grpc::Server& server, const DaemonHealth& health);
 
 }  // namespace tercio

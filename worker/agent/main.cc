@@ -302,7 +302,7 @@ int Live(const Lifecycle& life, AgentFlags* flags, NodeLink& link, RunManager& r
   };
   loop.reload = [&] { Reload(life, flags, snapshots); };
   if (health != nullptr) {
-    loop.health = [&](bool alive, bool ready) { health->Set(alive, ready); };
+    loop.health = [&](bool alive, bool ready) { health->Set({alive, ready}); };
   }
   loop.stop_signals = life.stop_signals;
   return RunDaemonLoop(life.manager, loop);
