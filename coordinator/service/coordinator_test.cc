@@ -353,6 +353,14 @@ TEST_F(ServingTest, ASubmitThatWasCutShortIsOneJobWhenItIsRepeated) {
   EXPECT_NE(coordinator_->Submit(SmallSpec(1), "two").value(), id);
 }
 
+TEST_F(ServingTest, ARefusedSubmissionLeavesItsRequestFree) {
+  ASSERT_TRUE(coordinator_->Ask(Submitted{kJob, SmallSpec(1), "", "first"}).ok());
+  EXPECT_EQ(coordinator_->Ask(Submitted{kJob, SmallSpec(1), "", "second"}).code(),
+            absl::StatusCode::kAlreadyExists);
+  EXPECT_EQ(coordinator_->store().JobOfRequest("first").value(), kJob);
+  EXPECT_EQ(coordinator_->store().JobOfRequest("second").value(), "");
+}
+
 // Each attempt has a token of its own, which its ranks show; that of the one before opens nothing.
 TEST_F(ServingTest, TheTokenOfAnOlderAttemptIsRefused) {
   v1::AgentHello hello;
