@@ -97,7 +97,7 @@ TEST(Phases, SetPhaseRefusesEachOtherChange) {
   for (const v1::JobPhase from : phases) {
     for (const v1::JobPhase to : phases) {
       if (MayChange(from, to)) continue;
-      SCOPED_TRACE(testing::Message() << from << " to " << to);
+      SCOPED_TRACE(::testing::Message() << from << " to " << to);
       v1::JobRecord record = RecordIn(from);
       const absl::Status status = SetPhase(record, to);
       EXPECT_EQ(status.code(), absl::StatusCode::kInternal);

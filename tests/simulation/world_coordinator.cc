@@ -303,6 +303,9 @@ void World::Deliver(const Effects& effects) {
 }
 
 void World::CheckState(const Effects& effects, bool resumed) {
+  for (const v1::JobEvent& event : effects.events) {
+    if (event.kind() == "internal_error") Wrong(event.message());
+  }
   std::map<std::string, int> used;
   for (const auto& [id, job] : state_.jobs) {
     for (const auto& [node, held] : job.placement->nodes()) {
