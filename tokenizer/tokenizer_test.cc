@@ -403,6 +403,12 @@ TEST(Load, RefusesSentencePieceModelsThatItDoesNotKnow) {
        "twice"},
       {BytesField(1, BytesField(1, "qqq") + "\x15" + std::string("\0\0\xc0\x7f", 4)), "no score"},
       {"\x0b", "unknown wire type"},
+      {"\x0b\x0c", "unknown wire type"},
+      {"\x0a\x05", "truncated"},
+      {"\x10\x01", "field 2 has the wrong wire type"},
+      {BytesField(1, "\x08\x01"), "field 1 has the wrong wire type"},
+      {BytesField(1, BytesField(1, "q") + "\x18\x07"), "unknown type 7"},
+      {BytesField(2, "\x18\x05"), "model type 5 is not supported"},
   };
   const TempDir directory;
   const std::string path = directory.path() + "/changed.model";

@@ -36,7 +36,8 @@ INCLUDES = {
     "plan/": ["plan/", "common/check.h", "common/status_macros.h", "proto/", "kernels/ops.h",
               "kernels/cpu/attention_scratch.h", "kernels/cuda/scratch.h"],
     "plan/planner/": ["plan/", "common/check.h", "common/status_macros.h", "proto/"],
-    "tokenizer/": ["tokenizer/", "common/"],
+    # The schema of a foreign file, and no message of ours.
+    "tokenizer/": ["tokenizer/", "common/", "proto/tercio/sentencepiece/"],
     "data/": ["data/", "tokenizer/", "common/", "plan/", "proto/", "kernels/random.h"],
     "checkpoint/": ["checkpoint/", "tokenizer/export/", "common/", "plan/", "proto/"],
     # `model.from` takes its sizes from a directory; reading its weights stays with the trainers.

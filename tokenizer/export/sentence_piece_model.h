@@ -1,6 +1,5 @@
 // Converts a SentencePiece tokenizer as checkpoints hold it (tokenizer/sentence_piece.h) to the
-// `.model` file that the SentencePiece library reads: a protobuf message, written by hand, since
-// Debian's libsentencepiece brings a second protobuf library with it.
+// `.model` file that the SentencePiece library reads (proto/tercio/sentencepiece/model.proto).
 //
 // Everything that takes part in encoding or decoding is kept: reading the file gives the same
 // tokenizer. The settings of its training (its input, its sizes) are not stored, and not written.

@@ -2,16 +2,10 @@
 
 #include <array>
 
-#include "google/protobuf/io/coded_stream.h"
-#include "google/protobuf/io/zero_copy_stream_impl_lite.h"
+#include "proto/tercio/tensorboard/event.pb.h"
 
 namespace tercio::trainer {
 namespace {
-
-using google::protobuf::io::CodedOutputStream;
-using google::protobuf::io::StringOutputStream;
-
-enum WireType { kVarint = 0, kFixed64 = 1, kBytes = 2, kFixed32 = 5 };
 
 std::array<uint32_t, 256> MakeCrcTable() {
   std::array<uint32_t, 256> table{};
@@ -23,52 +17,6 @@ std::array<uint32_t, 256> MakeCrcTable() {
   return table;
 }
 
-// A message under construction.
-class Message {
- public:
-  Message& Int(int field, uint64_t value) {
-    return Write([&](CodedOutputStream& out) {
-      out.WriteTag(Tag(field, kVarint));
-      out.WriteVarint64(value);
-    });
-  }
-  Message& Double(int field, double value) {
-    return Write([&](CodedOutputStream& out) {
-      out.WriteTag(Tag(field, kFixed64));
-      out.WriteLittleEndian64(__builtin_bit_cast(uint64_t, value));
-    });
-  }
-  Message& Float(int field, float value) {
-    return Write([&](CodedOutputStream& out) {
-      out.WriteTag(Tag(field, kFixed32));
-      out.WriteLittleEndian32(__builtin_bit_cast(uint32_t, value));
-    });
-  }
-  // A string, or a nested message.
-  Message& Bytes(int field, const std::string& value) {
-    return Write([&](CodedOutputStream& out) {
-      out.WriteTag(Tag(field, kBytes));
-      out.WriteVarint32(static_cast<uint32_t>(value.size()));
-      out.WriteString(value);
-    });
-  }
-  const std::string& bytes() const { return bytes_; }
-
- private:
-  static uint32_t Tag(int field, WireType type) {
-    return static_cast<uint32_t>(field) << 3 | static_cast<uint32_t>(type);
-  }
-  template <typename Body>
-  Message& Write(const Body& body) {
-    StringOutputStream stream(&bytes_);
-    CodedOutputStream out(&stream);
-    body(out);
-    return *this;
-  }
-
-  std::string bytes_;
-};
-
 void AppendLittleEndian(uint64_t value, int bytes, std::string* out) {
   for (int i = 0; i < bytes; ++i) out->push_back(static_cast<char>(value >> (8 * i) & 0xff));
 }
@@ -79,19 +27,20 @@ uint32_t MaskedCrc(std::string_view bytes) {
   return ((crc >> 15) | (crc << 17)) + 0xa282ead8u;
 }
 
-std::string Framed(const Message& event) {
+std::string Framed(const tensorboard::Event& event) {
+  const std::string bytes = event.SerializeAsString();
   std::string record;
-  AppendLittleEndian(event.bytes().size(), 8, &record);
+  AppendLittleEndian(bytes.size(), 8, &record);
   AppendLittleEndian(MaskedCrc(record), 4, &record);
-  record += event.bytes();
-  AppendLittleEndian(MaskedCrc(event.bytes()), 4, &record);
+  record += bytes;
+  AppendLittleEndian(MaskedCrc(bytes), 4, &record);
   return record;
 }
 
-// Event: wall_time = 1, step = 2.
-Message EventOf(double wall_time, int64_t step) {
-  Message event;
-  event.Double(1, wall_time).Int(2, static_cast<uint64_t>(step));
+tensorboard::Event EventOf(double wall_time, int64_t step) {
+  tensorboard::Event event;
+  event.set_wall_time(wall_time);
+  event.set_step(step);
   return event;
 }
 
@@ -105,36 +54,42 @@ uint32_t Crc32c(std::string_view bytes) {
 }
 
 std::string VersionRecord(double wall_time) {
-  // Event.file_version = 3
-  return Framed(EventOf(wall_time, 0).Bytes(3, "brain.Event:2"));
+  tensorboard::Event event = EventOf(wall_time, 0);
+  event.set_file_version("brain.Event:2");
+  return Framed(event);
 }
 
 std::string StartRecord(double wall_time, int64_t step) {
-  // Event.session_log = 7; SessionLog.status = 1, START = 1
-  return Framed(EventOf(wall_time, step).Bytes(7, Message().Int(1, 1).bytes()));
+  tensorboard::Event event = EventOf(wall_time, step);
+  event.mutable_session_log()->set_status(tensorboard::SessionLog::START);
+  return Framed(event);
 }
 
 std::string ScalarsRecord(double wall_time, int64_t step,
                           const std::vector<std::pair<std::string, double>>& scalars) {
-  // Event.summary = 5; Summary.value = 1; Value.tag = 1, simple_value = 2
-  Message summary;
-  for (const auto& [tag, value] : scalars) {
-    summary.Bytes(1, Message().Bytes(1, tag).Float(2, static_cast<float>(value)).bytes());
+  tensorboard::Event event = EventOf(wall_time, step);
+  tensorboard::Summary* summary = event.mutable_summary();
+  for (const auto& [tag, scalar] : scalars) {
+    tensorboard::Summary::Value* value = summary->add_value();
+    value->set_tag(tag);
+    value->set_simple_value(static_cast<float>(scalar));
   }
-  return Framed(EventOf(wall_time, step).Bytes(5, summary.bytes()));
+  return Framed(event);
 }
 
 std::string TextRecord(double wall_time, int64_t step, const std::string& tag,
                        const std::string& text) {
-  // Value.tensor = 8: TensorProto.dtype = 1 (DT_STRING = 7), tensor_shape = 2 (dim = 2: size = 1),
-  // string_val = 8
-  const Message shape = Message().Bytes(2, Message().Int(1, 1).bytes());
-  const Message tensor = Message().Int(1, 7).Bytes(2, shape.bytes()).Bytes(8, text);
-  // Value.metadata = 9: SummaryMetadata.plugin_data = 1 (plugin_name = 1), data_class = 4
-  // (DATA_CLASS_TENSOR = 2)
-  const Message metadata = Message().Bytes(1, Message().Bytes(1, "text").bytes()).Int(4, 2);
-  const Message value = Message().Bytes(1, tag).Bytes(8, tensor.bytes()).Bytes(9, metadata.bytes());
-  return Framed(EventOf(wall_time, step).Bytes(5, Message().Bytes(1, value.bytes()).bytes()));
+  tensorboard::Event event = EventOf(wall_time, step);
+  tensorboard::Summary::Value* value = event.mutable_summary()->add_value();
+  value->set_tag(tag);
+  tensorboard::TensorProto* tensor = value->mutable_tensor();
+  tensor->set_dtype(tensorboard::DT_STRING);
+  tensor->mutable_tensor_shape()->add_dim()->set_size(1);
+  tensor->add_string_val(text);
+  tensorboard::SummaryMetadata* metadata = value->mutable_metadata();
+  metadata->mutable_plugin_data()->set_plugin_name("text");
+  metadata->set_data_class(tensorboard::DATA_CLASS_TENSOR);
+  return Framed(event);
 }
 
 }  // namespace tercio::trainer

@@ -1,9 +1,7 @@
 // Records of TensorBoard's event files, as bytes.
 //
 // A file is a sequence of TFRecords (length, masked CRC32C of the length, data, masked CRC32C of
-// the data; little endian), each with an `Event` message of tensorflow/core/util/event.proto in
-// protobuf's wire format. The few fields that are needed are written by hand: event_record.cc names
-// them and their numbers.
+// the data; little endian), each with an `Event` message (proto/tercio/tensorboard/event.proto).
 //
 // Pure; any thread.
 #pragma once

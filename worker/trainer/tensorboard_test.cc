@@ -32,6 +32,31 @@ TEST(EventRecord, FirstRecordAsTensorFlowWritesIt) {
             "brain.Event:2");
 }
 
+// The message of a record, behind its length and before its checksum.
+std::string EventOfRecord(const std::string& record) {
+  return record.substr(12, record.size() - 16);
+}
+
+TEST(EventRecord, RecordsHaveTheFormThatTensorFlowPublishes) {
+  // Event: wall_time = 1, step = 2, summary = 5, session_log = 7.
+  const std::string begin("\x09\0\0\0\0\0\0\xf8\x3f\x10\x03", 11);
+  // SessionLog: status = 1 (START = 1).
+  EXPECT_EQ(EventOfRecord(StartRecord(1.5, 3)), begin + "\x3a\x02\x08\x01");
+  // Summary: value = 1; Value: tag = 1, simple_value = 2. A zero is written, too.
+  EXPECT_EQ(EventOfRecord(ScalarsRecord(1.5, 3, {{"loss", 0.0}, {"b", 2.5}})),
+            begin + std::string("\x2a\x17"
+                                "\x0a\x0b\x0a\x04loss\x15\0\0\0\0"
+                                "\x0a\x08\x0a\x01\x62\x15\0\0\x20\x40",
+                                25));
+  // Value: tensor = 8 (dtype = 1, tensor_shape = 2, string_val = 8), metadata = 9 (plugin_data = 1,
+  // data_class = 4).
+  EXPECT_EQ(EventOfRecord(TextRecord(1.5, 3, "note", "hello")),
+            begin +
+                "\x2a\x25\x0a\x23\x0a\x04note"
+                "\x42\x0f\x08\x07\x12\x04\x12\x02\x08\x01\x42\x05hello"
+                "\x4a\x0a\x0a\x06\x0a\x04text\x20\x02");
+}
+
 v1::TrainerAssignment AssignmentFor(const std::string& directory, int64_t resume_step) {
   v1::TrainerAssignment assignment;
   assignment.mutable_spec()->set_name("small");
