@@ -135,7 +135,7 @@ WALL_CLOCK_FILES = {
     "common/log.cc": "the time that people read on a log line",
     "coordinator/server.cc": "gRPC's deadline of its shutdown",
     "worker/agent/agent_metrics.cc": "times on the page for Prometheus",
-    "worker/agent/runs/run_manager.cc": "the time that people read on a log line",
+    "worker/agent/runs/rank_logs.cc": "the time that people read on a log line",
     "worker/agent/snapshots/snapshot_server.cc": "gRPC's deadline of its shutdown",
     "worker/agent/runs/trainer_server.cc": "gRPC's deadlines of a call and of its shutdown",
     "worker/trainer/agent_link.cc": "gRPC's deadline of a call",

@@ -61,7 +61,7 @@ class CheckSourcesTest(unittest.TestCase):
         for line in ("  const absl::Time end = absl::Now() + wait;", "std::chrono::system_clock::now()"):
             self.assertEqual(len(check_sources.check_clocks({"worker/agent/link/spool.cc": [line]})), 1, line)
             self.assertEqual(check_sources.check_clocks({"worker/agent/spool_test.cc": [line]}), [])
-            self.assertEqual(check_sources.check_clocks({"worker/agent/runs/run_manager.cc": [line]}), [])
+            self.assertEqual(check_sources.check_clocks({"worker/agent/runs/rank_logs.cc": [line]}), [])
         self.assertEqual(check_sources.check_clocks({"worker/agent/link/spool.cc": ["end = SteadyNow() + wait;"]}), [])
 
     def test_mutexes_are_those_that_clang_checks(self):

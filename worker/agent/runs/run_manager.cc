@@ -2,19 +2,16 @@
 
 #include <unistd.h>
 
-#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "common/file.h"
 #include "common/gpus/gpu_faults.h"
 #include "common/log.h"
 #include "common/status_macros.h"
-#include "common/utf8.h"
 #include "worker/progress/progress_page.h"
 #include "worker/progress/record_file.h"
 
@@ -32,12 +29,6 @@ double SteadySeconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-void SetNow(google::protobuf::Timestamp* time) {
-  const absl::Time now = absl::Now();
-  time->set_seconds(absl::ToUnixSeconds(now));
-  time->set_nanos(static_cast<int32_t>(absl::ToUnixNanos(now) % 1'000'000'000));
-}
-
 // Together with all files that the trainer has put beside it under its name.
 void RemovePage(const std::string& path) {
   const size_t name = path.rfind('/') + 1;
@@ -46,28 +37,16 @@ void RemovePage(const std::string& path) {
   }
 }
 
-// Makes a process's output printable: protobuf strings are UTF-8, and control characters would move
-// the reader's cursor.
-std::string Readable(const std::string& text) { return ForDisplay(text, "\t\n"); }
-
-LogFields FieldsOf(const RunKey& key, int rank) {
-  return {{"job", key.first}, {"attempt", key.second}, {"rank", rank}};
-}
-
-std::string LogName(const RunKey& key, int rank) {
-  return absl::StrCat("attempt-", key.second, "-rank-", rank, ".log");
-}
-
 // How a trainer ended: by its exit status if this process is its parent, else by the note that it
 // left on its page.
 TrainerEnded WhatEnded(const RunKey& key, int rank, const ProcessExit& exit,
                        const std::string& page_path) {
   TrainerEnded event{key, rank, exit.exit_code, exit.signal, {}, "", false, false};
-  for (const std::string& line : exit.last_lines) event.last_lines.push_back(Readable(line));
+  event.last_lines = RankLogs::Readable(exit.last_lines);
   std::optional<progress::ExitNote> note;
   if (const auto page = progress::ProgressReader::Open(page_path); page.ok()) note = page->Exit();
   if (note.has_value()) {
-    event.reason = Readable(note->reason);
+    event.reason = RankLogs::Readable(note->reason);
     event.permanent = note->permanent;
     if (exit.adopted) {
       event.exit_code = note->exit_code;
@@ -91,11 +70,20 @@ RunManager::RunManager(AgentOptions options, AgentMetrics& metrics, AgentStore& 
       metrics_(metrics),
       store_(store),
       say_(std::move(say)),
+      logs_({options_.node, options_.log_dir, options_.log_quota, options_.log_total,
+             options_.log_rate, options_.trainer_user},
+            store,
+            [this](const RunKey& key, int rank, int64_t lines) {
+              MutexLock lock(mutex_);
+              const auto run = state_.runs.find(key);
+              if (run != state_.runs.end()) figures_.CountLostLines(key, run->second, rank, lines);
+            }),
       preparer_({options_.node,
                  options_.state_dir + "/data-cache",
                  options_.data_cache_total,
                  options_.allowed,
                  {options_.trainer, options_.trainer_user, options_.data_memory}}),
+      figures_(metrics),
       housekeeper_([this] { Housekeeping(); }) {}
 
 RunManager::~RunManager() {
@@ -171,7 +159,7 @@ void RunManager::Do(StartTrainer& effect, std::vector<AgentEvent>& more) {
     trainers_[effect.run][effect.rank].process = *std::move(process);
     return;
   }
-  LogError(std::string(process.status().message()), FieldsOf(effect.run, effect.rank));
+  LogError(std::string(process.status().message()), RankFields(effect.run, effect.rank));
   more.push_back(
       {0, StartFailed{effect.run, effect.rank, std::string(process.status().message())}});
 }
@@ -186,13 +174,12 @@ void RunManager::Do(AdoptTrainer& effect, std::vector<AgentEvent>&) {
     id = {process.pid, process.start_time};
     log = process.log;
   }
-  Trainer& trainer = trainers_[effect.run][effect.rank];
-  trainer.steps_unknown = true;
-  const auto limit = std::make_shared<LineLimit>(options_.log_rate);
-  trainer.process = TrainerProcess::Adopt(id, LogPath(effect.run, effect.rank), log,
-                                          LineSender(effect.run, effect.rank, limit),
-                                          ExitHandler(effect.run, effect.rank, limit));
-  LogInfo(absl::StrCat("adopted process ", id.pid), FieldsOf(effect.run, effect.rank));
+  figures_.Adopt(effect.run, effect.rank);
+  const LogStream stream = logs_.OpenStream(effect.run, effect.rank);
+  trainers_[effect.run][effect.rank].process =
+      TrainerProcess::Adopt(id, logs_.PathOf(effect.run, effect.rank), log, LineSender(stream),
+                            ExitHandler(effect.run, effect.rank, stream));
+  LogInfo(absl::StrCat("adopted process ", id.pid), RankFields(effect.run, effect.rank));
 }
 
 void RunManager::Do(SignalTrainer& effect, std::vector<AgentEvent>&) {
@@ -223,10 +210,11 @@ void RunManager::Do(ReadData& effect, std::vector<AgentEvent>&) {
 }
 
 void RunManager::Do(ForgetRun& effect, std::vector<AgentEvent>&) {
+  watch_.Forget(effect.run);
+  figures_.Forget(effect.run);
   const auto found = trainers_.find(effect.run);
   if (found == trainers_.end()) return;
   for (const auto& [rank, trainer] : found->second) RemovePage(PagePath(effect.run, rank));
-  watch_.Forget(effect.run);
   ended_.push_back(std::move(found->second));
   trainers_.erase(found);
 }
@@ -256,39 +244,15 @@ void RunManager::Inspect(const v1::InspectRun& request) {
   });
 }
 
-// Drills. Faults of the agent itself or of its connection are injected by their owners.
 void RunManager::Inject(const v1::InjectFault& fault) {
   const RunKey key = ToRunKey(fault.run());
-  absl::Status status;
-  TrainerProcess* process = nullptr;
-  WriteCommand write;
-  if (const auto run = trainers_.find(key); run != trainers_.end()) {
-    const auto trainer = run->second.find(fault.rank());
-    if (trainer != run->second.end()) {
-      process = trainer->second.process.get();
-      write = trainer->second.write;
-    }
+  Drills::Target target;
+  const Trainer* trainer = FindTrainer(key, fault.rank());
+  if (trainer != nullptr && trainer->process != nullptr) {
+    target.signal = [process = trainer->process.get()](int signal) { process->Signal(signal); };
+    target.write = trainer->write;
   }
-  if (process == nullptr) {
-    status =
-        absl::NotFoundError(absl::StrCat("rank ", fault.rank(), " is not running on this node"));
-  } else if (fault.fault() == "kill-trainer") {
-    process->Signal(SIGKILL);
-  } else if (fault.fault() == "freeze-trainer") {
-    process->Signal(SIGSTOP);
-  } else if (fault.fault() == "flip-bit" && write) {
-    v1::TrainerCommand command;
-    command.mutable_flip_bit();
-    write(command);
-  } else if (fault.fault() == "flip-bit") {
-    status = absl::UnavailableError(
-        absl::StrCat("rank ", fault.rank(), " is not connected to its agent"));
-  } else if (fault.fault() == "slow-rank") {
-    slow_.push_back({key, fault.rank(), SteadySeconds() + fault.seconds(), false});
-  } else {
-    status = absl::UnimplementedError(
-        absl::StrCat("this agent does not support the fault ", fault.fault()));
-  }
+  const absl::Status status = drills_.Inject(fault, target, SteadySeconds());
   AgentChanges changes;
   v1::FaultInjected* done = changes.messages.emplace_back().mutable_fault_injected();
   done->set_drill_id(fault.drill_id());
@@ -297,21 +261,10 @@ void RunManager::Inject(const v1::InjectFault& fault) {
   store_.Commit(std::move(changes));
 }
 
-// A slow rank is stopped during every second slice: slices are short, so that every step has its
-// share.
 void RunManager::SlowDown() {
-  const double now = SteadySeconds();
-  for (auto slow = slow_.begin(); slow != slow_.end();) {
-    const bool over = now >= slow->until;
-    slow->stopped = !over && !slow->stopped;
-    const auto run = trainers_.find(slow->run);
-    if (run != trainers_.end()) {
-      const auto trainer = run->second.find(slow->rank);
-      if (trainer != run->second.end() && trainer->second.process != nullptr) {
-        trainer->second.process->Signal(slow->stopped ? SIGSTOP : SIGCONT);
-      }
-    }
-    slow = over ? slow_.erase(slow) : std::next(slow);
+  for (const Drills::Pulse& pulse : drills_.Pulses(SteadySeconds())) {
+    const Trainer* trainer = FindTrainer(pulse.run, pulse.rank);
+    if (trainer != nullptr && trainer->process != nullptr) trainer->process->Signal(pulse.signal);
   }
 }
 
@@ -324,33 +277,23 @@ v1::AgentHeartbeat RunManager::Heartbeat() {
     *heartbeat.add_running() = run;
     v1::RunHealth* health = heartbeat.add_health();
     *health = watch_.Take(ToRunKey(run));
-    AddFigures(ToRunKey(run), utilization, health);
+    figures_.AddTo(ToRunKey(run), state_.runs.at(ToRunKey(run)),
+                   UtilizationOfRanks(ToRunKey(run), utilization), health);
   }
   return heartbeat;
 }
 
-// Adds figures of ranks that have completed a step since the last heartbeat.
-void RunManager::AddFigures(const RunKey& key,
-                            const std::vector<std::optional<double>>& utilization,
-                            v1::RunHealth* health) {
+// The utilization of the GPU of each of the run's ranks, where it is known.
+std::map<int, double> RunManager::UtilizationOfRanks(
+    const RunKey& key, const std::vector<std::optional<double>>& utilization) const {
+  std::map<int, double> of_ranks;
   for (const auto& [index, rank] : state_.runs.at(key).ranks) {
-    Trainer& trainer = trainers_[key][index];
-    const int64_t step = rank.figures.step();
-    if (rank.life != RankState::Life::kLive || step <= trainer.figures_told) continue;
-    trainer.figures_told = step;
     const int gpu = GpuOf(key, index);
-    if (gpu >= 0 && static_cast<size_t>(gpu) < utilization.size()) {
-      if (const auto sample = utilization[static_cast<size_t>(gpu)]; sample.has_value()) {
-        trainer.utilization_sum += *sample;
-        ++trainer.utilization_samples;
-      }
-    }
-    v1::RankFigures* figures = health->add_figures();
-    *figures = rank.figures;
-    if (const auto mean = trainer.Utilization(); mean.has_value()) {
-      figures->set_device_utilization(*mean);
-    }
+    if (gpu < 0 || static_cast<size_t>(gpu) >= utilization.size()) continue;
+    const std::optional<double> sample = utilization[static_cast<size_t>(gpu)];
+    if (sample.has_value()) of_ranks[index] = *sample;
   }
+  return of_ranks;
 }
 
 int RunManager::GpuOf(const RunKey& key, int rank) const {
@@ -374,12 +317,9 @@ std::set<int> RunManager::GpusInUse() const {
 }
 
 absl::StatusOr<std::unique_ptr<TrainerProcess>> RunManager::Spawn(const RunKey& key, int rank) {
-  const std::string logs = absl::StrCat(options_.log_dir, "/", key.first);
-  TERCIO_RETURN_IF_ERROR(MakeDirectories(logs));
+  TERCIO_RETURN_IF_ERROR(logs_.MakeFolder(key.first));
   TrainerProcess::Options options;
   options.user = options_.trainer_user;
-  // Trainers create their next log file themselves.
-  if (options.user.has_value()) TERCIO_RETURN_IF_ERROR(GiveTo(*options.user, logs));
   options.program = options_.trainer;
   options.arguments = {"tercio-trainer",
                        "--rank",
@@ -391,7 +331,7 @@ absl::StatusOr<std::unique_ptr<TrainerProcess>> RunManager::Spawn(const RunKey& 
                        "--socket",
                        options_.socket,
                        "--log",
-                       LogPath(key, rank),
+                       logs_.PathOf(key, rank),
                        "--progress",
                        PagePath(key, rank),
                        "--log-bytes",
@@ -403,45 +343,31 @@ absl::StatusOr<std::unique_ptr<TrainerProcess>> RunManager::Spawn(const RunKey& 
     options.environment.push_back(
         absl::StrCat("CUDA_VISIBLE_DEVICES=", options_.gpus.list[static_cast<size_t>(gpu)].uuid));
   }
-  options.log_path = LogPath(key, rank);
-  const auto limit = std::make_shared<LineLimit>(options_.log_rate);
-  return TrainerProcess::Start(options, LineSender(key, rank, limit),
-                               ExitHandler(key, rank, limit));
-}
-
-std::string RunManager::LogPath(const RunKey& key, int rank) const {
-  return absl::StrCat(options_.log_dir, "/", key.first, "/", LogName(key, rank));
+  options.log_path = logs_.PathOf(key, rank);
+  const LogStream stream = logs_.OpenStream(key, rank);
+  return TrainerProcess::Start(options, LineSender(stream), ExitHandler(key, rank, stream));
 }
 
 std::string RunManager::PagePath(const RunKey& key, int rank) const {
   return absl::StrCat(options_.runtime_dir, "/", key.first, "-", key.second, "-", rank, ".page");
 }
 
-TrainerProcess::OnLines RunManager::LineSender(const RunKey& key, int rank, SharedLimit limit) {
-  return [this, key, rank, limit = std::move(limit)](const std::vector<std::string>& lines,
-                                                     const LogPosition& position) {
-    const LineLimit::Passed passed = limit->Pass(SteadySeconds(), lines);
-    // The position in the log is stored with the next lines that are sent.
-    if (!passed.lines.empty() || passed.left_out_before > 0) SendLines(key, rank, passed, position);
-  };
+TrainerProcess::OnLines RunManager::LineSender(LogStream stream) {
+  return
+      [stream = std::move(stream)](const std::vector<std::string>& lines,
+                                   const LogPosition& position) { stream->Send(lines, position); };
 }
 
-TrainerProcess::OnExit RunManager::ExitHandler(const RunKey& key, int rank, SharedLimit limit) {
-  return [this, key, rank, limit = std::move(limit)](const ProcessExit& exit) {
-    const int64_t left_out = limit->TakeLeftOut();
-    if (left_out > 0) {
-      AgentChanges changes;
-      *changes.messages.emplace_back().mutable_logs() = MakeLogs(key, rank, left_out, {});
-      store_.Commit(std::move(changes));
-    }
+TrainerProcess::OnExit RunManager::ExitHandler(const RunKey& key, int rank, LogStream stream) {
+  return [this, key, rank, stream = std::move(stream)](const ProcessExit& exit) {
+    stream->Finish();
     TrainerEnded event = WhatEnded(key, rank, exit, PagePath(key, rank));
-    if (event.signal != 0 || event.exit_code != 0) ExplainByGpu(&event);
+    const bool fault = event.signal != 0 || event.exit_code != 0;
+    if (fault) ExplainByGpu(&event);
     MutexLock lock(mutex_);
     if (exit.adopted) ReceiveUntold(key, rank);
-    event.device_utilization = trainers_[key][rank].Utilization();
-    if (left_out > 0) metrics_.LogLinesLost(LabelsOf(key, rank), left_out);
-    const bool good = event.signal == 0 && event.exit_code == 0;
-    metrics_.Exited(LabelsOf(key, rank), good ? RankEnd::kGood : RankEnd::kFault);
+    event.device_utilization = figures_.Utilization(key, rank);
+    figures_.CountExit(key, state_.runs.at(key), rank, fault ? RankEnd::kFault : RankEnd::kGood);
     Apply({0, std::move(event)});
   };
 }
@@ -463,99 +389,6 @@ void RunManager::ExplainByGpu(TrainerEnded* event) const {
   event->gpu_failed = trouble.of_device || !error.empty();
 }
 
-RankLabels RunManager::LabelsOf(const RunKey& key, int rank) const {
-  const RunState& run = state_.runs.at(key);
-  const v1::RankPlacement& place = run.ranks.at(rank).plan.placement();
-  return {key.first,
-          run.start.spec().name(),
-          rank,
-          place.tensor_index(),
-          place.pipeline_index(),
-          place.data_index(),
-          place.device()};
-}
-
-// Puts a marker in place of the lines that were dropped.
-v1::RankLogs RunManager::MakeLogs(const RunKey& key, int rank, int64_t left_out,
-                                  const std::vector<std::string>& lines) const {
-  v1::RankLogs logs;
-  *logs.mutable_run() = ToRunId(key);
-  logs.set_lost(left_out);
-  std::vector<std::string> all;
-  if (left_out > 0) {
-    std::string marker = FormatLogLine(
-        LogFormat::kLogfmt,
-        {absl::Now(), LogLevel::kWarning, "agent",
-         absl::StrCat(left_out, " lines were dropped here: more than ", options_.log_rate,
-                      " per second (--log-rate); the newest of them are in ", LogPath(key, rank))},
-        {}, FieldsOf(key, rank));
-    marker.pop_back();
-    all.push_back(std::move(marker));
-  }
-  all.insert(all.end(), lines.begin(), lines.end());
-  for (const std::string& line : all) {
-    v1::LogLine* log = logs.add_lines();
-    SetNow(log->mutable_time());
-    log->set_attempt(key.second);
-    log->set_rank(rank);
-    log->set_node(options_.node);
-    log->set_line(Readable(line));
-    if (const auto level = LevelOfLogLine(line); level.has_value()) {
-      log->set_level(std::string(NameOf(*level)));
-    }
-  }
-  return logs;
-}
-
-void RunManager::SendLines(const RunKey& key, int rank, const LineLimit::Passed& passed,
-                           const LogPosition& position) {
-  AgentChanges changes;
-  *changes.messages.emplace_back().mutable_logs() =
-      MakeLogs(key, rank, passed.left_out_before, passed.lines);
-  // In the same commit as the lines: they are taken once, even if this process dies.
-  changes.logs.push_back({{key, rank}, position});
-  store_.Commit(std::move(changes));
-  if (passed.left_out_before == 0) return;
-  MutexLock lock(mutex_);
-  if (state_.runs.contains(key)) {
-    metrics_.LogLinesLost(LabelsOf(key, rank), passed.left_out_before);
-  }
-}
-
-// Reports lines that the rank itself could not write.
-void RunManager::TellLost(const RunKey& key, int64_t lines) {
-  AgentChanges changes;
-  v1::RankLogs* logs = changes.messages.emplace_back().mutable_logs();
-  *logs->mutable_run() = ToRunId(key);
-  logs->set_lost(lines);
-  store_.Commit(std::move(changes));
-}
-
-// Returns whether any log was removed. `live`: JOB/FILE of the logs that are being written.
-bool RunManager::TrimAllLogs(const std::set<std::string>& live) const {
-  bool any = false;
-  const std::vector<std::string> jobs = ListDirectory(options_.log_dir);
-  for (const std::string& job : jobs) {
-    const int removed = TrimLogs(options_.log_dir, {job}, options_.log_quota, live);
-    if (removed == 0) continue;
-    any = true;
-    LogInfo(absl::StrCat("removed ", removed, " old logs: the job's logs exceeded --log-quota"),
-            {{"job", job}});
-  }
-  const int removed = TrimLogs(options_.log_dir, jobs, options_.log_total, live);
-  if (removed == 0) return any;
-  LogInfo(absl::StrCat("removed the ", removed,
-                       " oldest logs of all jobs, which exceeded --log-total"));
-  return true;
-}
-
-// Called under the lock: otherwise a run might just have made its folder.
-void RunManager::RemoveEmptyLogFolders() const {
-  for (const std::string& job : ListDirectory(options_.log_dir)) {
-    rmdir(absl::StrCat(options_.log_dir, "/", job).c_str());  // folders that are not empty stay
-  }
-}
-
 std::vector<v1::RunId> RunManager::Running(EndedRuns ended) const {
   MutexLock lock(mutex_);
   return RunsOf(state_, ended);
@@ -572,10 +405,10 @@ bool RunManager::TakesPart(const v1::RunId& run, const std::string& token) const
   return found != state_.runs.end() && !token.empty() && found->second.start.token() == token;
 }
 
-RunManager::Trainer* RunManager::FindTrainer(const v1::TrainerHello& hello) {
-  const auto run = trainers_.find(ToRunKey(hello.run()));
+RunManager::Trainer* RunManager::FindTrainer(const RunKey& key, int rank) {
+  const auto run = trainers_.find(key);
   if (run == trainers_.end()) return nullptr;
-  const auto trainer = run->second.find(hello.rank());
+  const auto trainer = run->second.find(rank);
   return trainer == run->second.end() ? nullptr : &trainer->second;
 }
 
@@ -583,7 +416,7 @@ absl::StatusOr<RunManager::Attachment> RunManager::Attach(const v1::TrainerHello
                                                           WriteCommand write) {
   MutexLock lock(mutex_);
   const RunKey key = ToRunKey(hello.run());
-  Trainer* trainer = FindTrainer(hello);
+  Trainer* trainer = FindTrainer(key, hello.rank());
   const auto run = state_.runs.find(key);
   if (trainer == nullptr || run == state_.runs.end() ||
       run->second.ranks.at(hello.rank()).life != RankState::Life::kLive ||
@@ -636,15 +469,16 @@ void RunManager::AssignSnapshots(const v1::StartRun& start, int rank,
 
 void RunManager::Detach(const v1::TrainerHello& hello, uint64_t attachment) {
   MutexLock lock(mutex_);
-  Trainer* trainer = FindTrainer(hello);
+  Trainer* trainer = FindTrainer(ToRunKey(hello.run()), hello.rank());
   if (trainer != nullptr && trainer->attachment == attachment) trainer->write = nullptr;
 }
 
 void RunManager::Receive(const v1::TrainerHello& hello, const v1::TrainerMessage& message) {
   MutexLock lock(mutex_);
   const RunKey key = ToRunKey(hello.run());
-  Trainer* trainer = FindTrainer(hello);
-  if (trainer == nullptr || !state_.runs.contains(key)) return;
+  Trainer* trainer = FindTrainer(key, hello.rank());
+  const auto run = state_.runs.find(key);
+  if (trainer == nullptr || run == state_.runs.end()) return;
   AgentChanges changes;
   if (message.sequence() > 0) {
     if (message.sequence() <= trainer->received) return;
@@ -654,7 +488,8 @@ void RunManager::Receive(const v1::TrainerHello& hello, const v1::TrainerMessage
                       message.step().has_record();
     if (kept) changes.received.push_back({{key, hello.rank()}, message.sequence()});
   }
-  Measure(key, hello.rank(), message);
+  const int64_t lost = figures_.Take(key, run->second, hello.rank(), message, SteadySeconds());
+  if (lost > 0) logs_.ReportUnwritten(key, lost);
   Apply({0, TrainerSaid{key, hello.rank(), message}}, std::move(changes));
 }
 
@@ -671,47 +506,6 @@ void RunManager::ReceiveUntold(const RunKey& key, int rank) {
   }
 }
 
-void RunManager::Measure(const RunKey& key, int rank, const v1::TrainerMessage& message) {
-  const RunState& run = state_.runs.at(key);
-  // A message after its end would bring its series back for ever.
-  if (run.ranks.at(rank).life == RankState::Life::kEnded) return;
-  const RankLabels labels = LabelsOf(key, rank);
-  if (message.has_step()) {
-    const v1::JobSpec& spec = run.start.spec();
-    // Steps before an adoption were counted by another agent, or are not known.
-    const bool unknown = std::exchange(trainers_[key][rank].steps_unknown, false);
-    const int64_t steps =
-        unknown ? 0 : std::max<int64_t>(0, message.step().step() - run.ranks.at(rank).last_step);
-    metrics_.Step(labels, message.step(), steps,
-                  steps * spec.training().global_batch() * spec.model().context());
-  } else if (message.has_last_figures()) {
-    metrics_.Figures(labels, message.last_figures());
-  } else if (message.has_memory()) {
-    metrics_.Memory(labels, message.memory());
-    int64_t& lost = trainers_[key][rank].log_lines_lost;
-    const int64_t more = message.memory().log_lines_lost() - lost;
-    if (more <= 0) return;
-    lost += more;
-    metrics_.LogLinesLost(labels, more);
-    TellLost(key, more);
-  } else if (message.has_checkpoint()) {
-    metrics_.Checkpoint(labels, message.checkpoint());
-  } else if (message.has_phase()) {
-    MeasureLoading(key, rank, message.phase().phase());
-  }
-}
-
-void RunManager::MeasureLoading(const RunKey& key, int rank, v1::TrainerPhase phase) {
-  Trainer& trainer = trainers_[key][rank];
-  if (phase == v1::TRAINER_PHASE_LOADING) {
-    trainer.loading_since = SteadySeconds();
-  } else if (trainer.loading_since > 0) {
-    const bool memory = state_.runs.at(key).start.snapshot_sources().contains(rank);
-    metrics_.Loaded(LabelsOf(key, rank), memory ? "memory" : "disk",
-                    SteadySeconds() - std::exchange(trainer.loading_since, 0));
-  }
-}
-
 // Advances the core's time, and joins the threads of runs that have ended.
 void RunManager::Housekeeping() {
   MutexLock lock(mutex_);
@@ -719,10 +513,10 @@ void RunManager::Housekeeping() {
   auto next_trim = tick;
   while (!stopping_) {
     ++rounds_;
-    changed_.WaitFor(mutex_, slow_.empty() ? kTickInterval : kSlowSlice,
+    changed_.WaitFor(mutex_, drills_.SlowsDown() ? kSlowSlice : kTickInterval,
                      [this]() TERCIO_REQUIRES(mutex_) { return stopping_ || !ended_.empty(); });
     SlowDown();
-    if (!slow_.empty() && ended_.empty() && std::chrono::steady_clock::now() < tick) continue;
+    if (drills_.SlowsDown() && ended_.empty() && std::chrono::steady_clock::now() < tick) continue;
     tick = std::chrono::steady_clock::now() + kTickInterval;
     Apply({0, TimePassed{}});
     int running = 0;
@@ -731,7 +525,7 @@ void RunManager::Housekeeping() {
       for (const auto& [index, rank] : run.ranks) {
         if (rank.life != RankState::Life::kLive) continue;
         ++running;
-        live.insert(absl::StrCat(key.first, "/", LogName(key, index)));
+        live.insert(RankLogs::NameOf(key, index));
         watch_.Sample(key, index, PagePath(key, index));
       }
     }
@@ -746,12 +540,13 @@ void RunManager::Housekeeping() {
       entry = next;
     }
     lock.Unlock();
-    const bool removed = trims && TrimAllLogs(live);
+    const bool removed = trims && logs_.Trim(live);
     if (trims) preparer_.Trim(SteadySeconds());
     ended.clear();  // joins watcher threads, which may want the lock
     for (Preparation& preparation : prepared) preparation.thread.join();
     lock.Lock();
-    if (removed) RemoveEmptyLogFolders();
+    // Under the lock: otherwise a run might just have made its folder.
+    if (removed) logs_.RemoveEmptyFolders();
   }
 }
 

@@ -1,6 +1,7 @@
 // The trainers of a node: carries out the decisions of the agent's core (core/agent_core.h) with
-// real processes, and passes their messages to the core, the metrics and the coordinator. State
-// that must survive this process is in the store before it has an effect.
+// real processes, and passes their messages to the core and the coordinator. State that must
+// survive this process is in the store before it has an effect. The ranks' logs (rank_logs.h),
+// their figures (rank_figures.h) and drills (drills.h) have classes of their own.
 //
 // Threads: all methods from any thread. Callbacks into it come from trainers' watchers, from the
 // trainer service and from the link to the coordinator.
@@ -30,8 +31,10 @@
 #include "worker/agent/link/agent_store.h"
 #include "worker/agent/runs/allowed_paths.h"
 #include "worker/agent/runs/data_preparer.h"
-#include "worker/agent/runs/log_limits.h"
+#include "worker/agent/runs/drills.h"
+#include "worker/agent/runs/rank_figures.h"
 #include "worker/agent/runs/rank_inspector.h"
+#include "worker/agent/runs/rank_logs.h"
 #include "worker/agent/runs/trainer_process.h"
 #include "worker/agent/runs/trainer_user.h"
 
@@ -134,28 +137,11 @@ class RunManager {
     std::vector<v1::TrainerCommand> waiting;  // to be sent at the next attachment
     uint64_t attachment = 0;
     uint64_t received = 0;
-    bool steps_unknown = false;  // adopted, and has reported nothing yet
-    double loading_since = 0;    // of the steady clock; 0: it is not loading
-    int64_t figures_told = 0;    // step of the figures in the last heartbeat
-    double utilization_sum = 0;  // of its GPU
-    int utilization_samples = 0;
-    int64_t log_lines_lost = 0;  // the last number that it has reported
-
-    std::optional<double> Utilization() const {
-      if (utilization_samples == 0) return std::nullopt;
-      return utilization_sum / utilization_samples;
-    }
   };
   // An answer to the coordinator that takes long to prepare.
   struct Preparation {
     std::thread thread;
     bool done = false;
-  };
-  struct SlowRank {
-    RunKey run;
-    int rank = 0;
-    double until = 0;
-    bool stopped = false;
   };
   using Trainers = std::map<int, Trainer>;  // by rank
 
@@ -181,45 +167,37 @@ class RunManager {
       TERCIO_REQUIRES(mutex_);
   // Index of the rank's GPU in `AgentOptions::gpus.list`; -1: it is on none, or not here.
   int GpuOf(const RunKey& key, int rank) const TERCIO_REQUIRES(mutex_);
-  void ExplainByGpu(TrainerEnded* event) const TERCIO_EXCLUDES(mutex_);
-  void AddFigures(const RunKey& key, const std::vector<std::optional<double>>& utilization,
-                  v1::RunHealth* health) TERCIO_REQUIRES(mutex_);
-  std::string LogPath(const RunKey& key, int rank) const;
-  std::string PagePath(const RunKey& key, int rank) const;
-  // Both are called by the thread that watches the process, and share its limit on lines.
-  using SharedLimit = std::shared_ptr<LineLimit>;
-  TrainerProcess::OnLines LineSender(const RunKey& key, int rank, SharedLimit limit);
-  TrainerProcess::OnExit ExitHandler(const RunKey& key, int rank, SharedLimit limit);
-  void SendLines(const RunKey& key, int rank, const LineLimit::Passed& passed,
-                 const LogPosition& position) TERCIO_EXCLUDES(mutex_);
-  v1::RankLogs MakeLogs(const RunKey& key, int rank, int64_t left_out,
-                        const std::vector<std::string>& lines) const;
-  void TellLost(const RunKey& key, int64_t lines) TERCIO_REQUIRES(mutex_);
-  bool TrimAllLogs(const std::set<std::string>& live) const;
-  void RemoveEmptyLogFolders() const TERCIO_REQUIRES(mutex_);
-  void ReceiveUntold(const RunKey& key, int rank) TERCIO_REQUIRES(mutex_);
-  void Measure(const RunKey& key, int rank, const v1::TrainerMessage& message)
+  std::map<int, double> UtilizationOfRanks(
+      const RunKey& key, const std::vector<std::optional<double>>& utilization) const
       TERCIO_REQUIRES(mutex_);
-  void MeasureLoading(const RunKey& key, int rank, v1::TrainerPhase phase) TERCIO_REQUIRES(mutex_);
+  void ExplainByGpu(TrainerEnded* event) const TERCIO_EXCLUDES(mutex_);
+  std::string PagePath(const RunKey& key, int rank) const;
+  // Both are called by the thread that watches the process, and share its stream.
+  using LogStream = std::shared_ptr<RankLogs::Stream>;
+  static TrainerProcess::OnLines LineSender(LogStream stream);
+  TrainerProcess::OnExit ExitHandler(const RunKey& key, int rank, LogStream stream);
+  void ReceiveUntold(const RunKey& key, int rank) TERCIO_REQUIRES(mutex_);
   void AssignSnapshots(const v1::StartRun& start, int rank, v1::TrainerAssignment* out) const;
   void Housekeeping() TERCIO_EXCLUDES(mutex_);
-  Trainer* FindTrainer(const v1::TrainerHello& hello) TERCIO_REQUIRES(mutex_);
-  RankLabels LabelsOf(const RunKey& key, int rank) const TERCIO_REQUIRES(mutex_);
+  // Null: no trainer of this rank was started or adopted here.
+  Trainer* FindTrainer(const RunKey& key, int rank) TERCIO_REQUIRES(mutex_);
 
   const AgentOptions options_;
   AgentMetrics& metrics_;
   AgentStore& store_;
   const Say say_;
+  const RankLogs logs_;
   DataPreparer preparer_;
   mutable Mutex mutex_;
   ConditionVariable changed_;
   AgentState state_ TERCIO_GUARDED_BY(mutex_);
   std::map<RunKey, Trainers> trainers_ TERCIO_GUARDED_BY(mutex_);
   RankWatch watch_ TERCIO_GUARDED_BY(mutex_);
+  RankFigures figures_ TERCIO_GUARDED_BY(mutex_);
+  Drills drills_ TERCIO_GUARDED_BY(mutex_);
   // Their threads are still to be joined, outside the lock.
   std::vector<Trainers> ended_ TERCIO_GUARDED_BY(mutex_);
   std::list<Preparation> preparations_ TERCIO_GUARDED_BY(mutex_);
-  std::vector<SlowRank> slow_ TERCIO_GUARDED_BY(mutex_);
   uint64_t attachments_ TERCIO_GUARDED_BY(mutex_) = 0;
   bool stopping_ TERCIO_GUARDED_BY(mutex_) = false;
   bool left_ TERCIO_GUARDED_BY(mutex_) = false;
