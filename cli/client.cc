@@ -128,7 +128,7 @@ absl::StatusOr<std::unique_ptr<Client>> Client::ConnectAs(const std::string& add
   return client;
 }
 
-absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const Options& options) {
+absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const GlobalOptions& options) {
   if (options.state_dir.empty()) {
     std::string address = options.coordinator;
     if (address.empty()) address = RememberedCoordinator();

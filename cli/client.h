@@ -9,7 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "cli/child.h"
-#include "cli/options.h"
+#include "cli/global_options.h"
 #include "cli/private_socket.h"
 #include "grpcpp/client_context.h"
 #include "proto/tercio/v1/job_service.grpc.pb.h"
@@ -18,7 +18,7 @@ namespace tercio::cli {
 
 class Client {
  public:
-  static absl::StatusOr<std::unique_ptr<Client>> Connect(const Options& options);
+  static absl::StatusOr<std::unique_ptr<Client>> Connect(const GlobalOptions& options);
   static absl::StatusOr<std::unique_ptr<Client>> ConnectTo(const std::string& address,
                                                            const TlsFiles& tls);
 

@@ -36,11 +36,11 @@ TEST(HoldsNoJobs, WhereNoCoordinatorHasBeen) {
   EXPECT_FALSE(HoldsNoJobs(state));  // a file is no state directory
 }
 
-TEST(Options, TheCoordinatorOfTheEnvironmentIsADefault) {
+TEST(GlobalOptions, TheCoordinatorOfTheEnvironmentIsADefault) {
   setenv("TERCIO_COORDINATOR", "train.example:7077", 1);
-  EXPECT_EQ(Options().coordinator, "train.example:7077");
+  EXPECT_EQ(GlobalOptions().coordinator, "train.example:7077");
   unsetenv("TERCIO_COORDINATOR");
-  EXPECT_EQ(Options().coordinator, "");
+  EXPECT_EQ(GlobalOptions().coordinator, "");
 }
 
 }  // namespace

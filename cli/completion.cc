@@ -111,8 +111,8 @@ void PrintCandidate(const std::string& word, const std::string& description,
 }
 
 // The options for reaching a coordinator among the words so far; the others do not matter here.
-Options ReachOf(const std::vector<std::string>& words) {
-  Options options;
+GlobalOptions ReachOf(const std::vector<std::string>& words) {
+  GlobalOptions options;
   for (size_t i = 0; i + 1 < words.size(); ++i) {
     if (words[i] == "--coordinator") options.coordinator = words[i + 1];
     if (words[i] == "--state-dir") options.state_dir = words[i + 1];

@@ -7,7 +7,7 @@
 
 #include "absl/status/status.h"
 #include "cli/format.h"
-#include "cli/options.h"
+#include "cli/global_options.h"
 
 namespace tercio::cli {
 

@@ -21,7 +21,7 @@ namespace tercio::cli {
 namespace {
 
 // The token from the command line, a file ("-": the standard input) or TERCIO_TOKEN.
-absl::StatusOr<JoinToken> ReadToken(const Options& options) {
+absl::StatusOr<JoinToken> ReadToken(const LoginOptions& options) {
   std::string text = options.token;
   if (text.empty() && options.token_file == "-") {
     text.assign(std::istreambuf_iterator<char>(std::cin), {});
@@ -39,7 +39,7 @@ absl::StatusOr<JoinToken> ReadToken(const Options& options) {
   return ParseJoinToken(text);
 }
 
-absl::Status PrintWho(const Options& options, Client& client) {
+absl::Status PrintWho(const GlobalOptions& options, Client& client) {
   grpc::ClientContext context;
   v1::WhoAmIResponse who;
   TERCIO_RETURN_IF_ERROR(
@@ -69,7 +69,7 @@ absl::Status PrintWho(const Options& options, Client& client) {
   return absl::OkStatus();
 }
 
-absl::Status LogIn(const Options& options) {
+absl::Status LogIn(const LoginOptions& options) {
   if (options.coordinator.empty()) {
     return absl::InvalidArgumentError(
         "--coordinator HOST:PORT is required: the coordinator to log in to");
@@ -84,7 +84,7 @@ absl::Status LogIn(const Options& options) {
   return WriteFileDurably(ConfigDirectory() + "/coordinator", options.coordinator + "\n", 0600);
 }
 
-absl::Status LogInAndSay(const Options& options) {
+absl::Status LogInAndSay(const LoginOptions& options) {
   if (!options.check) TERCIO_RETURN_IF_ERROR(LogIn(options));
   TERCIO_ASSIGN_OR_RETURN(const auto client, Client::Connect(options));
   return PrintWho(options, *client);
@@ -92,7 +92,7 @@ absl::Status LogInAndSay(const Options& options) {
 
 }  // namespace
 
-int Login(const Options& options) {
+int Login(const LoginOptions& options) {
   const absl::Status status = LogInAndSay(options);
   return status.ok() ? kExitOk : Fail(status);
 }

@@ -18,19 +18,19 @@
 namespace tercio::cli {
 namespace {
 
-absl::Status CheckFormat(const Options& options) {
-  if (options.model_format == "hf") return absl::OkStatus();
+absl::Status CheckFormat(const std::string& model_format) {
+  if (model_format == "hf") return absl::OkStatus();
   return absl::InvalidArgumentError(
-      absl::StrCat("--format ", options.model_format, " is not supported by this version; use hf"));
+      absl::StrCat("--format ", model_format, " is not supported by this version; use hf"));
 }
 
-absl::StatusOr<int> Import(const Options& options) {
-  TERCIO_RETURN_IF_ERROR(CheckFormat(options));
+absl::StatusOr<int> Import(const CheckpointImportOptions& options) {
+  TERCIO_RETURN_IF_ERROR(CheckFormat(options.model_format));
   absl::StatusOr<checkpoint::ImportResult> imported;
   {
     ProgressBar bar(options.directory);
     imported = checkpoint::ImportHuggingFace(
-        options.checkpoint, options.directory,
+        options.source, options.directory,
         [&bar](int64_t done, int64_t total) { bar.Show(done, total); });
   }
   TERCIO_ASSIGN_OR_RETURN(const checkpoint::ImportResult result, std::move(imported));
@@ -57,7 +57,7 @@ absl::StatusOr<checkpoint::FloatFormat> DtypeNamed(const std::string& name) {
 }
 
 // The path of the job's checkpoint. It must be on this machine: exports are made where the data is.
-absl::StatusOr<std::string> CheckpointOfJob(const Options& options) {
+absl::StatusOr<std::string> CheckpointOfJob(const CheckpointExportOptions& options) {
   TERCIO_ASSIGN_OR_RETURN(const auto client, Client::Connect(options));
   TERCIO_ASSIGN_OR_RETURN(const auto checkpoints, client->Checkpoints(options.job));
   std::string path;
@@ -82,8 +82,8 @@ absl::StatusOr<std::string> CheckpointOfJob(const Options& options) {
   return path;
 }
 
-absl::StatusOr<int> Export(const Options& options) {
-  TERCIO_RETURN_IF_ERROR(CheckFormat(options));
+absl::StatusOr<int> Export(const CheckpointExportOptions& options) {
+  TERCIO_RETURN_IF_ERROR(CheckFormat(options.model_format));
   checkpoint::ExportOptions how;
   if (!options.max_shard_size.empty()) {
     TERCIO_ASSIGN_OR_RETURN(how.max_shard_bytes, ParseSize(options.max_shard_size));
@@ -121,12 +121,12 @@ absl::StatusOr<int> Export(const Options& options) {
 
 }  // namespace
 
-int CheckpointImport(const Options& options) {
+int CheckpointImport(const CheckpointImportOptions& options) {
   const absl::StatusOr<int> code = Import(options);
   return code.ok() ? *code : Fail(code.status());
 }
 
-int CheckpointExport(const Options& options) {
+int CheckpointExport(const CheckpointExportOptions& options) {
   const absl::StatusOr<int> code = Export(options);
   return code.ok() ? *code : Fail(code.status());
 }

@@ -1,64 +1,267 @@
-// The verbs. Each prints its output and returns the exit code of the program.
+// The verbs, each with the struct of its options. A verb prints its output and returns the exit
+// code of the program.
 #pragma once
 
+#include <cstdint>
 #include <string>
+#include <vector>
 
-#include "cli/options.h"
+#include "cli/global_options.h"
 
 namespace tercio::cli {
 
-// Verbs that talk to a coordinator (job_commands.cc).
-int Submit(const Options& options);
-int Get(const Options& options);
-int List(const Options& options);
-int Watch(const Options& options);
-int Wait(const Options& options);
-int History(const Options& options);
-int Events(const Options& options);
-int Logs(const Options& options);
-int Cancel(const Options& options);
-int Drill(const Options& options);
-int Nodes(const Options& options);
-int NodesDrain(const Options& options);
-int NodesUndrain(const Options& options);
-int NodesRelease(const Options& options);
-int CheckpointList(const Options& options);
-int CheckpointVerify(const Options& options);
-int CheckpointPrune(const Options& options);
-int CheckpointNow(const Options& options);
-int Delete(const Options& options);
+// ---- verbs that talk to a coordinator (job_commands.cc, watch_command.cc, log_command.cc) ----
 
-// Comparisons of jobs (report_commands.cc).
-int Plot(const Options& options);
-int Diff(const Options& options);
-int Report(const Options& options);
+struct SubmitOptions : GlobalOptions {
+  std::string job_file;
+  std::vector<std::string> set;  // KEY=VALUE
+  bool watch = false;
+};
+int Submit(const SubmitOptions& options);
 
-// Hugging Face directories (checkpoint_commands.cc).
-int CheckpointImport(const Options& options);
-int CheckpointExport(const Options& options);
+struct GetOptions : GlobalOptions {
+  std::string job;
+};
+int Get(const GetOptions& options);
 
-// Exchanges a token for a certificate (access_commands.cc).
-int Login(const Options& options);
+struct ListOptions : GlobalOptions {};
+int List(const ListOptions& options);
 
-// Verbs with a private coordinator and agent where needed (run_commands.cc).
-int Run(const Options& options);
-int Resume(const Options& options);
+struct WatchOptions : GlobalOptions {
+  std::string job;
+  bool plain = false;  // one line
+};
+int Watch(const WatchOptions& options);
 
-// Verbs that use a trained model on this machine (model_commands.cc).
-int Generate(const Options& options);
-int Evaluate(const Options& options);
+struct WaitOptions : GlobalOptions {
+  std::string job;
+  double timeout_seconds = -1;  // below 0: none given
+};
+int Wait(const WaitOptions& options);
 
-// Verbs that use this machine alone (local_commands.cc).
-int Plan(const Options& options);
-int Completion(const Options& options);
-int Version(const Options& options);
+struct HistoryOptions : GlobalOptions {
+  std::string job;
+  bool all_attempts = false;
+  bool follow = false;
+};
+int History(const HistoryOptions& options);
+
+struct EventsOptions : GlobalOptions {
+  std::string job;  // empty: all jobs
+  bool follow = false;
+};
+int Events(const EventsOptions& options);
+
+struct LogsOptions : GlobalOptions {
+  std::string job;
+  std::vector<int> ranks;  // empty: all ranks
+  std::string since;
+  std::string level;  // empty: all lines
+  int attempt = 0;    // 0: all attempts
+  int tail = 0;       // 0: all lines
+  bool follow = false;
+};
+int Logs(const LogsOptions& options);
+
+struct CancelOptions : GlobalOptions {
+  std::string job;
+  bool no_save = false;
+};
+int Cancel(const CancelOptions& options);
+
+struct DrillOptions : GlobalOptions {
+  std::string job;
+  std::string fault;
+  int rank = -1;  // below 0: none given
+  double seconds = 0;
+  double timeout_seconds = -1;  // below 0: none given
+};
+int Drill(const DrillOptions& options);
+
+struct NodesOptions : GlobalOptions {};
+int Nodes(const NodesOptions& options);
+
+struct NodeOptions : GlobalOptions {
+  std::string node;
+};
+int NodesDrain(const NodeOptions& options);
+int NodesUndrain(const NodeOptions& options);
+int NodesRelease(const NodeOptions& options);
+
+// ---- the stored data of a job (stored_checkpoints.cc) ----
+
+struct CheckpointListOptions : GlobalOptions {
+  std::string job;
+};
+int CheckpointList(const CheckpointListOptions& options);
+
+struct CheckpointVerifyOptions : GlobalOptions {
+  std::string job;
+  int64_t step = 0;  // 0: all checkpoints
+};
+int CheckpointVerify(const CheckpointVerifyOptions& options);
+
+struct CheckpointPruneOptions : GlobalOptions {
+  std::string job;
+  int keep_last = 0;  // 0: the job's
+  bool dry_run = false;
+};
+int CheckpointPrune(const CheckpointPruneOptions& options);
+
+struct CheckpointNowOptions : GlobalOptions {
+  std::string job;
+  double timeout_seconds = -1;  // below 0: none given
+};
+int CheckpointNow(const CheckpointNowOptions& options);
+
+struct DeleteOptions : GlobalOptions {
+  std::string job;
+  bool checkpoints = false;
+};
+int Delete(const DeleteOptions& options);
+
+// ---- comparisons of jobs (report_commands.cc) ----
+
+struct PlotOptions : GlobalOptions {
+  std::vector<std::string> jobs;
+  std::string file;  // "-": standard output
+  std::vector<std::string> metrics;
+  std::string x = "step";
+  int smooth = 1;
+  bool logarithmic = false;
+};
+int Plot(const PlotOptions& options);
+
+struct DiffOptions : GlobalOptions {
+  std::vector<std::string> jobs;
+};
+int Diff(const DiffOptions& options);
+
+struct ReportOptions : GlobalOptions {
+  std::vector<std::string> jobs;
+  std::string file;  // "-": standard output
+};
+int Report(const ReportOptions& options);
+
+// ---- Hugging Face directories (checkpoint_commands.cc) ----
+
+struct CheckpointImportOptions : GlobalOptions {
+  std::string source;     // Hugging Face directory
+  std::string directory;  // to create
+  std::string model_format;
+};
+int CheckpointImport(const CheckpointImportOptions& options);
+
+struct CheckpointExportOptions : GlobalOptions {
+  std::string job;        // or a checkpoint directory
+  int64_t step = 0;       // 0: the newest checkpoint
+  std::string directory;  // to create
+  std::string model_format;
+  std::string max_shard_size;
+  std::string dtype;  // of the weights
+};
+int CheckpointExport(const CheckpointExportOptions& options);
+
+// ---- exchanges a token for a certificate (access_commands.cc) ----
+
+struct LoginOptions : GlobalOptions {
+  std::string token_file;
+  std::string token;
+  std::string enroll;  // HOST:PORT
+  bool check = false;
+};
+int Login(const LoginOptions& options);
+
+// ---- verbs with a private coordinator and agent where needed (run_commands.cc) ----
+
+struct RunOptions : GlobalOptions {
+  std::string job_file;
+  std::vector<std::string> set;  // KEY=VALUE
+  int ranks = 0;                 // 0: the job's
+  std::string trace;             // file; empty: none
+  int64_t trace_step = 5;
+};
+int Run(const RunOptions& options);
+
+struct ResumeOptions : GlobalOptions {
+  std::string job;               // empty: the newest unfinished one
+  std::vector<std::string> set;  // KEY=VALUE
+  bool accept_data_change = false;
+  bool accept_change = false;
+  int64_t from_step = -1;  // below 0: none given
+};
+int Resume(const ResumeOptions& options);
+
+// ---- verbs that use a trained model on this machine (model_commands.cc) ----
+
+struct ModelOptions : GlobalOptions {
+  std::string checkpoint;
+  int64_t context = 0;    // 0: the model's
+  std::string tokenizer;  // empty: the model's
+};
+
+struct GenerateOptions : ModelOptions {
+  std::string prompt;
+  std::vector<int32_t> prompt_ids;
+  int64_t tokens = 100;
+  double temperature = 0.8;
+  int64_t top_k = 0;
+  double top_p = 1;
+  uint64_t seed = 1337;
+};
+int Generate(const GenerateOptions& options);
+
+struct EvaluateOptions : ModelOptions {
+  std::string data;
+  std::string metric = "perplexity";
+  int64_t stride = 0;  // 0: the context
+};
+int Evaluate(const EvaluateOptions& options);
+
+// ---- verbs that use this machine alone (local_commands.cc, doctor.cc) ----
+
+struct PlanOptions : GlobalOptions {
+  std::string job_file;
+  std::vector<std::string> set;  // KEY=VALUE
+  int ranks = 0;                 // 0: the job's
+  std::string cluster;
+  bool effective = false;
+};
+int Plan(const PlanOptions& options);
+
+struct CompletionOptions : GlobalOptions {
+  std::string shell;
+};
+int Completion(const CompletionOptions& options);
+
+struct VersionOptions : GlobalOptions {};
+int Version(const VersionOptions& options);
 std::string VersionLine();  // "tercio 0.1.0 commit 1a2b3c4d..."
 
-// Checks whether this machine can train (doctor.cc).
-int Doctor(const Options& options);
+// Checks whether this machine can train.
+struct DoctorOptions : GlobalOptions {
+  std::string directory;  // whose disk is tested; empty: the default state directory
+};
+int Doctor(const DoctorOptions& options);
 
-// Data sets (data_commands.cc).
-int DataTokenize(const Options& options);
-int DataInspect(const Options& options);
+// ---- data sets (data_commands.cc) ----
+
+struct DataTokenizeOptions : GlobalOptions {
+  std::string input;
+  std::string tokenizer;
+  std::string prefix;
+  int threads = 0;  // 0: cores
+  std::string text_key = "text";
+  bool skip_bad_lines = false;
+  bool append_eod = false;
+  bool split_sentences = false;
+};
+int DataTokenize(const DataTokenizeOptions& options);
+
+struct DataInspectOptions : GlobalOptions {
+  std::string prefix;
+  std::string text_key = "text";
+};
+int DataInspect(const DataInspectOptions& options);
 
 }  // namespace tercio::cli

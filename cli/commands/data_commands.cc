@@ -45,7 +45,7 @@ absl::StatusOr<std::vector<std::string>> InputFiles(const std::string& input) {
       files.paths.front(), ": already holds tokens; --input takes text or .jsonl files"));
 }
 
-absl::StatusOr<data::TokenizeReport> Tokenize(const Options& options) {
+absl::StatusOr<data::TokenizeReport> Tokenize(const DataTokenizeOptions& options) {
   data::TokenizeOptions tokenize;
   tokenize.text.text_key = options.text_key;
   tokenize.text.skip_bad_lines = options.skip_bad_lines;
@@ -82,7 +82,7 @@ std::string OrUnknown(const std::optional<T>& value) {
 
 }  // namespace
 
-int DataTokenize(const Options& options) {
+int DataTokenize(const DataTokenizeOptions& options) {
   const absl::StatusOr<data::TokenizeReport> report = Tokenize(options);
   if (absl::IsCancelled(report.status())) {
     std::fprintf(stderr, "%s: interrupted; run the same command again to resume\n",
@@ -99,7 +99,7 @@ int DataTokenize(const Options& options) {
   return kExitOk;
 }
 
-int DataInspect(const Options& options) {
+int DataInspect(const DataInspectOptions& options) {
   const auto summary = data::InspectDataset(options.prefix, options.text_key);
   if (!summary.ok()) return Fail(summary.status());
   if (summary->bad_lines > 0) {

@@ -85,7 +85,7 @@ Finding CheckMemoryPlan() {
   return MemoryPlanFinding("memory plan", report);
 }
 
-Finding CheckCoordinator(const Options& options) {
+Finding CheckCoordinator(const GlobalOptions& options) {
   const auto client = Client::Connect(options);
   absl::Status status = client.status();
   if (client.ok()) {
@@ -154,7 +154,7 @@ GpuEvidence LookAtGpus() {
   return evidence;
 }
 
-int Doctor(const Options& options) {
+int Doctor(const DoctorOptions& options) {
   std::vector<Finding> findings =
       MachineFindings(options.directory.empty() ? DefaultStateDir() : options.directory);
   findings.push_back(CheckMemoryPlan());

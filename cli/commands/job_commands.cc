@@ -59,11 +59,11 @@ void PrintJobs(const v1::ListResponse& list, Output format) {
 }
 
 // Follows the job to its end, and prints its last status in the formats for programs.
-absl::StatusOr<v1::JobStatus> Follow(Client& client, const std::string& job, const Options& options,
+absl::StatusOr<v1::JobStatus> Follow(Client& client, const std::string& job, Output format,
                                      FollowOptions follow) {
-  follow.ranks = options.format() != Output::kTable;
+  follow.ranks = format != Output::kTable;
   TERCIO_ASSIGN_OR_RETURN(const v1::JobStatus status, FollowJob(client, job, follow));
-  if (options.format() != Output::kTable) PrintJson(JobToJson(status), options.format());
+  if (format != Output::kTable) PrintJson(JobToJson(status), format);
   return status;
 }
 
@@ -92,7 +92,7 @@ absl::StatusOr<int> ReadStream(Client& client, grpc::ClientContext& context, Rea
 
 }  // namespace
 
-int Submit(const Options& options) {
+int Submit(const SubmitOptions& options) {
   const auto spec = config::ParseJobFile(options.job_file, options.set);
   if (!spec.ok()) return Fail(spec.status());
   PrintNotices(config::KeysWithoutEffect(*spec));
@@ -113,12 +113,12 @@ int Submit(const Options& options) {
       return kExitOk;
     }
     const LastWords words(StillRunsNotice(id));
-    TERCIO_ASSIGN_OR_RETURN(const v1::JobStatus job, Follow(client, id, options, {}));
+    TERCIO_ASSIGN_OR_RETURN(const v1::JobStatus job, Follow(client, id, options.format(), {}));
     return ExitCodeOfState(job.state());
   });
 }
 
-int Get(const Options& options) {
+int Get(const GetOptions& options) {
   return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
     TERCIO_ASSIGN_OR_RETURN(const v1::JobStatus job,
                             client.Get(options.job, Client::Ranks::kInclude));
@@ -156,7 +156,7 @@ int Get(const Options& options) {
   });
 }
 
-int List(const Options& options) {
+int List(const ListOptions& options) {
   if (!options.state_dir.empty() && HoldsNoJobs(options.state_dir)) {
     PrintJobs({}, options.format());
     return kExitOk;
@@ -170,7 +170,7 @@ int List(const Options& options) {
   });
 }
 
-int Wait(const Options& options) {
+int Wait(const WaitOptions& options) {
   const absl::Time begun = SteadyNow();  // the time before the wait counts, too
   const LastWords words(StillRunsNotice(options.job));
   return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
@@ -183,7 +183,8 @@ int Wait(const Options& options) {
       TERCIO_ASSIGN_OR_RETURN(const v1::JobStatus now, client.Get(options.job));
       if (!IsTerminal(now.state())) return NotInTime(options.job);
     }
-    TERCIO_ASSIGN_OR_RETURN(const v1::JobStatus job, Follow(client, options.job, options, follow));
+    TERCIO_ASSIGN_OR_RETURN(const v1::JobStatus job,
+                            Follow(client, options.job, options.format(), follow));
     if (job.state() != v1::JOB_STATE_SUCCEEDED && options.format() == Output::kTable) {
       std::cerr << "job " << job.id() << " " << StateName(job.state()) << ": "
                 << ForTerminal(job.error()) << std::endl;
@@ -192,7 +193,7 @@ int Wait(const Options& options) {
   });
 }
 
-int History(const Options& options) {
+int History(const HistoryOptions& options) {
   std::optional<LastWords> words;
   if (options.follow) words.emplace(StillRunsNotice(options.job));
   return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
@@ -220,7 +221,7 @@ int History(const Options& options) {
   });
 }
 
-int Events(const Options& options) {
+int Events(const EventsOptions& options) {
   std::optional<LastWords> words;
   if (options.follow && !options.job.empty()) words.emplace(StillRunsNotice(options.job));
   return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
@@ -238,7 +239,7 @@ int Events(const Options& options) {
   });
 }
 
-int Cancel(const Options& options) {
+int Cancel(const CancelOptions& options) {
   return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
     grpc::ClientContext context;
     v1::CancelRequest request;
@@ -250,14 +251,14 @@ int Cancel(const Options& options) {
   });
 }
 
-int Drill(const Options& options) {
+int Drill(const DrillOptions& options) {
   return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
     grpc::ClientContext context;
     v1::DrillRequest request;
     request.set_job(options.job);
     request.set_fault(options.fault);
     request.set_rank(std::max(0, options.rank));
-    request.set_seconds(options.fault_seconds);
+    request.set_seconds(options.seconds);
     request.set_timeout_seconds(std::max(0.0, options.timeout_seconds));
     v1::DrillResponse response;
     TERCIO_RETURN_IF_ERROR(CallStatus(client.stub().Drill(&context, request, &response), client));
@@ -297,7 +298,7 @@ std::string ReasonOf(const v1::Node& node) {
 
 }  // namespace
 
-int Nodes(const Options& options) {
+int Nodes(const NodesOptions& options) {
   return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
     grpc::ClientContext context;
     v1::NodesResponse response;
@@ -323,7 +324,7 @@ int Nodes(const Options& options) {
 
 namespace {
 
-int ChangeNode(const Options& options, v1::ChangeNodeRequest::Change change) {
+int ChangeNode(const NodeOptions& options, v1::ChangeNodeRequest::Change change) {
   return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
     grpc::ClientContext context;
     v1::ChangeNodeRequest request;
@@ -338,15 +339,15 @@ int ChangeNode(const Options& options, v1::ChangeNodeRequest::Change change) {
 
 }  // namespace
 
-int NodesDrain(const Options& options) {
+int NodesDrain(const NodeOptions& options) {
   return ChangeNode(options, v1::ChangeNodeRequest::CHANGE_DRAIN);
 }
 
-int NodesUndrain(const Options& options) {
+int NodesUndrain(const NodeOptions& options) {
   return ChangeNode(options, v1::ChangeNodeRequest::CHANGE_UNDRAIN);
 }
 
-int NodesRelease(const Options& options) {
+int NodesRelease(const NodeOptions& options) {
   return ChangeNode(options, v1::ChangeNodeRequest::CHANGE_RELEASE);
 }
 

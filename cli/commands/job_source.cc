@@ -160,10 +160,12 @@ absl::StatusOr<std::vector<v1::StepRecord>> ParseHistory(const std::string& text
   return counting;
 }
 
-absl::StatusOr<std::vector<report::JobData>> GatherJobs(const Options& options, GatheredData data) {
+absl::StatusOr<std::vector<report::JobData>> GatherJobs(const GlobalOptions& options,
+                                                        const std::vector<std::string>& names,
+                                                        GatheredData data) {
   std::unique_ptr<Client> client;
   std::vector<report::JobData> jobs;
-  for (const std::string& name : options.jobs) {
+  for (const std::string& name : names) {
     if (absl::EndsWith(name, ".jsonl")) {
       if (data == GatheredData::kAll) {
         return absl::InvalidArgumentError(

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "cli/options.h"
+#include "cli/global_options.h"
 #include "cli/report/job_data.h"
 
 namespace tercio::cli {
@@ -14,11 +14,13 @@ namespace tercio::cli {
 // What is read of a job.
 enum class GatheredData { kSteps, kAll };
 
-// Reads each job from a coordinator, or from a file if its name ends with .jsonl.
+// Reads each job from the coordinator of `options`, or from a file if its name ends with .jsonl.
 // `GatheredData::kAll` adds events, checkpoints, nodes and per-rank figures, which only a
 // coordinator has (INVALID_ARGUMENT for files). Returns the jobs, labelled, in the order of their
 // names.
-absl::StatusOr<std::vector<report::JobData>> GatherJobs(const Options& options, GatheredData data);
+absl::StatusOr<std::vector<report::JobData>> GatherJobs(const GlobalOptions& options,
+                                                        const std::vector<std::string>& names,
+                                                        GatheredData data);
 
 // The steps in the text of a file of `tercio history -o jsonl`. Errors have the form NAME:LINE:
 // what is wrong.

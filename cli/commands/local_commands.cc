@@ -58,7 +58,7 @@ void FillVocabulary(v1::JobSpec* spec) {
                plan::kUnknownVocabulary, std::string(vocabulary.status().message()).c_str());
 }
 
-absl::StatusOr<int> PlanJob(const Options& options) {
+absl::StatusOr<int> PlanJob(const PlanOptions& options) {
   if (!options.cluster.empty()) {
     return absl::InvalidArgumentError("--cluster is not supported by this version");
   }
@@ -98,16 +98,16 @@ int CodeOf(const absl::StatusOr<int>& code) { return code.ok() ? *code : Fail(co
 
 }  // namespace
 
-int Plan(const Options& options) { return CodeOf(PlanJob(options)); }
+int Plan(const PlanOptions& options) { return CodeOf(PlanJob(options)); }
 
-int Completion(const Options& options) {
+int Completion(const CompletionOptions& options) {
   std::cout << CompletionScript(options.shell);
   return kExitOk;
 }
 
 std::string VersionLine() { return absl::StrCat("tercio ", kVersion, " commit ", kCommit); }
 
-int Version(const Options& options) {
+int Version(const VersionOptions& options) {
   if (options.format() != Output::kTable) {
     PrintJson({{"version", kVersion}, {"commit", kCommit}}, options.format());
   } else {

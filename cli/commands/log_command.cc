@@ -19,13 +19,13 @@ namespace {
 constexpr absl::Duration kLogRetryInterval = absl::Milliseconds(250);
 constexpr int kMostRetries = 60;
 
-absl::StatusOr<v1::LogsRequest> RequestOf(const Options& options) {
+absl::StatusOr<v1::LogsRequest> RequestOf(const LogsOptions& options) {
   v1::LogsRequest request;
   request.set_job(options.job);
   request.set_follow(options.follow);
   request.set_tail(options.tail);
-  for (const int rank : options.log_ranks) request.add_ranks(rank);
-  request.set_level(options.log_level);
+  for (const int rank : options.ranks) request.add_ranks(rank);
+  request.set_level(options.level);
   if (options.attempt > 0) request.set_attempt(options.attempt);
   if (options.since.empty()) return request;
   TERCIO_ASSIGN_OR_RETURN(const absl::Time since, SinceTime(options.since, absl::Now()));
@@ -38,7 +38,7 @@ absl::StatusOr<v1::LogsRequest> RequestOf(const Options& options) {
 }  // namespace
 
 // A followed stream continues where it was when the coordinator comes back.
-int Logs(const Options& options) {
+int Logs(const LogsOptions& options) {
   absl::StatusOr<v1::LogsRequest> request = RequestOf(options);
   if (!request.ok()) return Fail(request.status());
   std::optional<LastWords> words;

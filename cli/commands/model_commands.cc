@@ -34,7 +34,7 @@ namespace tercio::cli {
 namespace {
 
 // The tokenizer that the command line names; none: the model's own.
-absl::StatusOr<std::optional<tokenizer::Tokenizer>> NamedTokenizer(const Options& options) {
+absl::StatusOr<std::optional<tokenizer::Tokenizer>> NamedTokenizer(const ModelOptions& options) {
   if (options.tokenizer.empty()) return std::nullopt;
   if (options.tokenizer == "chars") {
     return absl::InvalidArgumentError(
@@ -47,14 +47,14 @@ absl::StatusOr<std::optional<tokenizer::Tokenizer>> NamedTokenizer(const Options
                       absl::StrCat("--tokenizer: ", std::string(tokenizer.status().message())));
 }
 
-absl::StatusOr<std::unique_ptr<inference::LanguageModel>> LoadModel(const Options& options) {
+absl::StatusOr<std::unique_ptr<inference::LanguageModel>> LoadModel(const ModelOptions& options) {
   TERCIO_ASSIGN_OR_RETURN(const std::string directory, FindCheckpoint(options.checkpoint, 0));
   TERCIO_ASSIGN_OR_RETURN(std::optional<tokenizer::Tokenizer> tokenizer, NamedTokenizer(options));
   return inference::LanguageModel::Load(directory, MachineCores(), options.context,
                                         std::move(tokenizer));
 }
 
-absl::StatusOr<std::vector<int32_t>> PromptOf(const Options& options,
+absl::StatusOr<std::vector<int32_t>> PromptOf(const GenerateOptions& options,
                                               const inference::LanguageModel& model) {
   if (!options.prompt_ids.empty()) return options.prompt_ids;
   if (model.tokenizer() == nullptr) {
@@ -112,7 +112,7 @@ class TextStream {
   size_t shown_;
 };
 
-absl::Status PrintGenerated(const Options& options, const std::vector<int32_t>& prompt,
+absl::Status PrintGenerated(const GenerateOptions& options, const std::vector<int32_t>& prompt,
                             const std::vector<int32_t>& ids,
                             const tokenizer::Tokenizer* tokenizer) {
   std::optional<std::string> text;
@@ -128,7 +128,7 @@ absl::Status PrintGenerated(const Options& options, const std::vector<int32_t>& 
   return absl::OkStatus();
 }
 
-absl::StatusOr<int> GenerateText(const Options& options) {
+absl::StatusOr<int> GenerateText(const GenerateOptions& options) {
   if (options.prompt.empty() && options.prompt_ids.empty()) {
     return absl::InvalidArgumentError("no prompt; give --prompt TEXT or --prompt-ids 1,2");
   }
@@ -204,7 +204,8 @@ absl::StatusOr<data::TokenDataset> OpenEvaluationData(const std::string& path,
                             static_cast<int64_t>(owner->size()));
 }
 
-void PrintMetric(const Options& options, double value, double loss, int64_t tokens, Json more) {
+void PrintMetric(const EvaluateOptions& options, double value, double loss, int64_t tokens,
+                 Json more) {
   if (options.format() == Output::kTable) {
     std::cout << options.metric << " " << value << " (loss " << loss << ", " << tokens
               << " tokens)\n";
@@ -222,7 +223,7 @@ auto WithBar(const char* unit, const Body& evaluate) {
   return evaluate([&bar](int64_t done, int64_t total) { bar.Show(done, total); });
 }
 
-absl::StatusOr<int> EvaluateText(const Options& options) {
+absl::StatusOr<int> EvaluateText(const EvaluateOptions& options) {
   TERCIO_ASSIGN_OR_RETURN(const auto model, LoadModel(options));
   if (options.stride > model->context()) {
     return absl::InvalidArgumentError(
@@ -241,7 +242,7 @@ absl::StatusOr<int> EvaluateText(const Options& options) {
   return kExitOk;
 }
 
-absl::StatusOr<int> EvaluateLastWord(const Options& options) {
+absl::StatusOr<int> EvaluateLastWord(const EvaluateOptions& options) {
   TERCIO_ASSIGN_OR_RETURN(const auto model, LoadModel(options));
   const auto evaluated =
       WithBar("passages", [&](const inference::LanguageModel::Progress& progress) {
@@ -282,7 +283,7 @@ void PrintReport(const inference::ClassificationReport& report, const v1::ModelS
             << absl::StrFormat("accuracy %.4f, loss %.4f\n", report.accuracy, report.loss);
 }
 
-absl::StatusOr<int> EvaluateLabels(const Options& options) {
+absl::StatusOr<int> EvaluateLabels(const EvaluateOptions& options) {
   TERCIO_ASSIGN_OR_RETURN(const std::string directory, FindCheckpoint(options.checkpoint, 0));
   TERCIO_ASSIGN_OR_RETURN(std::optional<tokenizer::Tokenizer> tokenizer, NamedTokenizer(options));
   TERCIO_ASSIGN_OR_RETURN(const auto model,
@@ -316,7 +317,7 @@ absl::StatusOr<int> EvaluateLabels(const Options& options) {
   return kExitOk;
 }
 
-absl::StatusOr<int> EvaluateModel(const Options& options) {
+absl::StatusOr<int> EvaluateModel(const EvaluateOptions& options) {
   const std::string& metric = options.metric;
   const bool text = metric == "perplexity" || metric == "loss";
   if (options.stride > 0 && !text) {
@@ -338,8 +339,8 @@ int CodeOrFailure(const absl::StatusOr<int>& code) {
 
 }  // namespace
 
-int Generate(const Options& options) { return CodeOrFailure(GenerateText(options)); }
+int Generate(const GenerateOptions& options) { return CodeOrFailure(GenerateText(options)); }
 
-int Evaluate(const Options& options) { return CodeOrFailure(EvaluateModel(options)); }
+int Evaluate(const EvaluateOptions& options) { return CodeOrFailure(EvaluateModel(options)); }
 
 }  // namespace tercio::cli

@@ -23,30 +23,30 @@ namespace tercio::cli {
 namespace {
 
 // Writes to standard output, or to a file that appears complete in one rename.
-absl::Status Write(const Options& options, const std::vector<report::JobData>& jobs,
+absl::Status Write(const std::string& file, Output format, const std::vector<report::JobData>& jobs,
                    const std::string& text) {
-  if (options.file == "-") {
+  if (file == "-") {
     std::cout << text;
     return absl::OkStatus();
   }
   // The file is replaced by a rename, which must not happen to /dev/null or to the target of a
   // link.
   std::error_code unknown;
-  const auto there = std::filesystem::symlink_status(options.file, unknown);
+  const auto there = std::filesystem::symlink_status(file, unknown);
   if (std::filesystem::exists(there) && !std::filesystem::is_regular_file(there)) {
     return absl::FailedPreconditionError(
-        absl::StrCat("--output ", options.file, ": not a regular file; use - for standard output"));
+        absl::StrCat("--output ", file, ": not a regular file; use - for standard output"));
   }
-  TERCIO_RETURN_IF_ERROR(AsConflict(WriteFileDurably(options.file, text)));
-  if (options.format() == Output::kTable) return absl::OkStatus();
+  TERCIO_RETURN_IF_ERROR(AsConflict(WriteFileDurably(file, text)));
+  if (format == Output::kTable) return absl::OkStatus();
   Json ids = Json::array();
   for (const report::JobData& job : jobs)
     ids.push_back(job.from_file ? job.label : job.status.id());
-  PrintJson({{"path", options.file}, {"jobs", ids}, {"bytes", text.size()}}, options.format());
+  PrintJson({{"path", file}, {"jobs", ids}, {"bytes", text.size()}}, format);
   return absl::OkStatus();
 }
 
-absl::Status MakePlot(const Options& options) {
+absl::Status MakePlot(const PlotOptions& options) {
   report::CurveOptions curves;
   if (!options.metrics.empty()) curves.metrics = options.metrics;
   curves.x = options.x;
@@ -54,23 +54,23 @@ absl::Status MakePlot(const Options& options) {
   curves.logarithmic = options.logarithmic;
   TERCIO_RETURN_IF_ERROR(
       report::CurvesOf({}, curves).status());  // checks the options before any data is fetched
-  TERCIO_ASSIGN_OR_RETURN(const auto jobs, GatherJobs(options, GatheredData::kSteps));
+  TERCIO_ASSIGN_OR_RETURN(const auto jobs, GatherJobs(options, options.jobs, GatheredData::kSteps));
   TERCIO_ASSIGN_OR_RETURN(const plot::Figure figure, report::CurvesOf(jobs, curves));
-  return Write(options, jobs, plot::Draw(figure, plot::SvgPlace::kOwnFile));
+  return Write(options.file, options.format(), jobs, plot::Draw(figure, plot::SvgPlace::kOwnFile));
 }
 
-absl::Status MakeReport(const Options& options) {
-  TERCIO_ASSIGN_OR_RETURN(const auto jobs, GatherJobs(options, GatheredData::kAll));
+absl::Status MakeReport(const ReportOptions& options) {
+  TERCIO_ASSIGN_OR_RETURN(const auto jobs, GatherJobs(options, options.jobs, GatheredData::kAll));
   const double now = absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch());
-  return Write(options, jobs, report::ReportPage(jobs, kVersion, now));
+  return Write(options.file, options.format(), jobs, report::ReportPage(jobs, kVersion, now));
 }
 
-absl::Status ShowDiff(const Options& options) {
+absl::Status ShowDiff(const DiffOptions& options) {
   if (options.jobs.size() != 2) {
     return absl::InvalidArgumentError(
         absl::StrCat("diff compares two jobs, not ", options.jobs.size()));
   }
-  TERCIO_ASSIGN_OR_RETURN(const auto jobs, GatherJobs(options, GatheredData::kAll));
+  TERCIO_ASSIGN_OR_RETURN(const auto jobs, GatherJobs(options, options.jobs, GatheredData::kAll));
   if (options.format() != Output::kTable) {
     PrintJson(report::DiffToJson(jobs[0], jobs[1]), options.format());
   } else {
@@ -83,10 +83,10 @@ int Finish(const absl::Status& status) { return status.ok() ? kExitOk : Fail(sta
 
 }  // namespace
 
-int Plot(const Options& options) { return Finish(MakePlot(options)); }
+int Plot(const PlotOptions& options) { return Finish(MakePlot(options)); }
 
-int Diff(const Options& options) { return Finish(ShowDiff(options)); }
+int Diff(const DiffOptions& options) { return Finish(ShowDiff(options)); }
 
-int Report(const Options& options) { return Finish(MakeReport(options)); }
+int Report(const ReportOptions& options) { return Finish(MakeReport(options)); }
 
 }  // namespace tercio::cli

@@ -108,9 +108,9 @@ class JobKeeper {
   std::thread thread_;
 };
 
-// Follows the job to its end and prints the outcome.
+// Follows the job to its end and prints the outcome. `trace`: file for a trace; empty: none.
 absl::StatusOr<int> FollowPrivately(PrivatePair& pair, Client& client, const std::string& job,
-                                    const Options& options) {
+                                    const GlobalOptions& options, const std::string& trace) {
   FollowOptions follow;
   follow.ranks = options.format() != Output::kTable;
   const JobKeeper keeper(pair, client, job);
@@ -131,8 +131,8 @@ absl::StatusOr<int> FollowPrivately(PrivatePair& pair, Client& client, const std
   if (!status.error().empty()) {
     std::fprintf(stderr, "error: %s\n", ForTerminal(status.error()).c_str());
   }
-  if (!options.trace.empty()) {
-    const absl::Status traced = WriteTrace(client, status, options.trace);
+  if (!trace.empty()) {
+    const absl::Status traced = WriteTrace(client, status, trace);
     if (!traced.ok()) std::fprintf(stderr, "error: %s\n", std::string(traced.message()).c_str());
   }
   if (status.state() != v1::JOB_STATE_SUCCEEDED) {
@@ -180,7 +180,7 @@ absl::Status ChooseDevice(v1::JobSpec* spec) {
       "device: cpu, or submit the job to a cluster that has GPUs");
 }
 
-absl::StatusOr<int> RunJob(const v1::JobSpec& spec, const Options& options) {
+absl::StatusOr<int> RunJob(const v1::JobSpec& spec, const RunOptions& options) {
   const int ranks = plan::RanksOfJob(spec);
   // An unwritable directory is a conflict (7), not a fault of the job.
   TERCIO_RETURN_IF_ERROR(AsConflict(MakeDirectories(options.state_dir)));
@@ -195,7 +195,7 @@ absl::StatusOr<int> RunJob(const v1::JobSpec& spec, const Options& options) {
   TERCIO_ASSIGN_OR_RETURN(const auto client, Client::ConnectTo(pair->coordinator(), {}));
   TERCIO_ASSIGN_OR_RETURN(const std::string id, client->Submit(spec));
   std::fprintf(stderr, "job %s in %s\n", id.c_str(), options.state_dir.c_str());
-  return FollowPrivately(*pair, *client, id, options);
+  return FollowPrivately(*pair, *client, id, options, options.trace);
 }
 
 // The job to resume, by id or name, or the newest unfinished one.
@@ -213,7 +213,7 @@ absl::StatusOr<v1::JobStatus> FindJob(Client& client, const std::string& job) {
   return absl::NotFoundError("there is no unfinished job to resume");
 }
 
-absl::StatusOr<std::string> SendResume(Client& client, const Options& options,
+absl::StatusOr<std::string> SendResume(Client& client, const ResumeOptions& options,
                                        const v1::JobStatus& job) {
   grpc::ClientContext context;
   v1::ResumeRequest request;
@@ -229,7 +229,7 @@ absl::StatusOr<std::string> SendResume(Client& client, const Options& options,
   return status.id();
 }
 
-absl::StatusOr<int> ResumeJob(const Options& options) {
+absl::StatusOr<int> ResumeJob(const ResumeOptions& options) {
   // Asks a running coordinator and follows the job; an interrupt does not affect the job.
   const bool live = options.state_dir.empty() || LiveAddress(options.state_dir).ok();
   if (live) {
@@ -256,15 +256,16 @@ absl::StatusOr<int> ResumeJob(const Options& options) {
   TERCIO_ASSIGN_OR_RETURN(const auto client, Client::ConnectTo(pair->coordinator(), {}));
   TERCIO_ASSIGN_OR_RETURN(const v1::JobStatus job, FindJob(*client, options.job));
   // A job whose coordinator was killed has not ended: it continues by itself.
-  if (!IsTerminal(job.state())) return FollowPrivately(*pair, *client, job.id(), options);
+  if (!IsTerminal(job.state()))
+    return FollowPrivately(*pair, *client, job.id(), options, /*trace=*/"");
   TERCIO_ASSIGN_OR_RETURN(const std::string id, SendResume(*client, options, job));
-  return FollowPrivately(*pair, *client, id, options);
+  return FollowPrivately(*pair, *client, id, options, /*trace=*/"");
 }
 
 }  // namespace
 
-int Run(const Options& given) {
-  Options options = given;
+int Run(const RunOptions& given) {
+  RunOptions options = given;
   if (options.state_dir.empty()) options.state_dir = DefaultStateDir();
   std::vector<std::string> changes = options.set;
   if (!options.trace.empty()) {
@@ -279,7 +280,7 @@ int Run(const Options& given) {
   return code.ok() ? *code : Fail(code.status());
 }
 
-int Resume(const Options& options) {
+int Resume(const ResumeOptions& options) {
   const absl::StatusOr<int> code = ResumeJob(options);
   return code.ok() ? *code : Fail(code.status());
 }

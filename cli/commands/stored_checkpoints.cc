@@ -25,7 +25,7 @@ Json ToJson(const Checkpoints& checkpoints) {
 
 }  // namespace
 
-int CheckpointList(const Options& options) {
+int CheckpointList(const CheckpointListOptions& options) {
   return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
     TERCIO_ASSIGN_OR_RETURN(const auto checkpoints, client.Checkpoints(options.job));
     if (options.format() != Output::kTable) {
@@ -49,7 +49,8 @@ int CheckpointList(const Options& options) {
 namespace {
 
 // Verifies one checkpoint at a time, to show the progress.
-absl::StatusOr<std::vector<v1::CheckpointFinding>> Verify(Client& client, const Options& options) {
+absl::StatusOr<std::vector<v1::CheckpointFinding>> Verify(Client& client,
+                                                          const CheckpointVerifyOptions& options) {
   TERCIO_ASSIGN_OR_RETURN(const auto all, client.Checkpoints(options.job));
   std::vector<v1::CheckpointInfo> checkpoints;
   int64_t total = 0;
@@ -82,7 +83,7 @@ absl::StatusOr<std::vector<v1::CheckpointFinding>> Verify(Client& client, const 
 
 }  // namespace
 
-int CheckpointVerify(const Options& options) {
+int CheckpointVerify(const CheckpointVerifyOptions& options) {
   return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
     TERCIO_ASSIGN_OR_RETURN(const std::vector<v1::CheckpointFinding> all, Verify(client, options));
     Json findings = Json::array();
@@ -103,7 +104,7 @@ int CheckpointVerify(const Options& options) {
   });
 }
 
-int CheckpointNow(const Options& options) {
+int CheckpointNow(const CheckpointNowOptions& options) {
   return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
     grpc::ClientContext context;
     v1::SaveCheckpointRequest request;
@@ -122,12 +123,12 @@ int CheckpointNow(const Options& options) {
   });
 }
 
-int Delete(const Options& options) {
+int Delete(const DeleteOptions& options) {
   return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
     grpc::ClientContext context;
     v1::DeleteRequest request;
     request.set_job(options.job);
-    request.set_checkpoints(options.with_checkpoints);
+    request.set_checkpoints(options.checkpoints);
     v1::DeleteResponse response;
     TERCIO_RETURN_IF_ERROR(CallStatus(client.stub().Delete(&context, request, &response), client));
     if (options.format() != Output::kTable) {
@@ -137,7 +138,7 @@ int Delete(const Options& options) {
                 options.format());
     } else {
       std::cout << "deleted " << response.job_id();
-      if (options.with_checkpoints) {
+      if (options.checkpoints) {
         std::cout << " and " << response.checkpoints() << " checkpoints, "
                   << SizeText(response.checkpoint_bytes());
       }
@@ -147,7 +148,7 @@ int Delete(const Options& options) {
   });
 }
 
-int CheckpointPrune(const Options& options) {
+int CheckpointPrune(const CheckpointPruneOptions& options) {
   return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
     grpc::ClientContext context;
     v1::PruneCheckpointsRequest request;

@@ -151,7 +151,7 @@ void Conclude(const v1::JobStatus& job) {
 
 }  // namespace
 
-int Watch(const Options& options) {
+int Watch(const WatchOptions& options) {
   const LastWords words(StillRunsNotice(options.job));
   return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
     FollowOptions follow;

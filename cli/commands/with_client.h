@@ -8,7 +8,7 @@ namespace tercio::cli {
 
 // Connects, runs `body(client)` and turns its status into an exit code.
 template <typename Body>
-int WithClient(const Options& options, const Body& body) {
+int WithClient(const GlobalOptions& options, const Body& body) {
   const auto client = Client::Connect(options);
   if (!client.ok()) return Fail(client.status());
   const absl::StatusOr<int> code = body(**client);
