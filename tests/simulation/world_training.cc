@@ -151,7 +151,6 @@ void World::EndStep(const agent::RunKey& run, Training& training) {
   const std::string name = training.ranks.at(0);
   v1::TrainerMessage message;
   v1::StepRecord* record = message.mutable_step()->mutable_record();
-  message.mutable_step()->set_step(training.step);
   record->set_step(training.step);
   record->set_attempt(run.second);
   record->set_loss(LossOf(training.weights));

@@ -15,6 +15,7 @@
 #include "common/status_macros.h"
 #include "common/steady_time.h"
 #include "common/version.h"
+#include "worker/agent/core/agent_core.h"
 #include "worker/agent/gpus/gpu_metrics.h"
 
 namespace tercio::agent {
@@ -102,11 +103,12 @@ class RankWriter {
 
   void WriteStep(const v1::TrainerStep& step) {
     Set("tercio_tokens_per_second", step.tokens_per_second());
-    Set("tercio_step", static_cast<double>(step.step()));
-    Set("tercio_step_seconds", step.step_seconds());
+    const v1::StepRecord& record = RecordOf(step);
+    Set("tercio_step", static_cast<double>(record.step()));
+    Set("tercio_step_seconds", record.step_seconds());
     Set("tercio_communication_seconds", step.communication_seconds());
-    Set("tercio_loss", step.loss());
-    Set("tercio_grad_norm", step.grad_norm());
+    Set("tercio_loss", record.loss());
+    Set("tercio_grad_norm", record.grad_norm());
     if (step.mfu() <= 0) return;
     page_.Set("tercio_mfu_ratio", {"full", id_, name_, rank_}, step.mfu());
     page_.Set("tercio_mfu_ratio", {"causal", id_, name_, rank_}, step.mfu_causal());
@@ -241,7 +243,6 @@ void AgentMetrics::Step(const RankLabels& labels, const v1::TrainerStep& step, i
   series.tokens += static_cast<double>(tokens);
   series.steps += static_cast<double>(steps);
   series.step = step;
-  series.step->clear_record();
   if (step.has_figures()) series.Take(step.figures());
 }
 

@@ -45,12 +45,13 @@ constexpr char kLabelText[] = "{job_id=\"j-1\",job_name=\"shakespeare\",rank=\"3
 
 v1::TrainerStep MakeStep() {
   v1::TrainerStep step;
-  step.set_step(7);
-  step.set_step_seconds(0.25);
+  v1::StepRecord* record = step.mutable_newest();
+  record->set_step(7);
+  record->set_step_seconds(0.25);
   step.set_tokens_per_second(1024);
   step.set_communication_seconds(0.125);
-  step.set_loss(3.5);
-  step.set_grad_norm(0.5);
+  record->set_loss(3.5);
+  record->set_grad_norm(0.5);
   step.set_mfu(0.4);
   step.set_mfu_causal(0.3);
   v1::RankFigures* figures = step.mutable_figures();

@@ -1,5 +1,5 @@
 // Numbered messages of a trainer that its agent has not kept yet. It stays small while the agent is
-// away: of messages that only count when newest (figures of steps without a record, memory) the
+// away: of messages that only count when newest (steps of ranks other than 0, memory) the
 // newest is kept; all others must arrive. Not thread-safe.
 #pragma once
 

@@ -12,8 +12,8 @@ using ::testing::ElementsAre;
 
 v1::TrainerMessage Step(int64_t step, bool record) {
   v1::TrainerMessage message;
-  message.mutable_step()->set_step(step);
-  if (record) message.mutable_step()->mutable_record()->set_step(step);
+  v1::TrainerStep* report = message.mutable_step();
+  (record ? report->mutable_record() : report->mutable_newest())->set_step(step);
   return message;
 }
 
@@ -61,7 +61,7 @@ TEST(Outbox, OfFiguresTheNewestIsEnough) {
     outbox.Add(Memory(step));
   }
   ASSERT_EQ(outbox.size(), 3u);
-  EXPECT_EQ(outbox.After(1)->step().step(), 100);
+  EXPECT_EQ(outbox.After(1)->step().newest().step(), 100);
   EXPECT_EQ(outbox.After(outbox.After(1)->sequence())->memory().used_bytes(), 100);
   for (int step = 1; step <= 100; ++step) outbox.Add(Step(step, true));
   EXPECT_EQ(outbox.size(), 103u) << "records must all arrive";

@@ -178,13 +178,14 @@ TensorBoardWriter::~TensorBoardWriter() {
   }
 }
 
-void TensorBoardWriter::Add(const v1::StepRecord& step, double tokens_per_second, double mfu) {
+void TensorBoardWriter::Add(const v1::TrainerStep& report) {
+  const v1::StepRecord& step = report.record();
   std::vector<std::pair<std::string, double>> scalars = {
       {"train/loss", step.loss()},
       {"train/grad_norm", step.grad_norm()},
       {"train/learning_rate", step.learning_rate()},
       {"train/tokens", static_cast<double>(step.tokens())},
-      {"speed/tokens_per_second", tokens_per_second},
+      {"speed/tokens_per_second", report.tokens_per_second()},
       {"speed/step_seconds", step.step_seconds()},
       {"memory/used_bytes", static_cast<double>(step.used_bytes())}};
   if (step.has_validation_loss()) {
@@ -195,7 +196,8 @@ void TensorBoardWriter::Add(const v1::StepRecord& step, double tokens_per_second
   if (step.resident_bytes() > 0) {
     scalars.emplace_back("memory/resident_bytes", static_cast<double>(step.resident_bytes()));
   }
-  if (mfu > 0) scalars.emplace_back("speed/mfu", mfu);
+  // 0: the peak of the device is not known.
+  if (report.mfu() > 0) scalars.emplace_back("speed/mfu", report.mfu());
   std::string record = ScalarsRecord(WallTime(), step.step(), scalars);
   const MutexLock lock(shared_->mutex);
   if (shared_->waiting.size() >= kMostWaiting) {

@@ -30,8 +30,8 @@ class TensorBoardWriter {
   TensorBoardWriter(const TensorBoardWriter&) = delete;
   TensorBoardWriter& operator=(const TensorBoardWriter&) = delete;
 
-  // `mfu` 0: unknown.
-  void Add(const v1::StepRecord& step, double tokens_per_second, double mfu);
+  // Requires that the step has a record.
+  void Add(const v1::TrainerStep& report);
 
  private:
   struct Shared;

@@ -77,10 +77,11 @@ void WriteSteps(const std::string& directory, const std::string& job, int attemp
   const auto writer =
       TensorBoardWriter::Start(AssignmentFor(directory, first - 1), RunOf(job, attempt));
   for (int64_t i = first; i <= last; ++i) {
-    v1::StepRecord step;
-    step.set_step(i);
-    step.set_loss(1.0 / static_cast<double>(i));
-    writer->Add(step, 1000, 0);
+    v1::TrainerStep step;
+    step.mutable_record()->set_step(i);
+    step.mutable_record()->set_loss(1.0 / static_cast<double>(i));
+    step.set_tokens_per_second(1000);
+    writer->Add(step);
   }
 }
 

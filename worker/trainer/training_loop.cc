@@ -110,8 +110,12 @@ class TrainingLoop {
   std::function<void()> GiveCopies(int64_t step, const engine::StateSnapshot& snapshot);
   absl::Status WaitForUpload();
   bool EvaluatesAfter(int64_t step) const;
-  void Report(int64_t step, const engine::StepResult& result, double seconds,
-              double validation_loss, bool evaluated);
+  int64_t TokensPerStep() const {
+    return training().global_batch() * assignment_.spec().model().context();
+  }
+  // The step in the form in which it is reported, stored and shown, but for what memory holds then.
+  v1::StepRecord RecordOf(int64_t step, const engine::StepResult& result, double seconds) const;
+  void Report(v1::StepRecord record, double communication_seconds);
   // Model-FLOPs utilisation of the job (Chowdhery et al. 2022, appendix B); 0 if the peak of this
   // rank's device is unknown.
   double Utilisation(double tokens_per_second, plan::AttentionCount count) const;
@@ -318,13 +322,13 @@ absl::StatusOr<AgentLink::Request> TrainingLoop::TrainStep(int64_t step) {
   if (IsRankZero() && (result.skipped || !result.spike.empty())) {
     LogWarning(absl::StrCat(result.skipped ? "skipped " : "spike at ", result.reason));
   }
-  double validation_loss = 0;
-  const bool evaluated = EvaluatesAfter(step) && !result.rolls_back;
-  if (evaluated) {
+  v1::StepRecord record = RecordOf(step, result, seconds);
+  if (EvaluatesAfter(step) && !result.rolls_back) {
     const progress::PhaseClock::Span span(whereabouts_.phases(), progress::Phase::kEvaluation);
-    TERCIO_ASSIGN_OR_RETURN(validation_loss, engine_->Evaluate());
+    TERCIO_ASSIGN_OR_RETURN(const double validation_loss, engine_->Evaluate());
+    record.set_validation_loss(validation_loss);
   }
-  Report(step, result, seconds, validation_loss, evaluated);
+  Report(std::move(record), result.communication_seconds);
   if (step == training().trace_step()) ReportTrace(step);
   if (!result.rolls_back) {
     return static_cast<AgentLink::Request>(static_cast<int>(result.signal));
@@ -495,52 +499,53 @@ double TrainingLoop::Utilisation(double tokens_per_second, plan::AttentionCount 
          (plan::PeakFlops(*figures, training()) * assignment_.world_size());
 }
 
-void TrainingLoop::Report(int64_t step, const engine::StepResult& result, double seconds,
-                          double validation_loss, bool evaluated) {
+v1::StepRecord TrainingLoop::RecordOf(int64_t step, const engine::StepResult& result,
+                                      double seconds) const {
+  v1::StepRecord record;
+  record.set_step(step);
+  record.set_attempt(identity_.run.attempt());
+  record.set_loss(result.loss);
+  record.set_grad_norm(result.grad_norm);
+  record.set_learning_rate(result.learning_rate);
+  record.set_tokens(step * TokensPerStep());
+  record.set_step_seconds(seconds);
+  record.set_skipped(result.skipped);
+  record.set_spike(result.spike);
+  if (result.loss_scale > 0) record.set_loss_scale(result.loss_scale);
+  return record;
+}
+
+void TrainingLoop::Report(v1::StepRecord record, double communication_seconds) {
   const absl::Time now = SteadyNow();
-  figures_.StepEnded(step, seconds);
-  const int64_t steps = step - assignment_.resume_step();
+  const double seconds = record.step_seconds();
+  figures_.StepEnded(record.step(), seconds);
+  const int64_t steps = record.step() - assignment_.resume_step();
   if (steps == 1 || now - last_measurement_ >= kReportInterval) MeasureMemory(steps);
-  if (!IsRankZero() && now - last_report_ < kReportInterval && step != training().steps()) return;
+  const bool last = record.step() == training().steps();
+  if (!IsRankZero() && now - last_report_ < kReportInterval && !last) return;
   last_report_ = now;
-  const int64_t tokens_per_step = training().global_batch() * assignment_.spec().model().context();
   v1::TrainerMessage message;
   v1::TrainerStep* report = message.mutable_step();
-  report->set_step(step);
-  report->set_step_seconds(seconds);
-  report->set_communication_seconds(result.communication_seconds);
-  report->set_compute_seconds(std::max(0.0, seconds - result.communication_seconds));
-  report->set_tokens_per_second(static_cast<double>(tokens_per_step) / seconds);
+  report->set_communication_seconds(communication_seconds);
+  report->set_compute_seconds(std::max(0.0, seconds - communication_seconds));
+  report->set_tokens_per_second(static_cast<double>(TokensPerStep()) / seconds);
   report->set_mfu(Utilisation(report->tokens_per_second(), plan::AttentionCount::kWhole));
   report->set_mfu_causal(
       Utilisation(report->tokens_per_second(), plan::AttentionCount::kCausalHalf));
-  report->set_loss(result.loss);
-  report->set_grad_norm(result.grad_norm);
   if (std::optional<v1::RankFigures> figures = figures_.NowAndThen(kReportInterval)) {
     resident_bytes_ = figures->resident_bytes();
     *report->mutable_figures() = *std::move(figures);
   }
+  record.set_resident_bytes(resident_bytes_);
+  record.set_used_bytes(memory_->used_bytes());
   if (IsRankZero()) {
-    v1::StepRecord* record = report->mutable_record();
-    record->set_step(step);
-    record->set_attempt(identity_.run.attempt());
-    record->set_loss(result.loss);
-    record->set_grad_norm(result.grad_norm);
-    record->set_learning_rate(result.learning_rate);
-    record->set_tokens(step * tokens_per_step);
-    record->set_step_seconds(seconds);
-    record->set_resident_bytes(resident_bytes_);
-    record->set_used_bytes(memory_->used_bytes());
-    record->set_skipped(result.skipped);
-    record->set_spike(result.spike);
-    if (result.loss_scale > 0) record->set_loss_scale(result.loss_scale);
-    if (evaluated) record->set_validation_loss(validation_loss);
-    if (tensorboard_ != nullptr) {
-      tensorboard_->Add(*record, report->tokens_per_second(), report->mfu());
-    }
-    report->set_checkpoint_seconds(std::exchange(save_seconds_, 0));
-    unsaved_steps_.push_back(*record);
+    unsaved_steps_.push_back(record);
     if (unsaved_steps_.size() > kMostUnsavedSteps) unsaved_steps_.erase(unsaved_steps_.begin());
+    *report->mutable_record() = std::move(record);
+    report->set_checkpoint_seconds(std::exchange(save_seconds_, 0));
+    if (tensorboard_ != nullptr) tensorboard_->Add(*report);
+  } else {
+    *report->mutable_newest() = std::move(record);
   }
   link_.Send(message);
   ReportMemory();

@@ -72,7 +72,7 @@ class Stepper {
       Send(PhaseMessage(event.run, event.rank, rank->phase));
     } else if (event.message.has_step()) {
       const v1::TrainerStep& step = event.message.step();
-      rank->last_step = std::max(rank->last_step, step.step());
+      rank->last_step = std::max(rank->last_step, RecordOf(step).step());
       if (step.has_figures()) rank->figures = step.figures();
       if (!step.has_record()) return;
       *report.mutable_step_report()->mutable_run() = ToRunId(event.run);
@@ -311,6 +311,10 @@ bool RunState::Ended() const {
   return std::all_of(ranks.begin(), ranks.end(), [](const auto& entry) {
     return entry.second.life == RankState::Life::kEnded;
   });
+}
+
+const v1::StepRecord& RecordOf(const v1::TrainerStep& step) {
+  return step.has_record() ? step.record() : step.newest();
 }
 
 std::vector<v1::RunId> RunsOf(const AgentState& state, EndedRuns ended) {

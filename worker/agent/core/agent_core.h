@@ -154,6 +154,9 @@ using AgentEffect = std::variant<KeepRun, StartTrainer, AdoptTrainer, SignalTrai
 
 std::vector<AgentEffect> Step(AgentState& state, const AgentEvent& event);
 
+// The step that a rank reports; step 0 if a trainer of another version reports none.
+const v1::StepRecord& RecordOf(const v1::TrainerStep& step);
+
 // Runs whose end the coordinator might not know.
 enum class EndedRuns { kLeaveOut, kInclude };
 

@@ -82,7 +82,7 @@ TEST(AgentCore, RunsFromStartToEnd) {
   EXPECT_EQ(Words(state, StartRun(1, {2, 5})), (Strings{"start 1.2", "start 1.5"}));
   EXPECT_EQ(Words(state, StartRun(1, {2, 5})), Strings{}) << "said twice";
   TrainerSaid step{{"job", 1}, 2, {}};
-  step.message.mutable_step()->set_step(7);
+  step.message.mutable_step()->mutable_newest()->set_step(7);
   EXPECT_EQ(Words(state, {0, step}), Strings{}) << "only rank 0 carries a record";
   step.message.mutable_step()->mutable_record()->set_step(7);
   EXPECT_EQ(Words(state, {0, step}), Strings{"step 7"});
@@ -123,11 +123,11 @@ TEST(AgentCore, ExitCarriesTheLastFigures) {
   AgentState state;
   Step(state, StartRun(1, {0, 1, 2}));
   TrainerSaid said{{"job", 1}, 0, {}};
-  said.message.mutable_step()->set_step(7);
+  said.message.mutable_step()->mutable_newest()->set_step(7);
   said.message.mutable_step()->mutable_figures()->set_step(7);
   said.message.mutable_step()->mutable_figures()->set_steps(7);
   Step(state, {0, said});
-  said.message.mutable_step()->set_step(8);
+  said.message.mutable_step()->mutable_newest()->set_step(8);
   said.message.mutable_step()->clear_figures();
   Step(state, {0, said});
   said.rank = 1;

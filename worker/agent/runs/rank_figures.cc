@@ -28,10 +28,16 @@ int64_t RankFigures::Take(const RunKey& key, const RunState& run, int rank,
 
 void RankFigures::TakeStep(const RankLabels& labels, const RunState& run,
                            const v1::TrainerStep& step, Rank* rank) {
+  // Trainers keep their version when their agent is upgraded; older ones report a record from rank
+  // 0 only.
+  if (RecordOf(step).step() == 0) {
+    if (step.has_figures()) metrics_.Figures(labels, step.figures());
+    return;
+  }
   const v1::JobSpec& spec = run.start.spec();
   const bool unknown = std::exchange(rank->steps_unknown, false);
   const int64_t last_step = run.ranks.at(labels.rank).last_step;
-  const int64_t steps = unknown ? 0 : std::max<int64_t>(0, step.step() - last_step);
+  const int64_t steps = unknown ? 0 : std::max<int64_t>(0, RecordOf(step).step() - last_step);
   metrics_.Step(labels, step, steps,
                 steps * spec.training().global_batch() * spec.model().context());
 }

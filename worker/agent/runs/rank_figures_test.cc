@@ -33,7 +33,7 @@ class RankFiguresTest : public ::testing::Test {
 
   void TakeStep(int64_t step) {
     v1::TrainerMessage message;
-    message.mutable_step()->set_step(step);
+    message.mutable_step()->mutable_newest()->set_step(step);
     EXPECT_EQ(figures_->Take(key_, run_, kRank, message, 0), 0);
     run_.ranks[kRank].last_step = step;
   }
