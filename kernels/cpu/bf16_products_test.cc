@@ -152,8 +152,14 @@ TEST_F(Bf16ProductsTest, EveryWayIsTheDefinition) {
         for (const Bf16Method method : MethodsHere()) {
           SetBf16MethodForTest(method);
           Floats y = old;
-          CreateCpuOps(2)->Matmul(
-              {Bf16(x), Bf16(w), bias.data(), y.data(), s.m, s.n, s.k, accumulate});
+          CreateCpuOps(2)->Matmul({.x = Bf16(x),
+                                   .w = Bf16(w),
+                                   .bias = bias.data(),
+                                   .y = y.data(),
+                                   .m = s.m,
+                                   .n = s.n,
+                                   .k = s.k,
+                                   .accumulate = accumulate});
           ExpectSameBits(
               expected, y,
               std::string(target) + " method " + std::to_string(static_cast<int>(method)) + " of " +
@@ -193,11 +199,24 @@ TEST_F(Bf16ProductsTest, GradientsToo) {
         const std::string what =
             std::string(target) + " method " + std::to_string(static_cast<int>(method));
         Floats dx(x.size());
-        ops->MatmulBackwardInput({Bf16(dy), Bf16(w), dx.data(), s.m, s.n, s.k, false});
+        ops->MatmulBackwardInput({.dy = Bf16(dy),
+                                  .w = Bf16(w),
+                                  .dx = dx.data(),
+                                  .m = s.m,
+                                  .n = s.n,
+                                  .k = s.k,
+                                  .accumulate = false});
         ExpectSameBits(expected_dx, dx, what + " dx");
         Floats dw = w;
-        ops->MatmulBackwardWeight(
-            {Bf16(dy), Bf16(x), dw.data(), nullptr, s.m, s.n, s.k, leaf, true});
+        ops->MatmulBackwardWeight({.dy = Bf16(dy),
+                                   .x = Bf16(x),
+                                   .dw = dw.data(),
+                                   .dbias = nullptr,
+                                   .m = s.m,
+                                   .n = s.n,
+                                   .k = s.k,
+                                   .rows_per_leaf = leaf,
+                                   .accumulate = true});
         ExpectSameBits(expected_dw, dw, what + " dw");
       }
     }
@@ -214,7 +233,14 @@ TEST_F(Bf16ProductsTest, LargeProductsAgree) {
     for (const Bf16Method method : MethodsHere()) {
       SetBf16MethodForTest(method);
       Floats y(static_cast<size_t>(s.m * s.n));
-      CreateCpuOps(2)->Matmul({Bf16(x), Bf16(w), nullptr, y.data(), s.m, s.n, s.k, false});
+      CreateCpuOps(2)->Matmul({.x = Bf16(x),
+                               .w = Bf16(w),
+                               .bias = nullptr,
+                               .y = y.data(),
+                               .m = s.m,
+                               .n = s.n,
+                               .k = s.k,
+                               .accumulate = false});
       results.push_back(y);
       ExpectSameBits(results.front(), y, std::to_string(static_cast<int>(method)));
     }
@@ -227,10 +253,24 @@ TEST_F(Bf16ProductsTest, ASumThatFlushedToMinusZeroStaysMinusZero) {
   for (const Bf16Method method : MethodsHere()) {
     SetBf16MethodForTest(method);
     Floats y(40, 1.0f);
-    CreateCpuOps(1)->Matmul({Bf16(x), Bf16(w), nullptr, y.data(), 1, 20, 1, false});
+    CreateCpuOps(1)->Matmul({.x = Bf16(x),
+                             .w = Bf16(w),
+                             .bias = nullptr,
+                             .y = y.data(),
+                             .m = 1,
+                             .n = 20,
+                             .k = 1,
+                             .accumulate = false});
     EXPECT_EQ(BitsOf(y[0]), 0x80000000u);
-    CreateCpuOps(1)->MatmulBackwardWeight(
-        {Bf16(x), Bf16(w), y.data(), nullptr, 1, 2, 20, 1, false});
+    CreateCpuOps(1)->MatmulBackwardWeight({.dy = Bf16(x),
+                                           .x = Bf16(w),
+                                           .dw = y.data(),
+                                           .dbias = nullptr,
+                                           .m = 1,
+                                           .n = 2,
+                                           .k = 20,
+                                           .rows_per_leaf = 1,
+                                           .accumulate = false});
     EXPECT_EQ(BitsOf(y[39]), 0x80000000u) << static_cast<int>(method);
   }
 }
@@ -241,8 +281,14 @@ TEST_F(Bf16ProductsTest, OnlyBf16OperandsMakeDenormalsZero) {
   const unsigned before = _mm_getcsr();
   for (const Format operands : {Format::kFloat32, Format::kFloat16, Format::kBfloat16}) {
     Floats y(63);
-    CreateCpuOps(2)->Matmul(
-        {{x.data(), operands}, {w.data(), operands}, nullptr, y.data(), 7, 9, 1, false});
+    CreateCpuOps(2)->Matmul({.x = {x.data(), operands},
+                             .w = {w.data(), operands},
+                             .bias = nullptr,
+                             .y = y.data(),
+                             .m = 7,
+                             .n = 9,
+                             .k = 1,
+                             .accumulate = false});
     const float expected = operands == Format::kBfloat16 ? 0.0f : 0x1p-140f;
     EXPECT_EQ(y, Floats(63, expected)) << static_cast<int>(operands);
   }
@@ -261,8 +307,14 @@ TEST_F(Bf16ProductsTest, AResultIsRoundedAsByRound) {
       for (const bool accumulate : {false, true}) {
         const auto ops = CreateCpuOps(2);
         Floats expected = old;
-        MatmulArgs args{x.data(), w.data(), bias.data(), expected.data(),
-                        s.m,      s.n,      s.k,         accumulate};
+        MatmulArgs args{.x = x.data(),
+                        .w = w.data(),
+                        .bias = bias.data(),
+                        .y = expected.data(),
+                        .m = s.m,
+                        .n = s.n,
+                        .k = s.k,
+                        .accumulate = accumulate};
         ops->Matmul(args);
         ops->Copy({expected.data(), result}, expected.data(), s.m * s.n);
         Floats y = old;
@@ -271,8 +323,13 @@ TEST_F(Bf16ProductsTest, AResultIsRoundedAsByRound) {
         ExpectSameBits(expected, y, "y");
 
         Floats expected_dx = x;
-        MatmulBackwardInputArgs dx_args{old.data(), w.data(), expected_dx.data(), s.m,
-                                        s.n,        s.k,      accumulate};
+        MatmulBackwardInputArgs dx_args{.dy = old.data(),
+                                        .w = w.data(),
+                                        .dx = expected_dx.data(),
+                                        .m = s.m,
+                                        .n = s.n,
+                                        .k = s.k,
+                                        .accumulate = accumulate};
         ops->MatmulBackwardInput(dx_args);
         ops->Copy({expected_dx.data(), result}, expected_dx.data(), s.m * s.k);
         Floats dx = x;

@@ -4,14 +4,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <cstring>
 #include <memory>
-#include <random>
+#include <utility>
+#include <vector>
 
-#include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "hwy/aligned_allocator.h"
-#include "kernels/cpu/attention_scratch.h"
+#include "kernels/cpu/testing/cpu_ops_case.h"
 #include "kernels/random.h"
 #include "kernels/reference/reference_ops.h"
 
@@ -19,41 +19,6 @@ namespace tercio::kernels {
 namespace {
 
 using reference::Values;
-using Floats = std::vector<float>;
-
-constexpr uint64_t kSeed = 20261121;
-
-// |actual - expected| <= tolerance * the row's largest magnitude.
-void ExpectRows(const Floats& actual, const Values& expected, int64_t columns, double tolerance,
-                const char* what) {
-  ASSERT_EQ(actual.size(), expected.size()) << what;
-  for (size_t row = 0; row < actual.size(); row += static_cast<size_t>(columns)) {
-    double largest = 1e-30;
-    for (int64_t c = 0; c < columns; ++c) {
-      largest = std::max(largest, std::abs(expected[row + static_cast<size_t>(c)]));
-    }
-    for (int64_t c = 0; c < columns; ++c) {
-      const size_t at = row + static_cast<size_t>(c);
-      ASSERT_NEAR(actual[at], expected[at], tolerance * largest) << what << " at " << at;
-    }
-  }
-}
-
-class CpuOpsTest : public ::testing::Test {
- protected:
-  void SetUp() override { RecordProperty("seed", std::to_string(kSeed)); }
-
-  Floats Random(int64_t count, float scale = 1.0f) {
-    std::normal_distribution<float> normal(0.0f, scale);
-    Floats values(static_cast<size_t>(count));
-    for (float& value : values) value = normal(random_);
-    return values;
-  }
-  static Values Exact(const Floats& values) { return Values(values.begin(), values.end()); }
-
-  std::mt19937_64 random_{kSeed};
-  std::unique_ptr<Ops> ops_ = CreateCpuOps(2);
-};
 
 TEST_F(CpuOpsTest, ProductsOverOddShapes) {
   const int64_t shapes[][3] = {{1, 1, 1},     {1, 17, 5},    {2, 3, 257},   {5, 16, 16},
@@ -66,12 +31,25 @@ TEST_F(CpuOpsTest, ProductsOverOddShapes) {
     const Values exact = reference::Matmul(Exact(x), Exact(w), Exact(bias), m, n, k);
     const Values scale = reference::MatmulScale(Exact(x), Exact(w), m, n, k);
     Floats y(static_cast<size_t>(m * n));
-    ops_->Matmul({x.data(), w.data(), bias.data(), y.data(), m, n, k, false});
+    ops_->Matmul({.x = x.data(),
+                  .w = w.data(),
+                  .bias = bias.data(),
+                  .y = y.data(),
+                  .m = m,
+                  .n = n,
+                  .k = k,
+                  .accumulate = false});
     for (size_t i = 0; i < y.size(); ++i) ASSERT_NEAR(y[i], exact[i], 1e-6 * (scale[i] + 1)) << i;
 
     const Floats dy = Random(m * n);
     Floats dx(static_cast<size_t>(m * k));
-    ops_->MatmulBackwardInput({dy.data(), w.data(), dx.data(), m, n, k, false});
+    ops_->MatmulBackwardInput({.dy = dy.data(),
+                               .w = w.data(),
+                               .dx = dx.data(),
+                               .m = m,
+                               .n = n,
+                               .k = k,
+                               .accumulate = false});
     const Values wt = reference::Transpose(Exact(w), n, k);
     const Values exact_dx = reference::Matmul(Exact(dy), wt, {}, m, k, n);
     const Values scale_dx = reference::MatmulScale(Exact(dy), wt, m, k, n);
@@ -79,7 +57,15 @@ TEST_F(CpuOpsTest, ProductsOverOddShapes) {
 
     Floats dw(static_cast<size_t>(n * k), 0.0f);
     Floats dbias(static_cast<size_t>(n), 0.0f);
-    ops_->MatmulBackwardWeight({dy.data(), x.data(), dw.data(), dbias.data(), m, n, k, m, true});
+    ops_->MatmulBackwardWeight({.dy = dy.data(),
+                                .x = x.data(),
+                                .dw = dw.data(),
+                                .dbias = dbias.data(),
+                                .m = m,
+                                .n = n,
+                                .k = k,
+                                .rows_per_leaf = m,
+                                .accumulate = true});
     const Values dyt = reference::Transpose(Exact(dy), m, n);
     const Values xt = reference::Transpose(Exact(x), m, k);
     const Values exact_dw = reference::Matmul(dyt, xt, {}, n, k, m);
@@ -95,12 +81,26 @@ TEST_F(CpuOpsTest, ARowHasTheSameBitsForAnyNumberOfRowsAndThreads) {
   const Floats x = Random(most * k);
   const Floats w = Random(n * k);
   Floats whole(static_cast<size_t>(most * n));
-  ops_->Matmul({x.data(), w.data(), nullptr, whole.data(), most, n, k, false});
+  ops_->Matmul({.x = x.data(),
+                .w = w.data(),
+                .bias = nullptr,
+                .y = whole.data(),
+                .m = most,
+                .n = n,
+                .k = k,
+                .accumulate = false});
   for (const int threads : {1, 3}) {
     const auto other = CreateCpuOps(threads);
     for (const int64_t rows : {1, 2, 5, 6, 7, 12, 31, 96, 97, 131}) {
       Floats part(static_cast<size_t>(rows * n));
-      other->Matmul({x.data(), w.data(), nullptr, part.data(), rows, n, k, false});
+      other->Matmul({.x = x.data(),
+                     .w = w.data(),
+                     .bias = nullptr,
+                     .y = part.data(),
+                     .m = rows,
+                     .n = n,
+                     .k = k,
+                     .accumulate = false});
       ASSERT_EQ(std::memcmp(part.data(), whole.data(), part.size() * sizeof(float)), 0)
           << rows << " rows, " << threads << " threads";
     }
@@ -115,13 +115,27 @@ TEST_F(CpuOpsTest, WeightGradientsOfSeveralCallsEqualOne) {
   const Floats x = Random(3 * leaf * k);
   Floats whole(static_cast<size_t>(n * k), 0.0f);
   Floats whole_bias(static_cast<size_t>(n), 0.0f);
-  ops_->MatmulBackwardWeight(
-      {dy.data(), x.data(), whole.data(), whole_bias.data(), 3 * leaf, n, k, leaf, false});
+  ops_->MatmulBackwardWeight({.dy = dy.data(),
+                              .x = x.data(),
+                              .dw = whole.data(),
+                              .dbias = whole_bias.data(),
+                              .m = 3 * leaf,
+                              .n = n,
+                              .k = k,
+                              .rows_per_leaf = leaf,
+                              .accumulate = false});
   Floats parts(whole.size(), 7.0f);
   Floats parts_bias(whole_bias.size(), 7.0f);
   for (int64_t i = 0; i < 3; ++i) {
-    ops_->MatmulBackwardWeight({dy.data() + i * leaf * n, x.data() + i * leaf * k, parts.data(),
-                                parts_bias.data(), leaf, n, k, leaf, i > 0});
+    ops_->MatmulBackwardWeight({.dy = dy.data() + i * leaf * n,
+                                .x = x.data() + i * leaf * k,
+                                .dw = parts.data(),
+                                .dbias = parts_bias.data(),
+                                .m = leaf,
+                                .n = n,
+                                .k = k,
+                                .rows_per_leaf = leaf,
+                                .accumulate = i > 0});
   }
   EXPECT_EQ(whole, parts);
   EXPECT_EQ(whole_bias, parts_bias);
@@ -136,8 +150,15 @@ TEST_F(CpuOpsTest, LayerNormAndItsGradients) {
     Floats y(x.size());
     Floats mean(static_cast<size_t>(rows));
     Floats rstd(static_cast<size_t>(rows));
-    ops_->LayerNorm({x.data(), weight.data(), bias.data(), y.data(), mean.data(), rstd.data(), rows,
-                     columns, 1e-5f});
+    ops_->LayerNorm({.x = x.data(),
+                     .weight = weight.data(),
+                     .bias = bias.data(),
+                     .y = y.data(),
+                     .mean = mean.data(),
+                     .rstd = rstd.data(),
+                     .rows = rows,
+                     .columns = columns,
+                     .eps = 1e-5f});
     const auto norm = [&, r = rows, c = columns](const Values& in) {
       return reference::LayerNorm(in, Exact(weight), Exact(bias), r, c, 1e-5);
     };
@@ -147,8 +168,18 @@ TEST_F(CpuOpsTest, LayerNormAndItsGradients) {
     Floats dx(x.size());
     Floats dweight(static_cast<size_t>(columns), 0.0f);
     Floats dbias(static_cast<size_t>(columns), 0.0f);
-    ops_->LayerNormBackward({dy.data(), x.data(), weight.data(), mean.data(), rstd.data(),
-                             dx.data(), dweight.data(), dbias.data(), rows, columns, rows, false});
+    ops_->LayerNormBackward({.dy = dy.data(),
+                             .x = x.data(),
+                             .weight = weight.data(),
+                             .mean = mean.data(),
+                             .rstd = rstd.data(),
+                             .dx = dx.data(),
+                             .dweight = dweight.data(),
+                             .dbias = dbias.data(),
+                             .rows = rows,
+                             .columns = columns,
+                             .rows_per_leaf = rows,
+                             .accumulate = false});
     ExpectRows(dx, reference::NumericGradient(norm, Exact(x), Exact(dy)), columns, 2e-6, "dx");
     const auto by_weight = [&, r = rows, c = columns](const Values& w) {
       return reference::LayerNorm(Exact(x), w, Exact(bias), r, c, 1e-5);
@@ -163,8 +194,15 @@ TEST_F(CpuOpsTest, GradientsOfNoRowsAreZero) {
   for (const bool accumulate : {false, true}) {
     Floats dw = before;
     Floats dbias(before.begin(), before.begin() + 2);
-    ops_->MatmulBackwardWeight(
-        {dw.data(), dw.data(), dw.data(), dbias.data(), 0, 2, 3, 1, accumulate});
+    ops_->MatmulBackwardWeight({.dy = dw.data(),
+                                .x = dw.data(),
+                                .dw = dw.data(),
+                                .dbias = dbias.data(),
+                                .m = 0,
+                                .n = 2,
+                                .k = 3,
+                                .rows_per_leaf = 1,
+                                .accumulate = accumulate});
     EXPECT_EQ(dw, accumulate ? before : Floats(6, 0.0f));
     EXPECT_EQ(dbias, accumulate ? Floats(before.begin(), before.begin() + 2) : Floats(2, 0.0f));
   }
@@ -175,11 +213,12 @@ TEST_F(CpuOpsTest, GeluAndItsGradient) {
     Floats h = Random(count, 3.0f);
     const Floats before = h;
     Floats g(h.size());
-    ops_->Gelu({h.data(), g.data(), 1, count});
+    ops_->Gelu({.h = h.data(), .g = g.data(), .rows = 1, .columns = count});
     ExpectRows(g, reference::Gelu(Exact(before)), count, 1e-6, "gelu");
     const Floats dg = Random(count);
     Floats dh(h.size());
-    ops_->GeluBackward({dg.data(), h.data(), dh.data(), 1, count});
+    ops_->GeluBackward(
+        {.dg = dg.data(), .h = h.data(), .dh = dh.data(), .rows = 1, .columns = count});
     ExpectRows(dh,
                reference::NumericGradient([](const Values& x) { return reference::Gelu(x); },
                                           Exact(before), Exact(dg)),
@@ -193,11 +232,16 @@ TEST_F(CpuOpsTest, ExactGeluAndItsGradient) {
     Floats h = Random(count, range);
     const Floats before = h;
     Floats g(h.size());
-    ops_->Gelu({h.data(), g.data(), 1, count, true});
+    ops_->Gelu({.h = h.data(), .g = g.data(), .rows = 1, .columns = count, .exact = true});
     ExpectRows(g, reference::ExactGelu(Exact(before)), count, 1e-6, "exact gelu");
     const Floats dg = Random(count);
     Floats dh(h.size());
-    ops_->GeluBackward({dg.data(), h.data(), dh.data(), 1, count, true});
+    ops_->GeluBackward({.dg = dg.data(),
+                        .h = h.data(),
+                        .dh = dh.data(),
+                        .rows = 1,
+                        .columns = count,
+                        .exact = true});
     ExpectRows(dh,
                reference::NumericGradient([](const Values& x) { return reference::ExactGelu(x); },
                                           Exact(before), Exact(dg)),
@@ -218,11 +262,11 @@ TEST_F(CpuOpsTest, TanhAndItsGradient) {
       for (const double value : at) out.push_back(std::tanh(value));
       return out;
     };
-    ops_->BiasTanh({y.data(), bias.data(), rows, columns});
+    ops_->BiasTanh({.y = y.data(), .bias = bias.data(), .rows = rows, .columns = columns});
     ExpectRows(y, tanh(x), columns, 1e-6, "tanh");
     Floats dy = Random(rows * columns);
     const Values weights = Exact(dy);
-    ops_->TanhBackward({dy.data(), y.data(), dy.data(), rows * columns});
+    ops_->TanhBackward({.dy = dy.data(), .y = y.data(), .dx = dy.data(), .count = rows * columns});
     ExpectRows(dy, reference::NumericGradient(tanh, x, weights), rows * columns, 1e-6,
                "tanh gradient");
   }
@@ -233,9 +277,14 @@ TEST_F(CpuOpsTest, GatheredRowsAndTheirGradient) {
   const std::vector<int32_t> index = {4, 0, 4, 2};
   const Floats x = Random(5 * columns);
   Floats out(4 * columns);
-  ops_->Gather({x.data(), index.data(), out.data(), 4, columns});
+  ops_->Gather(
+      {.x = x.data(), .index = index.data(), .out = out.data(), .count = 4, .columns = columns});
   Floats sum(5 * columns, 1.0f);
-  ops_->ScatterAdd({out.data(), index.data(), sum.data(), 4, columns});
+  ops_->ScatterAdd({.from = out.data(),
+                    .index = index.data(),
+                    .to = sum.data(),
+                    .count = 4,
+                    .columns = columns});
   for (size_t c = 0; c < columns; ++c) {
     for (size_t i = 0; i < 4; ++i) {
       EXPECT_EQ(out[i * columns + c], x[static_cast<size_t>(index[i]) * columns + c]);
@@ -254,7 +303,8 @@ TEST_F(CpuOpsTest, TypesAreAddedToPositions) {
   const Floats before = x;
   const Floats positions = Random(4 * columns);
   const Floats table = Random(2 * columns);
-  PositionEmbeddingArgs args{x.data(), positions.data(), rows, columns, 4};
+  PositionEmbeddingArgs args{
+      .x = x.data(), .weight = positions.data(), .rows = rows, .columns = columns, .tokens = 4};
   args.types = types.data();
   args.type_weight = table.data();
   ops_->PositionEmbedding(args);
@@ -285,8 +335,14 @@ TEST_F(CpuOpsTest, RmsNormAndItsGradients) {
     const Floats x = Random(rows * columns);
     const Floats weight = Random(columns);
     Floats y(x.size()), mean(3, 9.0f), rstd(3);
-    LayerNormArgs args{x.data(),    weight.data(), nullptr, y.data(),
-                       mean.data(), rstd.data(),   rows,    columns};
+    LayerNormArgs args{.x = x.data(),
+                       .weight = weight.data(),
+                       .bias = nullptr,
+                       .y = y.data(),
+                       .mean = mean.data(),
+                       .rstd = rstd.data(),
+                       .rows = rows,
+                       .columns = columns};
     args.eps = 1e-6f;
     args.rms = true;
     ops_->LayerNorm(args);
@@ -298,9 +354,17 @@ TEST_F(CpuOpsTest, RmsNormAndItsGradients) {
     if (columns == 1) continue;  // its gradient is zero but for the epsilon
     const Floats dy = Random(rows * columns);
     Floats dx(x.size()), dweight(static_cast<size_t>(columns));
-    LayerNormBackwardArgs back{dy.data(), x.data(),       weight.data(), mean.data(), rstd.data(),
-                               dx.data(), dweight.data(), nullptr,       rows,        columns,
-                               rows};
+    LayerNormBackwardArgs back{.dy = dy.data(),
+                               .x = x.data(),
+                               .weight = weight.data(),
+                               .mean = mean.data(),
+                               .rstd = rstd.data(),
+                               .dx = dx.data(),
+                               .dweight = dweight.data(),
+                               .dbias = nullptr,
+                               .rows = rows,
+                               .columns = columns,
+                               .rows_per_leaf = rows};
     back.rms = true;
     ops_->LayerNormBackward(back);
     ExpectRows(dx,
@@ -319,12 +383,13 @@ TEST_F(CpuOpsTest, SwigluAndItsGradient) {
     const int64_t rows = 3;
     const Floats h = Random(rows * 2 * columns, 3.0f);
     Floats g(static_cast<size_t>(rows * columns));
-    ops_->Swiglu({h.data(), g.data(), rows, columns});
+    ops_->Swiglu({.h = h.data(), .g = g.data(), .rows = rows, .columns = columns});
     const auto swiglu = [&](const Values& x) { return reference::Swiglu(x, rows, columns); };
     ExpectRows(g, swiglu(Exact(h)), columns, 1e-6, "swiglu");
     const Floats dg = Random(rows * columns);
     Floats dh(h.size());
-    ops_->SwigluBackward({dg.data(), h.data(), dh.data(), rows, columns});
+    ops_->SwigluBackward(
+        {.dg = dg.data(), .h = h.data(), .dh = dh.data(), .rows = rows, .columns = columns});
     ExpectRows(dh, reference::NumericGradient(swiglu, Exact(h), Exact(dg)), 2 * columns, 1e-6,
                "gradient");
   }
@@ -337,7 +402,14 @@ TEST_F(CpuOpsTest, RotaryTurnsPairsOfChannels) {
   const Floats table = Random(tokens * head_dim);
   const Floats before = Random(rows * stride);
   Floats x = before;
-  ops_->Rotary({x.data(), table.data(), rows, tokens, stride, heads, head_dim, false});
+  ops_->Rotary({.x = x.data(),
+                .table = table.data(),
+                .rows = rows,
+                .tokens = tokens,
+                .stride = stride,
+                .heads = heads,
+                .head_dim = head_dim,
+                .inverse = false});
   for (int64_t row = 0; row < rows; ++row) {
     for (int64_t c = 0; c < stride; ++c) {
       const auto at = static_cast<size_t>(row * stride + c);
@@ -362,167 +434,23 @@ TEST_F(CpuOpsTest, RotaryTurnsPairsOfChannels) {
     }
   }
   x = before;
-  ops_->Rotary({x.data(), unit.data(), rows, tokens, stride, heads, head_dim, false});
-  ops_->Rotary({x.data(), unit.data(), rows, tokens, stride, heads, head_dim, true});
+  ops_->Rotary({.x = x.data(),
+                .table = unit.data(),
+                .rows = rows,
+                .tokens = tokens,
+                .stride = stride,
+                .heads = heads,
+                .head_dim = head_dim,
+                .inverse = false});
+  ops_->Rotary({.x = x.data(),
+                .table = unit.data(),
+                .rows = rows,
+                .tokens = tokens,
+                .stride = stride,
+                .heads = heads,
+                .head_dim = head_dim,
+                .inverse = true});
   for (size_t i = 0; i < x.size(); ++i) ASSERT_NEAR(x[i], before[i], 1e-5);
-}
-
-struct AttentionCase {
-  int64_t tokens, heads, head_dim;
-  float dropout;
-  int64_t group = 1;
-  int32_t length = 0;  // 0: causal; else keys from here on are padding
-  int64_t width() const { return heads * head_dim; }
-  int64_t keys() const { return width() / group; }
-  int64_t stride() const { return width() + 2 * keys(); }
-};
-
-// One attention forward and backward over random values, all heads.
-struct AttentionRun {
-  Floats qkv, dout, out, dqkv;
-};
-
-AttentionRun RunAttention(Ops& ops, const AttentionCase& c, Floats qkv, Floats dout) {
-  const int64_t width = c.width();
-  AttentionRun run{std::move(qkv), std::move(dout), Floats(static_cast<size_t>(c.tokens * width)),
-                   Floats(static_cast<size_t>(c.tokens * c.stride()))};
-  Floats lse(static_cast<size_t>(c.tokens * c.heads));
-  auto scratch =
-      hwy::AllocateAligned<float>(static_cast<size_t>(AttentionScratch(c.tokens, c.head_dim, 2)));
-  AttentionArgs args{};
-  args.q = run.qkv.data();
-  args.k = args.q + width;
-  args.v = args.k + c.keys();
-  args.stride = c.stride();
-  args.group = c.group;
-  args.out = run.out.data();
-  args.lse = lse.data();
-  args.sequences = 1;
-  args.tokens = c.tokens;
-  args.heads = c.heads;
-  args.head_dim = c.head_dim;
-  args.causal = c.length == 0;
-  args.lengths = &c.length;
-  args.dropout.probability = c.dropout;
-  args.dropout.tokens = c.tokens;
-  args.dropout.layer = 3;
-  args.scratch = scratch.get();
-  ops.Attention(args);
-  AttentionBackwardArgs back{};
-  back.dout = run.dout.data();
-  back.out = run.out.data();
-  back.lse = lse.data();
-  back.q = args.q;
-  back.k = args.k;
-  back.v = args.v;
-  back.dq = run.dqkv.data();
-  back.dk = back.dq + width;
-  back.dv = back.dk + c.keys();
-  back.stride = args.stride;
-  back.group = c.group;
-  back.sequences = 1;
-  back.tokens = c.tokens;
-  back.heads = c.heads;
-  back.head_dim = c.head_dim;
-  back.causal = args.causal;
-  back.lengths = args.lengths;
-  back.dropout = args.dropout;
-  back.scratch = scratch.get();
-  ops.AttentionBackward(back);
-  return run;
-}
-
-// What the dropout of one head multiplies each weight with; empty without dropout.
-Values AttentionMask(const AttentionCase& c, int64_t head) {
-  Values mask;
-  if (c.dropout == 0) return mask;
-  const PhiloxKey key = MakeKey(0, 0);
-  for (int64_t i = 0; i < c.tokens; ++i) {
-    for (int64_t j = 0; j < c.tokens; ++j) {
-      const uint32_t tag = kSiteAttention | 3u << 4 | static_cast<uint32_t>(head) << 16;
-      const PhiloxBlock bits =
-          Philox(key, {static_cast<uint32_t>(j / 4), static_cast<uint32_t>(i), 0, tag});
-      const bool kept = bits[static_cast<size_t>(j % 4)] >= DropThreshold(c.dropout);
-      mask.push_back(kept ? 1.0 / (1.0 - c.dropout) : 0.0);
-    }
-  }
-  return mask;
-}
-
-// One head's [tokens, head_dim] out of rows of `stride` that begin at `offset`.
-Values HeadOf(const Floats& from, const AttentionCase& c, int64_t head, int64_t stride,
-              int64_t offset) {
-  Values values;
-  for (int64_t t = 0; t < c.tokens; ++t) {
-    for (int64_t d = 0; d < c.head_dim; ++d) {
-      values.push_back(from[static_cast<size_t>(t * stride + offset + head * c.head_dim + d)]);
-    }
-  }
-  return values;
-}
-
-Floats ToFloats(const Values& values) { return Floats(values.begin(), values.end()); }
-
-// All query heads of one key head: their outputs, and the gradients of what they share.
-void ExpectAttention(const AttentionRun& run, const AttentionCase& c, int64_t key_head) {
-  const auto query = [&](const Floats& from, int64_t i) {
-    return HeadOf(from, c, key_head * c.group + i, c.stride(), 0);
-  };
-  const auto key = [&](const Floats& from) {
-    return HeadOf(from, c, key_head, c.stride(), c.width());
-  };
-  const auto value = [&](const Floats& from) {
-    return HeadOf(from, c, key_head, c.stride(), c.width() + c.keys());
-  };
-  const Values k = key(run.qkv);
-  const Values v = value(run.qkv);
-  Values dk(k.size()), dv(v.size());
-  const auto add = [](Values& sum, const Values& part) {
-    for (size_t i = 0; i < sum.size(); ++i) sum[i] += part[i];
-  };
-  // Gradients are compared by the largest magnitude of the tensor: single rows may be all noise.
-  const int64_t all = c.tokens * c.head_dim;
-  for (int64_t i = 0; i < c.group; ++i) {
-    const int64_t head = key_head * c.group + i;
-    const Values mask = AttentionMask(c, head);
-    const Values q = query(run.qkv, i);
-    const Values weights = HeadOf(run.dout, c, head, c.width(), 0);
-    const auto of = [&](const Values& a, const Values& b, const Values& d) {
-      return reference::Attention(a, b, d, mask, c.tokens, c.head_dim, c.length);
-    };
-    ExpectRows(ToFloats(HeadOf(run.out, c, head, c.width(), 0)), of(q, k, v), c.head_dim, 1e-5,
-               "out");
-    if (c.tokens > 40) continue;  // differences take tokens^3
-    const auto gradient = [&](const auto& function, const Values& at) {
-      return reference::NumericGradient(function, at, weights);
-    };
-    ExpectRows(ToFloats(query(run.dqkv, i)),
-               gradient([&](const Values& x) { return of(x, k, v); }, q), all, 1e-5, "dq");
-    add(dk, gradient([&](const Values& x) { return of(q, x, v); }, k));
-    add(dv, gradient([&](const Values& x) { return of(q, k, x); }, v));
-  }
-  if (c.tokens > 40) return;
-  ExpectRows(ToFloats(key(run.dqkv)), dk, all, 1e-5, "dk");
-  ExpectRows(ToFloats(value(run.dqkv)), dv, all, 1e-5, "dv");
-}
-
-TEST_F(CpuOpsTest, AttentionAndItsGradients) {
-  for (const AttentionCase& c : std::vector<AttentionCase>{{1, 1, 1, 0},
-                                                           {5, 2, 3, 0},
-                                                           {17, 1, 16, 0.3f},
-                                                           {64, 1, 4, 0},
-                                                           {70, 1, 5, 0.2f},
-                                                           {9, 6, 4, 0, 3},
-                                                           {33, 4, 8, 0.2f, 2},
-                                                           {66, 4, 4, 0, 4},
-                                                           {7, 2, 4, 0, 1, 7},
-                                                           {7, 2, 4, 0, 1, 2},
-                                                           {33, 4, 8, 0.2f, 2, 20},
-                                                           {150, 2, 8, 0.1f, 1, 130}}) {
-    const AttentionRun run =
-        RunAttention(*ops_, c, Random(c.tokens * c.stride()), Random(c.tokens * c.width()));
-    for (int64_t head = 0; head < c.heads / c.group; ++head) ExpectAttention(run, c, head);
-  }
 }
 
 // Over one rank and over three that share the vocabulary, the last of them with padding only.
@@ -534,7 +462,7 @@ TEST_F(CpuOpsTest, CrossEntropyOverTensorRanks) {
   for (int64_t i = 0; i < rows; ++i) targets.push_back(static_cast<int32_t>(i * 6 % vocabulary));
   for (const auto& [ranks, smoothing] :
        {std::pair<int64_t, double>{1, 0}, {3, 0}, {1, 0.2}, {3, 0.2}}) {
-    const LabelSmoothing smooth{static_cast<float>(smoothing), vocabulary};
+    const LabelSmoothing smooth{.amount = static_cast<float>(smoothing), .vocabulary = vocabulary};
     const auto loss_of = [&, s = smoothing](const Values& x) {
       return Values{reference::CrossEntropySum(x, targets, rows, vocabulary, s)};
     };
@@ -551,14 +479,24 @@ TEST_F(CpuOpsTest, CrossEntropyOverTensorRanks) {
               logits[static_cast<size_t>(i * vocabulary + begin + c)];
         }
       }
-      ops_->CrossEntropyLocal({local.data(), targets.data(),
-                               stats.data() + rank * rows * kCrossEntropyStats, rows, valid, stride,
-                               begin, smoothing > 0});
+      ops_->CrossEntropyLocal({.logits = local.data(),
+                               .targets = targets.data(),
+                               .stats = stats.data() + rank * rows * kCrossEntropyStats,
+                               .rows = rows,
+                               .valid = valid,
+                               .stride = stride,
+                               .vocabulary_begin = begin,
+                               .sums = smoothing > 0});
       locals.push_back(local);
     }
     Floats lse(static_cast<size_t>(rows));
     Floats loss(static_cast<size_t>(rows));
-    ops_->CrossEntropyCombine({stats.data(), lse.data(), loss.data(), rows, ranks, smooth});
+    ops_->CrossEntropyCombine({.stats = stats.data(),
+                               .lse = lse.data(),
+                               .loss = loss.data(),
+                               .rows = rows,
+                               .ranks = ranks,
+                               .smoothing = smooth});
     double sum = 0;
     for (const float value : loss) sum += value;
     EXPECT_NEAR(sum, loss_of(Exact(logits))[0], 1e-5 * sum);
@@ -567,8 +505,15 @@ TEST_F(CpuOpsTest, CrossEntropyOverTensorRanks) {
       const int64_t begin = rank * stride;
       const int64_t valid = std::clamp<int64_t>(vocabulary - begin, 0, stride);
       Floats& local = locals[static_cast<size_t>(rank)];
-      ops_->CrossEntropyBackward(
-          {local.data(), lse.data(), targets.data(), rows, valid, stride, begin, 1.0f, smooth});
+      ops_->CrossEntropyBackward({.logits = local.data(),
+                                  .lse = lse.data(),
+                                  .targets = targets.data(),
+                                  .rows = rows,
+                                  .valid = valid,
+                                  .stride = stride,
+                                  .vocabulary_begin = begin,
+                                  .scale = 1.0f,
+                                  .smoothing = smooth});
       for (int64_t i = 0; i < rows; ++i) {
         for (int64_t c = 0; c < stride; ++c) {
           const double expected =
@@ -594,7 +539,13 @@ TEST_F(CpuOpsTest, ResidualWithDropoutKeepsTheRightElements) {
   args.out = out.data();
   args.rows = rows;
   args.columns = columns;
-  args.dropout = {0.4f, 11, 5, 2, kSiteMlpOutput, 8, 3};
+  args.dropout = {.probability = 0.4f,
+                  .seed = 11,
+                  .step = 5,
+                  .layer = 2,
+                  .site = kSiteMlpOutput,
+                  .first_sequence = 8,
+                  .tokens = 3};
   ops_->Residual(args);
   const PhiloxKey key = MakeKey(11, 5);
   int dropped = 0;
@@ -619,9 +570,21 @@ TEST_F(CpuOpsTest, EmbeddingsAndTheirGradients) {
   const std::vector<int32_t> tokens = {3, 0, 7, 3, 12, 3};
   const Floats weight = Random(6 * columns);  // vocabulary rows 2 to 7
   Floats out(tokens.size() * static_cast<size_t>(columns), 9.0f);
-  ops_->Embedding({tokens.data(), weight.data(), out.data(), 6, columns, 2, 6});
+  ops_->Embedding({.tokens = tokens.data(),
+                   .weight = weight.data(),
+                   .out = out.data(),
+                   .count = 6,
+                   .columns = columns,
+                   .vocabulary_begin = 2,
+                   .vocabulary_rows = 6});
   Floats dweight(weight.size(), 0.0f);
-  ops_->EmbeddingBackward({tokens.data(), out.data(), dweight.data(), 6, columns, 2, 6});
+  ops_->EmbeddingBackward({.tokens = tokens.data(),
+                           .dx = out.data(),
+                           .dweight = dweight.data(),
+                           .count = 6,
+                           .columns = columns,
+                           .vocabulary_begin = 2,
+                           .vocabulary_rows = 6});
   for (size_t n = 0; n < tokens.size(); ++n) {
     const int64_t row = tokens[n] - 2;
     for (int64_t c = 0; c < columns; ++c) {
@@ -645,10 +608,22 @@ TEST_F(CpuOpsTest, AdamWFollowsItsFormula) {
     for (const float value : parameter) states.push_back({value, 0, 0});
     for (int64_t step = 1; step <= 5; ++step) {
       const Floats gradient = Random(count);
-      const AdamWTensor tensor = {parameter.data(), gradient.data(), m.data(), v.data(),
-                                  nullptr,          count,           0.1f};
-      ops_->AdamW({&tensor, 1, 1e-2f, 0.9f, 0.95f, 1e-8f, 1 - std::pow(0.9, step),
-                   1 - std::pow(0.95, step), 0.5f});
+      const AdamWTensor tensor = {.parameter = parameter.data(),
+                                  .gradient = gradient.data(),
+                                  .m = m.data(),
+                                  .v = v.data(),
+                                  .rounded = nullptr,
+                                  .count = count,
+                                  .weight_decay = 0.1f};
+      ops_->AdamW({.tensors = &tensor,
+                   .tensor_count = 1,
+                   .learning_rate = 1e-2f,
+                   .beta1 = 0.9f,
+                   .beta2 = 0.95f,
+                   .eps = 1e-8f,
+                   .bias_correction1 = 1 - std::pow(0.9, step),
+                   .bias_correction2 = 1 - std::pow(0.95, step),
+                   .clip = 0.5f});
       for (size_t i = 0; i < states.size(); ++i) {
         states[i] =
             reference::AdamW(states[i], 0.5 * gradient[i], 1e-2, 0.9, 0.95, 1e-8, 0.1, step);
@@ -670,7 +645,7 @@ TEST_F(CpuOpsTest, SumsOfSquares) {
     if (count > 0) {
       EXPECT_EQ(one, static_cast<double>(values[0]) * values[0]);
     }
-    const SumOfSquares again = {values.data(), count, &one};
+    const SumOfSquares again = {.values = values.data(), .count = count, .sum = &one};
     CreateCpuOps(1)->SumsOfSquares(&again, 1);
     EXPECT_EQ(one, two);
     EXPECT_NEAR(two, exact, 1e-12 * (exact + 1));

@@ -96,18 +96,29 @@ TEST(EightBits, QuantizesAndFindsTheLargest) {
                                 7, 8,  9, 10,   11, 0.01f, 13};
   const auto ops = CreateCpuOps(1);
   Scale scale;
-  ops->ChooseScale({x.data(), kRows * kColumns, Format::kE4m3, &scale});
+  ops->ChooseScale(
+      {.x = x.data(), .count = kRows * kColumns, .format = Format::kE4m3, .scale = &scale});
   EXPECT_EQ(scale.multiplier, 0.5f);
   std::vector<float> plain(x.size());
   std::vector<float> transposed(x.size());
   float largest = 700;
   const Scale one;
-  ops->Quantize({x.data(), Values(plain.data(), Format::kE4m3),
-                 Values(transposed.data(), Format::kE4m3), &one, &largest, kRows, kColumns});
+  ops->Quantize({.x = x.data(),
+                 .plain = Values(plain.data(), Format::kE4m3),
+                 .transposed = Values(transposed.data(), Format::kE4m3),
+                 .scale = &one,
+                 .largest = &largest,
+                 .rows = kRows,
+                 .columns = kColumns});
   EXPECT_EQ(largest, 700);
   largest = 20;
-  ops->Quantize(
-      {x.data(), Values(plain.data(), Format::kE4m3), nullptr, &scale, &largest, kRows, kColumns});
+  ops->Quantize({.x = x.data(),
+                 .plain = Values(plain.data(), Format::kE4m3),
+                 .transposed = nullptr,
+                 .scale = &scale,
+                 .largest = &largest,
+                 .rows = kRows,
+                 .columns = kColumns});
   EXPECT_EQ(largest, 600);
   for (size_t i = 0; i < x.size(); ++i) {
     const float expected = RoundToEightBits(Format::kE4m3, x[i] * scale.multiplier);
@@ -141,9 +152,16 @@ TEST(EightBits, MultipliesAndScalesBack) {
   const auto ops = CreateCpuOps(1);
   for (const bool accumulate : {false, true}) {
     const std::vector<float> before = c;
-    ops->ScaledMatmul({Values(a.data(), Format::kE5m2), Values(b.data(), Format::kE4m3), &a_scale,
-                       &b_scale, Values(bias.data(), Format::kBfloat16),
-                       Values(c.data(), Format::kBfloat16), kM, kN, kK, accumulate});
+    ops->ScaledMatmul({.a = Values(a.data(), Format::kE5m2),
+                       .b = Values(b.data(), Format::kE4m3),
+                       .a_scale = &a_scale,
+                       .b_scale = &b_scale,
+                       .bias = Values(bias.data(), Format::kBfloat16),
+                       .c = Values(c.data(), Format::kBfloat16),
+                       .m = kM,
+                       .n = kN,
+                       .k = kK,
+                       .accumulate = accumulate});
     for (int64_t i = 0; i < kM * kN; ++i) {
       double sum = 3 + (accumulate ? before[static_cast<size_t>(i)] : 0);
       for (int64_t k = 0; k < kK; ++k) {

@@ -216,38 +216,71 @@ class RoundedResults : public ::testing::Test {
 
 TEST_F(RoundedResults, OfNormsAndResiduals) {
   const auto norm = [&](Values out) {
-    ops_->LayerNorm({x_.data(), weight_.data(), bias_.data(), out, mean_, rstd_, kRows, kColumns});
+    ops_->LayerNorm({.x = x_.data(),
+                     .weight = weight_.data(),
+                     .bias = bias_.data(),
+                     .y = out,
+                     .mean = mean_,
+                     .rstd = rstd_,
+                     .rows = kRows,
+                     .columns = kColumns});
   };
   Expect("norm", norm);
   Expect("norm backward", [&](Values out) {
     norm(out);
     std::vector<float> gradients(2 * kColumns);
-    ops_->LayerNormBackward({other_, x_.data(), weight_.data(), mean_, rstd_, out, gradients.data(),
-                             gradients.data() + kColumns, kRows, kColumns, kRows});
+    ops_->LayerNormBackward({.dy = other_,
+                             .x = x_.data(),
+                             .weight = weight_.data(),
+                             .mean = mean_,
+                             .rstd = rstd_,
+                             .dx = out,
+                             .dweight = gradients.data(),
+                             .dbias = gradients.data() + kColumns,
+                             .rows = kRows,
+                             .columns = kColumns,
+                             .rows_per_leaf = kRows});
   });
   Expect("residual", [&](Values out) {
-    ops_->Residual({x_.data(), other_, bias_.data(), out, kRows, kColumns, Dropout()});
+    ops_->Residual({.residual = x_.data(),
+                    .branch = other_,
+                    .bias = bias_.data(),
+                    .out = out,
+                    .rows = kRows,
+                    .columns = kColumns,
+                    .dropout = Dropout()});
   });
   Dropout dropout;
   dropout.probability = 0.25f;
   dropout.tokens = kRows;
   Expect("residual backward", [&](Values out) {
-    ops_->ResidualBackward({x_.data(), out, nullptr, kRows, kColumns, kRows, dropout});
+    ops_->ResidualBackward({.dout = x_.data(),
+                            .dbranch = out,
+                            .dbias = nullptr,
+                            .rows = kRows,
+                            .columns = kColumns,
+                            .rows_per_leaf = kRows,
+                            .dropout = dropout});
   });
 }
 
 TEST_F(RoundedResults, OfActivations) {
-  Expect("gelu", [&](Values out) { ops_->Gelu({x_.data(), out, kRows, kColumns, false}); });
-  Expect("gelu backward", [&](Values out) {
-    ops_->GeluBackward({x_.data(), other_, out, kRows, kColumns});
+  Expect("gelu", [&](Values out) {
+    ops_->Gelu({.h = x_.data(), .g = out, .rows = kRows, .columns = kColumns, .exact = false});
   });
-  Expect("swiglu", [&](Values out) { ops_->Swiglu({x_.data(), out, kRows, kColumns}); });
+  Expect("gelu backward", [&](Values out) {
+    ops_->GeluBackward(
+        {.dg = x_.data(), .h = other_, .dh = out, .rows = kRows, .columns = kColumns});
+  });
+  Expect("swiglu", [&](Values out) {
+    ops_->Swiglu({.h = x_.data(), .g = out, .rows = kRows, .columns = kColumns});
+  });
   Expect("tanh", [&](Values out) {
     ops_->Zero(out, kCount);
-    ops_->BiasTanh({out, bias_.data(), kRows, kColumns});
+    ops_->BiasTanh({.y = out, .bias = bias_.data(), .rows = kRows, .columns = kColumns});
   });
   Expect("tanh backward", [&](Values out) {
-    ops_->TanhBackward({x_.data(), other_, out, kCount});
+    ops_->TanhBackward({.dy = x_.data(), .y = other_, .dx = out, .count = kCount});
   });
 }
 
@@ -258,18 +291,30 @@ TEST_F(RoundedResults, OfLookupsAndSums) {
   });
   Expect("copy", [&](Values out) { ops_->Copy(out, x_.data(), kCount); });
   Expect("gather", [&](Values out) {
-    ops_->Gather({x_.data(), order_.data(), out, kRows, kColumns});
+    ops_->Gather(
+        {.x = x_.data(), .index = order_.data(), .out = out, .count = kRows, .columns = kColumns});
   });
   Expect("scatter", [&](Values out) {
     ops_->Zero(out, kCount);
-    ops_->ScatterAdd({x_.data(), order_.data(), out, kRows, kColumns});
+    ops_->ScatterAdd({.from = x_.data(),
+                      .index = order_.data(),
+                      .to = out,
+                      .count = kRows,
+                      .columns = kColumns});
   });
   Expect("embedding", [&](Values out) {
-    ops_->Embedding({order_.data(), x_.data(), out, kRows, kColumns, 0, kRows});
+    ops_->Embedding({.tokens = order_.data(),
+                     .weight = x_.data(),
+                     .out = out,
+                     .count = kRows,
+                     .columns = kColumns,
+                     .vocabulary_begin = 0,
+                     .vocabulary_rows = kRows});
   });
   Expect("positions", [&](Values out) {
     ops_->Zero(out, kCount);
-    ops_->PositionEmbedding({out, x_.data(), kRows, kColumns, kRows});
+    ops_->PositionEmbedding(
+        {.x = out, .weight = x_.data(), .rows = kRows, .columns = kColumns, .tokens = kRows});
   });
 }
 
@@ -277,26 +322,31 @@ TEST_F(RoundedResults, ANormIsThatOfTheRoundedSum) {
   for (const Case& c : kCases) {
     std::vector<float> sum(kCount);
     std::vector<float> expected(kCount);
-    const ResidualArgs add{x_.data(), other_,   nullptr,  {sum.data(), c.format},
-                           kRows,     kColumns, Dropout()};
+    const ResidualArgs add{.residual = x_.data(),
+                           .branch = other_,
+                           .bias = nullptr,
+                           .out = {sum.data(), c.format},
+                           .rows = kRows,
+                           .columns = kColumns,
+                           .dropout = Dropout()};
     ops_->Residual(add);
-    ops_->LayerNorm({sum.data(),
-                     weight_.data(),
-                     bias_.data(),
-                     {expected.data(), c.format},
-                     mean_,
-                     rstd_,
-                     kRows,
-                     kColumns});
+    ops_->LayerNorm({.x = sum.data(),
+                     .weight = weight_.data(),
+                     .bias = bias_.data(),
+                     .y = {expected.data(), c.format},
+                     .mean = mean_,
+                     .rstd = rstd_,
+                     .rows = kRows,
+                     .columns = kColumns});
     std::vector<float> actual(kCount);
-    ops_->ResidualLayerNorm(add, {nullptr,
-                                  weight_.data(),
-                                  bias_.data(),
-                                  {actual.data(), c.format},
-                                  mean_,
-                                  rstd_,
-                                  kRows,
-                                  kColumns});
+    ops_->ResidualLayerNorm(add, {.x = nullptr,
+                                  .weight = weight_.data(),
+                                  .bias = bias_.data(),
+                                  .y = {actual.data(), c.format},
+                                  .mean = mean_,
+                                  .rstd = rstd_,
+                                  .rows = kRows,
+                                  .columns = kColumns});
     EXPECT_EQ(std::memcmp(expected.data(), actual.data(), kCount * sizeof(float)), 0);
   }
 }
@@ -337,8 +387,16 @@ TEST(NotANumber, RunsThroughAttentionAndLoss) {
       float stats[kCrossEntropyStats];
       float row_lse = 0;
       float loss = 0;
-      ops->CrossEntropyLocal({logits.data(), &target, stats, 1, 20, 20, 0, false});
-      ops->CrossEntropyCombine({stats, &row_lse, &loss, 1, 1, {}});
+      ops->CrossEntropyLocal({.logits = logits.data(),
+                              .targets = &target,
+                              .stats = stats,
+                              .rows = 1,
+                              .valid = 20,
+                              .stride = 20,
+                              .vocabulary_begin = 0,
+                              .sums = false});
+      ops->CrossEntropyCombine(
+          {.stats = stats, .lse = &row_lse, .loss = &loss, .rows = 1, .ranks = 1, .smoothing = {}});
       EXPECT_FALSE(std::isfinite(loss)) << bad << " in column " << bad_column;
     }
   }

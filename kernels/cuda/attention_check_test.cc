@@ -25,7 +25,12 @@ class AttentionCheckTest : public DeviceTest {
     return SameInEveryOrder([this] {
       DeviceBuffer<float> expected(expected_, 0), actual(actual_, 0), peaks(kCheckBlocks);
       DeviceBuffer<uint32_t> flags(std::vector<uint32_t>(3), 0);
-      CheckCuda({expected.data(), actual.data(), kRows, kColumns, kExpectedStride, kActualStride},
+      CheckCuda({.expected = expected.data(),
+                 .actual = actual.data(),
+                 .rows = kRows,
+                 .columns = kColumns,
+                 .expected_stride = kExpectedStride,
+                 .actual_stride = kActualStride},
                 kNear, peaks.data(), reinterpret_cast<CheckFlags*>(flags.data()), stream_);
       return flags.Read(stream_);
     });

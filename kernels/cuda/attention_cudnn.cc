@@ -55,15 +55,15 @@ bool AreAligned(std::initializer_list<const void*> pointers) {
 
 template <typename Args>
 CudnnAttentionShape ShapeOf(const Args& a) {
-  return {a.q.format() == Format::kBfloat16 ? CUDNN_DATA_BFLOAT16 : CUDNN_DATA_HALF,
-          a.sequences,
-          a.tokens,
-          a.heads,
-          a.head_dim,
-          a.group,
-          a.stride,
-          a.heads * a.head_dim,
-          a.causal};
+  return {.type = a.q.format() == Format::kBfloat16 ? CUDNN_DATA_BFLOAT16 : CUDNN_DATA_HALF,
+          .sequences = a.sequences,
+          .tokens = a.tokens,
+          .heads = a.heads,
+          .head_dim = a.head_dim,
+          .group = a.group,
+          .stride = a.stride,
+          .out_stride = a.heads * a.head_dim,
+          .causal = a.causal};
 }
 
 std::string Describe(Direction direction, const CudnnAttentionShape& s) {
@@ -475,10 +475,20 @@ bool CudnnAttention::Attention(const AttentionArgs& a) {
         float* lse = pieces.TakeFloats(a.group * a.tokens);
         const Values out = pieces.TakeValues(a.out.format(), a.tokens * width);
         AttentionCuda(CornerOf(a, at, out, lse), pieces.rest());
-        CheckCuda({out, a.out + at.out, a.tokens, width, width, a.heads * a.head_dim},
+        CheckCuda({.expected = out,
+                   .actual = a.out + at.out,
+                   .rows = a.tokens,
+                   .columns = width,
+                   .expected_stride = width,
+                   .actual_stride = a.heads * a.head_dim},
                   NearOf(a.out.format()), peaks, flags, context.stream);
-        CheckCuda({lse, a.lse + at.lse, a.group, a.tokens, a.tokens, a.tokens}, kNearLse, peaks,
-                  flags, context.stream);
+        CheckCuda({.expected = lse,
+                   .actual = a.lse + at.lse,
+                   .rows = a.group,
+                   .columns = a.tokens,
+                   .expected_stride = a.tokens,
+                   .actual_stride = a.tokens},
+                  kNearLse, peaks, flags, context.stream);
       },
       [&](const uint32_t* differ) { AttentionCuda(a, context, differ); });
   return true;
@@ -519,7 +529,12 @@ bool CudnnAttention::AttentionBackward(const AttentionBackwardArgs& a) {
         library_->Note(own.error);
         AttentionBackwardCuda(own.args, own_pieces.rest());
         const auto check = [&](Values expected, Values actual, int64_t columns) {
-          CheckCuda({expected, actual, a.tokens, columns, own.args.stride, a.stride},
+          CheckCuda({.expected = expected,
+                     .actual = actual,
+                     .rows = a.tokens,
+                     .columns = columns,
+                     .expected_stride = own.args.stride,
+                     .actual_stride = a.stride},
                     NearOf(a.dq.format()), peaks, flags, context.stream);
         };
         check(own.args.dq, a.dq + at.q, a.group * a.head_dim);

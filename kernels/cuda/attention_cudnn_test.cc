@@ -43,17 +43,17 @@ std::string NameOf(const Case& c) {
 }
 
 AttentionArgs ForwardOf(const Case& c, Values qkv, Values out, float* lse, float* scratch) {
-  AttentionArgs args{qkv,
-                     qkv + c.width(),
-                     qkv + c.width() + c.key_width(),
-                     c.stride(),
-                     out,
-                     lse,
-                     c.sequences,
-                     c.tokens,
-                     c.heads,
-                     c.head_dim,
-                     c.group};
+  AttentionArgs args{.q = qkv,
+                     .k = qkv + c.width(),
+                     .v = qkv + c.width() + c.key_width(),
+                     .stride = c.stride(),
+                     .out = out,
+                     .lse = lse,
+                     .sequences = c.sequences,
+                     .tokens = c.tokens,
+                     .heads = c.heads,
+                     .head_dim = c.head_dim,
+                     .group = c.group};
   args.causal = c.causal;
   args.scratch = scratch;
   return args;
@@ -63,9 +63,21 @@ AttentionBackwardArgs BackwardOf(const Case& c, Values qkv, Values out, Values d
                                  const float* lse, Values dqkv, float* scratch) {
   const int64_t key = c.width();
   const int64_t value = key + c.key_width();
-  AttentionBackwardArgs args{dout,        out,      lse,        qkv,          qkv + key,
-                             qkv + value, dqkv,     dqkv + key, dqkv + value, c.stride(),
-                             c.sequences, c.tokens, c.heads,    c.head_dim,   c.group};
+  AttentionBackwardArgs args{.dout = dout,
+                             .out = out,
+                             .lse = lse,
+                             .q = qkv,
+                             .k = qkv + key,
+                             .v = qkv + value,
+                             .dq = dqkv,
+                             .dk = dqkv + key,
+                             .dv = dqkv + value,
+                             .stride = c.stride(),
+                             .sequences = c.sequences,
+                             .tokens = c.tokens,
+                             .heads = c.heads,
+                             .head_dim = c.head_dim,
+                             .group = c.group};
   args.causal = c.causal;
   args.scratch = scratch;
   return args;

@@ -64,27 +64,34 @@ class AttentionTest : public BothBackendsTest {
   }
   static Dropout DropoutOf(const Case& c) {
     if (!c.dropping) return {};
-    return {0.25f, 5, 9, 3, kSiteAttention, 17, c.tokens, 0};
+    return {.probability = 0.25f,
+            .seed = 5,
+            .step = 9,
+            .layer = 3,
+            .site = kSiteAttention,
+            .first_sequence = 17,
+            .tokens = c.tokens,
+            .first_row = 0};
   }
   static AttentionArgs Forward(const Case& c, const Ids& ids, const Bound& t) {
     const Values qkv = t.values(ids.qkv);
-    return {qkv,
-            qkv + ids.key,
-            qkv + ids.value,
-            ids.stride,
-            t.values(ids.out),
-            t.floats(ids.lse),
-            c.sequences,
-            c.tokens,
-            c.heads,
-            c.head_dim,
-            c.group,
-            c.first_query,
-            2,
-            c.causal,
-            t.ints(ids.lengths),
-            DropoutOf(c),
-            t.scratch};
+    return {.q = qkv,
+            .k = qkv + ids.key,
+            .v = qkv + ids.value,
+            .stride = ids.stride,
+            .out = t.values(ids.out),
+            .lse = t.floats(ids.lse),
+            .sequences = c.sequences,
+            .tokens = c.tokens,
+            .heads = c.heads,
+            .head_dim = c.head_dim,
+            .group = c.group,
+            .first_query = c.first_query,
+            .first_head = 2,
+            .causal = c.causal,
+            .lengths = t.ints(ids.lengths),
+            .dropout = DropoutOf(c),
+            .scratch = t.scratch};
   }
 };
 
@@ -113,26 +120,26 @@ TEST_F(AttentionTest, Backward) {
           [&](Ops& ops, const Bound& t) {
             const Values qkv = t.values(ids.qkv);
             const Values dqkv = t.values(ids.dqkv);
-            ops.AttentionBackward({t.values(ids.dout),
-                                   t.values(ids.out),
-                                   t.floats(ids.lse),
-                                   qkv,
-                                   qkv + ids.key,
-                                   qkv + ids.value,
-                                   dqkv,
-                                   dqkv + ids.key,
-                                   dqkv + ids.value,
-                                   ids.stride,
-                                   c.sequences,
-                                   c.tokens,
-                                   c.heads,
-                                   c.head_dim,
-                                   c.group,
-                                   2,
-                                   c.causal,
-                                   t.ints(ids.lengths),
-                                   DropoutOf(c),
-                                   t.scratch});
+            ops.AttentionBackward({.dout = t.values(ids.dout),
+                                   .out = t.values(ids.out),
+                                   .lse = t.floats(ids.lse),
+                                   .q = qkv,
+                                   .k = qkv + ids.key,
+                                   .v = qkv + ids.value,
+                                   .dq = dqkv,
+                                   .dk = dqkv + ids.key,
+                                   .dv = dqkv + ids.value,
+                                   .stride = ids.stride,
+                                   .sequences = c.sequences,
+                                   .tokens = c.tokens,
+                                   .heads = c.heads,
+                                   .head_dim = c.head_dim,
+                                   .group = c.group,
+                                   .first_head = 2,
+                                   .causal = c.causal,
+                                   .lengths = t.ints(ids.lengths),
+                                   .dropout = DropoutOf(c),
+                                   .scratch = t.scratch});
           },
           ScratchOf(c));
     }

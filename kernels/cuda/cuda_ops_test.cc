@@ -27,7 +27,16 @@ struct Shape {
 constexpr Shape kShapes[] = {{1, 1}, {3, 7}, {5, 8}, {33, 40}, {70, 257}, {9, 300}, {2, 64}};
 constexpr Shape kSumShapes[] = {{1, 5}, {8, 16}, {31, 33}, {100, 72}, {520, 12}};
 
-Dropout SomeDropout(int64_t tokens) { return {0.25f, 77, 5, 3, kSiteMlpOutput, 11, tokens, 2}; }
+Dropout SomeDropout(int64_t tokens) {
+  return {.probability = 0.25f,
+          .seed = 77,
+          .step = 5,
+          .layer = 3,
+          .site = kSiteMlpOutput,
+          .first_sequence = 11,
+          .tokens = tokens,
+          .first_row = 2};
+}
 
 std::string NameOf(const char* operation, int64_t rows, int64_t columns) {
   return std::string(operation) + " " + std::to_string(rows) + " x " + std::to_string(columns);
@@ -37,7 +46,7 @@ class CudaOpsTest : public BothBackendsTest {
  protected:
   // Checks the norm of one row, or its gradient.
   void CheckNormOfARow(Format format, int64_t columns, bool backward) {
-    scratch_ = {1, columns, 0, 0, 0, 0};
+    scratch_ = {.rows = 1, .norm_columns = columns};
     Begin(format, NameOf(backward ? "gradient of a norm" : "norm", 1, columns));
     const int dy = AddValues("dy", columns);
     const int x = AddValues("x", columns);
@@ -49,12 +58,26 @@ class CudaOpsTest : public BothBackendsTest {
     Near(kNear, {y, mean, rstd, dweight});
     Check([&](Ops& ops, const Bound& t) {
       if (backward) {
-        ops.LayerNormBackward({t.values(dy), t.values(x), t.values(weight), t.floats(mean),
-                               t.floats(rstd), t.values(y), t.floats(dweight), nullptr, 1, columns,
-                               1});
+        ops.LayerNormBackward({.dy = t.values(dy),
+                               .x = t.values(x),
+                               .weight = t.values(weight),
+                               .mean = t.floats(mean),
+                               .rstd = t.floats(rstd),
+                               .dx = t.values(y),
+                               .dweight = t.floats(dweight),
+                               .dbias = nullptr,
+                               .rows = 1,
+                               .columns = columns,
+                               .rows_per_leaf = 1});
       } else {
-        ops.LayerNorm({t.values(x), t.values(weight), nullptr, t.values(y), t.floats(mean),
-                       t.floats(rstd), 1, columns});
+        ops.LayerNorm({.x = t.values(x),
+                       .weight = t.values(weight),
+                       .bias = nullptr,
+                       .y = t.values(y),
+                       .mean = t.floats(mean),
+                       .rstd = t.floats(rstd),
+                       .rows = 1,
+                       .columns = columns});
       }
     });
   }
@@ -74,8 +97,16 @@ TEST_F(CudaOpsTest, LayerNorm) {
         // A row of two nearly equal numbers has a large 1 / deviation, and its error with it.
         Near(columns < 3 ? 1e-3 : kNear, {y, mean, rstd});
         Check([&](Ops& ops, const Bound& t) {
-          ops.LayerNorm({t.values(x), t.values(weight), t.values(bias), t.values(y), t.floats(mean),
-                         t.floats(rstd), rows, columns, 1e-5f, rms});
+          ops.LayerNorm({.x = t.values(x),
+                         .weight = t.values(weight),
+                         .bias = t.values(bias),
+                         .y = t.values(y),
+                         .mean = t.floats(mean),
+                         .rstd = t.floats(rstd),
+                         .rows = rows,
+                         .columns = columns,
+                         .eps = 1e-5f,
+                         .rms = rms});
         });
       }
     }
@@ -98,9 +129,19 @@ TEST_F(CudaOpsTest, LayerNormBackward) {
         const int dbias = rms ? kNone : AddFloats("dbias", columns);
         Near(kNear, {dx, dweight, dbias});
         Check([&](Ops& ops, const Bound& t) {
-          ops.LayerNormBackward({t.values(dy), t.values(x), t.values(weight), t.floats(mean),
-                                 t.floats(rstd), t.values(dx), t.floats(dweight), t.floats(dbias),
-                                 rows, columns, rows, accumulate, rms});
+          ops.LayerNormBackward({.dy = t.values(dy),
+                                 .x = t.values(x),
+                                 .weight = t.values(weight),
+                                 .mean = t.floats(mean),
+                                 .rstd = t.floats(rstd),
+                                 .dx = t.values(dx),
+                                 .dweight = t.floats(dweight),
+                                 .dbias = t.floats(dbias),
+                                 .rows = rows,
+                                 .columns = columns,
+                                 .rows_per_leaf = rows,
+                                 .accumulate = accumulate,
+                                 .rms = rms});
         });
       }
     }
@@ -141,19 +182,26 @@ TEST_F(CudaOpsTest, ResidualAndTheNormOfIt) {
         Near(kNear, {y, mean, rstd});
         const Dropout dropout = dropping ? SomeDropout(13) : Dropout();
         const auto add = [&](const Bound& t) -> ResidualArgs {
-          return {t.values(residual),
-                  t.values(branch),
-                  t.values(bias),
-                  t.values(out),
-                  rows,
-                  columns,
-                  dropout};
+          return {.residual = t.values(residual),
+                  .branch = t.values(branch),
+                  .bias = t.values(bias),
+                  .out = t.values(out),
+                  .rows = rows,
+                  .columns = columns,
+                  .dropout = dropout};
         };
         Check([&](Ops& ops, const Bound& t) { ops.Residual(add(t)); });
         Check([&](Ops& ops, const Bound& t) {
-          ops.ResidualLayerNorm(
-              add(t), {nullptr, t.values(weight), t.values(shift), t.values(y), t.floats(mean),
-                       t.floats(rstd), rows, columns, 1e-5f, false});
+          ops.ResidualLayerNorm(add(t), {.x = nullptr,
+                                         .weight = t.values(weight),
+                                         .bias = t.values(shift),
+                                         .y = t.values(y),
+                                         .mean = t.floats(mean),
+                                         .rstd = t.floats(rstd),
+                                         .rows = rows,
+                                         .columns = columns,
+                                         .eps = 1e-5f,
+                                         .rms = false});
         });
         // out may be residual.
         Check([&](Ops& ops, const Bound& t) {
@@ -177,8 +225,13 @@ TEST_F(CudaOpsTest, ResidualBackward) {
           const int dbias = wants_bias ? AddFloats("dbias", columns) : kNone;
           Near(kNear, {dbias});
           Check([&](Ops& ops, const Bound& t) {
-            ops.ResidualBackward({t.values(dout), t.values(dbranch), t.floats(dbias), rows, columns,
-                                  rows, dropping ? SomeDropout(13) : Dropout()});
+            ops.ResidualBackward({.dout = t.values(dout),
+                                  .dbranch = t.values(dbranch),
+                                  .dbias = t.floats(dbias),
+                                  .rows = rows,
+                                  .columns = columns,
+                                  .rows_per_leaf = rows,
+                                  .dropout = dropping ? SomeDropout(13) : Dropout()});
           });
         }
       }
@@ -195,7 +248,11 @@ TEST_F(CudaOpsTest, Gelu) {
         const int g = AddValues("g", rows * columns, columns);
         Near(kNear, {g});
         Check([&](Ops& ops, const Bound& t) {
-          ops.Gelu({t.values(h), t.values(g), rows, columns, exact});
+          ops.Gelu({.h = t.values(h),
+                    .g = t.values(g),
+                    .rows = rows,
+                    .columns = columns,
+                    .exact = exact});
         });
       }
     }
@@ -213,7 +270,12 @@ TEST_F(CudaOpsTest, GeluBackward) {
         Near(kNear, {dg, dh});
         for (const int to : {dh, dg}) {  // dh may be dg
           Check([&](Ops& ops, const Bound& t) {
-            ops.GeluBackward({t.values(dg), t.values(h), t.values(to), rows, columns, exact});
+            ops.GeluBackward({.dg = t.values(dg),
+                              .h = t.values(h),
+                              .dh = t.values(to),
+                              .rows = rows,
+                              .columns = columns,
+                              .exact = exact});
           });
         }
       }
@@ -231,8 +293,12 @@ TEST_F(CudaOpsTest, Swiglu) {
       const int dh = AddValues("dh", rows * 2 * columns, 2 * columns);
       Near(kNear, {g, dh});
       Check([&](Ops& ops, const Bound& t) {
-        ops.Swiglu({t.values(h), t.values(g), rows, columns});
-        ops.SwigluBackward({t.values(dg), t.values(h), t.values(dh), rows, columns});
+        ops.Swiglu({.h = t.values(h), .g = t.values(g), .rows = rows, .columns = columns});
+        ops.SwigluBackward({.dg = t.values(dg),
+                            .h = t.values(h),
+                            .dh = t.values(dh),
+                            .rows = rows,
+                            .columns = columns});
       });
     }
   }
@@ -248,8 +314,9 @@ TEST_F(CudaOpsTest, Tanh) {
       const int dy = AddValues("dy", rows * columns, columns);
       Near(kNear, {y, dy});
       Check([&](Ops& ops, const Bound& t) {
-        ops.BiasTanh({t.values(y), t.values(bias), rows, columns});
-        ops.TanhBackward({t.values(dy), t.values(out), t.values(dy), rows * columns});
+        ops.BiasTanh({.y = t.values(y), .bias = t.values(bias), .rows = rows, .columns = columns});
+        ops.TanhBackward(
+            {.dy = t.values(dy), .y = t.values(out), .dx = t.values(dy), .count = rows * columns});
       });
     }
   }
@@ -267,8 +334,14 @@ TEST_F(CudaOpsTest, Rotary) {
         const int x = AddValues("x", rows * stride);
         const int table = AddFloats("table", tokens * head_dim);
         Check([&](Ops& ops, const Bound& t) {
-          ops.Rotary(
-              {t.values(x), t.floats(table), rows, tokens, stride, heads, head_dim, inverse});
+          ops.Rotary({.x = t.values(x),
+                      .table = t.floats(table),
+                      .rows = rows,
+                      .tokens = tokens,
+                      .stride = stride,
+                      .heads = heads,
+                      .head_dim = head_dim,
+                      .inverse = inverse});
         });
       }
     }
@@ -284,9 +357,20 @@ TEST_F(CudaOpsTest, Embedding) {
       const int out = AddValues("out", rows * columns);
       const int dweight = AddFloats("dweight", 30 * columns);
       Check([&](Ops& ops, const Bound& t) {
-        ops.Embedding({t.ints(tokens), t.values(weight), t.values(out), rows, columns, 5, 30});
-        ops.EmbeddingBackward(
-            {t.ints(tokens), t.values(out), t.floats(dweight), rows, columns, 5, 30});
+        ops.Embedding({.tokens = t.ints(tokens),
+                       .weight = t.values(weight),
+                       .out = t.values(out),
+                       .count = rows,
+                       .columns = columns,
+                       .vocabulary_begin = 5,
+                       .vocabulary_rows = 30});
+        ops.EmbeddingBackward({.tokens = t.ints(tokens),
+                               .dx = t.values(out),
+                               .dweight = t.floats(dweight),
+                               .count = rows,
+                               .columns = columns,
+                               .vocabulary_begin = 5,
+                               .vocabulary_rows = 30});
       });
     }
   }
@@ -307,10 +391,24 @@ TEST_F(CudaOpsTest, PositionEmbedding) {
         const int dtype_weight = whole ? AddFloats("dtype_weight", 2 * columns) : kNone;
         const Dropout dropout = columns % 2 == 0 ? SomeDropout(tokens) : Dropout();
         Check([&](Ops& ops, const Bound& t) {
-          ops.PositionEmbedding({t.values(x), t.values(weight), rows, columns, tokens, 2, dropout,
-                                 t.ints(types), t.values(type_weight)});
-          ops.PositionEmbeddingBackward({t.values(dx), t.floats(dweight), rows, columns, tokens, 2,
-                                         dropout, t.ints(types), t.floats(dtype_weight)});
+          ops.PositionEmbedding({.x = t.values(x),
+                                 .weight = t.values(weight),
+                                 .rows = rows,
+                                 .columns = columns,
+                                 .tokens = tokens,
+                                 .first_row = 2,
+                                 .dropout = dropout,
+                                 .types = t.ints(types),
+                                 .type_weight = t.values(type_weight)});
+          ops.PositionEmbeddingBackward({.dx = t.values(dx),
+                                         .dweight = t.floats(dweight),
+                                         .rows = rows,
+                                         .columns = columns,
+                                         .tokens = tokens,
+                                         .first_row = 2,
+                                         .dropout = dropout,
+                                         .types = t.ints(types),
+                                         .dtype_weight = t.floats(dtype_weight)});
         });
       }
     }
@@ -326,8 +424,16 @@ TEST_F(CudaOpsTest, RowsByIndex) {
       const int out = AddValues("out", rows * columns);
       const int to = AddValues("to", 25 * columns);
       Check([&](Ops& ops, const Bound& t) {
-        ops.Gather({t.values(x), t.ints(index), t.values(out), rows, columns});
-        ops.ScatterAdd({t.values(out), t.ints(index), t.values(to), rows, columns});
+        ops.Gather({.x = t.values(x),
+                    .index = t.ints(index),
+                    .out = t.values(out),
+                    .count = rows,
+                    .columns = columns});
+        ops.ScatterAdd({.from = t.values(out),
+                        .index = t.ints(index),
+                        .to = t.values(to),
+                        .count = rows,
+                        .columns = columns});
       });
     }
   }
@@ -345,24 +451,44 @@ TEST_F(CudaOpsTest, CrossEntropy) {
         const int lse = AddFloats("lse", rows);
         const int loss = AddFloats("loss", rows);
         const int sums = AddDoubles("sums", 8);
-        const LabelSmoothing smoothing{amount, 2 * valid + 1};
+        const LabelSmoothing smoothing{.amount = amount, .vocabulary = 2 * valid + 1};
         Near(1e-5, {logits, stats, lse, loss, sums});
         Check([&](Ops& ops, const Bound& t) {
           // Two ranks: the same logits, other parts of the vocabulary.
           for (const int64_t rank : {0, 1}) {
-            ops.CrossEntropyLocal({t.values(logits), t.ints(targets),
-                                   t.floats(stats) + rank * rows * kCrossEntropyStats, rows, valid,
-                                   stride, 10 + rank * valid, amount > 0});
+            ops.CrossEntropyLocal({.logits = t.values(logits),
+                                   .targets = t.ints(targets),
+                                   .stats = t.floats(stats) + rank * rows * kCrossEntropyStats,
+                                   .rows = rows,
+                                   .valid = valid,
+                                   .stride = stride,
+                                   .vocabulary_begin = 10 + rank * valid,
+                                   .sums = amount > 0});
           }
-          ops.CrossEntropyCombine(
-              {t.floats(stats), t.floats(lse), t.floats(loss), rows, 2, smoothing});
-          ops.CrossEntropyBackward({t.values(logits), t.floats(lse), t.ints(targets), rows, valid,
-                                    stride, 10, 0.125f, smoothing});
+          ops.CrossEntropyCombine({.stats = t.floats(stats),
+                                   .lse = t.floats(lse),
+                                   .loss = t.floats(loss),
+                                   .rows = rows,
+                                   .ranks = 2,
+                                   .smoothing = smoothing});
+          ops.CrossEntropyBackward({.logits = t.values(logits),
+                                    .lse = t.floats(lse),
+                                    .targets = t.ints(targets),
+                                    .rows = rows,
+                                    .valid = valid,
+                                    .stride = stride,
+                                    .vocabulary_begin = 10,
+                                    .scale = 0.125f,
+                                    .smoothing = smoothing});
         });
         // Losses are given, so that their sums have the same bits.
         Near(-1, {sums, loss});
         Check([&](Ops& ops, const Bound& t) {
-          ops.AddLosses({t.floats(loss), t.doubles(sums), rows, 3, 7});
+          ops.AddLosses({.loss = t.floats(loss),
+                         .sums = t.doubles(sums),
+                         .rows = rows,
+                         .first_row = 3,
+                         .rows_per_sum = 7});
         });
       }
     }
@@ -380,15 +506,22 @@ TEST_F(CudaOpsTest, AdamW) {
       const int rounded = format == Format::kFloat32 ? kNone : AddValues("rounded", count);
       for (double& value : At(v).data) value = static_cast<float>(std::abs(value));
       Check([&](Ops& ops, const Bound& t) {
-        const AdamWTensor tensor = {t.floats(parameter),
-                                    t.floats(gradient),
-                                    t.floats(m),
-                                    t.floats(v),
-                                    t.values(rounded),
-                                    count,
-                                    0.1f};
-        ops.AdamW({&tensor, 1, 1e-2f, 0.9f, 0.95f, 1e-8f, 1 - std::pow(0.9, 3),
-                   1 - std::pow(0.95, 3), 0.7f});
+        const AdamWTensor tensor = {.parameter = t.floats(parameter),
+                                    .gradient = t.floats(gradient),
+                                    .m = t.floats(m),
+                                    .v = t.floats(v),
+                                    .rounded = t.values(rounded),
+                                    .count = count,
+                                    .weight_decay = 0.1f};
+        ops.AdamW({.tensors = &tensor,
+                   .tensor_count = 1,
+                   .learning_rate = 1e-2f,
+                   .beta1 = 0.9f,
+                   .beta2 = 0.95f,
+                   .eps = 1e-8f,
+                   .bias_correction1 = 1 - std::pow(0.9, 3),
+                   .bias_correction2 = 1 - std::pow(0.95, 3),
+                   .clip = 0.7f});
       });
     }
   }
@@ -416,13 +549,26 @@ TEST_F(CudaOpsTest, ManyTensorsAtOnce) {
     std::vector<SumOfSquares> squares;
     int64_t at = 0;
     for (int64_t i = 0; i < kTensors; at += length(i), ++i) {
-      tensors.push_back({t.floats(parameter) + at, t.floats(gradient) + at, t.floats(m) + at,
-                         t.floats(v) + at, t.values(rounded) + at, length(i),
-                         i % 2 == 0 ? 0.1f : 0.0f});
-      squares.push_back({t.floats(gradient) + at, length(i), t.doubles(sums) + i});
+      tensors.push_back({.parameter = t.floats(parameter) + at,
+                         .gradient = t.floats(gradient) + at,
+                         .m = t.floats(m) + at,
+                         .v = t.floats(v) + at,
+                         .rounded = t.values(rounded) + at,
+                         .count = length(i),
+                         .weight_decay = i % 2 == 0 ? 0.1f : 0.0f});
+      squares.push_back(
+          {.values = t.floats(gradient) + at, .count = length(i), .sum = t.doubles(sums) + i});
     }
     ops.SumsOfSquares(squares.data(), kTensors);
-    ops.AdamW({tensors.data(), kTensors, 1e-2f, 0.9f, 0.95f, 1e-8f, 0.3, 0.2, 0.7f});
+    ops.AdamW({.tensors = tensors.data(),
+               .tensor_count = kTensors,
+               .learning_rate = 1e-2f,
+               .beta1 = 0.9f,
+               .beta2 = 0.95f,
+               .eps = 1e-8f,
+               .bias_correction1 = 0.3,
+               .bias_correction2 = 0.2,
+               .clip = 0.7f});
   });
 }
 
@@ -442,7 +588,8 @@ TEST_F(CudaOpsTest, AddZeroCopySumsAndDigest) {
         ops.Zero(t.values(zero), count);
         ops.Copy(t.values(b), t.floats(wide), count);
         ops.Copy(t.floats(back), t.values(b), count);
-        const SumOfSquares squares = {t.floats(wide), count, t.doubles(sum)};
+        const SumOfSquares squares = {
+            .values = t.floats(wide), .count = count, .sum = t.doubles(sum)};
         ops.SumsOfSquares(&squares, 1);
         ops.Digest(t.floats(wide), count, t.bits(digest));
       });
@@ -466,16 +613,63 @@ TEST_F(CudaOpsTest, NothingOfNoRows) {
   Check([&](Ops& ops, const Bound& t) {
     const Values v = t.values(x);
     float* f = t.floats(sums);
-    ops.LayerNorm({v, v, v, v, f, f, 0, 8});
-    ops.LayerNormBackward({v, v, v, f, f, v, f, f, 0, 8, 1});
-    ops.Residual({v, v, v, v, 0, 8, {}});
-    ops.GeluBackward({v, v, v, 0, 8, false});
-    ops.EmbeddingBackward({nullptr, v, f, 0, 8, 0, 2});
-    ops.CrossEntropyLocal({v, nullptr, f, 0, 8, 8, 0, false});
-    ops.AddLosses({f, nullptr, 0, 0, 1});
-    const AdamWTensor tensor = {f, f, f, f, nullptr, 0, 1};
-    ops.AdamW({&tensor, 1, 1, 1, 1, 1, 1, 1, 1});
-    ops.AdamW({nullptr, 0, 1, 1, 1, 1, 1, 1, 1});
+    ops.LayerNorm(
+        {.x = v, .weight = v, .bias = v, .y = v, .mean = f, .rstd = f, .rows = 0, .columns = 8});
+    ops.LayerNormBackward({.dy = v,
+                           .x = v,
+                           .weight = v,
+                           .mean = f,
+                           .rstd = f,
+                           .dx = v,
+                           .dweight = f,
+                           .dbias = f,
+                           .rows = 0,
+                           .columns = 8,
+                           .rows_per_leaf = 1});
+    ops.Residual(
+        {.residual = v, .branch = v, .bias = v, .out = v, .rows = 0, .columns = 8, .dropout = {}});
+    ops.GeluBackward({.dg = v, .h = v, .dh = v, .rows = 0, .columns = 8, .exact = false});
+    ops.EmbeddingBackward({.tokens = nullptr,
+                           .dx = v,
+                           .dweight = f,
+                           .count = 0,
+                           .columns = 8,
+                           .vocabulary_begin = 0,
+                           .vocabulary_rows = 2});
+    ops.CrossEntropyLocal({.logits = v,
+                           .targets = nullptr,
+                           .stats = f,
+                           .rows = 0,
+                           .valid = 8,
+                           .stride = 8,
+                           .vocabulary_begin = 0,
+                           .sums = false});
+    ops.AddLosses({.loss = f, .sums = nullptr, .rows = 0, .first_row = 0, .rows_per_sum = 1});
+    const AdamWTensor tensor = {.parameter = f,
+                                .gradient = f,
+                                .m = f,
+                                .v = f,
+                                .rounded = nullptr,
+                                .count = 0,
+                                .weight_decay = 1};
+    ops.AdamW({.tensors = &tensor,
+               .tensor_count = 1,
+               .learning_rate = 1,
+               .beta1 = 1,
+               .beta2 = 1,
+               .eps = 1,
+               .bias_correction1 = 1,
+               .bias_correction2 = 1,
+               .clip = 1});
+    ops.AdamW({.tensors = nullptr,
+               .tensor_count = 0,
+               .learning_rate = 1,
+               .beta1 = 1,
+               .beta2 = 1,
+               .eps = 1,
+               .bias_correction1 = 1,
+               .bias_correction2 = 1,
+               .clip = 1});
     ops.SumsOfSquares(nullptr, 0);
     ops.Add(v, v, 0);
   });
@@ -499,11 +693,28 @@ TEST_F(CudaOpsTest, NanIsNotHidden) {
     At(x).data[static_cast<size_t>(2 * columns + 17)] = std::numeric_limits<double>::quiet_NaN();
     Near(1e-5, {y, mean, rstd, stats, lse, loss});
     const auto results = Check([&](Ops& ops, const Bound& t) {
-      ops.LayerNorm({t.values(x), t.values(weight), nullptr, t.values(y), t.floats(mean),
-                     t.floats(rstd), rows, columns});
-      ops.CrossEntropyLocal(
-          {t.values(x), t.ints(targets), t.floats(stats), rows, columns, columns, 0, false});
-      ops.CrossEntropyCombine({t.floats(stats), t.floats(lse), t.floats(loss), rows, 1, {}});
+      ops.LayerNorm({.x = t.values(x),
+                     .weight = t.values(weight),
+                     .bias = nullptr,
+                     .y = t.values(y),
+                     .mean = t.floats(mean),
+                     .rstd = t.floats(rstd),
+                     .rows = rows,
+                     .columns = columns});
+      ops.CrossEntropyLocal({.logits = t.values(x),
+                             .targets = t.ints(targets),
+                             .stats = t.floats(stats),
+                             .rows = rows,
+                             .valid = columns,
+                             .stride = columns,
+                             .vocabulary_begin = 0,
+                             .sums = false});
+      ops.CrossEntropyCombine({.stats = t.floats(stats),
+                               .lse = t.floats(lse),
+                               .loss = t.floats(loss),
+                               .rows = rows,
+                               .ranks = 1,
+                               .smoothing = {}});
     });
     for (const int64_t row : {0, 1, 2, 3, 4}) {
       const auto at = static_cast<size_t>(row);
@@ -512,76 +723,6 @@ TEST_F(CudaOpsTest, NanIsNotHidden) {
     }
   }
 }
-
-// Operations can be captured into a graph, which repeats them.
-TEST_F(CudaOpsTest, GraphsRepeatThem) {
-  constexpr int64_t kRows = 40;
-  constexpr int64_t kColumns = 24;
-  std::normal_distribution<float> normal;
-  const auto random = [&](int64_t count) {
-    std::vector<float> values(static_cast<size_t>(count));
-    for (float& value : values) value = normal(random_);
-    return values;
-  };
-  DeviceBuffer<float> x(random(kRows * kColumns), 0), w(random(kColumns * kColumns), 0);
-  DeviceBuffer<float> bias(random(kColumns), 1);  // products copy it to where it is aligned
-  DeviceBuffer<float> y(kRows * kColumns), normed(kRows * kColumns), mean(kRows), rstd(kRows);
-  DeviceBuffer<float> dw(std::vector<float>(kColumns * kColumns), 0), dbias(random(kColumns), 0);
-  DeviceBuffer<unsigned char> workspace(CudaScratchBytes(scratch_));
-  OperationErrors errors;
-  const auto ops = CreateCudaOps({stream_, reinterpret_cast<std::byte*>(workspace.data()),
-                                  CudaScratchBytes(scratch_), &errors, nullptr});
-  const auto step = [&] {
-    ops->Matmul({x.data(), w.data(), bias.data(), y.data(), kRows, kColumns, kColumns});
-    ops->LayerNorm(
-        {y.data(), bias.data(), nullptr, normed.data(), mean.data(), rstd.data(), kRows, kColumns});
-    ops->MatmulBackwardWeight(
-        {y.data(), x.data(), dw.data(), dbias.data(), kRows, kColumns, kColumns, kRows, true});
-  };
-  step();
-  const auto once = dw.Read(stream_);
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t executable = nullptr;
-  ASSERT_EQ(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), cudaSuccess);
-  step();
-  ASSERT_EQ(cudaStreamEndCapture(stream_, &graph), cudaSuccess);
-  EXPECT_EQ(dw.Read(stream_), once);  // nothing has run
-  ASSERT_EQ(cudaGraphInstantiate(&executable, graph, 0), cudaSuccess);
-  for (const float times : {2.0f, 3.0f}) {
-    ASSERT_EQ(cudaGraphLaunch(executable, stream_), cudaSuccess);
-    const auto sum = dw.Read(stream_);
-    for (size_t i = 0; i < sum.size(); ++i) {
-      ASSERT_NEAR(sum[i], times * once[i], 1e-5f * std::abs(sum[i]) + 1e-6f) << i;
-    }
-  }
-  EXPECT_FALSE(errors.first());
-  EXPECT_EQ(cudaGraphExecDestroy(executable), cudaSuccess);
-  EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
-}
-
-#ifdef TERCIO_CUDA_EMULATED
-TEST_F(CudaOpsTest, TheFirstErrorIsKeptAndEndsTheWork) {
-  DeviceBuffer<float> a(std::vector<float>{1, 2}, 0);
-  DeviceBuffer<unsigned char> workspace(1024);
-  OperationErrors errors;
-  const auto ops = CreateCudaOps(
-      {stream_, reinterpret_cast<std::byte*>(workspace.data()), 1024, &errors, nullptr});
-  emulation::InjectFault({cudaErrorIllegalAddress});
-  ops->Add(a.data(), a.data(), 2);
-  EXPECT_FALSE(errors.first());  // it has not run yet
-  EXPECT_EQ(cudaStreamSynchronize(stream_), cudaErrorIllegalAddress);
-  ops->BiasTanh({a.data(), nullptr, 1, 2});
-  ASSERT_TRUE(errors.first());
-  EXPECT_EQ(errors.first()->operation, "BiasTanh");
-  EXPECT_NE(errors.first()->what.find("cudaErrorIllegalAddress"), std::string::npos);
-  const int64_t works = emulation::GetCounts().works;
-  ops->Add(a.data(), a.data(), 2);
-  EXPECT_EQ(emulation::GetCounts().works, works);
-  EXPECT_EQ(errors.first()->operation, "BiasTanh");
-  emulation::Configure({});  // the device is beyond repair
-  stream_ = nullptr;
-}
-#endif
 
 }  // namespace
 }  // namespace tercio::kernels::cuda

@@ -56,8 +56,13 @@ TEST_F(EightBitsTest, Quantizes) {
         const int largest = has_largest ? AddFloats("largest", 1) : Bound::kNone;
         if (has_largest) At(largest).data = {0.5};
         Check([&, rows = rows, columns = columns](Ops& ops, const Bound& t) {
-          ops.Quantize({t.values(x), t.eight_bits(plain, format), t.eight_bits(transposed, format),
-                        t.scale(scale), t.floats(largest), rows, columns});
+          ops.Quantize({.x = t.values(x),
+                        .plain = t.eight_bits(plain, format),
+                        .transposed = t.eight_bits(transposed, format),
+                        .scale = t.scale(scale),
+                        .largest = t.floats(largest),
+                        .rows = rows,
+                        .columns = columns});
         });
       }
     }
@@ -81,8 +86,13 @@ TEST_F(EightBitsTest, RoundsEveryNumber) {
     const int largest = AddFloats("largest", 1);
     At(largest).data = {0};
     const auto seen = Check([&](Ops& ops, const Bound& t) {
-      ops.Quantize({t.values(x), t.eight_bits(plain, format), t.eight_bits(transposed, format),
-                    t.scale(scale), t.floats(largest), 256, 256});
+      ops.Quantize({.x = t.values(x),
+                    .plain = t.eight_bits(plain, format),
+                    .transposed = t.eight_bits(transposed, format),
+                    .scale = t.scale(scale),
+                    .largest = t.floats(largest),
+                    .rows = 256,
+                    .columns = 256});
     });
     EXPECT_TRUE(std::isinf(seen[static_cast<size_t>(largest)].data[0]));
     EXPECT_TRUE(std::isnan(seen[static_cast<size_t>(plain)].data[0x7f80]));  // of infinity
@@ -99,7 +109,8 @@ TEST_F(EightBitsTest, ChoosesScales) {
           if (count == 257) At(x).data[5] = std::numeric_limits<double>::quiet_NaN();
           const int scale = AddScale("scale", 3);
           Check([&](Ops& ops, const Bound& t) {
-            ops.ChooseScale({t.values(x), count, format, t.scale(scale)});
+            ops.ChooseScale(
+                {.x = t.values(x), .count = count, .format = format, .scale = t.scale(scale)});
           });
         }
       }
@@ -127,16 +138,16 @@ TEST_F(EightBitsTest, Multiplies) {
           Near(2e-6 * (1 + std::sqrt(static_cast<double>(k))), {y, dw});
           Check(
               [&, m = m, n = n, k = k](Ops& ops, const Bound& t) {
-                ScaledMatmulArgs args{t.eight_bits(a, format),
-                                      t.eight_bits(b, Format::kE4m3),
-                                      t.scale(a_scale),
-                                      t.scale(b_scale),
-                                      t.values(bias),
-                                      t.values(y),
-                                      m,
-                                      n,
-                                      k,
-                                      accumulate};
+                ScaledMatmulArgs args{.a = t.eight_bits(a, format),
+                                      .b = t.eight_bits(b, Format::kE4m3),
+                                      .a_scale = t.scale(a_scale),
+                                      .b_scale = t.scale(b_scale),
+                                      .bias = t.values(bias),
+                                      .c = t.values(y),
+                                      .m = m,
+                                      .n = n,
+                                      .k = k,
+                                      .accumulate = accumulate};
                 ops.ScaledMatmul(args);
                 args.bias = nullptr;
                 args.c = t.floats(dw);
@@ -163,15 +174,37 @@ TEST_F(EightBitsTest, ProductsOfWhatWasQuantized) {
   Near(2e-6 * (1 + std::sqrt(static_cast<double>(kRows))), {dw});
   const auto seen = Check(
       [&](Ops& ops, const Bound& t) {
-        ops.ChooseScale({t.values(x), kRows * kIn, Format::kE4m3, t.scale(x_scale)});
-        ops.ChooseScale({t.values(dy), kRows * kOut, Format::kE5m2, t.scale(dy_scale)});
-        ops.Quantize({t.values(x), nullptr, t.eight_bits(x8, Format::kE4m3), t.scale(x_scale),
-                      nullptr, kRows, kIn});
-        ops.Quantize({t.values(dy), nullptr, t.eight_bits(dy8, Format::kE5m2), t.scale(dy_scale),
-                      nullptr, kRows, kOut});
-        ops.ScaledMatmul({t.eight_bits(dy8, Format::kE5m2), t.eight_bits(x8, Format::kE4m3),
-                          t.scale(dy_scale), t.scale(x_scale), nullptr, t.floats(dw), kOut, kIn,
-                          kRows});
+        ops.ChooseScale({.x = t.values(x),
+                         .count = kRows * kIn,
+                         .format = Format::kE4m3,
+                         .scale = t.scale(x_scale)});
+        ops.ChooseScale({.x = t.values(dy),
+                         .count = kRows * kOut,
+                         .format = Format::kE5m2,
+                         .scale = t.scale(dy_scale)});
+        ops.Quantize({.x = t.values(x),
+                      .plain = nullptr,
+                      .transposed = t.eight_bits(x8, Format::kE4m3),
+                      .scale = t.scale(x_scale),
+                      .largest = nullptr,
+                      .rows = kRows,
+                      .columns = kIn});
+        ops.Quantize({.x = t.values(dy),
+                      .plain = nullptr,
+                      .transposed = t.eight_bits(dy8, Format::kE5m2),
+                      .scale = t.scale(dy_scale),
+                      .largest = nullptr,
+                      .rows = kRows,
+                      .columns = kOut});
+        ops.ScaledMatmul({.a = t.eight_bits(dy8, Format::kE5m2),
+                          .b = t.eight_bits(x8, Format::kE4m3),
+                          .a_scale = t.scale(dy_scale),
+                          .b_scale = t.scale(x_scale),
+                          .bias = nullptr,
+                          .c = t.floats(dw),
+                          .m = kOut,
+                          .n = kIn,
+                          .k = kRows});
       },
       {.unaligned = false});
   // Error against the values before they were rounded: 2^-3 (E5M2) and 2^-4 of each factor, as a
@@ -195,7 +228,12 @@ TEST_F(EightBitsTest, ProductsOfWhatWasQuantized) {
 TEST_F(EightBitsTest, AreTimed) {
   std::vector<ProductShape> shapes;
   for (const Format operands : kFormats) {
-    ProductShape shape{ProductKind::kScaled, operands, Format::kBfloat16, 32, 48, 64};
+    ProductShape shape{.kind = ProductKind::kScaled,
+                       .operands = operands,
+                       .result = Format::kBfloat16,
+                       .m = 32,
+                       .n = 48,
+                       .k = 64};
     shape.bias = operands == Format::kE4m3;
     shapes.push_back(shape);
   }

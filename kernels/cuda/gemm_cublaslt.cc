@@ -408,7 +408,7 @@ Products::~Products() = default;
 
 ProductShape Products::ShapeOf(ProductKind kind, Format operands, Format result, int64_t m,
                                int64_t n, int64_t k) const {
-  ProductShape shape{kind, operands, result, m, n, k};
+  ProductShape shape{.kind = kind, .operands = operands, .result = result, .m = m, .n = n, .k = k};
   shape.tf32 = tf32_ && operands == Format::kFloat32;
   return shape;
 }

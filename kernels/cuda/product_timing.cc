@@ -38,9 +38,12 @@ Sizes SizesOf(const ProductShape& s) {
           gelu ? Bytes(result, s.result) : 0, Bytes(s.n, Format::kFloat32)};
 }
 
-// Calls the operation whose product has this shape.
-void Perform(const ProductShape& s, std::byte* memory, const CudaContext& context,
-             Products& products) {
+// The buffers of a timed product, one behind the other.
+struct TimedBuffers {
+  Values first, second, result, beside, bias;
+};
+
+TimedBuffers BuffersAt(std::byte* memory, const ProductShape& s) {
   const Sizes sizes = SizesOf(s);
   std::byte* at = memory;
   const auto take = [&at](int64_t bytes, Format format) {
@@ -48,45 +51,85 @@ void Perform(const ProductShape& s, std::byte* memory, const CudaContext& contex
     at += bytes;
     return values;
   };
-  const Values first = take(sizes.first, s.operands);
-  const Values second = take(sizes.second, s.operands);
-  const Values result = take(sizes.result, s.result);
-  const Values beside = take(sizes.beside, s.result);
-  const Values bias = take(sizes.bias, s.result);
+  TimedBuffers buffers;
+  buffers.first = take(sizes.first, s.operands);
+  buffers.second = take(sizes.second, s.operands);
+  buffers.result = take(sizes.result, s.result);
+  buffers.beside = take(sizes.beside, s.result);
+  buffers.bias = take(sizes.bias, s.result);
+  return buffers;
+}
+
+void PerformScaled(const ProductShape& s, const TimedBuffers& buffers, const CudaContext& context,
+                   Products& products) {
+  const auto* scale = reinterpret_cast<const Scale*>(buffers.beside.data());
+  products.ScaledMatmul({.a = buffers.first,
+                         .b = Values(buffers.second.data(), Format::kE4m3, Format::kE4m3),
+                         .a_scale = scale,
+                         .b_scale = scale,
+                         .bias = s.bias ? ConstValues(buffers.bias) : nullptr,
+                         .c = buffers.result,
+                         .m = s.m,
+                         .n = s.n,
+                         .k = s.k,
+                         .accumulate = s.accumulate},
+                        context);
+}
+
+// Calls the operation whose product has this shape.
+void Perform(const ProductShape& s, std::byte* memory, const CudaContext& context,
+             Products& products) {
+  const TimedBuffers buffers = BuffersAt(memory, s);
+  const auto& [first, second, result, beside, bias] = buffers;
   switch (s.kind) {
     case ProductKind::kForward: {
-      const MatmulArgs args{
-          first, second, s.bias ? ConstValues(bias) : nullptr, result, s.m, s.n, s.k, s.accumulate};
+      const MatmulArgs args{.x = first,
+                            .w = second,
+                            .bias = s.bias ? ConstValues(bias) : nullptr,
+                            .y = result,
+                            .m = s.m,
+                            .n = s.n,
+                            .k = s.k,
+                            .accumulate = s.accumulate};
       if (s.epilogue != ProductEpilogue::kGelu ||
-          !products.MatmulGelu(args, {result, beside, s.m, s.n}, context)) {
+          !products.MatmulGelu(args, {.h = result, .g = beside, .rows = s.m, .columns = s.n},
+                               context)) {
         products.Matmul(args, context);
       }
       return;
     }
     case ProductKind::kInputGradient: {
-      const MatmulBackwardInputArgs args{first, second, result, s.m, s.n, s.k, s.accumulate};
+      const MatmulBackwardInputArgs args{.dy = first,
+                                         .w = second,
+                                         .dx = result,
+                                         .m = s.m,
+                                         .n = s.n,
+                                         .k = s.k,
+                                         .accumulate = s.accumulate};
       if (s.epilogue != ProductEpilogue::kGeluGradient ||
-          !products.MatmulGeluBackward(args, {result, beside, result, s.m, s.k}, context)) {
+          !products.MatmulGeluBackward(
+              args, {.dg = result, .h = beside, .dh = result, .rows = s.m, .columns = s.k},
+              context)) {
         products.MatmulBackwardInput(args, context);
       }
       return;
     }
     case ProductKind::kWeightGradient:
-      products.MatmulBackwardWeight(
-          {first, second, reinterpret_cast<float*>(result.data()),
-           s.epilogue == ProductEpilogue::kBiasGradient ? reinterpret_cast<float*>(bias.data())
-                                                        : nullptr,
-           s.m, s.n, s.k, s.m, s.accumulate},
-          context);
+      products.MatmulBackwardWeight({.dy = first,
+                                     .x = second,
+                                     .dw = reinterpret_cast<float*>(result.data()),
+                                     .dbias = s.epilogue == ProductEpilogue::kBiasGradient
+                                                  ? reinterpret_cast<float*>(bias.data())
+                                                  : nullptr,
+                                     .m = s.m,
+                                     .n = s.n,
+                                     .k = s.k,
+                                     .rows_per_leaf = s.m,
+                                     .accumulate = s.accumulate},
+                                    context);
       return;
-    case ProductKind::kScaled: {
-      const auto* scale = reinterpret_cast<const Scale*>(beside.data());
-      products.ScaledMatmul(
-          {first, Values(second.data(), Format::kE4m3, Format::kE4m3), scale, scale,
-           s.bias ? ConstValues(bias) : nullptr, result, s.m, s.n, s.k, s.accumulate},
-          context);
-      return;
-    }
+    case ProductKind::kScaled:
+      return PerformScaled(s, buffers, context, products);
   }
 }
 
@@ -105,7 +148,10 @@ void TimeProducts(const std::vector<ProductShape>& shapes, const TimingMemory& m
   };
   check(
       cudaMemsetAsync(memory.operands, kFill, static_cast<size_t>(BytesForTiming(shapes)), stream));
-  const CudaContext context{stream, memory.workspace, memory.workspace_bytes, 0};
+  const CudaContext context{.stream = stream,
+                            .workspace = memory.workspace,
+                            .workspace_bytes = memory.workspace_bytes,
+                            .shared_bytes = 0};
   for (const bool tf32 : {false, true}) {
     Products products({tf32, true}, table, errors);
     for (const ProductShape& shape : shapes) {

@@ -41,12 +41,30 @@ TEST_F(ProductsTest, Products) {
         Near(2e-6 * (1 + std::sqrt(static_cast<double>(m))), {dw, dbias});
         Check(
             [&](Ops& ops, const Bound& t) {
-              ops.Matmul(
-                  {t.values(x), t.values(w), t.values(bias), t.values(y), m, n, k, accumulate});
-              ops.MatmulBackwardInput(
-                  {t.values(dy), t.values(w), t.values(dx), m, n, k, accumulate});
-              ops.MatmulBackwardWeight({t.values(dy), t.values(x), t.floats(dw), t.floats(dbias), m,
-                                        n, k, m, accumulate});
+              ops.Matmul({.x = t.values(x),
+                          .w = t.values(w),
+                          .bias = t.values(bias),
+                          .y = t.values(y),
+                          .m = m,
+                          .n = n,
+                          .k = k,
+                          .accumulate = accumulate});
+              ops.MatmulBackwardInput({.dy = t.values(dy),
+                                       .w = t.values(w),
+                                       .dx = t.values(dx),
+                                       .m = m,
+                                       .n = n,
+                                       .k = k,
+                                       .accumulate = accumulate});
+              ops.MatmulBackwardWeight({.dy = t.values(dy),
+                                        .x = t.values(x),
+                                        .dw = t.floats(dw),
+                                        .dbias = t.floats(dbias),
+                                        .m = m,
+                                        .n = n,
+                                        .k = k,
+                                        .rows_per_leaf = m,
+                                        .accumulate = accumulate});
             },
             options);
       }
@@ -79,10 +97,27 @@ TEST_F(ProductsTest, WithGelu) {
           Near(step, {g, dx});
           Check(
               [&](Ops& ops, const Bound& t) {
-                ops.MatmulGelu({t.values(x), t.values(w), t.values(bias), t.values(h), m, n, k},
-                               {t.values(h), t.values(g), m, n, exact});
-                ops.MatmulGeluBackward({t.values(dy), t.values(w), t.values(dx), m, n, k},
-                                       {t.values(dx), t.values(input), t.values(dx), m, k, exact});
+                ops.MatmulGelu(
+                    {.x = t.values(x),
+                     .w = t.values(w),
+                     .bias = t.values(bias),
+                     .y = t.values(h),
+                     .m = m,
+                     .n = n,
+                     .k = k},
+                    {.h = t.values(h), .g = t.values(g), .rows = m, .columns = n, .exact = exact});
+                ops.MatmulGeluBackward({.dy = t.values(dy),
+                                        .w = t.values(w),
+                                        .dx = t.values(dx),
+                                        .m = m,
+                                        .n = n,
+                                        .k = k},
+                                       {.dg = t.values(dx),
+                                        .h = t.values(input),
+                                        .dh = t.values(dx),
+                                        .rows = m,
+                                        .columns = k,
+                                        .exact = exact});
               },
               options);
         }
@@ -103,7 +138,13 @@ TEST_F(ProductsTest, Tf32IsAskedFor) {
     Near(2e-3, {y});
     const auto seen = Check(
         [&, m = m, n = n, k = k](Ops& ops, const Bound& t) {
-          ops.Matmul({t.values(x), t.values(w), nullptr, t.values(y), m, n, k});
+          ops.Matmul({.x = t.values(x),
+                      .w = t.values(w),
+                      .bias = nullptr,
+                      .y = t.values(y),
+                      .m = m,
+                      .n = n,
+                      .k = k});
         },
         options);
     double error = 0;
@@ -128,10 +169,30 @@ TEST_F(ProductsTest, NoRows) {
   for (const bool accumulate : {true, false}) {
     const auto bytes = RunOnDevice(
         [&](Ops& ops, const Bound& t) {
-          ops.Matmul({t.values(x), t.values(x), nullptr, t.values(x), 0, 2, 3, false});
-          ops.MatmulBackwardInput({t.values(x), t.values(x), t.values(x), 0, 2, 3, false});
-          ops.MatmulBackwardWeight(
-              {t.values(x), t.values(x), t.floats(dw), t.floats(dbias), 0, 2, 3, 1, accumulate});
+          ops.Matmul({.x = t.values(x),
+                      .w = t.values(x),
+                      .bias = nullptr,
+                      .y = t.values(x),
+                      .m = 0,
+                      .n = 2,
+                      .k = 3,
+                      .accumulate = false});
+          ops.MatmulBackwardInput({.dy = t.values(x),
+                                   .w = t.values(x),
+                                   .dx = t.values(x),
+                                   .m = 0,
+                                   .n = 2,
+                                   .k = 3,
+                                   .accumulate = false});
+          ops.MatmulBackwardWeight({.dy = t.values(x),
+                                    .x = t.values(x),
+                                    .dw = t.floats(dw),
+                                    .dbias = t.floats(dbias),
+                                    .m = 0,
+                                    .n = 2,
+                                    .k = 3,
+                                    .rows_per_leaf = 1,
+                                    .accumulate = accumulate});
         },
         0);
     if (!accumulate) At(dw).data.assign(6, 0);
@@ -160,7 +221,13 @@ class AlgorithmsTest : public ProductsTest {
     DeviceBuffer<unsigned char> workspace(workspace_bytes);
     const auto ops = CreateCudaOps({stream_, reinterpret_cast<std::byte*>(workspace.data()),
                                     workspace_bytes, errors, algorithms});
-    const MatmulArgs args{x_buffer.data(), w_buffer.data(), nullptr, y.data(), 8, 8, kDepth};
+    const MatmulArgs args{.x = x_buffer.data(),
+                          .w = w_buffer.data(),
+                          .bias = nullptr,
+                          .y = y.data(),
+                          .m = 8,
+                          .n = 8,
+                          .k = kDepth};
     ops->Matmul(args);
     ops->Matmul(args);
     return y.Read(stream_);
@@ -197,8 +264,15 @@ TEST_F(AlgorithmsTest, TimingTakesTheFastest) {
         std::pair(ProductKind::kInputGradient, kNone),
         std::pair(ProductKind::kWeightGradient, kBiasGradient)}) {
     const bool weight = kind == ProductKind::kWeightGradient;
-    shapes.push_back({kind, Format::kBfloat16, weight ? Format::kFloat32 : Format::kBfloat16, 40,
-                      64, 48, epilogue, epilogue == kGelu, weight});
+    shapes.push_back({.kind = kind,
+                      .operands = Format::kBfloat16,
+                      .result = weight ? Format::kFloat32 : Format::kBfloat16,
+                      .m = 40,
+                      .n = 64,
+                      .k = 48,
+                      .epilogue = epilogue,
+                      .bias = epilogue == kGelu,
+                      .accumulate = weight});
   }
   ProductShape impossible = shapes[1];
   impossible.n = 12;
@@ -234,12 +308,32 @@ TEST_F(AlgorithmsTest, EpiloguesAreUsedWhereTheyFit) {
     const int dbias = AddFloats("dbias", n);
     RunOnDevice(
         [&](Ops& ops, const Bound& t) {
-          ops.MatmulGelu({t.values(x), t.values(w), nullptr, t.values(y), 4, n, n},
-                         {t.values(y), t.values(g), 4, n, exact});
-          ops.MatmulGeluBackward({t.values(y), t.values(w), t.values(g), 4, n, n},
-                                 {t.values(g), t.values(x), t.values(g), 4, n, exact});
-          ops.MatmulBackwardWeight(
-              {t.values(y), t.values(x), t.floats(dw), t.floats(dbias), 4, n, n, 4, true});
+          ops.MatmulGelu(
+              {.x = t.values(x),
+               .w = t.values(w),
+               .bias = nullptr,
+               .y = t.values(y),
+               .m = 4,
+               .n = n,
+               .k = n},
+              {.h = t.values(y), .g = t.values(g), .rows = 4, .columns = n, .exact = exact});
+          ops.MatmulGeluBackward(
+              {.dy = t.values(y), .w = t.values(w), .dx = t.values(g), .m = 4, .n = n, .k = n},
+              {.dg = t.values(g),
+               .h = t.values(x),
+               .dh = t.values(g),
+               .rows = 4,
+               .columns = n,
+               .exact = exact});
+          ops.MatmulBackwardWeight({.dy = t.values(y),
+                                    .x = t.values(x),
+                                    .dw = t.floats(dw),
+                                    .dbias = t.floats(dbias),
+                                    .m = 4,
+                                    .n = n,
+                                    .k = n,
+                                    .rows_per_leaf = 4,
+                                    .accumulate = true});
         },
         0);
     algorithms_ = nullptr;

@@ -48,8 +48,16 @@ TEST_F(ReferenceTest, Norms) {
       const int mean = AddFloats("mean", rows);
       const int rstd = AddFloats("rstd", rows);
       Run([&](Ops& ops, const Bound& t) {
-        ops.LayerNorm({t.values(x), t.values(weight), t.values(rms ? Bound::kNone : bias),
-                       t.values(y), t.floats(mean), t.floats(rstd), rows, columns, 1e-5f, rms});
+        ops.LayerNorm({.x = t.values(x),
+                       .weight = t.values(weight),
+                       .bias = t.values(rms ? Bound::kNone : bias),
+                       .y = t.values(y),
+                       .mean = t.floats(mean),
+                       .rstd = t.floats(rstd),
+                       .rows = rows,
+                       .columns = columns,
+                       .eps = 1e-5f,
+                       .rms = rms});
       });
       const double eps = 1e-5f;
       ExpectRows(
@@ -69,13 +77,17 @@ TEST_F(ReferenceTest, Activations) {
     const int gated = AddValues("gated", rows * columns);
     for (const bool exact : {false, true}) {
       Run([&](Ops& ops, const Bound& t) {
-        ops.Gelu({t.values(h), t.values(g), rows, 2 * columns, exact});
+        ops.Gelu({.h = t.values(h),
+                  .g = t.values(g),
+                  .rows = rows,
+                  .columns = 2 * columns,
+                  .exact = exact});
       });
       ExpectRows(g, exact ? reference::ExactGelu(Input(h)) : reference::Gelu(Input(h)), 2 * columns,
                  1e-6);
     }
     Run([&](Ops& ops, const Bound& t) {
-      ops.Swiglu({t.values(h), t.values(gated), rows, columns});
+      ops.Swiglu({.h = t.values(h), .g = t.values(gated), .rows = rows, .columns = columns});
     });
     ExpectRows(gated, reference::Swiglu(Input(h), rows, columns), columns, 1e-6);
   }
@@ -90,7 +102,13 @@ TEST_F(ReferenceTest, Products) {
     const int bias = AddValues("bias", n);
     const int y = AddValues("y", m * n);
     Run([&, m = m, n = n, k = k](Ops& ops, const Bound& t) {
-      ops.Matmul({t.values(x), t.values(w), t.values(bias), t.values(y), m, n, k});
+      ops.Matmul({.x = t.values(x),
+                  .w = t.values(w),
+                  .bias = t.values(bias),
+                  .y = t.values(y),
+                  .m = m,
+                  .n = n,
+                  .k = k});
     });
     const Exact expected = reference::Matmul(Input(x), Input(w), Input(bias), m, n, k);
     const Exact scale = reference::MatmulScale(Input(x), Input(w), m, n, k);
@@ -113,11 +131,32 @@ TEST_F(ReferenceTest, Attention) {
       const int lse = AddFloats("lse", tokens);
       const int lengths = AddInts("lengths", 1, static_cast<int32_t>(std::max<int64_t>(1, length)),
                                   static_cast<int32_t>(std::max<int64_t>(1, length)));
-      const Dropout dropout{0.25f, 5, 9, 3, kSiteAttention, 17, tokens, 0};
+      const Dropout dropout{.probability = 0.25f,
+                            .seed = 5,
+                            .step = 9,
+                            .layer = 3,
+                            .site = kSiteAttention,
+                            .first_sequence = 17,
+                            .tokens = tokens,
+                            .first_row = 0};
       Run([&](Ops& ops, const Bound& t) {
-        ops.Attention({t.values(q), t.values(k), t.values(v), head_dim, t.values(out),
-                       t.floats(lse), 1, tokens, 1, head_dim, 1, 0, 2, length == 0, t.ints(lengths),
-                       dropout, nullptr});
+        ops.Attention({.q = t.values(q),
+                       .k = t.values(k),
+                       .v = t.values(v),
+                       .stride = head_dim,
+                       .out = t.values(out),
+                       .lse = t.floats(lse),
+                       .sequences = 1,
+                       .tokens = tokens,
+                       .heads = 1,
+                       .head_dim = head_dim,
+                       .group = 1,
+                       .first_query = 0,
+                       .first_head = 2,
+                       .causal = length == 0,
+                       .lengths = t.ints(lengths),
+                       .dropout = dropout,
+                       .scratch = nullptr});
       });
       // The mask by its definition (kernels/random.h).
       Exact mask;
@@ -148,14 +187,21 @@ TEST_F(ReferenceTest, CrossEntropy) {
     const int lse = AddFloats("lse", rows);
     const int loss = AddFloats("loss", rows);
     Run([&](Ops& ops, const Bound& t) {
-      ops.CrossEntropyLocal({t.values(logits), t.ints(targets), t.floats(stats), rows, columns,
-                             columns, 0, smoothing > 0});
-      ops.CrossEntropyCombine({t.floats(stats),
-                               t.floats(lse),
-                               t.floats(loss),
-                               rows,
-                               1,
-                               {static_cast<float>(smoothing), columns}});
+      ops.CrossEntropyLocal({.logits = t.values(logits),
+                             .targets = t.ints(targets),
+                             .stats = t.floats(stats),
+                             .rows = rows,
+                             .valid = columns,
+                             .stride = columns,
+                             .vocabulary_begin = 0,
+                             .sums = smoothing > 0});
+      ops.CrossEntropyCombine(
+          {.stats = t.floats(stats),
+           .lse = t.floats(lse),
+           .loss = t.floats(loss),
+           .rows = rows,
+           .ranks = 1,
+           .smoothing = {.amount = static_cast<float>(smoothing), .vocabulary = columns}});
     });
     std::vector<int32_t> wanted;
     for (const double target : Input(targets)) wanted.push_back(static_cast<int32_t>(target));
@@ -178,10 +224,21 @@ TEST_F(ReferenceTest, AdamW) {
   const auto beta1 = static_cast<double>(0.9f);
   const auto beta2 = static_cast<double>(0.95f);
   Run([&](Ops& ops, const Bound& t) {
-    const AdamWTensor tensor = {
-        t.floats(parameter), t.floats(gradient), t.floats(m), t.floats(v), nullptr, count, 0.1f};
-    ops.AdamW(
-        {&tensor, 1, 1e-2f, 0.9f, 0.95f, 1e-8f, 1 - std::pow(beta1, 3), 1 - std::pow(beta2, 3)});
+    const AdamWTensor tensor = {.parameter = t.floats(parameter),
+                                .gradient = t.floats(gradient),
+                                .m = t.floats(m),
+                                .v = t.floats(v),
+                                .rounded = nullptr,
+                                .count = count,
+                                .weight_decay = 0.1f};
+    ops.AdamW({.tensors = &tensor,
+               .tensor_count = 1,
+               .learning_rate = 1e-2f,
+               .beta1 = 0.9f,
+               .beta2 = 0.95f,
+               .eps = 1e-8f,
+               .bias_correction1 = 1 - std::pow(beta1, 3),
+               .bias_correction2 = 1 - std::pow(beta2, 3)});
   });
   for (size_t i = 0; i < static_cast<size_t>(count); ++i) {
     const reference::AdamWState expected =

@@ -127,14 +127,14 @@ int BenchGemm(int threads) {
   for (int i = 0; i < 12; ++i) {
     const auto format = i % 2 == 0 ? kernels::Format::kFloat32 : kernels::Format::kBfloat16;
     const double begin = Now();
-    stream->ops().Matmul({{a.data(), format},
-                          {b.data(), format},
-                          nullptr,
-                          {c.data(), format},
-                          kSize,
-                          kSize,
-                          kSize,
-                          false});
+    stream->ops().Matmul({.x = {a.data(), format},
+                          .w = {b.data(), format},
+                          .bias = nullptr,
+                          .y = {c.data(), format},
+                          .m = kSize,
+                          .n = kSize,
+                          .k = kSize,
+                          .accumulate = false});
     if (!stream->Synchronize().ok()) return 1;
     best[i % 2] = std::min(best[i % 2], Now() - begin);
   }

@@ -74,14 +74,39 @@ void EncoderHead::LogitsOfChunk(const MicroBatch& batch, kernels::ConstValues hi
                                 const Chunk& chunk) {
   const int64_t c = shape_.hidden;
   const int64_t rows = chunk.rows;
-  ops_.Gather({hidden, batch.predicted + chunk.at, at_.rows, rows, c});
-  ops_.MatmulGelu({at_.rows, weights_.transform.In(parameters_),
-                   weights_.transform_bias.In(parameters_), at_.transform, rows, c, c},
-                  {at_.transform, at_.activation, rows, c, traits_.exact_gelu});
-  ops_.LayerNorm({at_.activation, weights_.norm.In(parameters_), weights_.norm_bias.In(parameters_),
-                  at_.norm, at_.mean, at_.rstd, rows, c, traits_.norm_eps});
-  ops_.Matmul({at_.norm, weights_.head.In(parameters_), weights_.head_bias.In(parameters_),
-               at_.logits, rows, shape_.vocabulary, c});
+  ops_.Gather({.x = hidden,
+               .index = batch.predicted + chunk.at,
+               .out = at_.rows,
+               .count = rows,
+               .columns = c});
+  ops_.MatmulGelu({.x = at_.rows,
+                   .w = weights_.transform.In(parameters_),
+                   .bias = weights_.transform_bias.In(parameters_),
+                   .y = at_.transform,
+                   .m = rows,
+                   .n = c,
+                   .k = c},
+                  {.h = at_.transform,
+                   .g = at_.activation,
+                   .rows = rows,
+                   .columns = c,
+                   .exact = traits_.exact_gelu});
+  ops_.LayerNorm({.x = at_.activation,
+                  .weight = weights_.norm.In(parameters_),
+                  .bias = weights_.norm_bias.In(parameters_),
+                  .y = at_.norm,
+                  .mean = at_.mean,
+                  .rstd = at_.rstd,
+                  .rows = rows,
+                  .columns = c,
+                  .eps = traits_.norm_eps});
+  ops_.Matmul({.x = at_.norm,
+               .w = weights_.head.In(parameters_),
+               .bias = weights_.head_bias.In(parameters_),
+               .y = at_.logits,
+               .m = rows,
+               .n = shape_.vocabulary,
+               .k = c});
 }
 
 // Logits of a chunk, its log-sum-exp over all tensor ranks, and its share of the losses.
@@ -90,12 +115,26 @@ void EncoderHead::ForwardChunk(const MicroBatch& batch, kernels::ConstValues hid
   LogitsOfChunk(batch, hidden, chunk);
   const int64_t rows = chunk.rows;
   const kernels::LabelSmoothing smoothing = Smoothing(batch, vocabulary_);
-  ops_.CrossEntropyLocal({at_.logits, batch.targets + chunk.at, at_.stats, rows, vocabulary_valid_,
-                          shape_.vocabulary, vocabulary_begin_, smoothing.amount > 0});
+  ops_.CrossEntropyLocal({.logits = at_.logits,
+                          .targets = batch.targets + chunk.at,
+                          .stats = at_.stats,
+                          .rows = rows,
+                          .valid = vocabulary_valid_,
+                          .stride = shape_.vocabulary,
+                          .vocabulary_begin = vocabulary_begin_,
+                          .sums = smoothing.amount > 0});
   tensor_group_.AllGather(stream_, at_.stats, at_.all_stats, rows * kernels::kCrossEntropyStats);
-  ops_.CrossEntropyCombine(
-      {at_.all_stats, at_.lse, at_.loss, rows, tensor_group_.size(), smoothing});
-  ops_.AddLosses({at_.loss, losses + chunk.sequence, rows, 0, rows});
+  ops_.CrossEntropyCombine({.stats = at_.all_stats,
+                            .lse = at_.lse,
+                            .loss = at_.loss,
+                            .rows = rows,
+                            .ranks = tensor_group_.size(),
+                            .smoothing = smoothing});
+  ops_.AddLosses({.loss = at_.loss,
+                  .sums = losses + chunk.sequence,
+                  .rows = rows,
+                  .first_row = 0,
+                  .rows_per_sum = rows});
 }
 
 // After ForwardChunk. `accumulate`: the head's gradient is added to what is there.
@@ -105,37 +144,69 @@ void EncoderHead::BackwardChunk(const MicroBatch& batch, const Chunk& chunk,
   const int64_t rows = chunk.rows;
   const auto scale =
       static_cast<float>(gradient_scale_ / static_cast<double>(batch.step_predictions));
-  ops_.CrossEntropyBackward({at_.logits, at_.lse, batch.targets + chunk.at, rows, vocabulary_valid_,
-                             shape_.vocabulary, vocabulary_begin_, scale,
-                             Smoothing(batch, vocabulary_)});
-  ops_.MatmulBackwardWeight({at_.logits, at_.norm, weights_.head.GradientIn(gradients),
-                             weights_.head_bias.GradientIn(gradients), rows, shape_.vocabulary, c,
-                             shape_.tokens, accumulate});
-  ops_.MatmulBackwardInput(
-      {at_.logits, weights_.head.In(parameters_), at_.gradient, rows, shape_.vocabulary, c});
+  ops_.CrossEntropyBackward({.logits = at_.logits,
+                             .lse = at_.lse,
+                             .targets = batch.targets + chunk.at,
+                             .rows = rows,
+                             .valid = vocabulary_valid_,
+                             .stride = shape_.vocabulary,
+                             .vocabulary_begin = vocabulary_begin_,
+                             .scale = scale,
+                             .smoothing = Smoothing(batch, vocabulary_)});
+  ops_.MatmulBackwardWeight({.dy = at_.logits,
+                             .x = at_.norm,
+                             .dw = weights_.head.GradientIn(gradients),
+                             .dbias = weights_.head_bias.GradientIn(gradients),
+                             .m = rows,
+                             .n = shape_.vocabulary,
+                             .k = c,
+                             .rows_per_leaf = shape_.tokens,
+                             .accumulate = accumulate});
+  ops_.MatmulBackwardInput({.dy = at_.logits,
+                            .w = weights_.head.In(parameters_),
+                            .dx = at_.gradient,
+                            .m = rows,
+                            .n = shape_.vocabulary,
+                            .k = c});
   tensor_group_.AllReduceSum(stream_, at_.gradient, rows * c, collective::SumOrder::kRanks,
                              tensor_scratch_);
-  kernels::LayerNormBackwardArgs norm{};
-  norm.dy = at_.gradient;
-  norm.x = at_.activation;
-  norm.weight = weights_.norm.In(parameters_);
-  norm.mean = at_.mean;
-  norm.rstd = at_.rstd;
-  norm.dx = at_.gradient;
-  norm.dweight = weights_.norm.GradientIn(gradients);
-  norm.dbias = weights_.norm_bias.GradientIn(gradients);
-  norm.rows = rows;
-  norm.columns = c;
-  norm.rows_per_leaf = shape_.tokens;
-  ops_.LayerNormBackward(norm);
-  ops_.GeluBackward(
-      {at_.gradient, at_.transform, at_.transform_gradient, rows, c, traits_.exact_gelu});
-  ops_.MatmulBackwardWeight(
-      {at_.transform_gradient, at_.rows, weights_.transform.GradientIn(gradients),
-       weights_.transform_bias.GradientIn(gradients), rows, c, c, shape_.tokens, true});
-  ops_.MatmulBackwardInput(
-      {at_.transform_gradient, weights_.transform.In(parameters_), at_.gradient, rows, c, c});
-  ops_.ScatterAdd({at_.gradient, batch.predicted + chunk.at, gradient, rows, c});
+  ops_.LayerNormBackward({.dy = at_.gradient,
+                          .x = at_.activation,
+                          .weight = weights_.norm.In(parameters_),
+                          .mean = at_.mean,
+                          .rstd = at_.rstd,
+                          .dx = at_.gradient,
+                          .dweight = weights_.norm.GradientIn(gradients),
+                          .dbias = weights_.norm_bias.GradientIn(gradients),
+                          .rows = rows,
+                          .columns = c,
+                          .rows_per_leaf = shape_.tokens});
+  ops_.GeluBackward({.dg = at_.gradient,
+                     .h = at_.transform,
+                     .dh = at_.transform_gradient,
+                     .rows = rows,
+                     .columns = c,
+                     .exact = traits_.exact_gelu});
+  ops_.MatmulBackwardWeight({.dy = at_.transform_gradient,
+                             .x = at_.rows,
+                             .dw = weights_.transform.GradientIn(gradients),
+                             .dbias = weights_.transform_bias.GradientIn(gradients),
+                             .m = rows,
+                             .n = c,
+                             .k = c,
+                             .rows_per_leaf = shape_.tokens,
+                             .accumulate = true});
+  ops_.MatmulBackwardInput({.dy = at_.transform_gradient,
+                            .w = weights_.transform.In(parameters_),
+                            .dx = at_.gradient,
+                            .m = rows,
+                            .n = c,
+                            .k = c});
+  ops_.ScatterAdd({.from = at_.gradient,
+                   .index = batch.predicted + chunk.at,
+                   .to = gradient,
+                   .count = rows,
+                   .columns = c});
 }
 
 void EncoderHead::BackwardTokens(const MicroBatch& batch, kernels::ConstValues hidden,
@@ -185,14 +256,35 @@ void EncoderHead::ForwardClasses(const MicroBatch& batch, kernels::ConstValues h
   const int64_t c = shape_.hidden;
   const kernels::Values pooled = classes_.pooled + first * c;
   const kernels::Values dropped = classes_.dropped + first * c;
-  ops_.Gather({hidden, classes_.first_rows + first, classes_.first + first * c, count, c});
-  ops_.Matmul(
-      {classes_.first + first * c, weights_.pooler.In(parameters_), nullptr, pooled, count, c, c});
-  ops_.BiasTanh({pooled, weights_.pooler_bias.In(parameters_), count, c});
+  ops_.Gather({.x = hidden,
+               .index = classes_.first_rows + first,
+               .out = classes_.first + first * c,
+               .count = count,
+               .columns = c});
+  ops_.Matmul({.x = classes_.first + first * c,
+               .w = weights_.pooler.In(parameters_),
+               .bias = nullptr,
+               .y = pooled,
+               .m = count,
+               .n = c,
+               .k = c});
+  ops_.BiasTanh(
+      {.y = pooled, .bias = weights_.pooler_bias.In(parameters_), .rows = count, .columns = c});
   ops_.Copy(dropped, pooled, count * c);
-  ops_.PositionEmbedding({dropped, nullptr, count, c, 1, 0, DropoutAt(batch, first)});
-  ops_.Matmul({dropped, weights_.classes.In(parameters_), weights_.classes_bias.In(parameters_),
-               classes_.logits + first * shape_.classes, count, shape_.classes, c});
+  ops_.PositionEmbedding({.x = dropped,
+                          .weight = nullptr,
+                          .rows = count,
+                          .columns = c,
+                          .tokens = 1,
+                          .first_row = 0,
+                          .dropout = DropoutAt(batch, first)});
+  ops_.Matmul({.x = dropped,
+               .w = weights_.classes.In(parameters_),
+               .bias = weights_.classes_bias.In(parameters_),
+               .y = classes_.logits + first * shape_.classes,
+               .m = count,
+               .n = shape_.classes,
+               .k = c});
 }
 
 void EncoderHead::ClassLosses(const MicroBatch& batch, int64_t first, int64_t count,
@@ -200,10 +292,22 @@ void EncoderHead::ClassLosses(const MicroBatch& batch, int64_t first, int64_t co
   const kernels::LabelSmoothing smoothing = Smoothing(batch, shape_.classes);
   const int64_t k = shape_.classes;
   float* loss = classes_.loss + first;
-  ops_.CrossEntropyLocal({classes_.logits + first * k, batch.labels + first, classes_.stats, count,
-                          k, k, 0, smoothing.amount > 0});
-  ops_.CrossEntropyCombine({classes_.stats, classes_.lse + first, loss, count, 1, smoothing});
-  ops_.AddLosses({loss, losses + first, count, 0, 1});
+  ops_.CrossEntropyLocal({.logits = classes_.logits + first * k,
+                          .targets = batch.labels + first,
+                          .stats = classes_.stats,
+                          .rows = count,
+                          .valid = k,
+                          .stride = k,
+                          .vocabulary_begin = 0,
+                          .sums = smoothing.amount > 0});
+  ops_.CrossEntropyCombine({.stats = classes_.stats,
+                            .lse = classes_.lse + first,
+                            .loss = loss,
+                            .rows = count,
+                            .ranks = 1,
+                            .smoothing = smoothing});
+  ops_.AddLosses(
+      {.loss = loss, .sums = losses + first, .rows = count, .first_row = 0, .rows_per_sum = 1});
 }
 
 void EncoderHead::BackwardClasses(const MicroBatch& batch, kernels::ConstValues hidden,
@@ -219,23 +323,61 @@ void EncoderHead::BackwardClasses(const MicroBatch& batch, kernels::ConstValues 
         ClassLosses(batch, first, count, losses);
         const kernels::Values logits = classes_.logits + first * k;
         const kernels::Values d = classes_.gradient + first * c;
-        ops_.CrossEntropyBackward({logits, classes_.lse + first, batch.labels + first, count, k, k,
-                                   0, static_cast<float>(sequence_scale_ * gradient_scale_),
-                                   Smoothing(batch, k)});
-        ops_.MatmulBackwardInput({logits, weights_.classes.In(parameters_), d, count, k, c});
-        ops_.PositionEmbeddingBackward({d, nullptr, count, c, 1, 0, DropoutAt(batch, first)});
-        ops_.TanhBackward({d, classes_.pooled + first * c, d, count * c});
+        ops_.CrossEntropyBackward({.logits = logits,
+                                   .lse = classes_.lse + first,
+                                   .targets = batch.labels + first,
+                                   .rows = count,
+                                   .valid = k,
+                                   .stride = k,
+                                   .vocabulary_begin = 0,
+                                   .scale = static_cast<float>(sequence_scale_ * gradient_scale_),
+                                   .smoothing = Smoothing(batch, k)});
+        ops_.MatmulBackwardInput({.dy = logits,
+                                  .w = weights_.classes.In(parameters_),
+                                  .dx = d,
+                                  .m = count,
+                                  .n = k,
+                                  .k = c});
+        ops_.PositionEmbeddingBackward({.dx = d,
+                                        .dweight = nullptr,
+                                        .rows = count,
+                                        .columns = c,
+                                        .tokens = 1,
+                                        .first_row = 0,
+                                        .dropout = DropoutAt(batch, first)});
+        ops_.TanhBackward({.dy = d, .y = classes_.pooled + first * c, .dx = d, .count = count * c});
         if (gives_whole_tensors_) {
-          ops_.MatmulBackwardWeight(
-              {logits, classes_.dropped + first * c, weights_.classes.GradientIn(gradients),
-               weights_.classes_bias.GradientIn(gradients), count, k, c, 1, true});
-          ops_.MatmulBackwardWeight(
-              {d, classes_.first + first * c, weights_.pooler.GradientIn(gradients),
-               weights_.pooler_bias.GradientIn(gradients), count, c, c, 1, true});
+          ops_.MatmulBackwardWeight({.dy = logits,
+                                     .x = classes_.dropped + first * c,
+                                     .dw = weights_.classes.GradientIn(gradients),
+                                     .dbias = weights_.classes_bias.GradientIn(gradients),
+                                     .m = count,
+                                     .n = k,
+                                     .k = c,
+                                     .rows_per_leaf = 1,
+                                     .accumulate = true});
+          ops_.MatmulBackwardWeight({.dy = d,
+                                     .x = classes_.first + first * c,
+                                     .dw = weights_.pooler.GradientIn(gradients),
+                                     .dbias = weights_.pooler_bias.GradientIn(gradients),
+                                     .m = count,
+                                     .n = c,
+                                     .k = c,
+                                     .rows_per_leaf = 1,
+                                     .accumulate = true});
         }
         const kernels::Values input = classes_.pooled_gradient + first * c;
-        ops_.MatmulBackwardInput({d, weights_.pooler.In(parameters_), input, count, c, c});
-        ops_.ScatterAdd({input, classes_.first_rows + first, gradient, count, c});
+        ops_.MatmulBackwardInput({.dy = d,
+                                  .w = weights_.pooler.In(parameters_),
+                                  .dx = input,
+                                  .m = count,
+                                  .n = c,
+                                  .k = c});
+        ops_.ScatterAdd({.from = input,
+                         .index = classes_.first_rows + first,
+                         .to = gradient,
+                         .count = count,
+                         .columns = c});
       });
 }
 

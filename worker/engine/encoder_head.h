@@ -81,7 +81,7 @@ class EncoderHead {
   void BackwardClasses(const MicroBatch& batch, kernels::ConstValues hidden,
                        kernels::Values gradient, double* losses, GradientLanes& lanes);
   kernels::LabelSmoothing Smoothing(const MicroBatch& batch, int64_t classes) const {
-    return {batch.training ? smoothing_ : 0.0f, classes};
+    return {.amount = batch.training ? smoothing_ : 0.0f, .vocabulary = classes};
   }
 
   const plan::StageShape shape_;

@@ -83,10 +83,17 @@ void LinearLayers::QuantizeWeights() {
       const plan::LinearSize size = plan::SizeOfLinear(shape_, linear);
       const kernels::ConstValues weight =
           WeightIn(weights_.layers[static_cast<size_t>(layer)], linear).In(parameters_);
-      ops_.ChooseScale({weight, size.n * size.k, Format::kE4m3, WeightScaleOf(part)});
-      ops_.Quantize({weight, WeightOf(part, WeightCopy::kPlain),
-                     WeightOf(part, WeightCopy::kTransposed), WeightScaleOf(part), nullptr, size.n,
-                     size.k});
+      ops_.ChooseScale({.x = weight,
+                        .count = size.n * size.k,
+                        .format = Format::kE4m3,
+                        .scale = WeightScaleOf(part)});
+      ops_.Quantize({.x = weight,
+                     .plain = WeightOf(part, WeightCopy::kPlain),
+                     .transposed = WeightOf(part, WeightCopy::kTransposed),
+                     .scale = WeightScaleOf(part),
+                     .largest = nullptr,
+                     .rows = size.n,
+                     .columns = size.k});
     }
   }
 }
@@ -101,17 +108,33 @@ kernels::Values LinearLayers::WeightOf(const Part& part, WeightCopy copy) const 
 void LinearLayers::ScaleUnknown(const Part& part, Fp8Role role, kernels::ConstValues x,
                                 int64_t count) {
   if (scaling_.Knows(static_cast<int>(Slot(part, role)))) return;
-  ops_.ChooseScale(
-      {x, count, role == Fp8Role::kInput ? Format::kE4m3 : Format::kE5m2, ScaleOf(part, role)});
+  ops_.ChooseScale({.x = x,
+                    .count = count,
+                    .format = role == Fp8Role::kInput ? Format::kE4m3 : Format::kE5m2,
+                    .scale = ScaleOf(part, role)});
 }
 
 void LinearLayers::Forward(const Part& part, const kernels::MatmulArgs& a) {
   if (!plan::TakesFp8(shape_, a.m, a.n, a.k)) return ops_.Matmul(a);
   ScaleUnknown(part, Fp8Role::kInput, a.x, a.m * a.k);
   kernels::Scale* const scale = ScaleOf(part, Fp8Role::kInput);
-  ops_.Quantize({a.x, input_, nullptr, scale, largest_ + Slot(part, Fp8Role::kInput), a.m, a.k});
-  ops_.ScaledMatmul({input_, WeightOf(part, WeightCopy::kPlain), scale, WeightScaleOf(part), a.bias,
-                     a.y, a.m, a.n, a.k, a.accumulate});
+  ops_.Quantize({.x = a.x,
+                 .plain = input_,
+                 .transposed = nullptr,
+                 .scale = scale,
+                 .largest = largest_ + Slot(part, Fp8Role::kInput),
+                 .rows = a.m,
+                 .columns = a.k});
+  ops_.ScaledMatmul({.a = input_,
+                     .b = WeightOf(part, WeightCopy::kPlain),
+                     .a_scale = scale,
+                     .b_scale = WeightScaleOf(part),
+                     .bias = a.bias,
+                     .c = a.y,
+                     .m = a.m,
+                     .n = a.n,
+                     .k = a.k,
+                     .accumulate = a.accumulate});
 }
 
 void LinearLayers::ForwardGelu(const Part& part, const kernels::MatmulArgs& a,
@@ -131,14 +154,33 @@ void LinearLayers::BackwardWeight(const Part& part, const kernels::MatmulBackwar
   if (!plan::TakesFp8(shape_, part.linear)) return ops_.MatmulBackwardWeight(a);
   const bool takes = plan::TakesFp8(shape_, a.m, a.n, a.k);
   const kernels::Scale* const dy_scale = ScaleOf(part, Fp8Role::kGradient);
-  ops_.Quantize({a.dy, gradient_ + row * a.n, takes ? turned_gradient_ : nullptr, dy_scale,
-                 largest_ + Slot(part, Fp8Role::kGradient), a.m, a.n});
+  ops_.Quantize({.x = a.dy,
+                 .plain = gradient_ + row * a.n,
+                 .transposed = takes ? turned_gradient_ : nullptr,
+                 .scale = dy_scale,
+                 .largest = largest_ + Slot(part, Fp8Role::kGradient),
+                 .rows = a.m,
+                 .columns = a.n});
   if (!takes) return ops_.MatmulBackwardWeight(a);
   ScaleUnknown(part, Fp8Role::kInput, a.x, a.m * a.k);
   const kernels::Scale* const x_scale = ScaleOf(part, Fp8Role::kInput);
-  ops_.Quantize({a.x, nullptr, input_, x_scale, nullptr, a.m, a.k});
-  ops_.ScaledMatmul({turned_gradient_, input_, dy_scale, x_scale, nullptr, kernels::Values(a.dw),
-                     a.n, a.k, a.m, a.accumulate});
+  ops_.Quantize({.x = a.x,
+                 .plain = nullptr,
+                 .transposed = input_,
+                 .scale = x_scale,
+                 .largest = nullptr,
+                 .rows = a.m,
+                 .columns = a.k});
+  ops_.ScaledMatmul({.a = turned_gradient_,
+                     .b = input_,
+                     .a_scale = dy_scale,
+                     .b_scale = x_scale,
+                     .bias = nullptr,
+                     .c = kernels::Values(a.dw),
+                     .m = a.n,
+                     .n = a.k,
+                     .k = a.m,
+                     .accumulate = a.accumulate});
   if (a.dbias == nullptr) return;
   if (!a.accumulate) ops_.Zero(a.dbias, a.n);
   kernels::ResidualBackwardArgs bias{};
@@ -153,9 +195,16 @@ void LinearLayers::BackwardWeight(const Part& part, const kernels::MatmulBackwar
 void LinearLayers::BackwardInput(const Part& part, const kernels::MatmulBackwardInputArgs& a,
                                  int64_t row) {
   if (!plan::TakesFp8(shape_, a.m, a.n, a.k)) return ops_.MatmulBackwardInput(a);
-  ops_.ScaledMatmul({gradient_ + row * a.n, WeightOf(part, WeightCopy::kTransposed),
-                     ScaleOf(part, Fp8Role::kGradient), WeightScaleOf(part), nullptr, a.dx, a.m,
-                     a.k, a.n, a.accumulate});
+  ops_.ScaledMatmul({.a = gradient_ + row * a.n,
+                     .b = WeightOf(part, WeightCopy::kTransposed),
+                     .a_scale = ScaleOf(part, Fp8Role::kGradient),
+                     .b_scale = WeightScaleOf(part),
+                     .bias = nullptr,
+                     .c = a.dx,
+                     .m = a.m,
+                     .n = a.k,
+                     .k = a.n,
+                     .accumulate = a.accumulate});
 }
 
 void LinearLayers::BackwardInputGelu(const Part& part, const kernels::MatmulBackwardInputArgs& a,

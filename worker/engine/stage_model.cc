@@ -258,23 +258,35 @@ void StageModel::NormEmbedding(const MicroBatch& batch, kernels::Values sum) {
   ops_.LayerNorm(Norm(sum, weights_.embedding_norm, weights_.embedding_norm_bias, input,
                       FloatsAt(batch.slot, slot_layout_.embedding_mean),
                       FloatsAt(batch.slot, slot_layout_.embedding_rstd), shape_.local_rows));
-  ops_.PositionEmbedding({input, nullptr, shape_.local_rows, shape_.hidden, shape_.tokens,
-                          first_local_row_,
-                          DropoutAt(batch, 0, kernels::kSiteEmbedding, first_local_row_)});
+  ops_.PositionEmbedding(
+      {.x = input,
+       .weight = nullptr,
+       .rows = shape_.local_rows,
+       .columns = shape_.hidden,
+       .tokens = shape_.tokens,
+       .first_row = first_local_row_,
+       .dropout = DropoutAt(batch, 0, kernels::kSiteEmbedding, first_local_row_)});
 }
 
 // Queries and keys lie side by side: one call rotates both.
 void StageModel::Rotate(kernels::Values qkv, int64_t first_row, int64_t rows, Rotation direction) {
   if (!shape_.rotary) return;
-  ops_.Rotary({qkv, rotary_ + first_row * shape_.head_dim, rows, shape_.tokens, shape_.qkv,
-               shape_.heads + shape_.key_heads, shape_.head_dim, direction == Rotation::kBack});
+  ops_.Rotary({.x = qkv,
+               .table = rotary_ + first_row * shape_.head_dim,
+               .rows = rows,
+               .tokens = shape_.tokens,
+               .stride = shape_.qkv,
+               .heads = shape_.heads + shape_.key_heads,
+               .head_dim = shape_.head_dim,
+               .inverse = direction == Rotation::kBack});
 }
 
 void StageModel::Activate(kernels::ConstValues up, kernels::Values out, int64_t rows) {
   if (traits_.gated_mlp) {
-    ops_.Swiglu({up, out, rows, shape_.ffn});
+    ops_.Swiglu({.h = up, .g = out, .rows = rows, .columns = shape_.ffn});
   } else {
-    ops_.Gelu({up, out, rows, shape_.ffn, traits_.exact_gelu});
+    ops_.Gelu(
+        {.h = up, .g = out, .rows = rows, .columns = shape_.ffn, .exact = traits_.exact_gelu});
   }
 }
 
@@ -341,9 +353,13 @@ void StageModel::ForwardUp(const MicroBatch& batch, int layer) {
   add.dropout =
       DropoutAt(batch, ModelLayer(batch, layer), kernels::kSiteAttentionOutput, first_local_row_);
   ops_.ResidualLayerNorm(add, MiddleNorm(batch, layer));
-  const kernels::MatmulArgs up{
-      GatherRows(at.norm2), w.up.In(parameters_), w.up_bias.In(parameters_), at.up, rows, shape_.up,
-      shape_.hidden};
+  const kernels::MatmulArgs up{.x = GatherRows(at.norm2),
+                               .w = w.up.In(parameters_),
+                               .bias = w.up_bias.In(parameters_),
+                               .y = at.up,
+                               .m = rows,
+                               .n = shape_.up,
+                               .k = shape_.hidden};
   const LinearLayers::Part part = PartOf(batch, layer, plan::Linear::kUp);
   if (traits_.gated_mlp) {
     linear_.Forward(part, up);
@@ -412,8 +428,13 @@ void StageModel::ForChunks(int64_t first_sequence, int64_t sequences, const Body
 
 kernels::ConstValues StageModel::Logits(const MicroBatch& batch, int64_t row, int64_t rows) {
   TERCIO_CHECK_LE(rows, shape_.chunk_rows);
-  ops_.Matmul({HeadInput(batch) + row * shape_.hidden, weights_.output.head.In(parameters_),
-               nullptr, logits_, rows, shape_.vocabulary, shape_.hidden});
+  ops_.Matmul({.x = HeadInput(batch) + row * shape_.hidden,
+               .w = weights_.output.head.In(parameters_),
+               .bias = nullptr,
+               .y = logits_,
+               .m = rows,
+               .n = shape_.vocabulary,
+               .k = shape_.hidden});
   return logits_;
 }
 
@@ -421,12 +442,26 @@ kernels::ConstValues StageModel::Logits(const MicroBatch& batch, int64_t row, in
 void StageModel::ForwardChunk(const MicroBatch& batch, const Chunk& chunk, double* losses) {
   Logits(batch, chunk.row, chunk.rows);
   const int32_t* targets = batch.targets + chunk.row;
-  ops_.CrossEntropyLocal({logits_, targets, stats_, chunk.rows, vocabulary_valid_,
-                          shape_.vocabulary, vocabulary_begin_, SmoothingOf(batch).amount > 0});
+  ops_.CrossEntropyLocal({.logits = logits_,
+                          .targets = targets,
+                          .stats = stats_,
+                          .rows = chunk.rows,
+                          .valid = vocabulary_valid_,
+                          .stride = shape_.vocabulary,
+                          .vocabulary_begin = vocabulary_begin_,
+                          .sums = SmoothingOf(batch).amount > 0});
   tensor_group_.AllGather(stream_, stats_, all_stats_, chunk.rows * kernels::kCrossEntropyStats);
-  ops_.CrossEntropyCombine(
-      {all_stats_, lse_, loss_, chunk.rows, tensor_group_.size(), SmoothingOf(batch)});
-  ops_.AddLosses({loss_, losses, chunk.rows, chunk.row, shape_.tokens});
+  ops_.CrossEntropyCombine({.stats = all_stats_,
+                            .lse = lse_,
+                            .loss = loss_,
+                            .rows = chunk.rows,
+                            .ranks = tensor_group_.size(),
+                            .smoothing = SmoothingOf(batch)});
+  ops_.AddLosses({.loss = loss_,
+                  .sums = losses,
+                  .rows = chunk.rows,
+                  .first_row = chunk.row,
+                  .rows_per_sum = shape_.tokens});
 }
 
 void StageModel::Loss(const MicroBatch& batch, const LossSums& losses) {
@@ -462,17 +497,31 @@ void StageModel::BackwardHead(const MicroBatch& batch, kernels::Values flow, dou
                [&](const plan::LaneSegment& segment, float* gradients, bool accumulate) {
                  ForChunks(segment.first_sequence, segment.sequences, [&](const Chunk& chunk) {
                    ForwardChunk(batch, chunk, losses);
-                   ops_.CrossEntropyBackward({logits_, lse_, batch.targets + chunk.row, chunk.rows,
-                                              vocabulary_valid_, shape_.vocabulary,
-                                              vocabulary_begin_, scale, SmoothingOf(batch)});
-                   ops_.MatmulBackwardWeight({logits_, normed + chunk.row * shape_.hidden,
-                                              weights_.output.head.GradientIn(gradients), nullptr,
-                                              chunk.rows, shape_.vocabulary, shape_.hidden,
-                                              chunk.rows_per_leaf, accumulate});
+                   ops_.CrossEntropyBackward({.logits = logits_,
+                                              .lse = lse_,
+                                              .targets = batch.targets + chunk.row,
+                                              .rows = chunk.rows,
+                                              .valid = vocabulary_valid_,
+                                              .stride = shape_.vocabulary,
+                                              .vocabulary_begin = vocabulary_begin_,
+                                              .scale = scale,
+                                              .smoothing = SmoothingOf(batch)});
+                   ops_.MatmulBackwardWeight({.dy = logits_,
+                                              .x = normed + chunk.row * shape_.hidden,
+                                              .dw = weights_.output.head.GradientIn(gradients),
+                                              .dbias = nullptr,
+                                              .m = chunk.rows,
+                                              .n = shape_.vocabulary,
+                                              .k = shape_.hidden,
+                                              .rows_per_leaf = chunk.rows_per_leaf,
+                                              .accumulate = accumulate});
                    accumulate = true;
-                   ops_.MatmulBackwardInput({logits_, weights_.output.head.In(parameters_),
-                                             norm_gradient_ + chunk.row * shape_.hidden, chunk.rows,
-                                             shape_.vocabulary, shape_.hidden});
+                   ops_.MatmulBackwardInput({.dy = logits_,
+                                             .w = weights_.output.head.In(parameters_),
+                                             .dx = norm_gradient_ + chunk.row * shape_.hidden,
+                                             .m = chunk.rows,
+                                             .n = shape_.vocabulary,
+                                             .k = shape_.hidden});
                  });
                });
   BackwardNorm(batch, weights_.output.final_norm, weights_.output.final_norm_bias,
@@ -548,8 +597,12 @@ void StageModel::BackwardWeight(const MicroBatch& batch, LinearLayers::Part part
 
 void StageModel::BackwardDown(LinearLayers::Part part, kernels::ConstValues branch,
                               WeightRef weight, kernels::ConstValues up) {
-  kernels::MatmulBackwardInputArgs product{branch,      weight.In(parameters_), wide_gradient_,
-                                           shape_.rows, shape_.hidden,          shape_.ffn};
+  kernels::MatmulBackwardInputArgs product{.dy = branch,
+                                           .w = weight.In(parameters_),
+                                           .dx = wide_gradient_,
+                                           .m = shape_.rows,
+                                           .n = shape_.hidden,
+                                           .k = shape_.ffn};
   if (!traits_.gated_mlp) {
     return linear_.BackwardInputGelu(
         part, product,
@@ -557,7 +610,11 @@ void StageModel::BackwardDown(LinearLayers::Part part, kernels::ConstValues bran
   }
   product.dx = gated_gradient_;
   linear_.BackwardInput(part, product, 0);
-  ops_.SwigluBackward({gated_gradient_, up, wide_gradient_, shape_.rows, shape_.ffn});
+  ops_.SwigluBackward({.dg = gated_gradient_,
+                       .h = up,
+                       .dh = wide_gradient_,
+                       .rows = shape_.rows,
+                       .columns = shape_.ffn});
 }
 
 void StageModel::BackwardPostNorm(const MicroBatch& batch, WeightRef weight, WeightRef bias,
@@ -650,34 +707,47 @@ void StageModel::BackwardEmbedding(const MicroBatch& batch, kernels::Values flow
                                    GradientLanes& lanes) {
   kernels::Dropout dropout = DropoutAt(batch, 0, kernels::kSiteEmbedding, first_local_row_);
   if (shape_.post_norm) {
-    ops_.PositionEmbeddingBackward({flow, nullptr, shape_.local_rows, shape_.hidden, shape_.tokens,
-                                    first_local_row_, dropout});
+    ops_.PositionEmbeddingBackward({.dx = flow,
+                                    .dweight = nullptr,
+                                    .rows = shape_.local_rows,
+                                    .columns = shape_.hidden,
+                                    .tokens = shape_.tokens,
+                                    .first_row = first_local_row_,
+                                    .dropout = dropout});
     BackwardPostNorm(batch, weights_.embedding_norm, weights_.embedding_norm_bias,
                      ValuesAt(batch.slot, slot_layout_.embedding_sum),
                      FloatsAt(batch.slot, slot_layout_.embedding_mean),
                      FloatsAt(batch.slot, slot_layout_.embedding_rstd), flow, lanes);
     dropout.probability = 0;
   }
-  lanes.Accumulate(batch.index, {weights_.position, weights_.type}, ops_,
-                   [&](const plan::LaneSegment& segment, float* gradients) {
-                     const LocalRows part = LocalPart(segment);
-                     if (part.count == 0) return;
-                     const int64_t first = first_local_row_ + part.begin;
-                     dropout.first_row = first;
-                     ops_.PositionEmbeddingBackward({flow + part.begin * shape_.hidden,
-                                                     weights_.position.GradientIn(gradients),
-                                                     part.count, shape_.hidden, shape_.tokens,
-                                                     first, dropout, TypesAt(batch, first),
-                                                     weights_.type.GradientIn(gradients)});
-                   });
+  lanes.Accumulate(
+      batch.index, {weights_.position, weights_.type}, ops_,
+      [&](const plan::LaneSegment& segment, float* gradients) {
+        const LocalRows part = LocalPart(segment);
+        if (part.count == 0) return;
+        const int64_t first = first_local_row_ + part.begin;
+        dropout.first_row = first;
+        ops_.PositionEmbeddingBackward({.dx = flow + part.begin * shape_.hidden,
+                                        .dweight = weights_.position.GradientIn(gradients),
+                                        .rows = part.count,
+                                        .columns = shape_.hidden,
+                                        .tokens = shape_.tokens,
+                                        .first_row = first,
+                                        .dropout = dropout,
+                                        .types = TypesAt(batch, first),
+                                        .dtype_weight = weights_.type.GradientIn(gradients)});
+      });
   const kernels::ConstValues all = GatherRows(flow);
   lanes.Accumulate(batch.index, {weights_.token}, ops_,
                    [&](const plan::LaneSegment& segment, float* gradients) {
                      const int64_t row = segment.first_sequence * shape_.tokens;
-                     ops_.EmbeddingBackward({batch.inputs + row, all + row * shape_.hidden,
-                                             weights_.token.GradientIn(gradients),
-                                             segment.sequences * shape_.tokens, shape_.hidden,
-                                             vocabulary_begin_, shape_.vocabulary});
+                     ops_.EmbeddingBackward({.tokens = batch.inputs + row,
+                                             .dx = all + row * shape_.hidden,
+                                             .dweight = weights_.token.GradientIn(gradients),
+                                             .count = segment.sequences * shape_.tokens,
+                                             .columns = shape_.hidden,
+                                             .vocabulary_begin = vocabulary_begin_,
+                                             .vocabulary_rows = shape_.vocabulary});
                    });
 }
 

@@ -463,8 +463,9 @@ void Engine::MeasureGradients() {
       if (entry.role == plan::TensorRole::kHead) continue;
       if (plan::PolicyOf(entry.tensor, spec_.training()).frozen) continue;
       if (entry.tensor.shard == plan::Shard::kWhole && tensor_index != 0) continue;
-      squares_.push_back({lanes_.result() + entry.gradient_offset, entry.elements,
-                          exchange_.NormSlot(entry.tensor.index, tensor_index)});
+      squares_.push_back({.values = lanes_.result() + entry.gradient_offset,
+                          .count = entry.elements,
+                          .sum = exchange_.NormSlot(entry.tensor.index, tensor_index)});
     }
     compute_->ops().SumsOfSquares(squares_.data(), static_cast<int64_t>(squares_.size()));
   }

@@ -127,8 +127,14 @@ absl::StatusOr<double> MeasureProducts(device::Device& device, kernels::Format f
       values.push_back(kernels::Values(matrix->data(), format, format));
       memory.push_back(std::move(matrix));
     }
-    const kernels::MatmulArgs product = {values[0], values[1], nullptr, values[2],
-                                         side,      side,      side,    false};
+    const kernels::MatmulArgs product = {.x = values[0],
+                                         .w = values[1],
+                                         .bias = nullptr,
+                                         .y = values[2],
+                                         .m = side,
+                                         .n = side,
+                                         .k = side,
+                                         .accumulate = false};
     TERCIO_ASSIGN_OR_RETURN(const double seconds, timer->Time(device::HandleOf(*stream), [&] {
       stream->ops().Matmul(product);
       return absl::OkStatus();

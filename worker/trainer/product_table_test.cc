@@ -35,7 +35,12 @@ TEST(ProductTable, ComesBackAsItWas) {
   v1::ProductTable table;
   AddProduct(ShapeOf(1), kAlgorithm, &table);
   AddProduct(ShapeOf(2), kernels::cuda::kNoAlgorithm, &table);
-  const ProductShape scaled{ProductKind::kScaled, Format::kE5m2, Format::kFloat32, 16, 32, 48};
+  const ProductShape scaled{.kind = ProductKind::kScaled,
+                            .operands = Format::kE5m2,
+                            .result = Format::kFloat32,
+                            .m = 16,
+                            .n = 32,
+                            .k = 48};
   AddProduct(scaled, kAlgorithm, &table);
   ProductAlgorithms back;
   TakeProducts(table, &back);

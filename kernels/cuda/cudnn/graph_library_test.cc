@@ -89,7 +89,15 @@ CudnnAttentionShape Shape(int64_t tokens, int64_t group, int64_t head_dim, bool 
                           cudnnDataType_t type = CUDNN_DATA_BFLOAT16) {
   constexpr int64_t kHeads = 8;
   const int64_t stride = (kHeads + 2 * kHeads / group) * head_dim;
-  return {type, 2, tokens, kHeads, head_dim, group, stride, kHeads * head_dim, causal};
+  return {.type = type,
+          .sequences = 2,
+          .tokens = tokens,
+          .heads = kHeads,
+          .head_dim = head_dim,
+          .group = group,
+          .stride = stride,
+          .out_stride = kHeads * head_dim,
+          .causal = causal};
 }
 
 TEST_F(GraphLibraryTest, TakesOurGraphs) {

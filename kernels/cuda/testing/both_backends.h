@@ -330,7 +330,13 @@ class BothBackendsTest : public DeviceTest {
   std::vector<Tensor> tensors_;
   std::mt19937_64 random_{kSeed};
   // Enough for all cases.
-  ScratchShapes scratch_ = {1300, 300, 300, 8, 140003, 140003, 1 << 20};
+  ScratchShapes scratch_ = {.rows = 1300,
+                            .norm_columns = 300,
+                            .sum_columns = 300,
+                            .heads = 8,
+                            .digest_count = 140003,
+                            .squares_count = 140003,
+                            .product_bytes = 1 << 20};
   ProductAlgorithms* algorithms_ = nullptr;
   AttentionKernel attention_ = AttentionKernel::kAuto;
   OperationNotes* notes_ = nullptr;

@@ -61,30 +61,30 @@ class Cases {
   Values Inner() { return arena_.Values(rows_ * inner_); }
 
   kernels::LayerNormArgs NormArgs() {
-    return {States(),
-            arena_.Values(hidden_),
-            arena_.Values(hidden_),
-            States(),
-            arena_.Floats(rows_),
-            arena_.Floats(rows_),
-            rows_,
-            hidden_};
+    return {.x = States(),
+            .weight = arena_.Values(hidden_),
+            .bias = arena_.Values(hidden_),
+            .y = States(),
+            .mean = arena_.Floats(rows_),
+            .rstd = arena_.Floats(rows_),
+            .rows = rows_,
+            .columns = hidden_};
   }
 
   void Norms() {
     const int64_t count = rows_ * hidden_;
     Moves("LayerNorm", 2 * kBytes * count, [a = NormArgs()](Ops& ops) { ops.LayerNorm(a); });
-    const kernels::LayerNormBackwardArgs backward = {States(),
-                                                     States(),
-                                                     arena_.Values(hidden_),
-                                                     arena_.Floats(rows_),
-                                                     arena_.Floats(rows_),
-                                                     States(),
-                                                     arena_.Floats(hidden_),
-                                                     arena_.Floats(hidden_),
-                                                     rows_,
-                                                     hidden_,
-                                                     sizes_.context};
+    const kernels::LayerNormBackwardArgs backward = {.dy = States(),
+                                                     .x = States(),
+                                                     .weight = arena_.Values(hidden_),
+                                                     .mean = arena_.Floats(rows_),
+                                                     .rstd = arena_.Floats(rows_),
+                                                     .dx = States(),
+                                                     .dweight = arena_.Floats(hidden_),
+                                                     .dbias = arena_.Floats(hidden_),
+                                                     .rows = rows_,
+                                                     .columns = hidden_,
+                                                     .rows_per_leaf = sizes_.context};
     Moves("LayerNormBackward", 3 * kBytes * count,
           [backward](Ops& ops) { ops.LayerNormBackward(backward); });
   }
@@ -92,55 +92,89 @@ class Cases {
   void Residuals() {
     const int64_t count = rows_ * hidden_;
     const auto residual = [this] {
-      return kernels::ResidualArgs{States(), States(), arena_.Values(hidden_),
-                                   States(), rows_,    hidden_};
+      return kernels::ResidualArgs{.residual = States(),
+                                   .branch = States(),
+                                   .bias = arena_.Values(hidden_),
+                                   .out = States(),
+                                   .rows = rows_,
+                                   .columns = hidden_};
     };
     Moves("Residual", 3 * kBytes * count, [a = residual()](Ops& ops) { ops.Residual(a); });
     const kernels::ResidualArgs first = residual();
     Moves("ResidualLayerNorm", 4 * kBytes * count,
           [first, norm = NormArgs()](Ops& ops) { ops.ResidualLayerNorm(first, norm); });
-    const kernels::ResidualBackwardArgs backward = {States(), nullptr, arena_.Floats(hidden_),
-                                                    rows_,    hidden_, sizes_.context};
+    const kernels::ResidualBackwardArgs backward = {.dout = States(),
+                                                    .dbranch = nullptr,
+                                                    .dbias = arena_.Floats(hidden_),
+                                                    .rows = rows_,
+                                                    .columns = hidden_,
+                                                    .rows_per_leaf = sizes_.context};
     Moves("ResidualBackward", kBytes * count,
           [backward](Ops& ops) { ops.ResidualBackward(backward); });
   }
 
   void Activations() {
     const int64_t count = rows_ * inner_;
-    const kernels::GeluArgs gelu = {Inner(), Inner(), rows_, inner_};
+    const kernels::GeluArgs gelu = {.h = Inner(), .g = Inner(), .rows = rows_, .columns = inner_};
     Moves("Gelu", 2 * kBytes * count, [gelu](Ops& ops) { ops.Gelu(gelu); });
-    const kernels::GeluBackwardArgs gelu_backward = {Inner(), Inner(), Inner(), rows_, inner_};
+    const kernels::GeluBackwardArgs gelu_backward = {
+        .dg = Inner(), .h = Inner(), .dh = Inner(), .rows = rows_, .columns = inner_};
     Moves("GeluBackward", 3 * kBytes * count,
           [gelu_backward](Ops& ops) { ops.GeluBackward(gelu_backward); });
-    const kernels::SwigluArgs swiglu = {arena_.Values(2 * count), Inner(), rows_, inner_};
+    const kernels::SwigluArgs swiglu = {
+        .h = arena_.Values(2 * count), .g = Inner(), .rows = rows_, .columns = inner_};
     Moves("Swiglu", 3 * kBytes * count, [swiglu](Ops& ops) { ops.Swiglu(swiglu); });
-    const kernels::SwigluBackwardArgs swiglu_backward = {Inner(), arena_.Values(2 * count),
-                                                         arena_.Values(2 * count), rows_, inner_};
+    const kernels::SwigluBackwardArgs swiglu_backward = {.dg = Inner(),
+                                                         .h = arena_.Values(2 * count),
+                                                         .dh = arena_.Values(2 * count),
+                                                         .rows = rows_,
+                                                         .columns = inner_};
     Moves("SwigluBackward", 5 * kBytes * count,
           [swiglu_backward](Ops& ops) { ops.SwigluBackward(swiglu_backward); });
     const int64_t head_dim = hidden_ / sizes_.heads;
-    const kernels::RotaryArgs rotary = {States(), arena_.Floats(sizes_.context * head_dim),
-                                        rows_,    sizes_.context,
-                                        hidden_,  sizes_.heads,
-                                        head_dim};
+    const kernels::RotaryArgs rotary = {.x = States(),
+                                        .table = arena_.Floats(sizes_.context * head_dim),
+                                        .rows = rows_,
+                                        .tokens = sizes_.context,
+                                        .stride = hidden_,
+                                        .heads = sizes_.heads,
+                                        .head_dim = head_dim};
     Moves("Rotary", 2 * kBytes * rows_ * hidden_, [rotary](Ops& ops) { ops.Rotary(rotary); });
   }
 
   void Embeddings() {
     const int64_t count = rows_ * hidden_;
-    const kernels::EmbeddingArgs rows = {
-        indices_, arena_.Values(vocabulary_ * hidden_), States(), rows_, hidden_, 0, vocabulary_};
+    const kernels::EmbeddingArgs rows = {.tokens = indices_,
+                                         .weight = arena_.Values(vocabulary_ * hidden_),
+                                         .out = States(),
+                                         .count = rows_,
+                                         .columns = hidden_,
+                                         .vocabulary_begin = 0,
+                                         .vocabulary_rows = vocabulary_};
     Moves("Embedding", 2 * kBytes * count, [rows](Ops& ops) { ops.Embedding(rows); });
-    const kernels::EmbeddingBackwardArgs sums = {
-        indices_, States(), arena_.Floats(vocabulary_ * hidden_), rows_, hidden_, 0, vocabulary_};
+    const kernels::EmbeddingBackwardArgs sums = {.tokens = indices_,
+                                                 .dx = States(),
+                                                 .dweight = arena_.Floats(vocabulary_ * hidden_),
+                                                 .count = rows_,
+                                                 .columns = hidden_,
+                                                 .vocabulary_begin = 0,
+                                                 .vocabulary_rows = vocabulary_};
     Moves("EmbeddingBackward", kBytes * count + 8 * distinct_ * hidden_,
           [sums](Ops& ops) { ops.EmbeddingBackward(sums); });
     const kernels::PositionEmbeddingArgs positions = {
-        States(), arena_.Values(sizes_.context * hidden_), rows_, hidden_, sizes_.context};
+        .x = States(),
+        .weight = arena_.Values(sizes_.context * hidden_),
+        .rows = rows_,
+        .columns = hidden_,
+        .tokens = sizes_.context};
     Moves("PositionEmbedding", 2 * kBytes * count,
           [positions](Ops& ops) { ops.PositionEmbedding(positions); });
     const kernels::PositionEmbeddingBackwardArgs backward = {
-        States(), arena_.Floats(sizes_.context * hidden_), rows_, hidden_, sizes_.context};
+        .dx = States(),
+        .dweight = arena_.Floats(sizes_.context * hidden_),
+        .rows = rows_,
+        .columns = hidden_,
+        .tokens = sizes_.context};
     Moves("PositionEmbeddingBackward", kBytes * count,
           [backward](Ops& ops) { ops.PositionEmbeddingBackward(backward); });
   }
@@ -148,22 +182,22 @@ class Cases {
   void Losses() {
     const int64_t count = head_rows_ * vocabulary_;
     const kernels::CrossEntropyLocalArgs local = {
-        arena_.Values(count),
-        indices_,
-        arena_.Floats(head_rows_ * kernels::kCrossEntropyStats),
-        head_rows_,
-        vocabulary_,
-        vocabulary_,
-        0};
+        .logits = arena_.Values(count),
+        .targets = indices_,
+        .stats = arena_.Floats(head_rows_ * kernels::kCrossEntropyStats),
+        .rows = head_rows_,
+        .valid = vocabulary_,
+        .stride = vocabulary_,
+        .vocabulary_begin = 0};
     Moves("CrossEntropyLocal", kBytes * count, [local](Ops& ops) { ops.CrossEntropyLocal(local); });
-    const kernels::CrossEntropyBackwardArgs backward = {arena_.Values(count),
-                                                        arena_.Floats(head_rows_),
-                                                        indices_,
-                                                        head_rows_,
-                                                        vocabulary_,
-                                                        vocabulary_,
-                                                        0,
-                                                        1.0f / 32};
+    const kernels::CrossEntropyBackwardArgs backward = {.logits = arena_.Values(count),
+                                                        .lse = arena_.Floats(head_rows_),
+                                                        .targets = indices_,
+                                                        .rows = head_rows_,
+                                                        .valid = vocabulary_,
+                                                        .stride = vocabulary_,
+                                                        .vocabulary_begin = 0,
+                                                        .scale = 1.0f / 32};
     Moves("CrossEntropyBackward", 2 * kBytes * count,
           [backward](Ops& ops) { ops.CrossEntropyBackward(backward); });
   }
@@ -172,15 +206,30 @@ class Cases {
     const int64_t each = inner_ * hidden_;
     const auto tensors = std::make_shared<std::vector<kernels::AdamWTensor>>();
     for (int64_t i = 0; i < kTensorsOfStep; ++i) {
-      tensors->push_back({arena_.Floats(each), arena_.Floats(each), arena_.Floats(each),
-                          arena_.Floats(each), arena_.Values(each), each, 0.1f});
+      tensors->push_back({.parameter = arena_.Floats(each),
+                          .gradient = arena_.Floats(each),
+                          .m = arena_.Floats(each),
+                          .v = arena_.Floats(each),
+                          .rounded = arena_.Values(each),
+                          .count = each,
+                          .weight_decay = 0.1f});
     }
     Moves("AdamW", kTensorsOfStep * each * (28 + kBytes), [tensors](Ops& ops) {
-      ops.AdamW({tensors->data(), kTensorsOfStep, 1e-4f, 0.9f, 0.95f, 1e-8f, 0.1, 0.05, 1.0f});
+      ops.AdamW({.tensors = tensors->data(),
+                 .tensor_count = kTensorsOfStep,
+                 .learning_rate = 1e-4f,
+                 .beta1 = 0.9f,
+                 .beta2 = 0.95f,
+                 .eps = 1e-8f,
+                 .bias_correction1 = 0.1,
+                 .bias_correction2 = 0.05,
+                 .clip = 1.0f});
     });
     const auto sums = std::make_shared<std::vector<kernels::SumOfSquares>>();
     for (int64_t i = 0; i < kTensorsOfStep; ++i) {
-      sums->push_back({arena_.Floats(each), each, reinterpret_cast<double*>(arena_.Take(8))});
+      sums->push_back({.values = arena_.Floats(each),
+                       .count = each,
+                       .sum = reinterpret_cast<double*>(arena_.Take(8))});
     }
     Moves("SumsOfSquares", kTensorsOfStep * each * 4,
           [sums](Ops& ops) { ops.SumsOfSquares(sums->data(), kTensorsOfStep); });
@@ -196,13 +245,13 @@ class Cases {
     auto* digest = reinterpret_cast<uint64_t*>(arena_.Take(8));
     Moves("Digest", 4 * count, [=](Ops& ops) { ops.Digest(floats, count, digest); });
     const kernels::QuantizeArgs quantize = {
-        Inner(),
-        Values(arena_.Take(count), Format::kE4m3, Format::kE4m3),
-        Values(arena_.Take(count), Format::kE4m3, Format::kE4m3),
-        reinterpret_cast<const kernels::Scale*>(arena_.Take(sizeof(kernels::Scale))),
-        arena_.Floats(1),
-        rows_,
-        inner_};
+        .x = Inner(),
+        .plain = Values(arena_.Take(count), Format::kE4m3, Format::kE4m3),
+        .transposed = Values(arena_.Take(count), Format::kE4m3, Format::kE4m3),
+        .scale = reinterpret_cast<const kernels::Scale*>(arena_.Take(sizeof(kernels::Scale))),
+        .largest = arena_.Floats(1),
+        .rows = rows_,
+        .columns = inner_};
     Moves("Quantize", (kBytes + 2) * count, [quantize](Ops& ops) { ops.Quantize(quantize); });
   }
 
@@ -212,13 +261,13 @@ class Cases {
 
   // x (m, k), w (n, k), y (m, n)
   kernels::MatmulArgs Product(int64_t m, int64_t n, int64_t k, bool bias) {
-    return {arena_.Values(m * k),
-            arena_.Values(n * k),
-            bias ? arena_.Values(n) : nullptr,
-            arena_.Values(m * n),
-            m,
-            n,
-            k};
+    return {.x = arena_.Values(m * k),
+            .w = arena_.Values(n * k),
+            .bias = bias ? arena_.Values(n) : nullptr,
+            .y = arena_.Values(m * n),
+            .m = m,
+            .n = n,
+            .k = k};
   }
 
   void Products() {
@@ -230,31 +279,37 @@ class Cases {
     plain("Matmul, second of feed-forward", rows_, hidden_, inner_, true);
     plain("Matmul, logits", head_rows_, vocabulary_, hidden_, false);
     const kernels::MatmulArgs up = Product(rows_, inner_, hidden_, true);
-    const kernels::GeluArgs gelu = {up.y, Inner(), rows_, inner_};
+    const kernels::GeluArgs gelu = {.h = up.y, .g = Inner(), .rows = rows_, .columns = inner_};
     Computes("MatmulGelu, first of feed-forward", Flops(rows_, inner_, hidden_),
              [up, gelu](Ops& ops) { ops.MatmulGelu(up, gelu); });
   }
 
   // dy (m, n), w (n, k), dx (m, k)
   kernels::MatmulBackwardInputArgs InputGradient(int64_t m, int64_t n, int64_t k) {
-    return {arena_.Values(m * n), arena_.Values(n * k), arena_.Values(m * k), m, n, k};
+    return {.dy = arena_.Values(m * n),
+            .w = arena_.Values(n * k),
+            .dx = arena_.Values(m * k),
+            .m = m,
+            .n = n,
+            .k = k};
   }
 
   void Gradients() {
     Computes("MatmulBackwardInput, first of feed-forward", Flops(rows_, inner_, hidden_),
              [a = InputGradient(rows_, inner_, hidden_)](Ops& ops) { ops.MatmulBackwardInput(a); });
     const kernels::MatmulBackwardInputArgs down = InputGradient(rows_, hidden_, inner_);
-    const kernels::GeluBackwardArgs gelu = {down.dx, Inner(), down.dx, rows_, inner_};
+    const kernels::GeluBackwardArgs gelu = {
+        .dg = down.dx, .h = Inner(), .dh = down.dx, .rows = rows_, .columns = inner_};
     Computes("MatmulGeluBackward, second of feed-forward", Flops(rows_, inner_, hidden_),
              [down, gelu](Ops& ops) { ops.MatmulGeluBackward(down, gelu); });
-    const kernels::MatmulBackwardWeightArgs weight = {Inner(),
-                                                      States(),
-                                                      arena_.Floats(inner_ * hidden_),
-                                                      arena_.Floats(inner_),
-                                                      rows_,
-                                                      inner_,
-                                                      hidden_,
-                                                      sizes_.context};
+    const kernels::MatmulBackwardWeightArgs weight = {.dy = Inner(),
+                                                      .x = States(),
+                                                      .dw = arena_.Floats(inner_ * hidden_),
+                                                      .dbias = arena_.Floats(inner_),
+                                                      .m = rows_,
+                                                      .n = inner_,
+                                                      .k = hidden_,
+                                                      .rows_per_leaf = sizes_.context};
     Computes("MatmulBackwardWeight, first of feed-forward", Flops(rows_, inner_, hidden_),
              [weight](Ops& ops) { ops.MatmulBackwardWeight(weight); });
   }
@@ -269,25 +324,32 @@ class Cases {
       const Values qkv = arena_.Values(3 * rows_ * hidden_);
       const Values out = States();
       float* lse = arena_.Floats(rows_ * sizes_.heads);
-      const kernels::AttentionArgs forward = {
-          qkv, qkv + hidden_, qkv + 2 * hidden_, 3 * hidden_,  out,
-          lse, sequences,     sizes_.context,    sizes_.heads, head_dim};
+      const kernels::AttentionArgs forward = {.q = qkv,
+                                              .k = qkv + hidden_,
+                                              .v = qkv + 2 * hidden_,
+                                              .stride = 3 * hidden_,
+                                              .out = out,
+                                              .lse = lse,
+                                              .sequences = sequences,
+                                              .tokens = sizes_.context,
+                                              .heads = sizes_.heads,
+                                              .head_dim = head_dim};
       const Values dout = States();
       const Values dqkv = arena_.Values(3 * rows_ * hidden_);
-      const kernels::AttentionBackwardArgs backward = {dout,
-                                                       out,
-                                                       lse,
-                                                       qkv,
-                                                       qkv + hidden_,
-                                                       qkv + 2 * hidden_,
-                                                       dqkv,
-                                                       dqkv + hidden_,
-                                                       dqkv + 2 * hidden_,
-                                                       3 * hidden_,
-                                                       sequences,
-                                                       sizes_.context,
-                                                       sizes_.heads,
-                                                       head_dim};
+      const kernels::AttentionBackwardArgs backward = {.dout = dout,
+                                                       .out = out,
+                                                       .lse = lse,
+                                                       .q = qkv,
+                                                       .k = qkv + hidden_,
+                                                       .v = qkv + 2 * hidden_,
+                                                       .dq = dqkv,
+                                                       .dk = dqkv + hidden_,
+                                                       .dv = dqkv + 2 * hidden_,
+                                                       .stride = 3 * hidden_,
+                                                       .sequences = sequences,
+                                                       .tokens = sizes_.context,
+                                                       .heads = sizes_.heads,
+                                                       .head_dim = head_dim};
       Computes(
           "Attention" + name, 2 * products, [forward](Ops& ops) { ops.Attention(forward); }, own);
       // Reads what the forward pass has left in the same memory.

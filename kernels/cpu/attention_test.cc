@@ -1,0 +1,178 @@
+// Attention on the CPU against the double-precision reference, its gradients against finite
+// differences: causal and padded sequences, heads that share keys, dropout.
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "hwy/aligned_allocator.h"
+#include "kernels/cpu/attention_scratch.h"
+#include "kernels/cpu/testing/cpu_ops_case.h"
+#include "kernels/random.h"
+#include "kernels/reference/reference_ops.h"
+
+namespace tercio::kernels {
+namespace {
+
+using reference::Values;
+
+struct AttentionCase {
+  int64_t tokens, heads, head_dim;
+  float dropout;
+  int64_t group = 1;
+  int32_t length = 0;  // 0: causal; else keys from here on are padding
+  int64_t width() const { return heads * head_dim; }
+  int64_t keys() const { return width() / group; }
+  int64_t stride() const { return width() + 2 * keys(); }
+};
+
+// One attention forward and backward over random values, all heads.
+struct AttentionRun {
+  Floats qkv, dout, out, dqkv;
+};
+
+AttentionRun RunAttention(Ops& ops, const AttentionCase& c, Floats qkv, Floats dout) {
+  const int64_t width = c.width();
+  AttentionRun run{std::move(qkv), std::move(dout), Floats(static_cast<size_t>(c.tokens * width)),
+                   Floats(static_cast<size_t>(c.tokens * c.stride()))};
+  Floats lse(static_cast<size_t>(c.tokens * c.heads));
+  auto scratch =
+      hwy::AllocateAligned<float>(static_cast<size_t>(AttentionScratch(c.tokens, c.head_dim, 2)));
+  AttentionArgs args{};
+  args.q = run.qkv.data();
+  args.k = args.q + width;
+  args.v = args.k + c.keys();
+  args.stride = c.stride();
+  args.group = c.group;
+  args.out = run.out.data();
+  args.lse = lse.data();
+  args.sequences = 1;
+  args.tokens = c.tokens;
+  args.heads = c.heads;
+  args.head_dim = c.head_dim;
+  args.causal = c.length == 0;
+  args.lengths = &c.length;
+  args.dropout.probability = c.dropout;
+  args.dropout.tokens = c.tokens;
+  args.dropout.layer = 3;
+  args.scratch = scratch.get();
+  ops.Attention(args);
+  AttentionBackwardArgs back{};
+  back.dout = run.dout.data();
+  back.out = run.out.data();
+  back.lse = lse.data();
+  back.q = args.q;
+  back.k = args.k;
+  back.v = args.v;
+  back.dq = run.dqkv.data();
+  back.dk = back.dq + width;
+  back.dv = back.dk + c.keys();
+  back.stride = args.stride;
+  back.group = c.group;
+  back.sequences = 1;
+  back.tokens = c.tokens;
+  back.heads = c.heads;
+  back.head_dim = c.head_dim;
+  back.causal = args.causal;
+  back.lengths = args.lengths;
+  back.dropout = args.dropout;
+  back.scratch = scratch.get();
+  ops.AttentionBackward(back);
+  return run;
+}
+
+// What the dropout of one head multiplies each weight with; empty without dropout.
+Values AttentionMask(const AttentionCase& c, int64_t head) {
+  Values mask;
+  if (c.dropout == 0) return mask;
+  const PhiloxKey key = MakeKey(0, 0);
+  for (int64_t i = 0; i < c.tokens; ++i) {
+    for (int64_t j = 0; j < c.tokens; ++j) {
+      const uint32_t tag = kSiteAttention | 3u << 4 | static_cast<uint32_t>(head) << 16;
+      const PhiloxBlock bits =
+          Philox(key, {static_cast<uint32_t>(j / 4), static_cast<uint32_t>(i), 0, tag});
+      const bool kept = bits[static_cast<size_t>(j % 4)] >= DropThreshold(c.dropout);
+      mask.push_back(kept ? 1.0 / (1.0 - c.dropout) : 0.0);
+    }
+  }
+  return mask;
+}
+
+// One head's [tokens, head_dim] out of rows of `stride` that begin at `offset`.
+Values HeadOf(const Floats& from, const AttentionCase& c, int64_t head, int64_t stride,
+              int64_t offset) {
+  Values values;
+  for (int64_t t = 0; t < c.tokens; ++t) {
+    for (int64_t d = 0; d < c.head_dim; ++d) {
+      values.push_back(from[static_cast<size_t>(t * stride + offset + head * c.head_dim + d)]);
+    }
+  }
+  return values;
+}
+
+Floats ToFloats(const Values& values) { return Floats(values.begin(), values.end()); }
+
+// All query heads of one key head: their outputs, and the gradients of what they share.
+void ExpectAttention(const AttentionRun& run, const AttentionCase& c, int64_t key_head) {
+  const auto query = [&](const Floats& from, int64_t i) {
+    return HeadOf(from, c, key_head * c.group + i, c.stride(), 0);
+  };
+  const auto key = [&](const Floats& from) {
+    return HeadOf(from, c, key_head, c.stride(), c.width());
+  };
+  const auto value = [&](const Floats& from) {
+    return HeadOf(from, c, key_head, c.stride(), c.width() + c.keys());
+  };
+  const Values k = key(run.qkv);
+  const Values v = value(run.qkv);
+  Values dk(k.size()), dv(v.size());
+  const auto add = [](Values& sum, const Values& part) {
+    for (size_t i = 0; i < sum.size(); ++i) sum[i] += part[i];
+  };
+  // Gradients are compared by the largest magnitude of the tensor: single rows may be all noise.
+  const int64_t all = c.tokens * c.head_dim;
+  for (int64_t i = 0; i < c.group; ++i) {
+    const int64_t head = key_head * c.group + i;
+    const Values mask = AttentionMask(c, head);
+    const Values q = query(run.qkv, i);
+    const Values weights = HeadOf(run.dout, c, head, c.width(), 0);
+    const auto of = [&](const Values& a, const Values& b, const Values& d) {
+      return reference::Attention(a, b, d, mask, c.tokens, c.head_dim, c.length);
+    };
+    ExpectRows(ToFloats(HeadOf(run.out, c, head, c.width(), 0)), of(q, k, v), c.head_dim, 1e-5,
+               "out");
+    if (c.tokens > 40) continue;  // differences take tokens^3
+    const auto gradient = [&](const auto& function, const Values& at) {
+      return reference::NumericGradient(function, at, weights);
+    };
+    ExpectRows(ToFloats(query(run.dqkv, i)),
+               gradient([&](const Values& x) { return of(x, k, v); }, q), all, 1e-5, "dq");
+    add(dk, gradient([&](const Values& x) { return of(q, x, v); }, k));
+    add(dv, gradient([&](const Values& x) { return of(q, k, x); }, v));
+  }
+  if (c.tokens > 40) return;
+  ExpectRows(ToFloats(key(run.dqkv)), dk, all, 1e-5, "dk");
+  ExpectRows(ToFloats(value(run.dqkv)), dv, all, 1e-5, "dv");
+}
+
+TEST_F(CpuOpsTest, AttentionAndItsGradients) {
+  for (const AttentionCase& c : std::vector<AttentionCase>{{1, 1, 1, 0},
+                                                           {5, 2, 3, 0},
+                                                           {17, 1, 16, 0.3f},
+                                                           {64, 1, 4, 0},
+                                                           {70, 1, 5, 0.2f},
+                                                           {9, 6, 4, 0, 3},
+                                                           {33, 4, 8, 0.2f, 2},
+                                                           {66, 4, 4, 0, 4},
+                                                           {7, 2, 4, 0, 1, 7},
+                                                           {7, 2, 4, 0, 1, 2},
+                                                           {33, 4, 8, 0.2f, 2, 20},
+                                                           {150, 2, 8, 0.1f, 1, 130}}) {
+    const AttentionRun run =
+        RunAttention(*ops_, c, Random(c.tokens * c.stride()), Random(c.tokens * c.width()));
+    for (int64_t head = 0; head < c.heads / c.group; ++head) ExpectAttention(run, c, head);
+  }
+}
+
+}  // namespace
+}  // namespace tercio::kernels
