@@ -28,6 +28,8 @@ enum class Style { kPlain, kBold, kDim, kGreen, kYellow, kRed };
 
 std::string_view CodeOf(Style style) {
   switch (style) {
+    case Style::kPlain:
+      return "";
     case Style::kBold:
       return "\x1b[1m";
     case Style::kDim:
@@ -38,9 +40,8 @@ std::string_view CodeOf(Style style) {
       return "\x1b[33m";
     case Style::kRed:
       return "\x1b[31m";
-    default:
-      return "";
   }
+  return "";
 }
 
 std::string Pad(std::string text, size_t columns) {

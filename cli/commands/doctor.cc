@@ -110,9 +110,10 @@ const char* HealthWord(Health health) {
       return "warning";
     case Health::kError:
       return "error";
-    default:
-      return "unknown";
+    case Health::kUnknown:
+      break;
   }
+  return "unknown";
 }
 
 void PrintFindings(const std::vector<Finding>& findings, bool healthy, Output output) {

@@ -51,7 +51,7 @@ std::string TypeWordOf(const MetricSpec& spec) {
       return "counter";
     case MetricKind::kGauge:
       return "gauge";
-    default:
+    case MetricKind::kHistogram:
       break;
   }
   std::vector<double> bounds;

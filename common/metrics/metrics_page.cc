@@ -18,9 +18,10 @@ prometheus::MetricType TypeOf(MetricKind kind) {
       return prometheus::MetricType::Counter;
     case MetricKind::kGauge:
       return prometheus::MetricType::Gauge;
-    default:
-      return prometheus::MetricType::Histogram;
+    case MetricKind::kHistogram:
+      break;
   }
+  return prometheus::MetricType::Histogram;
 }
 
 // At most kMostLabelBytes of the value, without characters that terminals or pages do not show.

@@ -99,9 +99,10 @@ const char* NameOf(FaultCause cause) {
       return "replicas_differ";
     case FaultCause::kRollBack:
       return "rollback";
-    default:
-      return "other";
+    case FaultCause::kOther:
+      break;
   }
+  return "other";
 }
 
 const char* NameOf(SaveFailure failure) {
@@ -120,9 +121,10 @@ const char* NameOf(SaveFailure failure) {
       return "skipped";
     case SaveFailure::kUnreachable:
       return "unreachable";
-    default:
-      return "other";
+    case SaveFailure::kOther:
+      break;
   }
+  return "other";
 }
 
 void Stepper::BeginAttempt(JobState& job) {

@@ -185,7 +185,10 @@ class Inspector {
       case HangKind::kNoAnswer:
         ending = absl::StrCat("nothing is known about ", who, ": no answer from ", Nodes(culprits));
         break;
-      default: {
+      case HangKind::kStuck:
+      case HangKind::kMismatch:
+      case HangKind::kSlowLink:
+      case HangKind::kDeadlock: {
         const v1::RankPosition& position = *Position(culprits.front());
         ending = absl::StrCat(who, culprits.size() == 1 ? " waits" : " wait",
                               " for no other rank and has made no progress for ",

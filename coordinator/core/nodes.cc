@@ -316,7 +316,11 @@ void Stepper::HandleReport(const std::string& node, const v1::AgentMessage& mess
         WithRun(message.logs().run(), [&](JobState& job) { OnLinesLost(job, node); });
       }
       return;
-    default:
+    // Not reports: the service takes the first and unpacks the second, Handle the third.
+    case v1::AgentMessage::kHello:
+    case v1::AgentMessage::kNews:
+    case v1::AgentMessage::kLeaving:
+    case v1::AgentMessage::BODY_NOT_SET:  // of a kind that only a newer agent knows
       return;
   }
 }

@@ -149,89 +149,72 @@ void World::NoteRollBacks(const Event& event, const std::map<std::string, int>& 
 
 // What a wrong core would have made of its state.
 void World::BreakState(double now) {
-  switch (broken_) {
-    case Broken::kDataIsReadAgain:
-      for (auto& [id, job] : state_.jobs) {
-        job.record.mutable_spec()->mutable_training()->clear_data_skips();
+  if (broken_ == Broken::kDataIsReadAgain) {
+    for (auto& [id, job] : state_.jobs) {
+      job.record.mutable_spec()->mutable_training()->clear_data_skips();
+    }
+  } else if (broken_ == Broken::kRollsBackForEver) {
+    for (auto& [id, job] : state_.jobs) job.record.clear_roll_backs();
+  } else if (broken_ == Broken::kEndedJobsRun) {
+    for (auto& [id, job] : state_.jobs) {
+      if (coordinator::IsTerminal(job.record.phase()) && Chance(0.001)) {
+        job.record.set_phase(v1::JOB_PHASE_QUEUED);
+        state_.jobs.Sort(job);
       }
-      break;
-    case Broken::kRollsBackForEver:
-      for (auto& [id, job] : state_.jobs) job.record.clear_roll_backs();
-      break;
-    case Broken::kEndedJobsRun:
-      for (auto& [id, job] : state_.jobs) {
-        if (coordinator::IsTerminal(job.record.phase()) && Chance(0.001)) {
-          job.record.set_phase(v1::JOB_PHASE_QUEUED);
-          state_.jobs.Sort(job);
-        }
+    }
+  } else if (broken_ == Broken::kFaultyGpusAreUsed) {
+    for (auto& [name, node] : state_.nodes) node.record.clear_device_faults();
+  } else if (broken_ == Broken::kBackoffNeverEnds) {
+    for (auto& [id, job] : state_.jobs) job.record.set_retry_at(now + 10);
+  } else if (broken_ == Broken::kWaitsForEver) {
+    for (auto& [id, job] : state_.jobs) {
+      if (job.record.unreadable_since() > 0) job.record.set_unreadable_since(now);
+      job.searching_since = now;
+    }
+  } else if (broken_ == Broken::kTimeIsCountedTwice) {
+    for (auto& [id, job] : state_.jobs) {
+      if (Chance(0.01)) {
+        job.record.mutable_ledger()->set_since_micros(job.record.ledger().since_micros() - 1000);
       }
-      break;
-    case Broken::kFaultyGpusAreUsed:
-      for (auto& [name, node] : state_.nodes) node.record.clear_device_faults();
-      break;
-    case Broken::kBackoffNeverEnds:
-      for (auto& [id, job] : state_.jobs) job.record.set_retry_at(now + 10);
-      break;
-    case Broken::kWaitsForEver:
-      for (auto& [id, job] : state_.jobs) {
-        if (job.record.unreadable_since() > 0) job.record.set_unreadable_since(now);
-        job.searching_since = now;
-      }
-      break;
-    case Broken::kTimeIsCountedTwice:
-      for (auto& [id, job] : state_.jobs) {
-        if (Chance(0.01)) {
-          job.record.mutable_ledger()->set_since_micros(job.record.ledger().since_micros() - 1000);
-        }
-      }
-      break;
-    default:
-      break;
+    }
   }
 }
 
 // The core, or one that is wrong on purpose.
 Effects World::StepBroken(Event& event) {
   auto* said = std::get_if<coordinator::NodeSaid>(&event.body);
-  switch (broken_) {
-    case Broken::kReportsCountTwice:
-      if (said != nullptr) said->message.set_sequence(0);
-      break;
-    case Broken::kAttemptsAreNotFenced:
-      if (said == nullptr) break;
-      if (const v1::RunId* run = coordinator::RunOf(said->message); run != nullptr) {
-        const auto job = state_.jobs.find(run->job_id());
-        if (job != state_.jobs.end()) {
-          const_cast<v1::RunId*>(run)->set_attempt(job->second.record.attempt());
-        }
+  if (broken_ == Broken::kReportsCountTwice) {
+    if (said != nullptr) said->message.set_sequence(0);
+  } else if (broken_ == Broken::kAttemptsAreNotFenced) {
+    const v1::RunId* run = said == nullptr ? nullptr : coordinator::RunOf(said->message);
+    if (run != nullptr) {
+      const auto job = state_.jobs.find(run->job_id());
+      if (job != state_.jobs.end()) {
+        const_cast<v1::RunId*>(run)->set_attempt(job->second.record.attempt());
       }
-      break;
-    case Broken::kDevicesTwice:
-      for (auto& [name, node] : state_.nodes) node.hello.set_devices(2 * kDevices);
-      break;
-    case Broken::kLeasesNeverEnd:
-      for (auto& [name, node] : state_.nodes) node.last_heard = event.now;
-      break;
-    case Broken::kResumeTooFar:
-    case Broken::kResumeTooEarly:
-      if (auto* found = std::get_if<coordinator::CheckpointFound>(&event.body); found != nullptr) {
-        found->step = broken_ == Broken::kResumeTooFar ? found->step + 1 : 0;
-      }
-      break;
-    case Broken::kLostGpusAreWaitedFor:
-      if (said == nullptr || !said->message.has_heartbeat()) break;
+    }
+  } else if (broken_ == Broken::kDevicesTwice) {
+    for (auto& [name, node] : state_.nodes) node.hello.set_devices(2 * kDevices);
+  } else if (broken_ == Broken::kLeasesNeverEnd) {
+    for (auto& [name, node] : state_.nodes) node.last_heard = event.now;
+  } else if (broken_ == Broken::kResumeTooFar || broken_ == Broken::kResumeTooEarly) {
+    if (auto* found = std::get_if<coordinator::CheckpointFound>(&event.body); found != nullptr) {
+      found->step = broken_ == Broken::kResumeTooFar ? found->step + 1 : 0;
+    }
+  } else if (broken_ == Broken::kLostGpusAreWaitedFor) {
+    if (said != nullptr && said->message.has_heartbeat()) {
       for (v1::DeviceFault& fault : *said->message.mutable_heartbeat()->mutable_device_faults()) {
         fault.set_ends_runs(false);
       }
-      break;
-    case Broken::kNobodyIsBlamed:
-      if (said == nullptr || !said->message.has_rank_exited()) break;
+    }
+  } else if (broken_ == Broken::kNobodyIsBlamed) {
+    if (said != nullptr && said->message.has_rank_exited()) {
       said->message.mutable_rank_exited()->mutable_exit()->clear_corrupt_rank_plus_one();
-      break;
-    default:
-      SpoilCopies(event);
-      SpoilCheckpoints(event);
-      BreakState(event.now);
+    }
+  } else {
+    SpoilCopies(event);
+    SpoilCheckpoints(event);
+    BreakState(event.now);
   }
   Effects effects = Step(state_, event, settings_);
   SpoilRemovals(event, effects);

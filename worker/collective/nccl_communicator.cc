@@ -36,9 +36,12 @@ ncclDataType_t TypeOf(ConstValues values) {
       return ncclBfloat16;
     case Format::kFloat16:
       return ncclFloat16;
-    default:
-      return ncclFloat32;
+    case Format::kFloat32:
+    case Format::kE4m3:  // no numbers of 8 bits are exchanged
+    case Format::kE5m2:
+      break;
   }
+  return ncclFloat32;
 }
 const char* NameOfType(ncclDataType_t type) {
   switch (type) {

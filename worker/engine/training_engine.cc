@@ -681,9 +681,13 @@ float* Engine::Buffer(StateKind kind) const {
       return first_moments_;
     case StateKind::kSecondMoment:
       return second_moments_;
-    default:
-      return parameters_;
+    case StateKind::kParameter:
+    case StateKind::kGuard:  // this and those below are the host's (CopyAside, Load)
+    case StateKind::kSpikes:
+    case StateKind::kFp8:
+      break;
   }
+  return parameters_;
 }
 
 void Engine::CopyAside(const StateSlice& state, float* to) {

@@ -179,9 +179,11 @@ class BothBackendsTest : public DeviceTest {
       case Tensor::Kind::kFloats:
       case Tensor::Kind::kInts:
         return 4;
-      default:
-        return 8;
+      case Tensor::Kind::kDoubles:
+      case Tensor::Kind::kBits:
+        break;
     }
+    return 8;
   }
 
   std::vector<unsigned char> Pack(const Tensor& tensor, Format stored) const {
