@@ -15,6 +15,7 @@ import subprocess
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import cpp_rules  # noqa: E402
 import units  # noqa: E402
 
 FILE_LINES = 800
@@ -473,6 +474,8 @@ def main():
         "clocks": check_clocks(sources),
         "mutexes": check_mutexes(sources),
         "names of units": units.check_units(sources),
+        "arguments of kernels": cpp_rules.check_kernel_arguments(sources, is_cpp),
+        "switches over enums": cpp_rules.check_switches(sources, is_cpp),
         "documents": check_documents(root, sources),
         "members that documents name": check_document_members(sources),
         "files that comments name": check_named_files(root, sources),

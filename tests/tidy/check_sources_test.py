@@ -8,8 +8,32 @@ import unittest
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(1, os.path.join(sys.path[0], ".."))
 import check_sources  # noqa: E402
+import cpp_rules  # noqa: E402
 import python_cases  # noqa: E402
 import units  # noqa: E402
+
+OPS = """
+struct Dropout {
+  float probability = 0;
+  uint64_t seed = 0;
+};
+struct ResidualArgs {
+  Values out;
+  int64_t rows, columns;
+  Dropout dropout;
+};
+// Nobody takes these.
+struct Split {
+  int64_t rows, blocks;
+};
+class Ops {
+  virtual void Residual(const ResidualArgs& args) = 0;
+  virtual void ResidualTwice(const ResidualArgs& first,
+                             const ResidualArgs& second) = 0;
+  virtual void Copy(Values to, ConstValues from, int64_t count) = 0;
+};
+Split SplitRows(int64_t rows);
+""".splitlines()
 
 
 def function_of(lines):
@@ -90,6 +114,51 @@ class CheckSourcesTest(unittest.TestCase):
             self.assertEqual(units.check_units({**sources, "plan/BUILD.bazel": alone}), [])
             self.assertEqual(units.check_units({**sources, "plan/b.cc": user[1:]}), [])  # without the header
             self.assertEqual(units.check_units({**sources, "plan/mark.h": ["namespace tercio::data {"] + header[1:]}), [])
+
+    def kernel_faults(self, text, path="worker/engine/a.cc"):
+        return cpp_rules.check_kernel_arguments({"kernels/ops.h": OPS, path: text.splitlines()}, check_sources.is_cpp)
+
+    def test_arguments_of_kernels_are_named(self):
+        for text in ("ops_.Residual({out, rows, columns});", "ops->Residual({out});", "device.ops().Residual(\n{out, rows, columns}\n);",
+                     "kernels::ResidualCpu(a);\nResidual({Values(a, 1), rows}, pool);", "ops.ResidualTwice(first, {out, rows});",
+                     "ops.ResidualTwice({.out = out}, {out, rows});", "const kernels::ResidualArgs args{out, rows, columns};",
+                     "ResidualArgs args = {out, rows, columns};", "Run(ResidualArgs{out, rows});", "const Dropout dropout{0.5f, 7};",
+                     "ResidualArgs Args(int64_t rows) const {\n  return {out, rows};\n}", "ResidualArgs A::Args(int64_t rows) {\n  return {out, rows};\n}",
+                     "const auto make = [&](Values out) -> ResidualArgs {\n  return {out, rows};\n};",
+                     "Expect(\"}\", [&] { ops.Residual({/* out */ out, rows}); });"):
+            faults = self.kernel_faults(text)
+            self.assertEqual(len(faults), 1, text)
+            self.assertRegex(faults[0], r"^worker/engine/a.cc:\d+: (Residual|ResidualTwice|ResidualArgs|Dropout): name its members: ")
+        self.assertEqual(self.kernel_faults("\n\nops.Residual(\n    {out, rows});"), [
+            "worker/engine/a.cc:4: Residual: name its members: {.rows = rows, ...}"])
+
+    def test_other_braces_keep_their_form(self):
+        for text in ("ops_.Residual({.out = out, .rows = rows});", "ops_.Residual(\n    {// The sum.\n     .out = out});", "ResidualArgs args{};", "ops.Residual(args);",
+                     "ops.Residual({.out = {out, format}, .rows = rows, .dropout = {}});", "ops.Copy({out, format}, from, count);", "reference::Residual({a, b}, c);",
+                     "// ops.Residual({out, rows});", 'Log("ops.Residual({out, rows})");', "Split SplitRows(int64_t rows) {\n  return {rows, 1};\n}",
+                     "ResidualArgs Args(int64_t rows) {\n  return {.out = out, .rows = rows};\n}\nSplit Other() { return {1, 2}; }",
+                     "ResidualArgs Args(int64_t rows);\nSplit Other() { return {1, 2}; }", "const auto make = [&]() -> ResidualArgs { return {.out = out}; };",
+                     "struct ResidualArgs {\n  Values out;\n};"):
+            self.assertEqual(self.kernel_faults(text), [], text)
+        self.assertEqual(self.kernel_faults("ops.Residual({out, rows});", "cli/a.cc"), [])
+        self.assertEqual(cpp_rules.check_kernel_arguments({"worker/a.cc": ["ops.Residual({out, rows});"]}, check_sources.is_cpp), [])
+
+    def test_a_switch_over_an_enum_of_ours_has_no_default(self):
+        for case in ("Kind::kFoo", "plan::Kind::kFoo", "v1::AgentMessage::kHeartbeat"):
+            lines = ["switch (kind) {", f"  case {case}:", "    return 1;", "  default:", "    return 2;", "}"]
+            self.assertEqual(cpp_rules.check_switches({"plan/a.cc": lines}, check_sources.is_cpp),
+                             ["plan/a.cc:4: name the other cases of this enum instead of default"])
+        nested = ["switch (number) {", "  case 1:", "    switch (kind) {", "      case Kind::kFoo:", "        break;", "      default:", "        break;", "    }",
+                  "  default:", "    break;", "}"]
+        self.assertEqual(cpp_rules.check_switches({"plan/a.cc": nested}, check_sources.is_cpp),
+                         ["plan/a.cc:6: name the other cases of this enum instead of default"])
+
+    def test_a_switch_over_foreign_values_has_one(self):
+        for case in ("1", "'a'", "EINVAL", "kExitUsage", "cudaErrorInvalidValue", "absl::StatusCode::kOk", "grpc::StatusCode::UNAVAILABLE", "v1::JOB_PHASE_QUEUED"):
+            lines = ["switch (kind) {", f"  case {case}:", "    return 1;", "  default:", "    return 2;", "}"]
+            self.assertEqual(cpp_rules.check_switches({"plan/a.cc": lines}, check_sources.is_cpp), [], case)
+        good = ["switch (kind) {", "  case Kind::kFoo:", "    // default: none", '    return "default:";', "}", "Kind kind() = default;"]
+        self.assertEqual(cpp_rules.check_switches({"plan/a.cc": good}, check_sources.is_cpp), [])
 
     def test_members_that_documents_name_exist(self):
         sources = {"plan/a.h": ["class Plan { void Make(); };"], "A.md": ["`Plan::Make` and `Plan::Make(int)`, also plan::Bake"]}
