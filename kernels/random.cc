@@ -62,20 +62,21 @@ void NormalPair(uint32_t a, uint32_t b, double* out) {
 
 }  // namespace
 
-void NormalRow(uint64_t seed, uint32_t tensor, int64_t row, int64_t column_begin, int64_t count,
-               float standard_deviation, float* out) {
-  const PhiloxKey key = MakeKey(seed, kInitializationStream);
-  const int64_t end = column_begin + count;
-  for (int64_t block = column_begin / 4; block * 4 < end; ++block) {
-    const PhiloxBlock bits = Philox(key, {static_cast<uint32_t>(row), static_cast<uint32_t>(block),
-                                          tensor, static_cast<uint32_t>(row >> 32)});
+void NormalRow(const NormalRowArgs& args) {
+  const PhiloxKey key = MakeKey(args.seed, kInitializationStream);
+  const int64_t end = args.column_begin + args.count;
+  for (int64_t block = args.column_begin / 4; block * 4 < end; ++block) {
+    const PhiloxBlock bits =
+        Philox(key, {static_cast<uint32_t>(args.row), static_cast<uint32_t>(block), args.tensor,
+                     static_cast<uint32_t>(args.row >> 32)});
     double normal[4];
     NormalPair(bits[0], bits[1], normal);
     NormalPair(bits[2], bits[3], normal + 2);
     for (int i = 0; i < 4; ++i) {
       const int64_t column = block * 4 + i;
-      if (column < column_begin || column >= end) continue;
-      out[column - column_begin] = static_cast<float>(normal[i] * standard_deviation);
+      if (column < args.column_begin || column >= end) continue;
+      args.out[column - args.column_begin] =
+          static_cast<float>(normal[i] * args.standard_deviation);
     }
   }
 }

@@ -61,9 +61,16 @@ inline uint32_t DropThreshold(float probability) {
   return scaled >= 4294967295.0 ? 0xFFFFFFFFu : static_cast<uint32_t>(scaled);
 }
 
-// `count` standard normal values for row `row`, columns [column_begin, column_begin + count) of a
-// tensor.
-void NormalRow(uint64_t seed, uint32_t tensor, int64_t row, int64_t column_begin, int64_t count,
-               float standard_deviation, float* out);
+// `count` normal values with mean 0 for row `row`, columns [column_begin, column_begin + count) of
+// a tensor.
+struct NormalRowArgs {
+  uint64_t seed;
+  uint32_t tensor;
+  int64_t row;
+  int64_t column_begin, count;
+  float standard_deviation;
+  float* out;  // (count)
+};
+void NormalRow(const NormalRowArgs& args);
 
 }  // namespace tercio::kernels

@@ -144,8 +144,11 @@ int64_t AttentionWorkspace(const v1::JobSpec& job, const StageShape& shape) {
   if (!shape.causal || shape.precision.bytes() != 2 || job.model().dropout() > 0) return 0;
   const int64_t group = shape.heads / shape.key_heads;
   const auto bytes = [&](int64_t sequences, int64_t heads) {
-    return kernels::cuda::LibraryAttentionBytes(sequences, shape.tokens, heads, group,
-                                                shape.head_dim);
+    return kernels::cuda::LibraryAttentionBytes({.sequences = sequences,
+                                                 .tokens = shape.tokens,
+                                                 .heads = heads,
+                                                 .group = group,
+                                                 .head_dim = shape.head_dim});
   };
   int64_t least = bytes(1, group);
   if (least > kMostAttentionWorkspace) least = 0;  // our own kernel does the gradients

@@ -27,7 +27,10 @@ namespace tercio::kernels::HWY_NAMESPACE {
 void PackDeep(const MatrixView& b, int64_t depth, int64_t columns, float* out) {
   for (int64_t k = 0; k < depth; k += kDepthBlock) {
     const int64_t part = std::min(kDepthBlock, depth - k);
-    PackB({b.data + k * b.row_stride, b.row_stride, b.column_stride}, part, columns, out);
+    PackB({.data = b.data + k * b.row_stride,
+           .row_stride = b.row_stride,
+           .column_stride = b.column_stride},
+          part, columns, out);
     out += PackedSize(part, columns);
   }
 }
@@ -41,7 +44,9 @@ void MultiplyDeep(const MatrixView& a, const float* packed, int64_t packed_depth
     const int64_t packed_part = std::min(kDepthBlock, packed_depth - k);
     const int64_t part = std::min(kDepthBlock, depth - k);
     const Store store = k == 0 ? Store::kAssign : Store::kAdd;
-    const MatrixView view{a.data + k * a.column_stride, a.row_stride, a.column_stride};
+    const MatrixView view{.data = a.data + k * a.column_stride,
+                          .row_stride = a.row_stride,
+                          .column_stride = a.column_stride};
     // Panel by panel: a panel of `part` rows is the start of the packed one of `packed_part` rows.
     for (int64_t j = 0; j < columns; j += width) {
       MultiplyPacked(view, packed + j * packed_part, rows, std::min(width, columns - j), part,
@@ -55,8 +60,13 @@ void MultiplyDeep(const MatrixView& a, const float* packed, int64_t packed_depth
 void AttentionDropRow(const Dropout& dropout, int64_t head, int64_t sequence, int64_t query,
                       int64_t count, float* out) {
   const uint32_t tag = kSiteAttention | dropout.layer << 4 | static_cast<uint32_t>(head) << 16;
-  DropoutMultipliers(dropout, static_cast<uint32_t>(query),
-                     static_cast<uint32_t>(dropout.first_sequence + sequence), tag, 0, count, out);
+  DropoutMultipliers(dropout,
+                     {.row_word = static_cast<uint32_t>(query),
+                      .sequence = static_cast<uint32_t>(dropout.first_sequence + sequence),
+                      .tag = tag,
+                      .begin = 0,
+                      .count = count},
+                     out);
 }
 
 // Keys that query `query` attends to: those up to itself, or all of the sequence.
@@ -87,16 +97,18 @@ void AttentionItem(const AttentionArgs& a, int64_t item, float* scratch) {
   const int64_t key_start = sequence * a.tokens * a.stride + head / a.group * a.head_dim;
   AttentionPieces s;
   CutScratch(scratch, a.tokens, a.head_dim, &s);
-  PackB({a.k + key_start, 1, a.stride}, a.head_dim, a.tokens, s.keys);
-  PackDeep({a.v + key_start, a.stride, 1}, a.tokens, a.head_dim, s.values);
+  PackB({.data = a.k + key_start, .row_stride = 1, .column_stride = a.stride}, a.head_dim, a.tokens,
+        s.keys);
+  PackDeep({.data = a.v + key_start, .row_stride = a.stride, .column_stride = 1}, a.tokens,
+           a.head_dim, s.values);
   const float scale = 1.0f / std::sqrt(static_cast<float>(a.head_dim));
   const int64_t out_stride = a.heads * a.head_dim;
   for (int64_t first = a.first_query; first < a.tokens;) {
     // Blocks end at the same places wherever they begin.
     const int64_t rows = std::min(kQueryBlock - first % kQueryBlock, a.tokens - first);
     const int64_t keys = KeysOf(a, sequence, first + rows - 1);
-    ScoreBlock({a.q + start + first * a.stride, a.stride, 1}, s.keys, rows, keys, a.head_dim, scale,
-               s.scores, s.stride);
+    ScoreBlock({.data = a.q + start + first * a.stride, .row_stride = a.stride, .column_stride = 1},
+               s.keys, rows, keys, a.head_dim, scale, s.scores, s.stride);
     for (int64_t i = 0; i < rows; ++i) {
       float* row = s.scores + i * s.stride;
       const int64_t count = KeysOf(a, sequence, first + i);
@@ -120,8 +132,8 @@ void AttentionItem(const AttentionArgs& a, int64_t item, float* scratch) {
       std::fill(row + count, row + keys, 0.0f);
     }
     float* out = a.out + (sequence * a.tokens + first) * out_stride + head * a.head_dim;
-    MultiplyDeep({s.scores, s.stride, 1}, s.values, a.tokens, rows, a.head_dim, keys, out,
-                 out_stride);
+    MultiplyDeep({.data = s.scores, .row_stride = s.stride, .column_stride = 1}, s.values, a.tokens,
+                 rows, a.head_dim, keys, out, out_stride);
     first += rows;
   }
 }
@@ -168,10 +180,11 @@ struct KeyBlock {
 // d_rows[j] (= or +=) sum_i weights[i, j] * packed[i]
 void AddKeyGradients(const float* weights, int64_t weights_stride, const float* packed,
                      const KeyBlock& block, int64_t head_dim, float* out, int64_t stride) {
-  MultiplyPacked({weights, 1, weights_stride}, packed, block.old, head_dim, block.rows, out, stride,
-                 Store::kAdd);
-  MultiplyPacked({weights + block.old, 1, weights_stride}, packed, block.keys - block.old, head_dim,
-                 block.rows, out + block.old * stride, stride, Store::kAssign);
+  MultiplyPacked({.data = weights, .row_stride = 1, .column_stride = weights_stride}, packed,
+                 block.old, head_dim, block.rows, out, stride, Store::kAdd);
+  MultiplyPacked({.data = weights + block.old, .row_stride = 1, .column_stride = weights_stride},
+                 packed, block.keys - block.old, head_dim, block.rows, out + block.old * stride,
+                 stride, Store::kAssign);
 }
 
 // Keys that are padding have no gradient.
@@ -197,9 +210,10 @@ void AttentionBackwardHead(const AttentionBackwardArgs& a, int64_t sequence, int
     const float* q = a.q + start + first * a.stride;
     const int64_t out_start = (sequence * a.tokens + first) * out_stride + head * a.head_dim;
     const float* dout = a.dout + out_start;
-    ScoreBlock({q, a.stride, 1}, s.keys, rows, keys, a.head_dim, scale, s.scores, s.stride);
-    MultiplyPacked({dout, out_stride, 1}, s.values, rows, keys, a.head_dim, s.gradients, s.stride,
-                   Store::kAssign);
+    ScoreBlock({.data = q, .row_stride = a.stride, .column_stride = 1}, s.keys, rows, keys,
+               a.head_dim, scale, s.scores, s.stride);
+    MultiplyPacked({.data = dout, .row_stride = out_stride, .column_stride = 1}, s.values, rows,
+                   keys, a.head_dim, s.gradients, s.stride, Store::kAssign);
     for (int64_t i = 0; i < rows; ++i) {
       const float* dout_row = dout + i * out_stride;
       const float* out_row = a.out + out_start + i * out_stride;
@@ -207,13 +221,13 @@ void AttentionBackwardHead(const AttentionBackwardArgs& a, int64_t sequence, int
           a.head_dim, [&](auto load) HWY_ATTR { return hn::Mul(load(dout_row), load(out_row)); });
       BackwardRow(a, sequence, head, first + i, keys, delta, scale, s, i);
     }
-    MultiplyDeep({s.gradients, s.stride, 1}, s.rows, a.tokens, rows, a.head_dim, keys,
-                 a.dq + start + first * a.stride, a.stride);
+    MultiplyDeep({.data = s.gradients, .row_stride = s.stride, .column_stride = 1}, s.rows,
+                 a.tokens, rows, a.head_dim, keys, a.dq + start + first * a.stride, a.stride);
     const bool all_old = head % a.group != 0 || (!a.causal && first > 0);
     const KeyBlock block{rows, all_old ? keys : first, keys};
-    PackB({q, a.stride, 1}, rows, a.head_dim, s.block);
+    PackB({.data = q, .row_stride = a.stride, .column_stride = 1}, rows, a.head_dim, s.block);
     AddKeyGradients(s.gradients, s.stride, s.block, block, a.head_dim, a.dk + key_start, a.stride);
-    PackB({dout, out_stride, 1}, rows, a.head_dim, s.block);
+    PackB({.data = dout, .row_stride = out_stride, .column_stride = 1}, rows, a.head_dim, s.block);
     AddKeyGradients(s.scores, s.stride, s.block, block, a.head_dim, a.dv + key_start, a.stride);
   }
 }
@@ -226,9 +240,12 @@ void AttentionBackwardItem(const AttentionBackwardArgs& a, int64_t item, float* 
   const int64_t key_start = sequence * a.tokens * a.stride + key_head * a.head_dim;
   AttentionPieces s;
   CutScratch(scratch, a.tokens, a.head_dim, &s);
-  PackB({a.k + key_start, 1, a.stride}, a.head_dim, a.tokens, s.keys);
-  PackB({a.v + key_start, 1, a.stride}, a.head_dim, a.tokens, s.values);
-  PackDeep({a.k + key_start, a.stride, 1}, a.tokens, a.head_dim, s.rows);
+  PackB({.data = a.k + key_start, .row_stride = 1, .column_stride = a.stride}, a.head_dim, a.tokens,
+        s.keys);
+  PackB({.data = a.v + key_start, .row_stride = 1, .column_stride = a.stride}, a.head_dim, a.tokens,
+        s.values);
+  PackDeep({.data = a.k + key_start, .row_stride = a.stride, .column_stride = 1}, a.tokens,
+           a.head_dim, s.rows);
   for (int64_t i = 0; i < a.group; ++i) {
     AttentionBackwardHead(a, sequence, key_head * a.group + i, key_start, s);
   }

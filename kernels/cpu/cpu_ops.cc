@@ -18,23 +18,66 @@ class CpuOps : public Ops {
   explicit CpuOps(int threads) : pool_(threads) {}
 
   void Matmul(const MatmulArgs& a) override {
-    Multiply({a.x, a.k, 1, a.w, 1, a.k, a.y, a.bias, a.m, a.n, a.k, a.k, a.accumulate, a.x.format(),
-              a.y.format()});
+    Multiply({.a = a.x,
+              .a_row_stride = a.k,
+              .a_column_stride = 1,
+              .b = a.w,
+              .b_row_stride = 1,
+              .b_column_stride = a.k,
+              .c = a.y,
+              .bias = a.bias,
+              .m = a.m,
+              .n = a.n,
+              .k = a.k,
+              .leaf = a.k,
+              .accumulate = a.accumulate,
+              .operands = a.x.format(),
+              .result = a.y.format()});
   }
   void MatmulBackwardInput(const MatmulBackwardInputArgs& a) override {
-    Multiply({a.dy, a.n, 1, a.w, a.k, 1, a.dx, nullptr, a.m, a.k, a.n, a.n, a.accumulate,
-              a.dy.format(), a.dx.format()});
+    Multiply({.a = a.dy,
+              .a_row_stride = a.n,
+              .a_column_stride = 1,
+              .b = a.w,
+              .b_row_stride = a.k,
+              .b_column_stride = 1,
+              .c = a.dx,
+              .bias = nullptr,
+              .m = a.m,
+              .n = a.k,
+              .k = a.n,
+              .leaf = a.n,
+              .accumulate = a.accumulate,
+              .operands = a.dy.format(),
+              .result = a.dx.format()});
   }
   void MatmulBackwardWeight(const MatmulBackwardWeightArgs& a) override {
     if (a.m > 0) {
-      Multiply({a.dy, 1, a.n, a.x, a.k, 1, a.dw, nullptr, a.n, a.k, a.m, a.rows_per_leaf,
-                a.accumulate, a.dy.format()});
+      Multiply({.a = a.dy,
+                .a_row_stride = 1,
+                .a_column_stride = a.n,
+                .b = a.x,
+                .b_row_stride = a.k,
+                .b_column_stride = 1,
+                .c = a.dw,
+                .bias = nullptr,
+                .m = a.n,
+                .n = a.k,
+                .k = a.m,
+                .leaf = a.rows_per_leaf,
+                .accumulate = a.accumulate,
+                .operands = a.dy.format()});
     } else if (!a.accumulate) {
       Zero(a.dw, a.n * a.k);
     }
     if (a.dbias == nullptr) return;
     if (!a.accumulate) Zero(a.dbias, a.n);
-    ColumnLeafSums(a.dy, a.m, a.n, a.rows_per_leaf, a.dbias, pool_);
+    ColumnLeafSums({.value = a.dy,
+                    .out = a.dbias,
+                    .rows = a.m,
+                    .columns = a.n,
+                    .rows_per_leaf = a.rows_per_leaf},
+                   pool_);
   }
   void ChooseScale(const ChooseScaleArgs& a) override {
     *a.scale = ScaleFor(a.format, LargestMagnitude(a.x, a.count));
@@ -78,7 +121,8 @@ class CpuOps : public Ops {
   }
   void Rotary(const RotaryArgs& a) override {
     RotaryCpu(a, pool_);
-    RoundRows(a.x, a.rows, a.heads * a.head_dim, a.stride);
+    RoundRowsCpu({.x = a.x, .rows = a.rows, .columns = a.heads * a.head_dim, .stride = a.stride},
+                 pool_);
   }
   void Attention(const AttentionArgs& a) override {
     AttentionCpu(a, pool_);
@@ -90,9 +134,14 @@ class CpuOps : public Ops {
   void AttentionBackward(const AttentionBackwardArgs& a) override {
     AttentionBackwardCpu(a, pool_);
     const int64_t rows = a.sequences * a.tokens;
-    RoundRows(a.dq, rows, a.heads * a.head_dim, a.stride);
-    RoundRows(a.dk, rows, a.heads / a.group * a.head_dim, a.stride);
-    RoundRows(a.dv, rows, a.heads / a.group * a.head_dim, a.stride);
+    RoundRowsCpu({.x = a.dq, .rows = rows, .columns = a.heads * a.head_dim, .stride = a.stride},
+                 pool_);
+    RoundRowsCpu(
+        {.x = a.dk, .rows = rows, .columns = a.heads / a.group * a.head_dim, .stride = a.stride},
+        pool_);
+    RoundRowsCpu(
+        {.x = a.dv, .rows = rows, .columns = a.heads / a.group * a.head_dim, .stride = a.stride},
+        pool_);
   }
   void Embedding(const EmbeddingArgs& a) override {
     EmbeddingCpu(a, pool_);
@@ -169,9 +218,6 @@ class CpuOps : public Ops {
  private:
   // Rounds the results of an operation that does not round by itself.
   void Round(Values x, int64_t count) { RoundCpu(x, count, x.format(), pool_); }
-  void RoundRows(Values x, int64_t rows, int64_t columns, int64_t stride) {
-    RoundRowsCpu(x, rows, columns, stride, x.format(), pool_);
-  }
 
   void Multiply(GemmArgs args) {
     // Streams that never multiply (communication) never pay for the scratch.

@@ -605,7 +605,7 @@ TEST_F(CpuOpsTest, AdamWFollowsItsFormula) {
     Floats m(parameter.size(), 0.0f);
     Floats v(parameter.size(), 0.0f);
     std::vector<reference::AdamWState> states;
-    for (const float value : parameter) states.push_back({value, 0, 0});
+    for (const float value : parameter) states.push_back({.parameter = value, .m = 0, .v = 0});
     for (int64_t step = 1; step <= 5; ++step) {
       const Floats gradient = Random(count);
       const AdamWTensor tensor = {.parameter = parameter.data(),
@@ -625,8 +625,13 @@ TEST_F(CpuOpsTest, AdamWFollowsItsFormula) {
                    .bias_correction2 = 1 - std::pow(0.95, step),
                    .clip = 0.5f});
       for (size_t i = 0; i < states.size(); ++i) {
-        states[i] =
-            reference::AdamW(states[i], 0.5 * gradient[i], 1e-2, 0.9, 0.95, 1e-8, 0.1, step);
+        states[i] = reference::AdamW(states[i], {.gradient = 0.5 * gradient[i],
+                                                 .learning_rate = 1e-2,
+                                                 .beta1 = 0.9,
+                                                 .beta2 = 0.95,
+                                                 .eps = 1e-8,
+                                                 .weight_decay = 0.1,
+                                                 .step = step});
         ASSERT_NEAR(parameter[i], states[i].parameter, 2e-6) << "step " << step;
       }
     }
@@ -706,7 +711,13 @@ TEST(Philox, KnownAnswers) {
 TEST(Normal, HasItsMomentsAndDoesNotKnowItsNeighbours) {
   constexpr int64_t kCount = 100'000;
   Floats values(kCount);
-  NormalRow(1, 2, 3, 0, kCount, 0.02f, values.data());
+  NormalRow({.seed = 1,
+             .tensor = 2,
+             .row = 3,
+             .column_begin = 0,
+             .count = kCount,
+             .standard_deviation = 0.02f,
+             .out = values.data()});
   double sum = 0;
   double squares = 0;
   for (const float value : values) {
@@ -717,7 +728,13 @@ TEST(Normal, HasItsMomentsAndDoesNotKnowItsNeighbours) {
   EXPECT_NEAR(std::sqrt(squares / kCount), 0.02, 2e-4);
   for (const int64_t begin : {4, 5, 63, 1000}) {
     Floats part(50);
-    NormalRow(1, 2, 3, begin, 50, 0.02f, part.data());
+    NormalRow({.seed = 1,
+               .tensor = 2,
+               .row = 3,
+               .column_begin = begin,
+               .count = 50,
+               .standard_deviation = 0.02f,
+               .out = part.data()});
     EXPECT_TRUE(std::equal(part.begin(), part.end(), values.begin() + begin)) << begin;
   }
 }

@@ -21,7 +21,12 @@ void DropRow(const Dropout& dropout, int64_t row, int64_t columns, float* values
   float multipliers[kChunk];
   for (int64_t c = 0; c < columns; c += kChunk) {
     const int64_t count = std::min(kChunk, columns - c);
-    DropoutMultipliers(dropout, position, sequence, dropout.site | dropout.layer << 4, c, count,
+    DropoutMultipliers(dropout,
+                       {.row_word = position,
+                        .sequence = sequence,
+                        .tag = dropout.site | dropout.layer << 4,
+                        .begin = c,
+                        .count = count},
                        multipliers);
     for (int64_t i = 0; i < count; ++i) values[c + i] *= multipliers[i];
   }

@@ -98,9 +98,12 @@ struct FloatOperands {
     } else if (block.columns > kPackedColumns) {
       PackA(a, block.rows, block.depth, scratch);
     } else {
-      return {a.data, a.row_stride, a.row_stride, a.column_stride};
+      return {.data = a.data,
+              .stride = a.row_stride,
+              .row_stride = a.row_stride,
+              .column_stride = a.column_stride};
     }
-    return {scratch, block.depth, 1, kTileRows};
+    return {.data = scratch, .stride = block.depth, .row_stride = 1, .column_stride = kTileRows};
   }
   static HWY_INLINE void Multiply(int64_t rows, const Strips& strips, int64_t row,
                                   const float* panel, int64_t steps, float* c, int64_t c_stride,
@@ -122,7 +125,10 @@ struct PairOperands {
   }
   static HWY_INLINE Strips PackStrips(const MatrixView& a, const Block& block, float* scratch) {
     PackPairsOfA(a, block.rows, block.depth, reinterpret_cast<uint32_t*>(scratch));
-    return {scratch, PairSteps(block.depth), 1, kTileRows};
+    return {.data = scratch,
+            .stride = PairSteps(block.depth),
+            .row_stride = 1,
+            .column_stride = kTileRows};
   }
   static HWY_INLINE void Multiply(int64_t rows, const Strips& strips, int64_t row,
                                   const float* panel, int64_t steps, float* c, int64_t c_stride,
@@ -250,9 +256,10 @@ void GemmColumns(const GemmArgs& args, int64_t column, int64_t columns, ThreadPo
       const int64_t end = std::min(columns, begin + panels_per_item * width);
       for (int i = 0; i < group.count; ++i) {
         const int64_t depth = group.begin[i + 1] - group.begin[i];
-        const MatrixView part{
-            args.b + group.begin[i] * args.b_row_stride + (column + begin) * args.b_column_stride,
-            args.b_row_stride, args.b_column_stride};
+        const MatrixView part{.data = args.b + group.begin[i] * args.b_row_stride +
+                                      (column + begin) * args.b_column_stride,
+                              .row_stride = args.b_row_stride,
+                              .column_stride = args.b_column_stride};
         Operands::PackPanels(part, depth, end - begin, packed(i) + begin * Operands::Steps(depth));
       }
     });
@@ -270,8 +277,10 @@ void GemmColumns(const GemmArgs& args, int64_t column, int64_t columns, ThreadPo
         block.packed_b = packed(i) + item_column * Operands::Steps(block.depth);
         block.store = group.begin[i] == 0 && !args.accumulate ? Store::kAssign : Store::kAdd;
         block.last = group.begin[i + 1] == args.k;
-        const MatrixView a{args.a + row * args.a_row_stride + group.begin[i] * args.a_column_stride,
-                           args.a_row_stride, args.a_column_stride};
+        const MatrixView a{
+            .data = args.a + row * args.a_row_stride + group.begin[i] * args.a_column_stride,
+            .row_stride = args.a_row_stride,
+            .column_stride = args.a_column_stride};
         ComputeBlock<Operands>(args, a, block, a_scratch + thread * kRowBlock * kPieceRows);
       }
     });

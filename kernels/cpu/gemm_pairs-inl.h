@@ -159,7 +159,9 @@ HWY_INLINE void PackPairsPanel(const MatrixView& b, int64_t depth, int64_t colum
 HWY_INLINE void PackPairsOfB(const MatrixView& b, int64_t depth, int64_t columns, uint32_t* out) {
   const int64_t width = PanelColumns();
   for (int64_t c = 0; c < columns; c += width) {
-    const MatrixView part{b.data + c * b.column_stride, b.row_stride, b.column_stride};
+    const MatrixView part{.data = b.data + c * b.column_stride,
+                          .row_stride = b.row_stride,
+                          .column_stride = b.column_stride};
     PackPairsPanel(part, depth, std::min(width, columns - c), out + c * PairSteps(depth));
   }
 }

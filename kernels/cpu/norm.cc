@@ -114,20 +114,19 @@ void LayerNormBackwardColumns(const LayerNormBackwardArgs& a, int64_t begin, int
   }
 }
 
-void ColumnSums(const float* value, int64_t rows, int64_t columns, int64_t rows_per_leaf,
-                float* out, int64_t begin, int64_t end) {
+void ColumnSums(const ColumnSumsArgs& a, int64_t begin, int64_t end) {
   const int64_t count = end - begin;
   HWY_ALIGN float sum[kColumnChunk];
-  for (int64_t row = 0; row < rows;) {
-    const int64_t leaf_end = std::min(rows, (row / rows_per_leaf + 1) * rows_per_leaf);
+  for (int64_t row = 0; row < a.rows;) {
+    const int64_t leaf_end = std::min(a.rows, (row / a.rows_per_leaf + 1) * a.rows_per_leaf);
     const int64_t piece_end = std::min(leaf_end, row + kPieceRows);
     std::fill_n(sum, count, 0.0f);
     for (; row < piece_end; ++row) {
-      const float* v = value + row * columns + begin;
+      const float* v = a.value + row * a.columns + begin;
       ForVectors(count,
                  [&](auto load, auto store) HWY_ATTR { store(hn::Add(load(sum), load(v)), sum); });
     }
-    for (int64_t c = 0; c < count; ++c) out[begin + c] += sum[c];
+    for (int64_t c = 0; c < count; ++c) a.out[begin + c] += sum[c];
   }
 }
 
@@ -144,9 +143,14 @@ void ResidualRows(const ResidualArgs& a, const LayerNormArgs* norm, int64_t begi
       float* out = a.out + row + c;
       if (dropping) {
         const Dropout& p = a.dropout;
-        DropoutMultipliers(p, static_cast<uint32_t>((p.first_row + i) % p.tokens),
-                           static_cast<uint32_t>(p.first_sequence + (p.first_row + i) / p.tokens),
-                           p.site | p.layer << 4, c, count, multiplier);
+        DropoutMultipliers(
+            p,
+            {.row_word = static_cast<uint32_t>((p.first_row + i) % p.tokens),
+             .sequence = static_cast<uint32_t>(p.first_sequence + (p.first_row + i) / p.tokens),
+             .tag = p.site | p.layer << 4,
+             .begin = c,
+             .count = count},
+            multiplier);
       }
       ForVectors(count, [&](auto load, auto store) HWY_ATTR {
         Vector b = load(branch);
@@ -170,9 +174,14 @@ void ResidualBackwardRows(const ResidualBackwardArgs& a, int64_t begin, int64_t 
       const int64_t count = std::min(kDropoutChunk, a.columns - c);
       const float* from = a.dout + i * a.columns + c;
       float* to = a.dbranch + i * a.columns + c;
-      DropoutMultipliers(p, static_cast<uint32_t>((p.first_row + i) % p.tokens),
-                         static_cast<uint32_t>(p.first_sequence + (p.first_row + i) / p.tokens),
-                         p.site | p.layer << 4, c, count, multiplier);
+      DropoutMultipliers(
+          p,
+          {.row_word = static_cast<uint32_t>((p.first_row + i) % p.tokens),
+           .sequence = static_cast<uint32_t>(p.first_sequence + (p.first_row + i) / p.tokens),
+           .tag = p.site | p.layer << 4,
+           .begin = c,
+           .count = count},
+          multiplier);
       ForVectors(count, [&](auto load, auto store)
                             HWY_ATTR { store(hn::Mul(load(from), load(multiplier)), to); });
     }
@@ -203,15 +212,14 @@ void OverColumns(int64_t columns, ThreadPool& pool, const Body& body) {
 
 }  // namespace
 
-void DropoutMultipliers(const Dropout& dropout, uint32_t row_word, uint32_t sequence, uint32_t tag,
-                        int64_t begin, int64_t count, float* out) {
+void DropoutMultipliers(const Dropout& dropout, const DropoutSpan& span, float* out) {
   const PhiloxKey key = MakeKey(dropout.seed, dropout.step);
   const uint32_t threshold = DropThreshold(dropout.probability);
   const float scale = 1.0f / (1.0f - dropout.probability);
-  for (int64_t c = 0; c < count; c += 4) {
-    const PhiloxBlock bits =
-        Philox(key, {static_cast<uint32_t>((begin + c) / 4), row_word, sequence, tag});
-    const int64_t n = std::min<int64_t>(4, count - c);
+  for (int64_t c = 0; c < span.count; c += 4) {
+    const PhiloxBlock bits = Philox(
+        key, {static_cast<uint32_t>((span.begin + c) / 4), span.row_word, span.sequence, span.tag});
+    const int64_t n = std::min<int64_t>(4, span.count - c);
     for (int64_t i = 0; i < n; ++i) out[c + i] = bits[i] >= threshold ? scale : 0.0f;
   }
 }
@@ -232,10 +240,9 @@ void LayerNormBackwardCpu(const LayerNormBackwardArgs& args, ThreadPool& pool) {
   });
 }
 
-void ColumnLeafSums(const float* value, int64_t rows, int64_t columns, int64_t rows_per_leaf,
-                    float* out, ThreadPool& pool) {
-  OverColumns(columns, pool, [&](int64_t begin, int64_t end) {
-    HWY_DYNAMIC_DISPATCH(ColumnSums)(value, rows, columns, rows_per_leaf, out, begin, end);
+void ColumnLeafSums(const ColumnSumsArgs& args, ThreadPool& pool) {
+  OverColumns(args.columns, pool, [&](int64_t begin, int64_t end) {
+    HWY_DYNAMIC_DISPATCH(ColumnSums)(args, begin, end);
   });
 }
 
@@ -254,7 +261,12 @@ void ResidualBackwardCpu(const ResidualBackwardArgs& args, ThreadPool& pool) {
     gradient = args.dbranch;
   }
   if (args.dbias == nullptr) return;
-  ColumnLeafSums(gradient, args.rows, args.columns, args.rows_per_leaf, args.dbias, pool);
+  ColumnLeafSums({.value = gradient,
+                  .out = args.dbias,
+                  .rows = args.rows,
+                  .columns = args.columns,
+                  .rows_per_leaf = args.rows_per_leaf},
+                 pool);
 }
 
 }  // namespace tercio::kernels

@@ -31,10 +31,14 @@ void OverRows(int64_t rows, int64_t columns, ThreadPool& pool, const Body& body)
   });
 }
 
-// Writes 0 or 1 / (1 - p) for channels [begin, begin + count) of one row. channel `begin` is a
-// multiple of 4. `row_word`, `sequence`, `tag` are counter words 1 to 3 of random.h.
-void DropoutMultipliers(const Dropout& dropout, uint32_t row_word, uint32_t sequence, uint32_t tag,
-                        int64_t begin, int64_t count, float* out);
+// Channels of one row of a dropout site.
+struct DropoutSpan {
+  uint32_t row_word, sequence, tag;  // counter words 1 to 3 of random.h
+  int64_t begin;                     // a multiple of 4
+  int64_t count;
+};
+// Writes 0 or 1 / (1 - p) for each channel of the span to out (count).
+void DropoutMultipliers(const Dropout& dropout, const DropoutSpan& span, float* out);
 
 void LayerNormCpu(const LayerNormArgs& args, ThreadPool& pool);
 void LayerNormBackwardCpu(const LayerNormBackwardArgs& args, ThreadPool& pool);
@@ -52,8 +56,13 @@ void SwigluBackwardCpu(const SwigluBackwardArgs& args, ThreadPool& pool);
 void RotaryCpu(const RotaryArgs& args, ThreadPool& pool);
 
 // out[c] += leaf sums over rows of value[row, c].
-void ColumnLeafSums(const float* value, int64_t rows, int64_t columns, int64_t rows_per_leaf,
-                    float* out, ThreadPool& pool);
+struct ColumnSumsArgs {
+  const float* value;  // (rows, columns)
+  float* out;          // (columns)
+  int64_t rows, columns;
+  int64_t rows_per_leaf;
+};
+void ColumnLeafSums(const ColumnSumsArgs& args, ThreadPool& pool);
 
 void AttentionCpu(const AttentionArgs& args, ThreadPool& pool);
 void AttentionBackwardCpu(const AttentionBackwardArgs& args, ThreadPool& pool);
@@ -73,9 +82,12 @@ void CrossEntropyBackwardCpu(const CrossEntropyBackwardArgs& args, ThreadPool& p
 void AdamWCpu(const AdamWArgs& args, const AdamWTensor& tensor, ThreadPool& pool);
 void AddCpu(float* a, const float* b, int64_t count, ThreadPool& pool);
 void RoundCpu(float* x, int64_t count, Format format, ThreadPool& pool);
-// The first `columns` elements of each row.
-void RoundRowsCpu(float* x, int64_t rows, int64_t columns, int64_t stride, Format format,
-                  ThreadPool& pool);
+// The first `columns` elements of each row become numbers of x's format.
+struct RoundRowsArgs {
+  Values x;  // (rows, stride)
+  int64_t rows, columns, stride;
+};
+void RoundRowsCpu(const RoundRowsArgs& args, ThreadPool& pool);
 double SumOfSquaresCpu(const float* a, int64_t count, ThreadPool& pool);
 uint64_t DigestCpu(const float* a, int64_t count, ThreadPool& pool);
 

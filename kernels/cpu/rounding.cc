@@ -29,12 +29,13 @@ void RoundCpu(float* x, int64_t count, Format format, ThreadPool& pool) {
   });
 }
 
-void RoundRowsCpu(float* x, int64_t rows, int64_t columns, int64_t stride, Format format,
-                  ThreadPool& pool) {
+void RoundRowsCpu(const RoundRowsArgs& args, ThreadPool& pool) {
+  float* const x = args.x;
+  const Format format = args.x.format();
   if (format == Format::kFloat32) return;
-  OverRows(rows, columns, pool, [&](int64_t begin, int64_t end) {
+  OverRows(args.rows, args.columns, pool, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      HWY_DYNAMIC_DISPATCH(RoundRange)(x + i * stride, columns, format);
+      HWY_DYNAMIC_DISPATCH(RoundRange)(x + i * args.stride, args.columns, format);
     }
   });
 }

@@ -102,7 +102,11 @@ int64_t DeltaBytes(const CudnnAttentionShape& s) {
 }
 
 int64_t BytesOf(const CudnnAttentionShape& s) {
-  return LibraryAttentionBytes(s.sequences, s.tokens, s.heads, s.group, s.head_dim);
+  return LibraryAttentionBytes({.sequences = s.sequences,
+                                .tokens = s.tokens,
+                                .heads = s.heads,
+                                .group = s.group,
+                                .head_dim = s.head_dim});
 }
 
 // A part of a call that fits `bytes`: some sequences, or some key heads of one.

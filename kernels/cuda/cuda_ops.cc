@@ -66,7 +66,9 @@ class CudaOps : public Ops {
       const bool all = a.m > 0 && products_.MatmulBackwardWeight(a, context_);
       if (a.m == 0 && !a.accumulate) SetZero("MatmulBackwardWeight", a.dw, a.n * a.k * 4);
       if (a.dbias == nullptr || all) return;
-      ColumnSumsCuda(a.dy, a.m, a.n, a.accumulate, a.dbias, context_);
+      ColumnSumsCuda(
+          {.value = a.dy, .out = a.dbias, .rows = a.m, .columns = a.n, .accumulate = a.accumulate},
+          context_);
     });
   }
   void ChooseScale(const ChooseScaleArgs& a) override {
@@ -216,7 +218,8 @@ class CudaOps : public Ops {
   }
   void Digest(const float* a, int64_t count, uint64_t* digest) override {
     Run("Digest", [&] {
-      cuda::Digest(a, count, context_.Scratch<uint64_t>(DigestBytes(count)), digest,
+      cuda::Digest(a, count,
+                   {.scratch = context_.Scratch<uint64_t>(DigestBytes(count)), .digest = digest},
                    context_.stream);
     });
   }

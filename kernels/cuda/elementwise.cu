@@ -158,20 +158,20 @@ void Convert(To* to, const From* from, int64_t count, cudaStream_t stream) {
 }
 
 template <typename T>
-void Digest(const T* a, int64_t count, uint64_t* scratch, uint64_t* digest, cudaStream_t stream) {
+void Digest(const T* a, int64_t count, const DigestMemory& memory, cudaStream_t stream) {
   const int64_t blocks = DigestBlocks(count);
   if (blocks > 0) {
     Launch(DigestKernel<T>, {dim3(static_cast<unsigned>(blocks)), kThreads}, stream, a, count,
-           scratch);
+           memory.scratch);
   }
-  Launch(AddDigestsKernel, {1, kThreads}, stream, scratch, blocks, digest);
+  Launch(AddDigestsKernel, {1, kThreads}, stream, memory.scratch, blocks, memory.digest);
 }
 
 #define INSTANTIATE(T)                                            \
   template void Add(T*, const T*, int64_t, cudaStream_t);         \
   template void Zero(T*, int64_t, cudaStream_t);                  \
   template void Convert(T*, const float*, int64_t, cudaStream_t); \
-  template void Digest(const T*, int64_t, uint64_t*, uint64_t*, cudaStream_t)
+  template void Digest(const T*, int64_t, const DigestMemory&, cudaStream_t)
 INSTANTIATE(float);
 INSTANTIATE(__nv_bfloat16);
 INSTANTIATE(__half);

@@ -26,9 +26,12 @@ void Copy(T* to, const T* from, int64_t count, cudaStream_t stream) {
   Convert(to, from, count, stream);
 }
 
-// *digest as Ops::Digest; the bits of 16-bit elements count as numbers of 16 bits. Scratch:
-// DigestBytes (scratch.h).
+// *digest as Ops::Digest; the bits of 16-bit elements count as numbers of 16 bits.
+struct DigestMemory {
+  uint64_t* scratch;  // DigestBytes (scratch.h)
+  uint64_t* digest;
+};
 template <typename T>
-void Digest(const T* a, int64_t count, uint64_t* scratch, uint64_t* digest, cudaStream_t stream);
+void Digest(const T* a, int64_t count, const DigestMemory& memory, cudaStream_t stream);
 
 }  // namespace tercio::kernels::cuda

@@ -119,7 +119,7 @@ TYPED_TEST(Elementwise, DigestsFollowTheFormula) {
     const auto digest = this->SameInEveryOrder([&] {
       DeviceBuffer<T> a(values, 3);
       DeviceBuffer<uint64_t> scratch(DigestBytes(size) / 8), result(1);
-      Digest(a.data(), size, scratch.data(), result.data(), this->stream_);
+      Digest(a.data(), size, {.scratch = scratch.data(), .digest = result.data()}, this->stream_);
       return result.Read(this->stream_);
     });
     EXPECT_EQ(digest[0], expected) << size;

@@ -421,7 +421,18 @@ void Products::Matmul(const MatmulArgs& a, const CudaContext& context) {
   shape.bias = a.bias != nullptr;
   shape.accumulate = a.accumulate;
   const void* bias = library_->AlignedBias(kName, a.bias, a.n, rest);
-  library_->Multiply(kName, {shape, a.w, a.x, a.y, bias, a.n, a.m, a.k, true, false}, rest);
+  library_->Multiply(kName,
+                     {.shape = shape,
+                      .first = a.w,
+                      .second = a.x,
+                      .result = a.y,
+                      .bias = bias,
+                      .rows = a.n,
+                      .columns = a.m,
+                      .depth = a.k,
+                      .transpose_first = true,
+                      .transpose_second = false},
+                     rest);
 }
 
 bool Products::MatmulGelu(const MatmulArgs& a, const GeluArgs& gelu, const CudaContext& context) {
@@ -433,8 +444,19 @@ bool Products::MatmulGelu(const MatmulArgs& a, const GeluArgs& gelu, const CudaC
   shape.epilogue = ProductEpilogue::kGelu;
   shape.bias = a.bias != nullptr;
   const void* bias = library_->AlignedBias(kName, a.bias, a.n, rest);
-  return library_->TryMultiply(
-      kName, {shape, a.w, a.x, gelu.g, bias, a.n, a.m, a.k, true, false, a.y.data()}, rest);
+  return library_->TryMultiply(kName,
+                               {.shape = shape,
+                                .first = a.w,
+                                .second = a.x,
+                                .result = gelu.g,
+                                .bias = bias,
+                                .rows = a.n,
+                                .columns = a.m,
+                                .depth = a.k,
+                                .transpose_first = true,
+                                .transpose_second = false,
+                                .gelu_input = a.y.data()},
+                               rest);
 }
 
 // c^T (n x m) = b (lies as k x n, transposed) * a (k x m): the one form in which GPUs before
@@ -451,7 +473,16 @@ void Products::ScaledMatmul(const ScaledMatmulArgs& a, const CudaContext& contex
   shape.bias = a.bias != nullptr;
   shape.accumulate = a.accumulate;
   const void* bias = library_->AlignedBias(kName, a.bias, a.n, rest);
-  Product product{shape, a.b, a.a, a.c, bias, a.n, a.m, a.k, true, false};
+  Product product{.shape = shape,
+                  .first = a.b,
+                  .second = a.a,
+                  .result = a.c,
+                  .bias = bias,
+                  .rows = a.n,
+                  .columns = a.m,
+                  .depth = a.k,
+                  .transpose_first = true,
+                  .transpose_second = false};
   product.first_scale = a.b_scale;
   product.second_scale = a.a_scale;
   library_->Multiply(kName, product, rest);
@@ -463,7 +494,17 @@ void Products::MatmulBackwardInput(const MatmulBackwardInputArgs& a, const CudaC
       ShapeOf(ProductKind::kInputGradient, a.dy.format(), a.dx.format(), a.m, a.n, a.k);
   shape.accumulate = a.accumulate;
   library_->Multiply("MatmulBackwardInput",
-                     {shape, a.w, a.dy, a.dx, nullptr, a.k, a.m, a.n, false, false}, context);
+                     {.shape = shape,
+                      .first = a.w,
+                      .second = a.dy,
+                      .result = a.dx,
+                      .bias = nullptr,
+                      .rows = a.k,
+                      .columns = a.m,
+                      .depth = a.n,
+                      .transpose_first = false,
+                      .transpose_second = false},
+                     context);
 }
 
 bool Products::MatmulGeluBackward(const MatmulBackwardInputArgs& a, const GeluBackwardArgs& gelu,
@@ -474,9 +515,19 @@ bool Products::MatmulGeluBackward(const MatmulBackwardInputArgs& a, const GeluBa
   ProductShape shape =
       ShapeOf(ProductKind::kInputGradient, a.dy.format(), a.dx.format(), a.m, a.n, a.k);
   shape.epilogue = ProductEpilogue::kGeluGradient;
-  return library_->TryMultiply(
-      "MatmulGeluBackward",
-      {shape, a.w, a.dy, a.dx, nullptr, a.k, a.m, a.n, false, false, gelu.h.data()}, context);
+  return library_->TryMultiply("MatmulGeluBackward",
+                               {.shape = shape,
+                                .first = a.w,
+                                .second = a.dy,
+                                .result = a.dx,
+                                .bias = nullptr,
+                                .rows = a.k,
+                                .columns = a.m,
+                                .depth = a.n,
+                                .transpose_first = false,
+                                .transpose_second = false,
+                                .gelu_input = gelu.h.data()},
+                               context);
 }
 
 // dw^T (k x n) = x (k x m) * dy (lies as n x m, transposed)
@@ -485,7 +536,16 @@ bool Products::MatmulBackwardWeight(const MatmulBackwardWeightArgs& a, const Cud
   ProductShape shape =
       ShapeOf(ProductKind::kWeightGradient, a.dy.format(), Format::kFloat32, a.m, a.n, a.k);
   shape.accumulate = a.accumulate;
-  Product product{shape, a.x, a.dy, a.dw, nullptr, a.k, a.n, a.m, false, true};
+  Product product{.shape = shape,
+                  .first = a.x,
+                  .second = a.dy,
+                  .result = a.dw,
+                  .bias = nullptr,
+                  .rows = a.k,
+                  .columns = a.n,
+                  .depth = a.m,
+                  .transpose_first = false,
+                  .transpose_second = true};
   if (a.dbias == nullptr) {
     library_->Multiply(kName, product, context);
     return true;

@@ -37,8 +37,13 @@ void ResidualLayerNormCuda(const ResidualArgs& residual, const LayerNormArgs& no
 void ResidualCuda(const ResidualArgs& args, const CudaContext& context);
 void ResidualBackwardCuda(const ResidualBackwardArgs& args, const CudaContext& context);
 // out[c] = or += the sum of value[row, c].
-void ColumnSumsCuda(ConstValues value, int64_t rows, int64_t columns, bool accumulate, float* out,
-                    const CudaContext& context);
+struct ColumnSumsArgs {
+  ConstValues value;  // (rows, columns)
+  float* out;         // (columns)
+  int64_t rows, columns;
+  bool accumulate;
+};
+void ColumnSumsCuda(const ColumnSumsArgs& args, const CudaContext& context);
 
 void ChooseScaleCuda(const ChooseScaleArgs& args, const CudaContext& context);
 void QuantizeCuda(const QuantizeArgs& args, const CudaContext& context);

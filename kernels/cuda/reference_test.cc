@@ -242,9 +242,14 @@ TEST_F(ReferenceTest, AdamW) {
   });
   for (size_t i = 0; i < static_cast<size_t>(count); ++i) {
     const reference::AdamWState expected =
-        reference::AdamW({Input(parameter)[i], Input(m)[i], Input(v)[i]}, Input(gradient)[i],
-                         static_cast<double>(1e-2f), beta1, beta2, static_cast<double>(1e-8f),
-                         static_cast<double>(0.1f), 3);
+        reference::AdamW({.parameter = Input(parameter)[i], .m = Input(m)[i], .v = Input(v)[i]},
+                         {.gradient = Input(gradient)[i],
+                          .learning_rate = static_cast<double>(1e-2f),
+                          .beta1 = beta1,
+                          .beta2 = beta2,
+                          .eps = static_cast<double>(1e-8f),
+                          .weight_decay = static_cast<double>(0.1f),
+                          .step = 3});
     ASSERT_NEAR(Result(parameter)[i], expected.parameter,
                 1e-6 * std::max(1.0, std::abs(expected.parameter)));
     ASSERT_NEAR(Result(m)[i], expected.m, 1e-6);

@@ -102,13 +102,13 @@ void ResidualBackwardCuda(const ResidualBackwardArgs& a, const CudaContext& cont
   });
 }
 
-void ColumnSumsCuda(ConstValues value, int64_t rows, int64_t columns, bool accumulate, float* out,
-                    const CudaContext& context) {
-  ByStorage(value.stored(), [&]<typename T>() {
-    const DropAndSum<T> operation{As<T>(value), nullptr, columns, {}};
-    auto* parts = context.Scratch<float>(ColumnSumBytes(rows, columns));
-    LaunchColumnSums(operation, rows, columns, Aligned({operation.from}, columns, sizeof(T)), parts,
-                     {out}, accumulate ? SumTarget::kAdd : SumTarget::kReplace, context.stream);
+void ColumnSumsCuda(const ColumnSumsArgs& a, const CudaContext& context) {
+  ByStorage(a.value.stored(), [&]<typename T>() {
+    const DropAndSum<T> operation{As<T>(a.value), nullptr, a.columns, {}};
+    auto* parts = context.Scratch<float>(ColumnSumBytes(a.rows, a.columns));
+    const bool aligned = Aligned({operation.from}, a.columns, sizeof(T));
+    LaunchColumnSums(operation, a.rows, a.columns, aligned, parts, {a.out},
+                     a.accumulate ? SumTarget::kAdd : SumTarget::kReplace, context.stream);
   });
 }
 

@@ -147,14 +147,13 @@ double CrossEntropySum(const Values& logits, const std::vector<int32_t>& targets
   return total;
 }
 
-AdamWState AdamW(AdamWState state, double gradient, double learning_rate, double beta1,
-                 double beta2, double eps, double weight_decay, int64_t step) {
-  state.parameter -= learning_rate * weight_decay * state.parameter;
-  state.m = beta1 * state.m + (1 - beta1) * gradient;
-  state.v = beta2 * state.v + (1 - beta2) * gradient * gradient;
-  const double m = state.m / (1 - std::pow(beta1, static_cast<double>(step)));
-  const double v = state.v / (1 - std::pow(beta2, static_cast<double>(step)));
-  state.parameter -= learning_rate * m / (std::sqrt(v) + eps);
+AdamWState AdamW(AdamWState state, const AdamWStep& by) {
+  state.parameter -= by.learning_rate * by.weight_decay * state.parameter;
+  state.m = by.beta1 * state.m + (1 - by.beta1) * by.gradient;
+  state.v = by.beta2 * state.v + (1 - by.beta2) * by.gradient * by.gradient;
+  const double m = state.m / (1 - std::pow(by.beta1, static_cast<double>(by.step)));
+  const double v = state.v / (1 - std::pow(by.beta2, static_cast<double>(by.step)));
+  state.parameter -= by.learning_rate * m / (std::sqrt(v) + by.eps);
   return state;
 }
 

@@ -40,8 +40,11 @@ double CrossEntropySum(const Values& logits, const std::vector<int32_t>& targets
 struct AdamWState {
   double parameter, m, v;
 };
-AdamWState AdamW(AdamWState state, double gradient, double learning_rate, double beta1,
-                 double beta2, double eps, double weight_decay, int64_t step);
+struct AdamWStep {
+  double gradient, learning_rate, beta1, beta2, eps, weight_decay;
+  int64_t step;
+};
+AdamWState AdamW(AdamWState state, const AdamWStep& by);
 
 // A binary floating-point format, by its definition.
 struct FloatFormat {

@@ -6,13 +6,14 @@ A source is read as code: comments and the contents of literals are blanked, and
 import re
 
 # Where functions are declared that take a struct of arguments.
-KERNEL_INTERFACES = ("kernels/ops.h", "kernels/random.h", "kernels/cpu/gemm.h", "kernels/cpu/parts.h", "kernels/cuda/attention_check.h",
-                     "kernels/cuda/elementwise.h", "kernels/cuda/parts.h", "kernels/cuda/scratch.h")
+KERNEL_INTERFACES = ("kernels/ops.h", "kernels/random.h", "kernels/cpu/gemm-inl.h", "kernels/cpu/gemm.h", "kernels/cpu/parts.h",
+                     "kernels/cuda/attention_check.h", "kernels/cuda/elementwise.h", "kernels/cuda/parts.h", "kernels/cuda/scratch.h",
+                     "worker/engine/linear_layers.h")
 KERNEL_CALLERS = ("kernels/", "worker/", "plan/", "emulation/", "tests/")
 
 _BLANKED = re.compile(r'R"(\w*)\((?:.|\n)*?\)\1"|//[^\n]*|/\*(?:.|\n)*?\*/|"(?:\\.|[^"\\\n])*"|(?<![0-9a-fA-F])\'(?:\\.|[^\'\\\n])+\'')
 _STRUCT = re.compile(r"^struct (\w+) \{(.*?)^\};", re.MULTILINE | re.DOTALL)
-_FUNCTION = re.compile(r"^ *(?:virtual |inline )?\w+ (\w+)\(([^()]*)\)", re.MULTILINE)
+_FUNCTION = re.compile(r"^ *(?:(?:virtual|inline|static|HWY_INLINE|HWY_NOINLINE) )*\w+ (\w+)\(([^()]*)\)", re.MULTILINE)
 # Behind an opening brace: the name of a member, or nothing at all.
 _NAMED = re.compile(r"\s*(?:\.\w+\s*[={]|\})")
 # An enumerator of ours: other libraries have other namespaces, and C has no names like it.
@@ -68,8 +69,13 @@ def kernel_interface(sources):
     declared = _FUNCTION.findall(code)
     structs = {name for name in bodies if any(re.search(rf"\bconst {name}[&*]", parameters) for _, parameters in declared)}
     structs |= {name for name in bodies if any(re.search(rf"^ *{name} \w+", bodies[holder], re.MULTILINE) for holder in structs)}
-    functions = {name for name, parameters in declared if any(re.search(rf"\bconst {struct}&", parameters) for struct in structs)}
-    return structs, functions
+    return structs, functions_with(structs, code)
+
+
+def functions_with(structs, code):
+    """The functions declared in this code that take one of the structs."""
+    taken = re.compile(rf"\b(?:const (?:\w+::)*(?:{'|'.join(structs)})&|(?:{'|'.join(structs)}) \w)")
+    return {name for name, parameters in _FUNCTION.findall(code) if taken.search(parameters)}
 
 
 def check_kernel_arguments(sources, is_cpp):
@@ -77,17 +83,18 @@ def check_kernel_arguments(sources, is_cpp):
     structs, functions = kernel_interface(sources)
     if not structs:
         return []
-    any_struct, any_function = "|".join(sorted(structs)), "|".join(sorted(functions))
+    any_struct = "|".join(sorted(structs))
     # Foo{a}, Foo foo{a}, Foo foo = {a}
     made = re.compile(rf"(?<!struct )(?<!-> )\b(?:\w+::)*\b({any_struct})(?:\s+\w+)?\s*(?:=\s*)?(?=\{{)")
     # Foo Make(int a) { return {a}; }, [](int a) -> Foo { return {a}; }
     returned = re.compile(rf"\b(?P<by_function>{any_struct})\s+(?:\w+::)*\w+(?=\()|-> (?:\w+::)*(?P<by_lambda>{any_struct})\s*(?=\{{)")
-    called = re.compile(rf"(?<![\w:])(?:(?:kernels|cuda)::)*({any_function})(?=\()")
     faults = []
     for path, lines in sources.items():
         if not is_cpp(path) or not path.startswith(KERNEL_CALLERS):
             continue
         code = code_of(lines)
+        own = functions | functions_with(structs, code)
+        called = re.compile(rf"(?<![\w:])(?:(?:kernels|cuda)::)*({'|'.join(sorted(own))})(?=\()")
         braces = {match.end(): match.group(1) for match in made.finditer(code)}
         for match in called.finditer(code):
             braces.update((begin, match.group(1)) for begin in braced_arguments(code, match.end()))

@@ -24,9 +24,13 @@ std::vector<float> InitialValues(const plan::LogicalTensor& tensor, const v1::Ra
       break;
   }
   for (int64_t row = shard.row_begin; row < shard.row_end; ++row) {
-    kernels::NormalRow(seed, static_cast<uint32_t>(tensor.index), row, shard.column_begin,
-                       shard.local_columns, static_cast<float>(deviation),
-                       values.data() + (row - shard.row_begin) * shard.local_columns);
+    kernels::NormalRow({.seed = seed,
+                        .tensor = static_cast<uint32_t>(tensor.index),
+                        .row = row,
+                        .column_begin = shard.column_begin,
+                        .count = shard.local_columns,
+                        .standard_deviation = static_cast<float>(deviation),
+                        .out = values.data() + (row - shard.row_begin) * shard.local_columns});
   }
   return values;
 }

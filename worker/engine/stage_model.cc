@@ -135,18 +135,16 @@ kernels::Dropout StageModel::DropoutAt(const MicroBatch& batch, int layer, uint3
 kernels::LayerNormArgs StageModel::Norm(kernels::ConstValues x, WeightRef weight, WeightRef bias,
                                         kernels::Values y, float* mean, float* rstd,
                                         int64_t rows) const {
-  kernels::LayerNormArgs args{};
-  args.x = x;
-  args.weight = weight.In(parameters_);
-  args.bias = bias.In(parameters_);
-  args.y = y;
-  args.mean = mean;
-  args.rstd = rstd;
-  args.rows = rows;
-  args.columns = shape_.hidden;
-  args.eps = traits_.norm_eps;
-  args.rms = traits_.rms_norm;
-  return args;
+  return {.x = x,
+          .weight = weight.In(parameters_),
+          .bias = bias.In(parameters_),
+          .y = y,
+          .mean = mean,
+          .rstd = rstd,
+          .rows = rows,
+          .columns = shape_.hidden,
+          .eps = traits_.norm_eps,
+          .rms = traits_.rms_norm};
 }
 
 // The norm of the output of `layer`: the next layer's first one, or the final one.
@@ -294,38 +292,45 @@ void StageModel::ForwardAttention(const MicroBatch& batch, int layer) {
   const LayerView at = ViewOf(batch, layer);
   const LayerWeights& w = WeightsOf(batch, layer);
   const int64_t rows = RowsOf(batch);
-  linear_.Forward(PartOf(batch, layer, plan::Linear::kQkv),
-                  {GatherRows(AttentionInput(at)), w.qkv.In(parameters_),
-                   w.qkv_bias.In(parameters_), at.qkv, rows, shape_.qkv, shape_.hidden});
+  linear_.Forward(PartOf(batch, layer, plan::Linear::kQkv), {.x = GatherRows(AttentionInput(at)),
+                                                             .w = w.qkv.In(parameters_),
+                                                             .bias = w.qkv_bias.In(parameters_),
+                                                             .y = at.qkv,
+                                                             .m = rows,
+                                                             .n = shape_.qkv,
+                                                             .k = shape_.hidden});
   Rotate(at.qkv, batch.first_row, rows, Rotation::kForward);
   const LayerView all = View(batch.slot, layer);  // keys and values of earlier rows count, too
-  kernels::AttentionArgs attention{};
-  attention.q = all.qkv;
-  attention.k = attention.q + shape_.attention;
-  attention.v = attention.k + shape_.key_heads * shape_.head_dim;
-  attention.stride = shape_.qkv;
-  attention.group = shape_.heads / shape_.key_heads;
-  attention.out = all.attention;
-  attention.lse = all.lse;
-  attention.sequences = shape_.sequences;
-  attention.tokens = batch.rows > 0 ? batch.first_row + rows : shape_.tokens;
-  attention.first_query = batch.first_row;
-  attention.heads = shape_.heads;
-  attention.head_dim = shape_.head_dim;
-  attention.first_head = tensor_index_ * shape_.heads;
-  attention.causal = shape_.causal;
-  attention.lengths = batch.lengths;
-  attention.dropout = DropoutAt(batch, ModelLayer(batch, layer), kernels::kSiteAttention, 0);
-  attention.scratch = attention_scratch_;
-  ops_.Attention(attention);
+  ops_.Attention({.q = all.qkv,
+                  .k = all.qkv + shape_.attention,
+                  .v = all.qkv + shape_.attention + shape_.key_heads * shape_.head_dim,
+                  .stride = shape_.qkv,
+                  .out = all.attention,
+                  .lse = all.lse,
+                  .sequences = shape_.sequences,
+                  .tokens = batch.rows > 0 ? batch.first_row + rows : shape_.tokens,
+                  .heads = shape_.heads,
+                  .head_dim = shape_.head_dim,
+                  .group = shape_.heads / shape_.key_heads,
+                  .first_query = batch.first_row,
+                  .first_head = tensor_index_ * shape_.heads,
+                  .causal = shape_.causal,
+                  .lengths = batch.lengths,
+                  .dropout = DropoutAt(batch, ModelLayer(batch, layer), kernels::kSiteAttention, 0),
+                  .scratch = attention_scratch_});
 }
 
 // Computes a half layer's last product, from `x` (rows x k) to the branch.
 kernels::ConstValues StageModel::SumToBranch(const MicroBatch& batch, LinearLayers::Part part,
                                              kernels::ConstValues x, WeightRef weight, int64_t k) {
   return SumProduct(branch_, RowsOf(batch), [&](const plan::RowPiece& piece) {
-    linear_.Forward(part, {x + piece.first * k, weight.In(parameters_), nullptr,
-                           branch_ + piece.first * shape_.hidden, piece.count, shape_.hidden, k});
+    linear_.Forward(part, {.x = x + piece.first * k,
+                           .w = weight.In(parameters_),
+                           .bias = nullptr,
+                           .y = branch_ + piece.first * shape_.hidden,
+                           .m = piece.count,
+                           .n = shape_.hidden,
+                           .k = k});
   });
 }
 
@@ -365,7 +370,12 @@ void StageModel::ForwardUp(const MicroBatch& batch, int layer) {
     linear_.Forward(part, up);
     Activate(at.up, at.gelu, rows);
   } else {
-    linear_.ForwardGelu(part, up, {at.up, at.gelu, rows, shape_.ffn, traits_.exact_gelu});
+    linear_.ForwardGelu(part, up,
+                        {.h = at.up,
+                         .g = at.gelu,
+                         .rows = rows,
+                         .columns = shape_.ffn,
+                         .exact = traits_.exact_gelu});
   }
 }
 
@@ -539,21 +549,19 @@ void StageModel::BackwardNorm(const MicroBatch& batch, WeightRef weight, WeightR
                      const LocalRows part = LocalPart(segment);
                      if (part.count == 0) return;
                      const int64_t at = part.begin * shape_.hidden;
-                     kernels::LayerNormBackwardArgs args{};
-                     args.dy = dy + at;
-                     args.x = x + at;
-                     args.weight = weight.In(parameters_);
-                     args.mean = mean + part.begin;
-                     args.rstd = rstd + part.begin;
-                     args.dx = flow + at;
-                     args.dweight = weight.GradientIn(gradients);
-                     args.dbias = bias.GradientIn(gradients);
-                     args.rows = part.count;
-                     args.columns = shape_.hidden;
-                     args.rows_per_leaf = shape_.tokens;
-                     args.accumulate = change == FlowChange::kAdd;
-                     args.rms = traits_.rms_norm;
-                     ops_.LayerNormBackward(args);
+                     ops_.LayerNormBackward({.dy = dy + at,
+                                             .x = x + at,
+                                             .weight = weight.In(parameters_),
+                                             .mean = mean + part.begin,
+                                             .rstd = rstd + part.begin,
+                                             .dx = flow + at,
+                                             .dweight = weight.GradientIn(gradients),
+                                             .dbias = bias.GradientIn(gradients),
+                                             .rows = part.count,
+                                             .columns = shape_.hidden,
+                                             .rows_per_leaf = shape_.tokens,
+                                             .accumulate = change == FlowChange::kAdd,
+                                             .rms = traits_.rms_norm});
                    });
 }
 
@@ -566,15 +574,14 @@ kernels::ConstValues StageModel::BackwardResidual(const MicroBatch& batch, int l
                      const LocalRows part = LocalPart(segment);
                      if (part.count == 0) return;
                      const int64_t at = part.begin * shape_.hidden;
-                     kernels::ResidualBackwardArgs args{};
-                     args.dout = flow + at;
-                     if (dropped) args.dbranch = branch_gradient_ + at;
-                     args.dbias = bias.GradientIn(gradients);
-                     args.rows = part.count;
-                     args.columns = shape_.hidden;
-                     args.rows_per_leaf = shape_.tokens;
-                     args.dropout = DropoutAt(batch, layer, site, first_local_row_ + part.begin);
-                     ops_.ResidualBackward(args);
+                     ops_.ResidualBackward(
+                         {.dout = flow + at,
+                          .dbranch = dropped ? branch_gradient_ + at : nullptr,
+                          .dbias = bias.GradientIn(gradients),
+                          .rows = part.count,
+                          .columns = shape_.hidden,
+                          .rows_per_leaf = shape_.tokens,
+                          .dropout = DropoutAt(batch, layer, site, first_local_row_ + part.begin)});
                    });
   return GatherRows(dropped ? kernels::ConstValues(branch_gradient_) : flow);
 }
@@ -583,16 +590,21 @@ void StageModel::BackwardWeight(const MicroBatch& batch, LinearLayers::Part part
                                 WeightRef bias, kernels::ConstValues dy, kernels::ConstValues x,
                                 int64_t n, int64_t k, GradientLanes& lanes) {
   linear_.BeginBackward(part, dy, shape_.rows);
-  lanes.Assign(
-      batch.index, {weight, bias}, ops_,
-      [&](const plan::LaneSegment& segment, float* gradients, bool accumulate) {
-        const int64_t row = segment.first_sequence * shape_.tokens;
-        linear_.BackwardWeight(
-            part,
-            {dy + row * n, x + row * k, weight.GradientIn(gradients), bias.GradientIn(gradients),
-             segment.sequences * shape_.tokens, n, k, shape_.tokens, accumulate},
-            row);
-      });
+  lanes.Assign(batch.index, {weight, bias}, ops_,
+               [&](const plan::LaneSegment& segment, float* gradients, bool accumulate) {
+                 const int64_t row = segment.first_sequence * shape_.tokens;
+                 linear_.BackwardWeight(part,
+                                        {.dy = dy + row * n,
+                                         .x = x + row * k,
+                                         .dw = weight.GradientIn(gradients),
+                                         .dbias = bias.GradientIn(gradients),
+                                         .m = segment.sequences * shape_.tokens,
+                                         .n = n,
+                                         .k = k,
+                                         .rows_per_leaf = shape_.tokens,
+                                         .accumulate = accumulate},
+                                        row);
+               });
 }
 
 void StageModel::BackwardDown(LinearLayers::Part part, kernels::ConstValues branch,
@@ -604,9 +616,13 @@ void StageModel::BackwardDown(LinearLayers::Part part, kernels::ConstValues bran
                                            .n = shape_.hidden,
                                            .k = shape_.ffn};
   if (!traits_.gated_mlp) {
-    return linear_.BackwardInputGelu(
-        part, product,
-        {wide_gradient_, up, wide_gradient_, shape_.rows, shape_.ffn, traits_.exact_gelu});
+    return linear_.BackwardInputGelu(part, product,
+                                     {.dg = wide_gradient_,
+                                      .h = up,
+                                      .dh = wide_gradient_,
+                                      .rows = shape_.rows,
+                                      .columns = shape_.ffn,
+                                      .exact = traits_.exact_gelu});
   }
   product.dx = gated_gradient_;
   linear_.BackwardInput(part, product, 0);
@@ -630,11 +646,14 @@ void StageModel::BackwardInput(const MicroBatch& batch, LinearLayers::Part part,
                                kernels::Values flow, GradientLanes& lanes) {
   const kernels::Values gradient =
       SumProduct(norm_gradient_, shape_.rows, [&](const plan::RowPiece& piece) {
-        linear_.BackwardInput(
-            part,
-            {wide_gradient_ + piece.first * width, product.In(parameters_),
-             norm_gradient_ + piece.first * shape_.hidden, piece.count, width, shape_.hidden},
-            piece.first);
+        linear_.BackwardInput(part,
+                              {.dy = wide_gradient_ + piece.first * width,
+                               .w = product.In(parameters_),
+                               .dx = norm_gradient_ + piece.first * shape_.hidden,
+                               .m = piece.count,
+                               .n = width,
+                               .k = shape_.hidden},
+                              piece.first);
       });
   if (shape_.post_norm) {
     return ops_.Add(flow, gradient, shape_.local_rows * shape_.hidden);
@@ -670,31 +689,34 @@ void StageModel::BackwardAttention(const MicroBatch& batch, int layer, kernels::
   BackwardWeight(batch, output, w.output, {}, branch, at.attention, shape_.hidden, shape_.attention,
                  lanes);
   linear_.BackwardInput(output,
-                        {branch, w.output.In(parameters_), attention_gradient_, shape_.rows,
-                         shape_.hidden, shape_.attention},
+                        {.dy = branch,
+                         .w = w.output.In(parameters_),
+                         .dx = attention_gradient_,
+                         .m = shape_.rows,
+                         .n = shape_.hidden,
+                         .k = shape_.attention},
                         0);
-  kernels::AttentionBackwardArgs args{};
-  args.dout = attention_gradient_;
-  args.out = at.attention;
-  args.lse = at.lse;
-  args.q = at.qkv;
-  args.k = args.q + shape_.attention;
-  args.v = args.k + shape_.key_heads * shape_.head_dim;
-  args.dq = wide_gradient_;
-  args.dk = args.dq + shape_.attention;
-  args.dv = args.dk + shape_.key_heads * shape_.head_dim;
-  args.stride = shape_.qkv;
-  args.group = shape_.heads / shape_.key_heads;
-  args.sequences = shape_.sequences;
-  args.tokens = shape_.tokens;
-  args.heads = shape_.heads;
-  args.head_dim = shape_.head_dim;
-  args.first_head = tensor_index_ * shape_.heads;
-  args.causal = shape_.causal;
-  args.lengths = batch.lengths;
-  args.dropout = DropoutAt(batch, ModelLayer(batch, layer), kernels::kSiteAttention, 0);
-  args.scratch = attention_scratch_;
-  ops_.AttentionBackward(args);
+  ops_.AttentionBackward(
+      {.dout = attention_gradient_,
+       .out = at.attention,
+       .lse = at.lse,
+       .q = at.qkv,
+       .k = at.qkv + shape_.attention,
+       .v = at.qkv + shape_.attention + shape_.key_heads * shape_.head_dim,
+       .dq = wide_gradient_,
+       .dk = wide_gradient_ + shape_.attention,
+       .dv = wide_gradient_ + shape_.attention + shape_.key_heads * shape_.head_dim,
+       .stride = shape_.qkv,
+       .sequences = shape_.sequences,
+       .tokens = shape_.tokens,
+       .heads = shape_.heads,
+       .head_dim = shape_.head_dim,
+       .group = shape_.heads / shape_.key_heads,
+       .first_head = tensor_index_ * shape_.heads,
+       .causal = shape_.causal,
+       .lengths = batch.lengths,
+       .dropout = DropoutAt(batch, ModelLayer(batch, layer), kernels::kSiteAttention, 0),
+       .scratch = attention_scratch_});
   Rotate(wide_gradient_, 0, shape_.rows, Rotation::kBack);
   const LinearLayers::Part qkv = PartOf(batch, layer, plan::Linear::kQkv);
   BackwardWeight(batch, qkv, w.qkv, w.qkv_bias, wide_gradient_, GatherRows(AttentionInput(at)),

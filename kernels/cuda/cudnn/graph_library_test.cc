@@ -109,8 +109,11 @@ TEST_F(GraphLibraryTest, TakesOurGraphs) {
         int64_t bytes = 0;
         EXPECT_EQ(Plan(gpu, shape, backward, &bytes), "")
             << gpu.name << (backward ? " backward, " : " forward, ") << shape.tokens << " tokens";
-        EXPECT_LE(bytes, backward ? LibraryAttentionBytes(shape.sequences, shape.tokens,
-                                                          shape.heads, shape.group, shape.head_dim)
+        EXPECT_LE(bytes, backward ? LibraryAttentionBytes({.sequences = shape.sequences,
+                                                           .tokens = shape.tokens,
+                                                           .heads = shape.heads,
+                                                           .group = shape.group,
+                                                           .head_dim = shape.head_dim})
                                   : 4096)
             << shape.tokens;
       }

@@ -102,8 +102,11 @@ class Bench {
     shapes.product_bytes = kProductBytes;
     shapes.library_attention_bytes =
         std::min(kMostAttentionBytes,
-                 cuda::LibraryAttentionBytes(sizes_.tokens / sizes_.context, sizes_.context,
-                                             sizes_.heads, 1, sizes_.hidden / sizes_.heads));
+                 cuda::LibraryAttentionBytes({.sequences = sizes_.tokens / sizes_.context,
+                                              .tokens = sizes_.context,
+                                              .heads = sizes_.heads,
+                                              .group = 1,
+                                              .head_dim = sizes_.hidden / sizes_.heads}));
     workspace_bytes_ = cuda::CudaScratchBytes(shapes);
     TERCIO_RETURN_IF_ERROR(Allocate(&arena_, arena_bytes_));
     TERCIO_RETURN_IF_ERROR(Allocate(&workspace_, workspace_bytes_));
