@@ -125,10 +125,11 @@ class CheckSourcesTest(unittest.TestCase):
                      "ResidualArgs args = {out, rows, columns};", "Run(ResidualArgs{out, rows});", "const Dropout dropout{0.5f, 7};",
                      "ResidualArgs Args(int64_t rows) const {\n  return {out, rows};\n}", "ResidualArgs A::Args(int64_t rows) {\n  return {out, rows};\n}",
                      "const auto make = [&](Values out) -> ResidualArgs {\n  return {out, rows};\n};",
-                     "Expect(\"}\", [&] { ops.Residual({/* out */ out, rows}); });"):
+                     "Expect(\"}\", [&] { ops.Residual({/* out */ out, rows}); });",
+                     "static void Twice(int times, ResidualArgs args);\nTwice(2, {out, rows});", "void Twice(const kernels::ResidualArgs& args) {}\nTwice({out, rows});"):
             faults = self.kernel_faults(text)
             self.assertEqual(len(faults), 1, text)
-            self.assertRegex(faults[0], r"^worker/engine/a.cc:\d+: (Residual|ResidualTwice|ResidualArgs|Dropout): name its members: ")
+            self.assertRegex(faults[0], r"^worker/engine/a.cc:\d+: (Residual|ResidualTwice|ResidualArgs|Twice|Dropout): name its members: ")
         self.assertEqual(self.kernel_faults("\n\nops.Residual(\n    {out, rows});"), [
             "worker/engine/a.cc:4: Residual: name its members: {.rows = rows, ...}"])
 
