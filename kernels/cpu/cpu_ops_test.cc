@@ -28,8 +28,9 @@ TEST_F(CpuOpsTest, ProductsOverOddShapes) {
     const Floats x = Random(m * k);
     const Floats w = Random(n * k);
     const Floats bias = Random(n);
-    const Values exact = reference::Matmul(Exact(x), Exact(w), Exact(bias), m, n, k);
-    const Values scale = reference::MatmulScale(Exact(x), Exact(w), m, n, k);
+    const Values exact =
+        reference::Matmul(Exact(x), Exact(w), Exact(bias), {.m = m, .n = n, .k = k});
+    const Values scale = reference::MatmulScale(Exact(x), Exact(w), {.m = m, .n = n, .k = k});
     Floats y(static_cast<size_t>(m * n));
     ops_->Matmul({.x = x.data(),
                   .w = w.data(),
@@ -51,8 +52,8 @@ TEST_F(CpuOpsTest, ProductsOverOddShapes) {
                                .k = k,
                                .accumulate = false});
     const Values wt = reference::Transpose(Exact(w), n, k);
-    const Values exact_dx = reference::Matmul(Exact(dy), wt, {}, m, k, n);
-    const Values scale_dx = reference::MatmulScale(Exact(dy), wt, m, k, n);
+    const Values exact_dx = reference::Matmul(Exact(dy), wt, {}, {.m = m, .n = k, .k = n});
+    const Values scale_dx = reference::MatmulScale(Exact(dy), wt, {.m = m, .n = k, .k = n});
     for (size_t i = 0; i < dx.size(); ++i) ASSERT_NEAR(dx[i], exact_dx[i], 1e-6 * scale_dx[i]) << i;
 
     Floats dw(static_cast<size_t>(n * k), 0.0f);
@@ -68,8 +69,8 @@ TEST_F(CpuOpsTest, ProductsOverOddShapes) {
                                 .accumulate = true});
     const Values dyt = reference::Transpose(Exact(dy), m, n);
     const Values xt = reference::Transpose(Exact(x), m, k);
-    const Values exact_dw = reference::Matmul(dyt, xt, {}, n, k, m);
-    const Values scale_dw = reference::MatmulScale(dyt, xt, n, k, m);
+    const Values exact_dw = reference::Matmul(dyt, xt, {}, {.m = n, .n = k, .k = m});
+    const Values scale_dw = reference::MatmulScale(dyt, xt, {.m = n, .n = k, .k = m});
     for (size_t i = 0; i < dw.size(); ++i) ASSERT_NEAR(dw[i], exact_dw[i], 1e-6 * scale_dw[i]) << i;
   }
 }

@@ -110,8 +110,9 @@ TEST_F(ReferenceTest, Products) {
                   .n = n,
                   .k = k});
     });
-    const Exact expected = reference::Matmul(Input(x), Input(w), Input(bias), m, n, k);
-    const Exact scale = reference::MatmulScale(Input(x), Input(w), m, n, k);
+    const Exact expected =
+        reference::Matmul(Input(x), Input(w), Input(bias), {.m = m, .n = n, .k = k});
+    const Exact scale = reference::MatmulScale(Input(x), Input(w), {.m = m, .n = n, .k = k});
     for (size_t i = 0; i < expected.size(); ++i) {
       ASSERT_NEAR(Result(y)[i], expected[i], 1e-6 * (scale[i] + 1)) << i;
     }

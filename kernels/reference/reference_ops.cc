@@ -7,8 +7,8 @@
 
 namespace tercio::kernels::reference {
 
-Values Matmul(const Values& x, const Values& w, const Values& bias, int64_t m, int64_t n,
-              int64_t k) {
+Values Matmul(const Values& x, const Values& w, const Values& bias, const MatmulSizes& sizes) {
+  const auto [m, n, k] = sizes;
   Values y(static_cast<size_t>(m * n));
   for (int64_t i = 0; i < m; ++i) {
     for (int64_t j = 0; j < n; ++j) {
@@ -22,12 +22,12 @@ Values Matmul(const Values& x, const Values& w, const Values& bias, int64_t m, i
   return y;
 }
 
-Values MatmulScale(const Values& x, const Values& w, int64_t m, int64_t n, int64_t k) {
+Values MatmulScale(const Values& x, const Values& w, const MatmulSizes& sizes) {
   Values magnitudes_x(x);
   Values magnitudes_w(w);
   for (double& value : magnitudes_x) value = std::abs(value);
   for (double& value : magnitudes_w) value = std::abs(value);
-  return Matmul(magnitudes_x, magnitudes_w, {}, m, n, k);
+  return Matmul(magnitudes_x, magnitudes_w, {}, sizes);
 }
 
 Values Transpose(const Values& x, int64_t rows, int64_t columns) {

@@ -11,11 +11,13 @@ namespace tercio::kernels::reference {
 
 using Values = std::vector<double>;
 
+struct MatmulSizes {
+  int64_t m, n, k;
+};
 // y[m,n] = sum_k x[m,k] w[n,k] (+ bias[n])
-Values Matmul(const Values& x, const Values& w, const Values& bias, int64_t m, int64_t n,
-              int64_t k);
+Values Matmul(const Values& x, const Values& w, const Values& bias, const MatmulSizes& sizes);
 // sum_k |x[m,k]| |w[n,k]|: the scale of a product's rounding error.
-Values MatmulScale(const Values& x, const Values& w, int64_t m, int64_t n, int64_t k);
+Values MatmulScale(const Values& x, const Values& w, const MatmulSizes& sizes);
 Values Transpose(const Values& x, int64_t rows, int64_t columns);
 
 Values LayerNorm(const Values& x, const Values& weight, const Values& bias, int64_t rows,
