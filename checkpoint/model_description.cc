@@ -4,8 +4,9 @@
 #include "checkpoint/huggingface/config.h"
 #include "common/file.h"
 #include "common/status_macros.h"
-#include "google/protobuf/util/json_util.h"
 #include "nlohmann/json.hpp"
+#include "plan/names.h"
+#include "plan/text_form.h"
 
 namespace tercio::checkpoint {
 namespace {
@@ -14,7 +15,7 @@ absl::StatusOr<v1::ModelSpec> ModelOfManifest(const std::string& text, const std
   const nlohmann::json json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
   v1::ModelSpec model;
   if (!json.is_object() || !json.contains("model") ||
-      !google::protobuf::util::JsonStringToMessage(json["model"].dump(), &model).ok()) {
+      !plan::FromJson(json["model"].dump(), &model).ok()) {
     return absl::DataLossError(absl::StrCat(path, ": not the manifest of a Tercio checkpoint"));
   }
   TERCIO_RETURN_IF_ERROR(CheckPossibleModel(model, path));

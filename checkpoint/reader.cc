@@ -11,7 +11,7 @@
 #include "common/machine.h"
 #include "common/ordered_parts.h"
 #include "common/status_macros.h"
-#include "google/protobuf/util/json_util.h"
+#include "plan/text_form.h"
 
 namespace tercio::checkpoint {
 namespace {
@@ -104,8 +104,7 @@ absl::StatusOr<std::unique_ptr<Reader>> Reader::Open(const std::string& director
                             OpenFile(absl::StrCat(directory, "/", name), expected));
   }
   if (check == DigestCheck::kEveryByte) TERCIO_RETURN_IF_ERROR(reader->CheckDigests());
-  if (!google::protobuf::util::JsonStringToMessage(reader->manifest_.model_json, &reader->model_)
-           .ok()) {
+  if (!plan::FromJson(reader->manifest_.model_json, &reader->model_).ok()) {
     return absl::DataLossError(absl::StrCat(directory, "/manifest.json: bad model"));
   }
   return reader;

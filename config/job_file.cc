@@ -18,6 +18,7 @@
 #include "nlohmann/json.hpp"
 #include "plan/lanes.h"
 #include "plan/limits.h"
+#include "plan/names.h"
 #include "plan/plan_builder.h"
 #include "plan/save_timeout.h"
 #include "plan/snapshots.h"
@@ -285,10 +286,9 @@ class JobParser {
                               "expected more than 0; auto learns it from the steps");
       }
     }
-    out->set_on_nan(fault_tolerance.OneOf("on_nan", "stop", {"stop", "skip"}));
-    out->set_stragglers(fault_tolerance.OneOf("stragglers", "report", {"report", "exclude"}));
-    out->set_on_spike(
-        fault_tolerance.OneOf("on_spike", "report", {"off", "report", "skip", "rollback"}));
+    out->set_on_nan(fault_tolerance.OneOf("on_nan", v1::ON_NAN_STOP));
+    out->set_stragglers(fault_tolerance.OneOf("stragglers", v1::STRAGGLER_POLICY_REPORT));
+    out->set_on_spike(fault_tolerance.OneOf("on_spike", v1::ON_SPIKE_REPORT));
     out->set_spike_threshold(
         fault_tolerance.Number("spike_threshold", kSpikeThreshold, 3, kLargest));
     out->set_check_replicas_every(fault_tolerance.Integer("check_replicas_every", 100, 0));
@@ -422,6 +422,12 @@ absl::StatusOr<v1::JobSpec> ParseJobFile(const std::string& path,
 
 namespace {
 
+// Jobs of older versions lack some words.
+template <typename E>
+std::string WordOr(E value, E otherwise) {
+  return plan::TextOf(plan::IsNamed(value) ? value : otherwise);
+}
+
 // A list after its key; nothing where it is empty.
 std::string Patterns(const char* key, const google::protobuf::RepeatedPtrField<std::string>& list) {
   if (list.empty()) return "";
@@ -439,9 +445,10 @@ std::string FaultToleranceYaml(const v1::FaultToleranceSpec& fault) {
                   fault.hang_timeout_seconds() > 0
                       ? absl::StrCat(Number(fault.hang_timeout_seconds()), "s")
                       : "auto",
-                  ", on_nan: ", fault.on_nan(), ", stragglers: ", fault.stragglers());
+                  ", on_nan: ", plan::TextOf(fault.on_nan()),
+                  ", stragglers: ", plan::TextOf(fault.stragglers()));
   // Jobs of an older version have neither.
-  absl::StrAppend(&yaml, ", on_spike: ", fault.on_spike().empty() ? "off" : fault.on_spike(),
+  absl::StrAppend(&yaml, ", on_spike: ", WordOr(fault.on_spike(), v1::ON_SPIKE_OFF),
                   ", spike_threshold: ",
                   Number(fault.spike_threshold() > 0 ? fault.spike_threshold() : kSpikeThreshold),
                   ", check_replicas_every: ", fault.check_replicas_every(), "}\n");

@@ -320,7 +320,7 @@ TEST(JobFile, PrecisionAndWhatToDoAboutBadNumbers) {
   const auto plain = Parse(kGood, {"training.precision=auto"});
   ASSERT_TRUE(plain.ok()) << plain.status();
   EXPECT_EQ(plain->training().precision(), "fp32");
-  EXPECT_EQ(plain->fault_tolerance().on_nan(), "stop");
+  EXPECT_EQ(plain->fault_tolerance().on_nan(), v1::ON_NAN_STOP);
   for (const char* precision : {"fp32", "bf16", "fp16"}) {
     const auto spec = Parse(
         kGood, {absl::StrCat("training.precision=", precision), "fault_tolerance.on_nan=skip"});
@@ -328,7 +328,7 @@ TEST(JobFile, PrecisionAndWhatToDoAboutBadNumbers) {
     const auto again = Parse(EffectiveYaml(*spec));
     ASSERT_TRUE(again.ok()) << again.status();
     EXPECT_EQ(again->training().precision(), precision);
-    EXPECT_EQ(again->fault_tolerance().on_nan(), "skip");
+    EXPECT_EQ(again->fault_tolerance().on_nan(), v1::ON_NAN_SKIP);
     const auto resumed = ChangeJob(*spec, {"training.precision=bf16"});
     ASSERT_TRUE(resumed.ok()) << resumed.status();
     EXPECT_EQ(resumed->training().precision(), "bf16");
@@ -340,7 +340,7 @@ TEST(JobFile, PrecisionAndWhatToDoAboutBadNumbers) {
 TEST(JobFile, GuardsAgainstSilentFaults) {
   const auto plain = Parse(kGood);
   ASSERT_TRUE(plain.ok()) << plain.status();
-  EXPECT_EQ(plain->fault_tolerance().on_spike(), "report");
+  EXPECT_EQ(plain->fault_tolerance().on_spike(), v1::ON_SPIKE_REPORT);
   EXPECT_EQ(plain->fault_tolerance().spike_threshold(), 10);
   EXPECT_EQ(plain->fault_tolerance().check_replicas_every(), 100);
   for (const char* policy : {"\"off\"", "report", "skip", "rollback"}) {
@@ -363,7 +363,7 @@ TEST(JobFile, GuardsAgainstSilentFaults) {
   old.mutable_fault_tolerance()->clear_spike_threshold();
   const auto resumed = ChangeJob(old, {"training.steps=77"});
   ASSERT_TRUE(resumed.ok()) << resumed.status();
-  EXPECT_EQ(resumed->fault_tolerance().on_spike(), "off");
+  EXPECT_EQ(resumed->fault_tolerance().on_spike(), v1::ON_SPIKE_OFF);
 }
 
 TEST(JobFile, TokenizersArePathsOfTheJobFile) {

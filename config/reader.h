@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "plan/names.h"
 #include "yaml-cpp/yaml.h"
 
 namespace tercio::config {
@@ -50,6 +51,12 @@ class Section {
   std::string Text(const std::string& key, const std::string& fallback);
   std::string OneOf(const std::string& key, const std::string& fallback,
                     const std::vector<std::string>& values);
+  // The same for a closed set.
+  template <typename E>
+  E OneOf(const std::string& key, E fallback) {
+    const std::string word = OneOf(key, std::string(plan::NameOf(fallback)), plan::NamesOf<E>());
+    return plan::Named<E>(word).value_or(fallback);
+  }
   bool Flag(const std::string& key, bool fallback);
   int64_t Integer(const std::string& key, int64_t fallback, int64_t least,
                   int64_t most = int64_t{1} << 40);

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
 
 #include "kernels/ops.h"
 #include "proto/tercio/v1/job.pb.h"
@@ -43,8 +42,8 @@ inline bool ScalesLoss(const v1::TrainingSpec& training) {
 // Whether a step may leave the weights unchanged. The count of such steps is then part of the
 // state.
 inline bool MaySkipSteps(const v1::JobSpec& job) {
-  return ScalesLoss(job.training()) || job.fault_tolerance().on_nan() == "skip" ||
-         job.fault_tolerance().on_spike() == "skip";
+  return ScalesLoss(job.training()) || job.fault_tolerance().on_nan() == v1::ON_NAN_SKIP ||
+         job.fault_tolerance().on_spike() == v1::ON_SPIKE_SKIP;
 }
 
 // Numbers of that state in a checkpoint (worker/engine/step_guard.h).
@@ -52,8 +51,8 @@ inline constexpr int64_t kGuardStateElements = 5;
 
 // Whether previous steps decide how a step is handled. They are then part of the state.
 inline bool ActsOnSpikes(const v1::JobSpec& job) {
-  const std::string& policy = job.fault_tolerance().on_spike();
-  return policy == "skip" || policy == "rollback";
+  const v1::OnSpike policy = job.fault_tolerance().on_spike();
+  return policy == v1::ON_SPIKE_SKIP || policy == v1::ON_SPIKE_ROLLBACK;
 }
 
 // Steps remembered, and the numbers they take in a checkpoint (worker/engine/spikes.h).

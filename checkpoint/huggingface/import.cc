@@ -12,6 +12,7 @@
 #include "common/status_macros.h"
 #include "google/protobuf/util/json_util.h"
 #include "plan/model_tensors.h"
+#include "plan/text_form.h"
 
 namespace tercio::checkpoint {
 namespace {
@@ -135,10 +136,7 @@ absl::StatusOr<ImportResult> ImportHuggingFace(const std::string& directory,
   manifest.training_state_json = R"({"lanes":0,"next_sample":0,"seed":0,"step":0,"tokens":0})";
   google::protobuf::util::JsonPrintOptions names;
   names.preserve_proto_field_names = true;
-  if (!google::protobuf::util::MessageToJsonString(model->model(), &manifest.model_json, names)
-           .ok()) {
-    return absl::InternalError("cannot write the model as JSON");
-  }
+  TERCIO_ASSIGN_OR_RETURN(manifest.model_json, plan::ToJson(model->model(), names));
   output->ShowProgress(result.parameters * static_cast<int64_t>(sizeof(float)), progress);
   TERCIO_RETURN_IF_ERROR(WriteWeights(*model, &manifest, output.get()));
   result.kept = KeptFiles(directory);

@@ -165,8 +165,9 @@ v1::JobSpec PresentSpec(const v1::JobRecord& record) {
     *spec.mutable_parallelism() = record.elastic_parallelism();
     spec.mutable_resources()->set_ranks(record.elastic_ranks());
   }
-  if (spec.fault_tolerance().on_spike() == "rollback" && record.roll_backs() >= kMostRollBacks) {
-    spec.mutable_fault_tolerance()->set_on_spike("report");
+  if (spec.fault_tolerance().on_spike() == v1::ON_SPIKE_ROLLBACK &&
+      record.roll_backs() >= kMostRollBacks) {
+    spec.mutable_fault_tolerance()->set_on_spike(v1::ON_SPIKE_REPORT);
   }
   return spec;
 }

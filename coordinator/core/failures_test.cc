@@ -444,7 +444,8 @@ TEST(Hang, ProgressEndsTheSuspicion) {
 }
 
 TEST(Straggler, IsNamedAndReplacedWhereThePolicySaysSo) {
-  for (const char* policy : {"report", "exclude"}) {
+  for (const v1::StragglerPolicy policy :
+       {v1::STRAGGLER_POLICY_REPORT, v1::STRAGGLER_POLICY_EXCLUDE}) {
     Cluster cluster;
     v1::JobSpec spec = SmallSpec(4);
     spec.mutable_fault_tolerance()->set_stragglers(policy);
@@ -459,7 +460,7 @@ TEST(Straggler, IsNamedAndReplacedWhereThePolicySaysSo) {
       cluster.Do(NodeSaid{"b", Health(0, {{2, 2.0}, {3, 1.02}}, i)});
     }
     EXPECT_THAT(cluster.kinds_, Contains("straggler"));
-    if (std::string(policy) == "report") {
+    if (policy == v1::STRAGGLER_POLICY_REPORT) {
       EXPECT_EQ(cluster.job().phase(), v1::JOB_PHASE_RUNNING);
       continue;
     }

@@ -67,7 +67,7 @@ void Stepper::RollBack(JobState& job, const v1::ExitRecord& exit) {
   v1::JobRecord& record = job.record;
   v1::TrainingSpec& training = *record.mutable_spec()->mutable_training();
   const int64_t from = exit.roll_back_from();
-  const bool possible = record.spec().fault_tolerance().on_spike() == "rollback" &&
+  const bool possible = record.spec().fault_tolerance().on_spike() == v1::ON_SPIKE_ROLLBACK &&
                         record.roll_backs() < kMostRollBacks && from > record.resume_step() &&
                         from <= training.steps();
   if (WillContinue(record) && possible && !RollBackIsPending(record)) {

@@ -19,7 +19,7 @@ using ::testing::IsEmpty;
 
 v1::JobSpec Spec() {
   v1::JobSpec spec = SmallSpec(4);
-  spec.mutable_fault_tolerance()->set_on_spike("rollback");
+  spec.mutable_fault_tolerance()->set_on_spike(v1::ON_SPIKE_ROLLBACK);
   return spec;
 }
 
@@ -201,7 +201,7 @@ TEST(RollBack, GoesOverTheDataAndBlamesNobody) {
   const v1::JobSpec told = run.Start(50);
   EXPECT_EQ(plan::BatchOfStep(told.training(), 50), 50);
   EXPECT_EQ(plan::BatchOfStep(told.training(), 51), 58);
-  EXPECT_EQ(told.fault_tolerance().on_spike(), "rollback");
+  EXPECT_EQ(told.fault_tolerance().on_spike(), v1::ON_SPIKE_ROLLBACK);
   ASSERT_EQ(run.Told("rolled_back").size(), 1u);
   EXPECT_THAT(run.Told("rolled_back")[0], HasSubstr("rolls back to step 50"));
   EXPECT_EQ(run.job().restarts_used(), 1);
@@ -229,9 +229,10 @@ TEST(RollBack, IsOnlyReportedAfterThree) {
     run.Spike(20 * i);
     run.Restart();
     const v1::JobSpec told = run.Start(20 * i - 5);
-    EXPECT_EQ(told.fault_tolerance().on_spike(), i < kMostRollBacks ? "rollback" : "report");
+    EXPECT_EQ(told.fault_tolerance().on_spike(),
+              i < kMostRollBacks ? v1::ON_SPIKE_ROLLBACK : v1::ON_SPIKE_REPORT);
   }
-  EXPECT_EQ(run.job().spec().fault_tolerance().on_spike(), "rollback");
+  EXPECT_EQ(run.job().spec().fault_tolerance().on_spike(), v1::ON_SPIKE_ROLLBACK);
   const int64_t before = plan::BatchOfStep(run.job().spec().training(), 99);
   run.Spike(99);  // no trainer would ask for it any more
   EXPECT_EQ(run.job().roll_backs(), kMostRollBacks);
@@ -260,7 +261,8 @@ TEST(RollBack, IsRefusedToThoseWhoMayNotAsk) {
     EXPECT_EQ(run.job().phase(), v1::JOB_PHASE_STOPPING);
   }
   JobRun run;
-  run.state_.jobs.at(kJob).record.mutable_spec()->mutable_fault_tolerance()->set_on_spike("report");
+  run.state_.jobs.at(kJob).record.mutable_spec()->mutable_fault_tolerance()->set_on_spike(
+      v1::ON_SPIKE_REPORT);
   run.Spike(7);
   EXPECT_EQ(run.job().roll_backs(), 0);
 }

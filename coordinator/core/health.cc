@@ -106,7 +106,8 @@ void Stepper::OnStragglerChange(JobState& job, const StragglerChange& change) {
   const std::string& node = job.placement->NodeOf(change.rank);
   Note(job, change.slow ? EventKind("straggler") : EventKind("straggler_recovered"), change.text,
        node, change.rank);
-  if (!change.slow || job.record.spec().fault_tolerance().stragglers() != "exclude" ||
+  if (!change.slow ||
+      job.record.spec().fault_tolerance().stragglers() != v1::STRAGGLER_POLICY_EXCLUDE ||
       job.record.phase() != v1::JOB_PHASE_RUNNING) {
     return;
   }

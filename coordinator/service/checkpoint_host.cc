@@ -7,6 +7,7 @@
 #include "common/status_macros.h"
 #include "google/protobuf/util/json_util.h"
 #include "plan/model_tensors.h"
+#include "plan/text_form.h"
 
 namespace tercio::coordinator {
 namespace {
@@ -36,10 +37,7 @@ class CoordinatorHost : public CheckpointHost {
     google::protobuf::util::JsonPrintOptions options;
     options.preserve_proto_field_names = true;
     options.always_print_primitive_fields = true;
-    if (!google::protobuf::util::MessageToJsonString(spec.model(), &terms.model_json, options)
-             .ok()) {
-      return absl::InternalError("cannot write the model as JSON");
-    }
+    TERCIO_ASSIGN_OR_RETURN(terms.model_json, plan::ToJson(spec.model(), options));
     return terms;
   }
 

@@ -12,13 +12,16 @@
 #include "common/sqlite_statement.h"
 #include "common/status_macros.h"
 #include "coordinator/store/copy_database.h"
+#include "plan/old_words.h"
 
 namespace tercio::coordinator {
 namespace {
 
 // Version of the layout of the tables; stored as SQLite's user_version. 0: before versions were
 // stored.
-constexpr int64_t kVersion = 4;
+constexpr int64_t kVersion = 5;
+// The first one whose jobs and plans hold enumerators where those before held words.
+constexpr int64_t kEnumerators = 5;
 // Log lines kept per job, and how many more there may be for a while: lines are counted, since
 // finding the oldest that stays costs as much as all that stay.
 constexpr int64_t kLogLines = 20'000;
@@ -163,6 +166,7 @@ absl::Status Store::BringUpToDate() {
   TERCIO_RETURN_IF_ERROR(Run("BEGIN IMMEDIATE"));
   absl::Status status = Run(kSchema);
   if (status.ok() && version_ < 3) status = MovePlacements();
+  if (status.ok() && version_ < kEnumerators) status = RewriteWords();
   if (status.ok()) status = Run(absl::StrCat("PRAGMA user_version=", kVersion).c_str());
   if (status.ok()) status = Run("COMMIT");
   if (!status.ok()) {
@@ -195,6 +199,18 @@ absl::Status Store::MovePlacements() {
   }
   MutexLock lock(mutex_);
   return WriteAll(moved);
+}
+
+// Loading turns words into enumerators.
+absl::Status Store::RewriteWords() {
+  Changes rewritten;
+  TERCIO_ASSIGN_OR_RETURN(rewritten.jobs, LoadJobs());
+  TERCIO_ASSIGN_OR_RETURN(auto plans, LoadPlans());
+  for (auto& [job, record] : plans) {
+    rewritten.plans.emplace_back(job, std::make_shared<const v1::Plan>(std::move(record)));
+  }
+  MutexLock lock(mutex_);
+  return WriteAll(rewritten);
 }
 
 absl::Status Store::CheckIntegrity(absl::Duration limit) {
@@ -382,14 +398,22 @@ absl::Status Store::WriteExits(const Changes& changes) {
 
 absl::StatusOr<std::vector<v1::JobRecord>> Store::LoadJobs() {
   MutexLock lock(mutex_);
-  return ParseAll<v1::JobRecord>(database_, "SELECT record FROM jobs ORDER BY number");
+  TERCIO_ASSIGN_OR_RETURN(
+      auto jobs, ParseAll<v1::JobRecord>(database_, "SELECT record FROM jobs ORDER BY number"));
+  if (version_ >= kEnumerators) return jobs;
+  for (v1::JobRecord& job : jobs) TERCIO_RETURN_IF_ERROR(plan::UpgradeWords(&job));
+  return jobs;
 }
 
 // An older store is only read, never changed, and lacks later tables.
 absl::StatusOr<std::map<std::string, v1::Plan>> Store::LoadPlans() {
   if (version_ < 2) return std::map<std::string, v1::Plan>();
   MutexLock lock(mutex_);
-  return ParseByJob<v1::Plan>(database_, "SELECT job, record FROM plans");
+  TERCIO_ASSIGN_OR_RETURN(auto plans,
+                          ParseByJob<v1::Plan>(database_, "SELECT job, record FROM plans"));
+  if (version_ >= kEnumerators) return plans;
+  for (auto& [job, record] : plans) TERCIO_RETURN_IF_ERROR(plan::UpgradeWords(&record));
+  return plans;
 }
 
 absl::StatusOr<std::map<std::string, v1::RankSlots>> Store::LoadPlacements() {

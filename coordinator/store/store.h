@@ -121,6 +121,7 @@ class Store {
   absl::StatusOr<bool> IsNew();
   absl::Status BringUpToDate();
   absl::Status MovePlacements();
+  absl::Status RewriteWords();
   absl::Status WriteAll(const Changes& changes) TERCIO_REQUIRES(mutex_);
   absl::Status WriteState(const Changes& changes) TERCIO_REQUIRES(mutex_);
   absl::Status WriteHistory(const Changes& changes) TERCIO_REQUIRES(mutex_);

@@ -132,6 +132,16 @@ class OldStoreTest : public StoreTest, public ::testing::WithParamInterface<int>
     }
     return copies;
   }
+  // Version 4 wrote them as words.
+  static void ExpectEnumerators(const v1::JobRecord& job, const v1::Plan& plan) {
+    const v1::FaultToleranceSpec& fault = job.spec().fault_tolerance();
+    EXPECT_EQ(fault.on_nan(), v1::ON_NAN_SKIP);
+    EXPECT_EQ(fault.stragglers(), v1::STRAGGLER_POLICY_EXCLUDE);
+    EXPECT_EQ(fault.on_spike(), v1::ON_SPIKE_ROLLBACK);
+    EXPECT_EQ(plan.lanes(), 8);
+    // Nothing is left of the words.
+    EXPECT_TRUE(fault.unknown_fields().empty());
+  }
   void ExpectAll(Store& store, bool migrated) const {
     const auto jobs = store.LoadJobs();
     ASSERT_TRUE(jobs.ok()) << jobs.status();
@@ -139,6 +149,7 @@ class OldStoreTest : public StoreTest, public ::testing::WithParamInterface<int>
     EXPECT_EQ(jobs->at(0).phase(), v1::JOB_PHASE_SUCCEEDED);
     EXPECT_EQ(jobs->at(1).phase(), v1::JOB_PHASE_RUNNING);
     EXPECT_EQ(jobs->at(1).spec().model().layers(), 2);
+    if (GetParam() == 4) ExpectEnumerators(jobs->at(1), store.LoadPlans()->at("job-2"));
     EXPECT_EQ(jobs->at(1).checkpoint_step(), 20);
     EXPECT_EQ(store.LoadPlans()->size(), GetParam() >= 2 ? 2u : 0u);
     EXPECT_EQ(store.LoadNodes()->size(), GetParam() >= 2 ? 1u : 0u);
@@ -198,7 +209,7 @@ TEST_P(OldStoreTest, StaysAsItIsWhenTheCopyCannotBeMade) {
   EXPECT_EQ(VersionOf(path_), GetParam());
 }
 
-INSTANTIATE_TEST_SUITE_P(Versions, OldStoreTest, ::testing::Values(0, 2, 3));
+INSTANTIATE_TEST_SUITE_P(Versions, OldStoreTest, ::testing::Values(0, 2, 3, 4));
 
 TEST_F(StoreTest, ANewStoreHasNoCopy) {
   Open().reset();

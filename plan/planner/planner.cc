@@ -4,12 +4,14 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "common/status_macros.h"
 #include "plan/fp8.h"
 #include "plan/gpu_figures.h"
 #include "plan/limits.h"
 #include "plan/memory_map.h"
 #include "plan/model_tensors.h"
+#include "plan/names.h"
 #include "plan/rank_layout.h"
 
 namespace tercio::plan {
@@ -161,11 +163,10 @@ absl::Status CheckSupported(const v1::JobSpec& job) {
 
 absl::Status CheckGuards(const v1::JobSpec& job) {
   const v1::FaultToleranceSpec& fault = job.fault_tolerance();
-  const std::string& policy = fault.on_spike();
-  if (!policy.empty() && policy != "off" && policy != "report" && policy != "skip" &&
-      policy != "rollback") {
-    return absl::InvalidArgumentError(absl::StrCat("fault_tolerance.on_spike is \"", policy,
-                                                   "\"; expected off, report, skip or rollback"));
+  if (!v1::OnSpike_IsValid(fault.on_spike())) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("fault_tolerance.on_spike is number ", static_cast<int>(fault.on_spike()),
+                     "; expected ", absl::StrJoin(plan::NamesOf<v1::OnSpike>(), ", ")));
   }
   // Not a number fails both.
   if (!(fault.spike_threshold() >= 0) || fault.check_replicas_every() < 0) {

@@ -74,7 +74,7 @@ class PoisonedSource : public data::CausalSource {
   const std::vector<int64_t> bad_;
 };
 
-v1::JobSpec PoisonedJob(const char* on_spike) {
+v1::JobSpec PoisonedJob(v1::OnSpike on_spike) {
   v1::JobSpec spec = SmallJob();
   spec.mutable_model()->set_dropout(0);
   spec.mutable_model()->set_layers(2);
@@ -97,7 +97,8 @@ std::string SpikesOf(const RunResult& run) {
 }
 
 TEST(SpikesInARun, AreSeenAlikeInEveryLayout) {
-  for (const char* policy : {"off", "report", "skip", "rollback"}) {
+  for (const v1::OnSpike policy :
+       {v1::ON_SPIKE_OFF, v1::ON_SPIKE_REPORT, v1::ON_SPIKE_SKIP, v1::ON_SPIKE_ROLLBACK}) {
     PoisonedSource source(PoisonedJob(policy), {150, 156});
     RunOptions options;
     options.steps = 160;
@@ -105,20 +106,20 @@ TEST(SpikesInARun, AreSeenAlikeInEveryLayout) {
     const auto one = Train(PoisonedJob(policy), 1, 1, 1, options);
     const auto four = Train(PoisonedJob(policy), 1, 2, 2, options);
     ASSERT_TRUE(one.ok() && four.ok()) << one.status() << four.status();
-    const bool off = std::string(policy) == "off";
+    const bool off = policy == v1::ON_SPIKE_OFF;
     EXPECT_THAT(SpikesOf(*one), HasSubstr(off ? "" : "150 ")) << policy;
     EXPECT_EQ(SpikesOf(*one).empty(), off);
     EXPECT_EQ(SpikesOf(*one), SpikesOf(*four));
-    EXPECT_EQ(one->steps[149].skipped, std::string(policy) == "skip" || one->steps[149].rolls_back);
-    EXPECT_EQ(one->steps[149].rolls_back, std::string(policy) == "rollback");
+    EXPECT_EQ(one->steps[149].skipped, policy == v1::ON_SPIKE_SKIP || one->steps[149].rolls_back);
+    EXPECT_EQ(one->steps[149].rolls_back, policy == v1::ON_SPIKE_ROLLBACK);
     EXPECT_EQ(one->steps.back().loss, four->steps.back().loss);
     EXPECT_EQ(one->state.contains(engine::kSpikeTensor), plan::ActsOnSpikes(PoisonedJob(policy)));
-    EXPECT_EQ(one->state.contains(engine::kGuardTensor), std::string(policy) == "skip");
+    EXPECT_EQ(one->state.contains(engine::kGuardTensor), policy == v1::ON_SPIKE_SKIP);
   }
 }
 
 TEST(SpikesInARun, AResumedRunHasTheSameBits) {
-  const v1::JobSpec spec = PoisonedJob("skip");
+  const v1::JobSpec spec = PoisonedJob(v1::ON_SPIKE_SKIP);
   PoisonedSource source(spec, {150, 156});
   RunOptions options;
   options.source = &source;

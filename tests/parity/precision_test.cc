@@ -51,7 +51,7 @@ RunResult Train(const v1::JobSpec& spec, const Layout& layout, RunOptions option
   return result.ok() ? *std::move(result) : RunResult{};
 }
 
-v1::JobSpec With(v1::JobSpec spec, const char* precision, const char* on_nan = "stop") {
+v1::JobSpec With(v1::JobSpec spec, const char* precision, v1::OnNan on_nan = v1::ON_NAN_STOP) {
   spec.mutable_training()->set_precision(precision);
   spec.mutable_fault_tolerance()->set_on_nan(on_nan);
   return spec;
@@ -223,7 +223,7 @@ TEST(Precision, TensorDegreesAndSequenceParallelStayNear) {
 TEST(Precision, ResumedWithTheStateOfItsScale) {
   for (const char* precision : {"bf16", "fp16"}) {
     SCOPED_TRACE(precision);
-    const v1::JobSpec spec = With(SmallLlama(), precision, "skip");
+    const v1::JobSpec spec = With(SmallLlama(), precision, v1::ON_NAN_SKIP);
     const RunResult whole = Train(spec, {}, Steps(20));
     for (const int64_t cut : {1, 7, 18}) {
       const RunResult before = Train(spec, {1, 2, 2, 2}, Steps(cut));
@@ -318,7 +318,7 @@ TEST(OnNan, StopNamesStepSequenceAndRank) {
 TEST(OnNan, SkipLeavesWeightsAndMomentsAndGoesOn) {
   for (const char* precision : {"fp32", "bf16", "fp16"}) {
     SCOPED_TRACE(precision);
-    const v1::JobSpec spec = With(SmallLlama(), precision, "skip");
+    const v1::JobSpec spec = With(SmallLlama(), precision, v1::ON_NAN_SKIP);
     State state = PoisonedState(spec);
     state[engine::kGuardTensor] = {65536, 0, 2, 0, 0};
     TokenAtSteps source(spec, {3});
@@ -352,7 +352,7 @@ TEST(OnNan, SkipLeavesWeightsAndMomentsAndGoesOn) {
 }
 
 TEST(OnNan, SkipEndsAfterAHundredStepsInARow) {
-  const v1::JobSpec spec = With(SmallLlama(), "bf16", "skip");
+  const v1::JobSpec spec = With(SmallLlama(), "bf16", v1::ON_NAN_SKIP);
   const State state = PoisonedState(spec);
   std::vector<int64_t> steps;
   for (int64_t step = 3; step < 150; ++step) steps.push_back(step);

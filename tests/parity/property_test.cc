@@ -78,7 +78,7 @@ v1::JobSpec RandomJob(Generator& g) {
   training->mutable_schedule()->set_decay_fraction(0.5);
   const char* precision[] = {"fp32", "bf16", "fp16"};
   training->set_precision(precision[g.Between(0, 2)]);
-  spec.mutable_fault_tolerance()->set_on_nan(g.Coin() ? "skip" : "stop");
+  spec.mutable_fault_tolerance()->set_on_nan(g.Coin() ? v1::ON_NAN_SKIP : v1::ON_NAN_STOP);
   return spec;
 }
 

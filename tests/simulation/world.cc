@@ -125,7 +125,8 @@ v1::JobSpec World::Spec(int number) {
   if (number == 3) spec.mutable_checkpoint()->set_path("/shared");
   spec.mutable_checkpoint()->set_peer_copies(number == 2 ? 0 : number == 1 ? 1 : 2);
   spec.mutable_fault_tolerance()->set_max_restarts(1000);
-  spec.mutable_fault_tolerance()->set_on_spike(number == 3 ? "off" : "rollback");
+  spec.mutable_fault_tolerance()->set_on_spike(number == 3 ? v1::ON_SPIKE_OFF
+                                                           : v1::ON_SPIKE_ROLLBACK);
   if (number == 3) {
     spec.mutable_fault_tolerance()->set_elastic_min_ranks(2);
     spec.mutable_fault_tolerance()->set_elastic_wait_seconds(10);
@@ -218,8 +219,8 @@ void World::CheckEnd() {
     for (int64_t step = 1; step <= kSteps; ++step) {
       const int64_t batch = plan::BatchOfStep(job.record.spec().training(), step);
       weights = NextWeights(weights, batch);
-      const bool gone_back =
-          coordinator::PresentSpec(job.record).fault_tolerance().on_spike() == "rollback";
+      const bool gone_back = coordinator::PresentSpec(job.record).fault_tolerance().on_spike() ==
+                             v1::ON_SPIKE_ROLLBACK;
       if (gone_back && IsPoison(id, batch)) {
         return Wrong(absl::StrCat(id, " was trained on batch ", batch));
       }

@@ -62,7 +62,7 @@ void World::StartTrainer(const std::string& name, const agent::RunKey& run, int 
     training.steps = start.spec().training().steps();
     training.last_progress = now_;
     training.data = start.spec().training();
-    training.rolls_back = start.spec().fault_tolerance().on_spike() == "rollback";
+    training.rolls_back = start.spec().fault_tolerance().on_spike() == v1::ON_SPIKE_ROLLBACK;
     training.from_memory = start.resume_attempt() > 0;
     At(Uniform(0.2, 1), [this, run] { TryStep(run); });
   }

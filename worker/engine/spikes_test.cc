@@ -112,7 +112,7 @@ TEST(Spikes, StateRoundTripAndDamage) {
   EXPECT_EQ(spikes.state(), good);
 }
 
-v1::JobSpec Job(const char* on_spike) {
+v1::JobSpec Job(v1::OnSpike on_spike) {
   v1::JobSpec job;
   job.mutable_fault_tolerance()->set_on_spike(on_spike);
   return job;
@@ -127,24 +127,26 @@ StepGuard Ready(const v1::JobSpec& job) {
 
 TEST(GuardOfSpikes, WhatBecomesOfAStep) {
   struct Case {
-    const char* policy;
+    v1::OnSpike policy;
     bool seen, taken, rolls_back;
   };
-  for (const Case& c : {Case{"", false, true, false}, Case{"off", false, true, false},
-                        Case{"report", true, true, false}, Case{"skip", true, false, false},
-                        Case{"rollback", true, false, true}}) {
+  for (const Case& c :
+       {Case{v1::ON_SPIKE_UNSPECIFIED, false, true, false},
+        Case{v1::ON_SPIKE_OFF, false, true, false}, Case{v1::ON_SPIKE_REPORT, true, true, false},
+        Case{v1::ON_SPIKE_SKIP, true, false, false},
+        Case{v1::ON_SPIKE_ROLLBACK, true, false, true}}) {
     StepGuard guard = Ready(Job(c.policy));
     const auto verdict = guard.Judge(9, 1, "step 65");
     ASSERT_TRUE(verdict.ok());
     EXPECT_EQ(!verdict->spike.empty(), c.seen) << c.policy;
     EXPECT_EQ(verdict->taken, c.taken) << c.policy;
     EXPECT_EQ(verdict->rolls_back, c.rolls_back) << c.policy;
-    EXPECT_EQ(guard.TakenStep(66), std::string(c.policy) == "skip" ? 65 : 66);
+    EXPECT_EQ(guard.TakenStep(66), c.policy == v1::ON_SPIKE_SKIP ? 65 : 66);
   }
 }
 
 TEST(GuardOfSpikes, SkippingEnds) {
-  StepGuard guard = Ready(Job("skip"));
+  StepGuard guard = Ready(Job(v1::ON_SPIKE_SKIP));
   for (int i = 1; i < StepGuard::kMostSkipped; ++i) ASSERT_FALSE(guard.Judge(9, 1, "")->taken);
   ASSERT_TRUE(guard.Judge(3, 1, "")->taken);
   for (int i = 1; i < StepGuard::kMostSkipped; ++i) ASSERT_FALSE(guard.Judge(9, 1, "")->taken);
@@ -154,7 +156,7 @@ TEST(GuardOfSpikes, SkippingEnds) {
 }
 
 TEST(GuardOfSpikes, AReportedLevelBecomesTheUsual) {
-  StepGuard guard = Ready(Job("report"));
+  StepGuard guard = Ready(Job(v1::ON_SPIKE_REPORT));
   int64_t reported = 0;
   for (int i = 0; i < 500; ++i) reported += guard.Judge(9, 1, "")->spike.empty() ? 0 : 1;
   EXPECT_EQ(reported, StepGuard::kNewLevel);

@@ -49,15 +49,16 @@ absl::StatusOr<bool> StepGuard::JudgeFinite(bool loss_is_finite, bool gradients_
 
 absl::Status StepGuard::JudgeSpike(double loss, double grad_norm, const std::string& where,
                                    StepVerdict* verdict) {
-  if (on_spike_.empty() || on_spike_ == "off") return absl::OkStatus();
+  if (on_spike_ == v1::ON_SPIKE_UNSPECIFIED || on_spike_ == v1::ON_SPIKE_OFF)
+    return absl::OkStatus();
   verdict->spike = spikes_.Judge(loss, grad_norm);
   if (verdict->spike.empty()) {
     reported_in_a_row_ = 0;
     return absl::OkStatus();
   }
-  verdict->taken = on_spike_ == "report";
-  verdict->rolls_back = on_spike_ == "rollback";
-  if (on_spike_ == "skip") return Skip(absl::StrCat(where, ": ", verdict->spike));
+  verdict->taken = on_spike_ == v1::ON_SPIKE_REPORT;
+  verdict->rolls_back = on_spike_ == v1::ON_SPIKE_ROLLBACK;
+  if (on_spike_ == v1::ON_SPIKE_SKIP) return Skip(absl::StrCat(where, ": ", verdict->spike));
   if (verdict->taken && ++reported_in_a_row_ >= kNewLevel) {
     reported_in_a_row_ = 0;
     spikes_.Forget();

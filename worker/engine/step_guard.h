@@ -43,7 +43,7 @@ class StepGuard {
 
   explicit StepGuard(const v1::JobSpec& job)
       : scales_(plan::ScalesLoss(job.training())),
-        skips_(job.fault_tolerance().on_nan() == "skip"),
+        skips_(job.fault_tolerance().on_nan() == v1::ON_NAN_SKIP),
         on_spike_(job.fault_tolerance().on_spike()),
         spikes_(job.fault_tolerance().spike_threshold()) {}
 
@@ -76,7 +76,7 @@ class StepGuard {
 
   bool scales_;
   bool skips_;
-  std::string on_spike_;
+  v1::OnSpike on_spike_;
   SpikeDetector spikes_;
   LossScaler scaler_;
   int64_t skipped_ = 0;

@@ -12,6 +12,7 @@
 #include "common/status_macros.h"
 #include "common/steady_time.h"
 #include "common/version.h"
+#include "plan/old_words.h"
 
 namespace tercio::trainer {
 namespace {
@@ -104,6 +105,8 @@ absl::Status AgentLink::Greet(Greeting greeting) {
     connection->context.TryCancel();
     return FromGrpc(connection->stream->Finish());
   }
+  // An agent that was not restarted yet passes on what an older coordinator told it.
+  TERCIO_RETURN_IF_ERROR(plan::UpgradeWords(command.mutable_assignment()));
   MutexLock lock(mutex_);
   if (again) {
     outbox_.RepeatPhase();

@@ -17,6 +17,7 @@
 #include "common/utf8.h"
 #include "data/preparation_protocol.h"
 #include "data/prepared_data.h"
+#include "plan/old_words.h"
 #include "worker/agent/runs/allowed_paths.h"
 
 namespace tercio::trainer {
@@ -59,6 +60,8 @@ std::optional<v1::PrepareRequest> ReadRequest() {
   const std::string body = ReadExactly(static_cast<size_t>(length));
   v1::PrepareRequest request;
   if (body.size() < length || !request.ParseFromString(body)) return std::nullopt;
+  // An agent that was not restarted yet passes on what an older coordinator told it.
+  if (!plan::UpgradeWords(&request).ok()) return std::nullopt;
   return request;
 }
 

@@ -22,6 +22,7 @@
 #include "common/mutex.h"
 #include "common/status_macros.h"
 #include "google/protobuf/util/json_util.h"
+#include "plan/text_form.h"
 #include "worker/trainer/event_record.h"
 
 namespace tercio::trainer {
@@ -40,9 +41,9 @@ std::string ConfigurationOf(const v1::JobSpec& spec) {
   google::protobuf::util::JsonPrintOptions options;
   options.add_whitespace = true;
   options.preserve_proto_field_names = true;
-  std::string json;
-  if (!google::protobuf::util::MessageToJsonString(spec, &json, options).ok()) return "";
-  return "    " + absl::StrReplaceAll(json, {{"\n", "\n    "}});
+  const absl::StatusOr<std::string> json = plan::ToJson(spec, options);
+  if (!json.ok()) return "";
+  return "    " + absl::StrReplaceAll(*json, {{"\n", "\n    "}});
 }
 
 // The directory, if it is this job's, else the job's folder in it.

@@ -16,13 +16,22 @@ FOLDER = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(FOLDER)))
 
 # Version of the tables -> a commit that wrote them.
-COMMITS = {0: "14d27ec", 2: "c980ded", 3: "8771727"}
+COMMITS = {0: "14d27ec", 2: "c980ded", 3: "8771727", 4: "fbfdd4f"}
 
 SPEC = """
 spec {
   name: "old" model { architecture: "gpt2" layers: 2 hidden: 32 heads: 2 context: 32 }
   data { train: "corpus.txt" } training { steps: 30 global_batch: 4 } checkpoint { every_steps: 10 }
 }"""
+# Up to version 4 the words of closed sets were text. Appended to the record of job-2, whose fields these replace.
+WORDS = """
+spec {
+  model { architecture: "bert" norm: "pre" }
+  training { optimizer { name: "adamw" } schedule { kind: "wsd" } precision: "bf16" reproducibility: "exact" }
+  parallelism { schedule: "gpipe" recompute: "selective" } resources { device: "cuda" collectives: "host" }
+  fault_tolerance { on_nan: "skip" stragglers: "exclude" on_spike: "rollback" }
+} elastic_parallelism { schedule: "interleaved" recompute: "full" }"""
+PLAN = ' layout { schedule: "gpipe" recompute: "selective" } model { architecture: "bert" norm: "pre" } collectives: "host"'
 SLOTS = 'slots { node: "a" device: 0 } slots { node: "b" device: 1 }'
 
 
@@ -59,7 +68,10 @@ def make(version, commit, encode):
     field = SLOTS if version < 3 else ""
     for number, phase in ((1, "JOB_PHASE_SUCCEEDED"), (2, "JOB_PHASE_RUNNING")):
         job = f"job-{number}"
-        record = encode("JobRecord", "state", job_text(number, phase, field if number == 2 else ""))
+        text = job_text(number, phase, field if number == 2 else "")
+        record = encode("JobRecord", "state", text)
+        if version == 4 and number == 2:
+            record += encode("JobRecord", "state", WORDS)
         database.execute("INSERT INTO jobs VALUES(?,?,?)", (job, number, record))
         database.execute("INSERT INTO requests VALUES(?,?)", (f"request-{number}", job))
         for step in (10, 20):
@@ -70,7 +82,7 @@ def make(version, commit, encode):
             database.execute("INSERT INTO events(job, record) VALUES(?,?)", (job, encode("JobEvent", "events", text)))
         database.execute("INSERT INTO logs(job, record) VALUES(?,?)", (job, encode("LogLine", "events", 'attempt: 1 rank: 0 line: "hello"')))
         if version >= 2:
-            database.execute("INSERT INTO plans VALUES(?,?)", (job, encode("Plan", "plan", "lanes: 8")))
+            database.execute("INSERT INTO plans VALUES(?,?)", (job, encode("Plan", "plan", "lanes: 8" + (PLAN if version == 4 else ""))))
     if version >= 2:
         database.execute("INSERT INTO nodes VALUES(?,?)", ("a", encode("NodeRecord", "state", 'name: "a" drained: true')))
     if version >= 3:

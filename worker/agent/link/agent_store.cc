@@ -13,6 +13,7 @@
 #include "common/log.h"
 #include "common/sqlite_statement.h"
 #include "common/status_macros.h"
+#include "plan/old_words.h"
 
 namespace tercio::agent {
 namespace {
@@ -23,8 +24,8 @@ constexpr uint64_t kReserved = 1 << 20;
 constexpr int64_t kEndedRuns = 32;  // as many as the core remembers
 
 // Version of the layout of the tables; stored as SQLite's user_version. 0: before versions were
-// stored.
-constexpr int64_t kVersion = 1;
+// stored. 2: runs hold enumerators where those before held words.
+constexpr int64_t kVersion = 2;
 
 constexpr char kSchema[] = R"(
 CREATE TABLE IF NOT EXISTS notes(name TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID;
@@ -202,6 +203,8 @@ absl::Status AgentStore::LoadRuns() {
     if (!run.start.ParseFromString(runs.Bytes(2))) {
       return absl::FailedPreconditionError("a record of a run is damaged");
     }
+    // A run keeps the record that it began with, however often the agent is upgraded.
+    TERCIO_RETURN_IF_ERROR(plan::UpgradeWords(&run.start));
     run.stopping = runs.Integer(3) != 0;
     for (const v1::RankPlan& plan : run.start.ranks()) {
       run.ranks[plan.placement().rank()].plan = plan;

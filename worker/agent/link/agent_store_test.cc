@@ -248,6 +248,30 @@ TEST_F(AgentStoreTest, KeepsRunsWithTheirProcesses) {
   EXPECT_EQ(process.log.offset, 1000);
 }
 
+// The version before this one kept words of closed sets as text.
+TEST_F(AgentStoreTest, ARunOfTheVersionBeforeIsRead) {
+  AgentChanges changes;
+  RunState run = SmallRun();
+  v1::FaultToleranceSpec* fault = run.start.mutable_spec()->mutable_fault_tolerance();
+  fault->mutable_unknown_fields()->AddLengthDelimited(5, "skip");
+  fault->mutable_unknown_fields()->AddLengthDelimited(7, "rollback");
+  changes.runs.emplace_back(RunKey{"j", 3}, run);
+  store_->Commit(changes);
+  store_.reset();
+  RunSql("PRAGMA user_version=1");
+  for (int again = 0; again < 2; ++again) {
+    Open(kPlenty);
+    const Restored& restored = store_->restored();
+    ASSERT_TRUE(restored.runs.contains({"j", 3}));
+    const v1::StartRun& start = restored.runs.at({"j", 3}).start;
+    EXPECT_EQ(start.token(), "token");
+    EXPECT_EQ(start.spec().fault_tolerance().on_nan(), v1::ON_NAN_SKIP);
+    EXPECT_EQ(start.spec().fault_tolerance().on_spike(), v1::ON_SPIKE_ROLLBACK);
+    EXPECT_TRUE(start.spec().fault_tolerance().unknown_fields().empty());
+    EXPECT_FALSE(std::filesystem::exists(path() + ".damaged"));
+  }
+}
+
 TEST_F(AgentStoreTest, RemembersTheLatestEndedRuns) {
   for (int attempt = 1; attempt <= 40; ++attempt) {
     AgentChanges changes;
