@@ -92,10 +92,9 @@ class JobParser {
     ParseOptimizer(training.Child("optimizer"));
     ParseSchedule(training.Child("schedule"));
     out->set_clip_grad_norm(training.Number("clip_grad_norm", 1.0, 0, kLargest));
-    const std::string precision =
-        training.OneOf("precision", "auto", {"auto", "fp32", "bf16", "fp16"});
-    out->set_precision(precision);  // ParseResources knows what "auto" means
-    out->set_reproducibility(training.OneOf("reproducibility", "layout", {"layout", "exact"}));
+    // ParseResources knows what "auto" means.
+    out->set_precision(training.OneOf("precision", v1::PRECISION_AUTO));
+    out->set_reproducibility(training.OneOf("reproducibility", v1::REPRODUCIBILITY_LAYOUT));
     out->set_tf32(training.Flag("tf32", false));
     out->set_fp8(training.Flag("fp8", false));
     out->set_seed(static_cast<uint64_t>(
@@ -113,7 +112,7 @@ class JobParser {
 
   void ParseOptimizer(Section optimizer) {
     v1::OptimizerSpec* out = spec_.mutable_training()->mutable_optimizer();
-    out->set_name(optimizer.OneOf("name", "adamw", {"adamw"}));
+    out->set_name(optimizer.OneOf("name", v1::OPTIMIZER_KIND_ADAMW));
     if (!optimizer.Has("learning_rate")) {
       optimizer.Fault("learning_rate", "missing; a job needs it (3e-4 is a common start)");
     }
@@ -159,13 +158,13 @@ class JobParser {
   void ParseSchedule(Section schedule) {
     v1::TrainingSpec* training = spec_.mutable_training();
     v1::ScheduleSpec* out = training->mutable_schedule();
-    const std::string kind = schedule.OneOf(
-        "kind", "cosine", {"cosine", "constant", "linear", "wsd", "inverse_square_root"});
-    out->set_kind(kind);
+    out->set_kind(schedule.OneOf("kind", v1::LEARNING_RATE_SCHEDULE_COSINE));
     out->set_warmup_steps(schedule.Integer("warmup_steps", 0, 0));
     out->set_min_learning_rate(schedule.Number("min_learning_rate", 0, 0, kLargest));
     out->set_decay_steps(schedule.Integer("decay_steps", training->steps(), 0));
-    if (kind == "wsd") out->set_decay_fraction(schedule.Number("decay_fraction", 0.2, 0, 1));
+    if (out->kind() == v1::LEARNING_RATE_SCHEDULE_WSD) {
+      out->set_decay_fraction(schedule.Number("decay_fraction", 0.2, 0, 1));
+    }
     schedule.Finish();
   }
 
@@ -217,10 +216,11 @@ class JobParser {
     }
     if (spec_.training().fp8() && out->device() != "cuda") {
       resources.Fault("device", "training.fp8 needs device: cuda");
-    } else if (spec_.training().fp8() && spec_.training().precision() != "bf16") {
+    } else if (spec_.training().fp8() && spec_.training().precision() != v1::PRECISION_BF16) {
       resources.Fault("device", "training.fp8 needs training.precision: bf16");
     }
-    if (out->collectives() == "nccl" && spec_.training().reproducibility() == "exact") {
+    if (out->collectives() == "nccl" &&
+        spec_.training().reproducibility() == v1::REPRODUCIBILITY_EXACT) {
       resources.Fault("collectives",
                       "nccl sums in its own order: training.reproducibility: exact needs host");
     }
@@ -490,8 +490,8 @@ void ResolveDevice(v1::JobSpec* spec, AutoDevice meant) {
     resources.set_device(meant == AutoDevice::kCuda ? "cuda" : "cpu");
   }
   v1::TrainingSpec& training = *spec->mutable_training();
-  if (training.precision() == "auto") {
-    training.set_precision(resources.device() == "cuda" ? "bf16" : "fp32");
+  if (training.precision() == v1::PRECISION_AUTO) {
+    training.set_precision(resources.device() == "cuda" ? v1::PRECISION_BF16 : v1::PRECISION_FP32);
   }
 }
 
@@ -508,17 +508,17 @@ std::string EffectiveYaml(const v1::JobSpec& spec) {
   absl::StrAppend(&yaml, DataYaml(spec.data()), "training:\n  steps: ", training.steps(),
                   "\n  global_batch: ", training.global_batch(),
                   "\n  micro_batch: ", or_auto(training.micro_batch()),
-                  "\n  optimizer: {name: ", optimizer.name(),
+                  "\n  optimizer: {name: ", plan::TextOf(optimizer.name()),
                   ", learning_rate: ", Number(optimizer.learning_rate()));
   absl::StrAppend(&yaml, ", betas: [", Number(optimizer.beta1()), ", ", Number(optimizer.beta2()),
                   "], eps: ", Number(optimizer.eps()),
                   ", weight_decay: ", Number(optimizer.weight_decay()),
                   Patterns(", no_decay: ", optimizer.no_decay()), "}\n");
-  absl::StrAppend(&yaml, "  schedule: {kind: ", training.schedule().kind(),
+  absl::StrAppend(&yaml, "  schedule: {kind: ", plan::TextOf(training.schedule().kind()),
                   ", warmup_steps: ", training.schedule().warmup_steps(),
                   ", min_learning_rate: ", Number(training.schedule().min_learning_rate()),
                   ", decay_steps: ", training.schedule().decay_steps(),
-                  training.schedule().kind() == "wsd"
+                  training.schedule().kind() == v1::LEARNING_RATE_SCHEDULE_WSD
                       ? ", decay_fraction: " + Number(training.schedule().decay_fraction())
                       : "",
                   "}\n");
@@ -527,9 +527,8 @@ std::string EffectiveYaml(const v1::JobSpec& spec) {
       "\n  label_smoothing: ", Number(training.label_smoothing()),
       Patterns("\n  frozen: ", training.frozen()),
       training.trace_step() > 0 ? absl::StrCat("\n  trace_step: ", training.trace_step()) : "",
-      "\n  precision: ", training.precision(), "\n  seed: ", training.seed(),
-      "\n  reproducibility: ",
-      training.reproducibility().empty() ? "layout" : training.reproducibility(),
+      "\n  precision: ", plan::TextOf(training.precision()), "\n  seed: ", training.seed(),
+      "\n  reproducibility: ", WordOr(training.reproducibility(), v1::REPRODUCIBILITY_LAYOUT),
       "\n  tf32: ", flag(training.tf32()), "\n  fp8: ", flag(training.fp8()),
       "\n  evaluate: {every_steps: ", training.evaluate().every_steps(),
       ", batches: ", training.evaluate().batches(), "}\n");

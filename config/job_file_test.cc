@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "plan/names.h"
 
 namespace tercio::config {
 namespace {
@@ -265,8 +266,8 @@ TEST(JobFile, DevicesAndWhatFollowsFromThem) {
   const auto cuda = Parse(kGood, {"resources.device=cuda", "training.precision=auto"});
   ASSERT_TRUE(cuda.ok()) << cuda.status();
   EXPECT_EQ(cuda->resources().device(), "cuda");
-  EXPECT_EQ(cuda->training().precision(), "bf16");
-  EXPECT_EQ(cuda->training().reproducibility(), "layout");
+  EXPECT_EQ(cuda->training().precision(), v1::PRECISION_BF16);
+  EXPECT_EQ(cuda->training().reproducibility(), v1::REPRODUCIBILITY_LAYOUT);
   auto either = Parse(
       kGood, {"resources.device=auto", "training.precision=auto", "training.reproducibility=exact",
               "resources.collectives=host", "training.tf32=true"});
@@ -278,10 +279,10 @@ TEST(JobFile, DevicesAndWhatFollowsFromThem) {
   v1::JobSpec on_cpu = *either;
   ResolveDevice(&on_cpu, AutoDevice::kCpu);
   EXPECT_EQ(on_cpu.resources().device(), "cpu");
-  EXPECT_EQ(on_cpu.training().precision(), "fp32");
+  EXPECT_EQ(on_cpu.training().precision(), v1::PRECISION_FP32);
   ResolveDevice(&*either, AutoDevice::kCuda);
   EXPECT_EQ(either->resources().device(), "cuda");
-  EXPECT_EQ(either->training().precision(), "bf16");
+  EXPECT_EQ(either->training().precision(), v1::PRECISION_BF16);
   EXPECT_THAT(FaultOf(kGood, {"resources.collectives=nccl"}), HasSubstr("nccl needs device: cuda"));
   EXPECT_THAT(FaultOf(kGood, {"resources.device=cuda", "resources.collectives=nccl",
                               "training.reproducibility=exact"}),
@@ -295,7 +296,7 @@ TEST(JobFile, Fp8NeedsGpusAndBf16) {
       Parse(kGood, {"training.fp8=true", "resources.device=cuda", "training.precision=auto"});
   ASSERT_TRUE(spec.ok()) << spec.status();
   EXPECT_TRUE(spec->training().fp8());
-  EXPECT_EQ(spec->training().precision(), "bf16");
+  EXPECT_EQ(spec->training().precision(), v1::PRECISION_BF16);
   const auto again = Parse(EffectiveYaml(*spec));
   ASSERT_TRUE(again.ok()) << again.status();
   EXPECT_EQ(again->SerializeAsString(), spec->SerializeAsString());
@@ -319,7 +320,7 @@ TEST(JobFile, Fp8NeedsGpusAndBf16) {
 TEST(JobFile, PrecisionAndWhatToDoAboutBadNumbers) {
   const auto plain = Parse(kGood, {"training.precision=auto"});
   ASSERT_TRUE(plain.ok()) << plain.status();
-  EXPECT_EQ(plain->training().precision(), "fp32");
+  EXPECT_EQ(plain->training().precision(), v1::PRECISION_FP32);
   EXPECT_EQ(plain->fault_tolerance().on_nan(), v1::ON_NAN_STOP);
   for (const char* precision : {"fp32", "bf16", "fp16"}) {
     const auto spec = Parse(
@@ -327,11 +328,11 @@ TEST(JobFile, PrecisionAndWhatToDoAboutBadNumbers) {
     ASSERT_TRUE(spec.ok()) << spec.status();
     const auto again = Parse(EffectiveYaml(*spec));
     ASSERT_TRUE(again.ok()) << again.status();
-    EXPECT_EQ(again->training().precision(), precision);
+    EXPECT_EQ(plan::TextOf(again->training().precision()), precision);
     EXPECT_EQ(again->fault_tolerance().on_nan(), v1::ON_NAN_SKIP);
     const auto resumed = ChangeJob(*spec, {"training.precision=bf16"});
     ASSERT_TRUE(resumed.ok()) << resumed.status();
-    EXPECT_EQ(resumed->training().precision(), "bf16");
+    EXPECT_EQ(resumed->training().precision(), v1::PRECISION_BF16);
   }
   EXPECT_THAT(FaultOf(kGood, {"training.precision=fp8"}), HasSubstr("training.precision"));
   EXPECT_THAT(FaultOf(kGood, {"fault_tolerance.on_nan=retry"}), HasSubstr("on_nan"));

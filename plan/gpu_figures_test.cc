@@ -24,7 +24,7 @@ TEST(GpuFigures, PeakIsThatOfThePrecision) {
   EXPECT_EQ(PeakFlops(figures, training), 67e12);
   training.set_tf32(true);
   EXPECT_EQ(PeakFlops(figures, training), 494e12);
-  training.set_precision("bf16");
+  training.set_precision(v1::PRECISION_BF16);
   EXPECT_EQ(PeakFlops(figures, training), 989e12);
 }
 

@@ -5,6 +5,26 @@
 namespace tercio::plan {
 namespace {
 
+constexpr Word kOptimizerKinds[] = {
+    {v1::OPTIMIZER_KIND_ADAMW, "adamw"},
+};
+constexpr Word kLearningRateSchedules[] = {
+    {v1::LEARNING_RATE_SCHEDULE_COSINE, "cosine"},
+    {v1::LEARNING_RATE_SCHEDULE_CONSTANT, "constant"},
+    {v1::LEARNING_RATE_SCHEDULE_LINEAR, "linear"},
+    {v1::LEARNING_RATE_SCHEDULE_WSD, "wsd"},
+    {v1::LEARNING_RATE_SCHEDULE_INVERSE_SQUARE_ROOT, "inverse_square_root"},
+};
+constexpr Word kPrecisions[] = {
+    {v1::PRECISION_AUTO, "auto"},
+    {v1::PRECISION_FP32, "fp32"},
+    {v1::PRECISION_BF16, "bf16"},
+    {v1::PRECISION_FP16, "fp16"},
+};
+constexpr Word kReproducibilities[] = {
+    {v1::REPRODUCIBILITY_LAYOUT, "layout"},
+    {v1::REPRODUCIBILITY_EXACT, "exact"},
+};
 constexpr Word kOnNan[] = {
     {v1::ON_NAN_STOP, "stop"},
     {v1::ON_NAN_SKIP, "skip"},
@@ -26,6 +46,10 @@ struct Set {
 };
 
 constexpr Set kSets[] = {
+    {v1::OptimizerKind_descriptor, kOptimizerKinds},
+    {v1::LearningRateSchedule_descriptor, kLearningRateSchedules},
+    {v1::Precision_descriptor, kPrecisions},
+    {v1::Reproducibility_descriptor, kReproducibilities},
     {v1::OnNan_descriptor, kOnNan},
     {v1::StragglerPolicy_descriptor, kStragglerPolicies},
     {v1::OnSpike_descriptor, kOnSpike},
@@ -33,6 +57,22 @@ constexpr Set kSets[] = {
 
 }  // namespace
 
+template <>
+std::span<const Word> WordsOf<v1::OptimizerKind>() {
+  return kOptimizerKinds;
+}
+template <>
+std::span<const Word> WordsOf<v1::LearningRateSchedule>() {
+  return kLearningRateSchedules;
+}
+template <>
+std::span<const Word> WordsOf<v1::Precision>() {
+  return kPrecisions;
+}
+template <>
+std::span<const Word> WordsOf<v1::Reproducibility>() {
+  return kReproducibilities;
+}
 template <>
 std::span<const Word> WordsOf<v1::OnNan>() {
   return kOnNan;

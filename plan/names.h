@@ -12,7 +12,6 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <type_traits>
 #include <vector>
 
 #include "proto/tercio/v1/job.pb.h"
@@ -28,6 +27,14 @@ struct Word {
 template <typename E>
 std::span<const Word> WordsOf();
 template <>
+std::span<const Word> WordsOf<v1::OptimizerKind>();
+template <>
+std::span<const Word> WordsOf<v1::LearningRateSchedule>();
+template <>
+std::span<const Word> WordsOf<v1::Precision>();
+template <>
+std::span<const Word> WordsOf<v1::Reproducibility>();
+template <>
 std::span<const Word> WordsOf<v1::OnNan>();
 template <>
 std::span<const Word> WordsOf<v1::StragglerPolicy>();
@@ -39,7 +46,7 @@ std::span<const Word> WordsOfEnum(std::string_view full_name);
 
 // Empty for ..._UNSPECIFIED and for numbers of later versions.
 template <typename E>
-requires std::is_enum_v<E> std::string_view NameOf(E value) {
+std::string_view NameOf(E value) {
   for (const Word& word : WordsOf<E>()) {
     if (word.value == static_cast<int>(value)) return word.text;
   }

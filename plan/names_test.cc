@@ -47,6 +47,10 @@ TEST(Names, OfEveryEnumeratorThereIsOneWord) {
 }
 
 TEST(Names, ReadBackAsTheSameEnumerator) {
+  ExpectRoundTrip<v1::OptimizerKind>();
+  ExpectRoundTrip<v1::LearningRateSchedule>();
+  ExpectRoundTrip<v1::Precision>();
+  ExpectRoundTrip<v1::Reproducibility>();
   ExpectRoundTrip<v1::OnNan>();
   ExpectRoundTrip<v1::StragglerPolicy>();
   ExpectRoundTrip<v1::OnSpike>();

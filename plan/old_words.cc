@@ -29,6 +29,10 @@ struct MovedField {
 };
 
 constexpr MovedField kMovedFields[] = {
+    {v1::OptimizerSpec::descriptor, 1, v1::OptimizerSpec::kNameFieldNumber},
+    {v1::ScheduleSpec::descriptor, 1, v1::ScheduleSpec::kKindFieldNumber},
+    {v1::TrainingSpec::descriptor, 7, v1::TrainingSpec::kPrecisionFieldNumber},
+    {v1::TrainingSpec::descriptor, 15, v1::TrainingSpec::kReproducibilityFieldNumber},
     {v1::FaultToleranceSpec::descriptor, 5, v1::FaultToleranceSpec::kOnNanFieldNumber},
     {v1::FaultToleranceSpec::descriptor, 6, v1::FaultToleranceSpec::kStragglersFieldNumber},
     {v1::FaultToleranceSpec::descriptor, 7, v1::FaultToleranceSpec::kOnSpikeFieldNumber},

@@ -274,7 +274,7 @@ TEST(MemoryMap, RecomputationKeepsLess) {
 TEST(MemoryMap, HalfPrecisionAddsTheModelsCopyOfTheWeights) {
   const v1::Layout layout = LayoutOf(2, 2, 1, 4);
   const v1::MemoryTable full = MemoryOfStage(Job(), layout, 0, 1);
-  for (const char* precision : {"bf16", "fp16"}) {
+  for (const v1::Precision precision : {v1::PRECISION_BF16, v1::PRECISION_FP16}) {
     v1::JobSpec job = Job();
     job.mutable_training()->set_precision(precision);
     const v1::MemoryTable table = MemoryOfStage(job, layout, 0, 1);
@@ -283,7 +283,7 @@ TEST(MemoryMap, HalfPrecisionAddsTheModelsCopyOfTheWeights) {
     EXPECT_EQ(copy.size_bytes(), FindBuffer(table, "parameters").size_bytes());
     EXPECT_EQ(table.buffers_size(), full.buffers_size() + 1);
     // The state of the loss scale is saved, too.
-    const int64_t more = std::string(precision) == "fp16" ? 5 * 4 : 0;
+    const int64_t more = precision == v1::PRECISION_FP16 ? 5 * 4 : 0;
     EXPECT_EQ(FindBuffer(table, "snapshot").size_bytes(),
               FindBuffer(full, "snapshot").size_bytes() + more);
   }
@@ -292,7 +292,7 @@ TEST(MemoryMap, HalfPrecisionAddsTheModelsCopyOfTheWeights) {
 TEST(MemoryMap, Fp8AddsWeightsFactorsAndScales) {
   v1::JobSpec job = Job();
   job.mutable_resources()->set_device("cuda");
-  job.mutable_training()->set_precision("bf16");
+  job.mutable_training()->set_precision(v1::PRECISION_BF16);
   const v1::Layout layout = LayoutOf(2, 2, 2, 4);
   const v1::MemoryTable without = MemoryOfStage(job, layout, 1, 1);
   job.mutable_training()->set_fp8(true);
@@ -319,9 +319,9 @@ TEST(MemoryMap, Fp8AddsWeightsFactorsAndScales) {
   EXPECT_FALSE(TakesFp8(shape, 0, 32, 32));
   EXPECT_FALSE(TakesFp8(ShapeOfStage(Job(), layout, 1), 32, 32, 32));
   EXPECT_TRUE(CheckFp8(job).ok());
-  job.mutable_training()->set_precision("fp16");
+  job.mutable_training()->set_precision(v1::PRECISION_FP16);
   EXPECT_EQ(CheckFp8(job).code(), absl::StatusCode::kInvalidArgument);
-  job.mutable_training()->set_precision("bf16");
+  job.mutable_training()->set_precision(v1::PRECISION_BF16);
   job.mutable_resources()->set_device("cpu");
   EXPECT_EQ(CheckFp8(job).code(), absl::StatusCode::kInvalidArgument);
 }
@@ -417,7 +417,7 @@ TEST(PlanBuilder, CollectivesGoOverNcclWhereEveryRankHasAGpuOfItsOwn) {
   job.mutable_resources()->set_device("cuda");
   EXPECT_EQ(collectives(alone), "nccl");
   EXPECT_EQ(collectives(shared), "host");
-  job.mutable_training()->set_reproducibility("exact");
+  job.mutable_training()->set_reproducibility(v1::REPRODUCIBILITY_EXACT);
   EXPECT_EQ(collectives(alone), "host");
   job.mutable_training()->clear_reproducibility();
   job.mutable_resources()->set_collectives("host");

@@ -12,8 +12,18 @@ namespace tercio::plan {
 // The format that activations, their gradients and the weights that the model reads are rounded to.
 // Master weights, weight gradients and moments are fp32 in every precision.
 inline kernels::Format FormatOf(const v1::TrainingSpec& training) {
-  if (training.precision() == "bf16") return kernels::Format::kBfloat16;
-  if (training.precision() == "fp16") return kernels::Format::kFloat16;
+  switch (training.precision()) {
+    case v1::PRECISION_BF16:
+      return kernels::Format::kBfloat16;
+    case v1::PRECISION_FP16:
+      return kernels::Format::kFloat16;
+    case v1::PRECISION_UNSPECIFIED:
+    case v1::PRECISION_AUTO:
+    case v1::PRECISION_FP32:
+    case v1::Precision_INT_MIN_SENTINEL_DO_NOT_USE_:
+    case v1::Precision_INT_MAX_SENTINEL_DO_NOT_USE_:
+      break;
+  }
   return kernels::Format::kFloat32;
 }
 

@@ -11,7 +11,7 @@ namespace tercio::plan {
 // Sums over sequences have one order, whatever the layout: always so on CPUs, on GPUs where the job
 // asks for it, since it costs smaller products and more memory.
 inline bool OrderIsFixed(const v1::JobSpec& job) {
-  return !OnGpu(job) || job.training().reproducibility() == "exact";
+  return !OnGpu(job) || job.training().reproducibility() == v1::REPRODUCIBILITY_EXACT;
 }
 
 // Lanes of the gradient sum: those of the global batch, or one for each data rank.

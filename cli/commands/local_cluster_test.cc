@@ -41,7 +41,7 @@ v1::JobSpec JobOfWidth(int hidden) {
   model->set_vocab_size(256);
   job.mutable_training()->set_steps(1);
   job.mutable_training()->set_global_batch(4);
-  job.mutable_training()->set_precision("bf16");
+  job.mutable_training()->set_precision(v1::PRECISION_BF16);
   job.mutable_parallelism()->set_automatic(true);
   job.mutable_resources()->set_device("cuda");
   return job;

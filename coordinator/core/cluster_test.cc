@@ -389,7 +389,7 @@ TEST(Products, AreChosenOnce) {
     return rows(id);
   };
   EXPECT_EQ(next("like", spec), (std::vector<int64_t>{4}));
-  spec.mutable_training()->set_precision("fp16");
+  spec.mutable_training()->set_precision(v1::PRECISION_FP16);
   EXPECT_EQ(next("other", spec), (std::vector<int64_t>{}));
 }
 

@@ -15,6 +15,7 @@
 #include "coordinator/core/core.h"
 #include "coordinator/service/views.h"
 #include "nlohmann/json.hpp"
+#include "plan/names.h"
 #include "plan/plan_builder.h"
 
 namespace tercio::coordinator {
@@ -82,8 +83,8 @@ class JobSeries {
     }
     const v1::JobSpec& spec = job_.spec();
     page_.Set("tercio_job_info",
-              {data, spec.resources().device(), id_, name_, pipeline, spec.training().precision(),
-               schedule, tensor},
+              {data, spec.resources().device(), id_, name_, pipeline,
+               plan::TextOf(spec.training().precision()), schedule, tensor},
               1);
     Set("tercio_job_attempt", job_.attempt());
     SetTime("tercio_job_submitted_timestamp_seconds", job_.submitted_at());

@@ -134,6 +134,11 @@ class OldStoreTest : public StoreTest, public ::testing::WithParamInterface<int>
   }
   // Version 4 wrote them as words.
   static void ExpectEnumerators(const v1::JobRecord& job, const v1::Plan& plan) {
+    const v1::TrainingSpec& training = job.spec().training();
+    EXPECT_EQ(training.optimizer().name(), v1::OPTIMIZER_KIND_ADAMW);
+    EXPECT_EQ(training.schedule().kind(), v1::LEARNING_RATE_SCHEDULE_WSD);
+    EXPECT_EQ(training.precision(), v1::PRECISION_BF16);
+    EXPECT_EQ(training.reproducibility(), v1::REPRODUCIBILITY_EXACT);
     const v1::FaultToleranceSpec& fault = job.spec().fault_tolerance();
     EXPECT_EQ(fault.on_nan(), v1::ON_NAN_SKIP);
     EXPECT_EQ(fault.stragglers(), v1::STRAGGLER_POLICY_EXCLUDE);

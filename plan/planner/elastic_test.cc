@@ -19,7 +19,7 @@ v1::JobSpec Job(int tensor, int pipeline, int data) {
   model.set_vocab_size(64);
   job.mutable_training()->set_steps(10);
   job.mutable_training()->set_global_batch(8);
-  job.mutable_training()->set_precision("fp32");
+  job.mutable_training()->set_precision(v1::PRECISION_FP32);
   job.mutable_parallelism()->set_tensor(tensor);
   job.mutable_parallelism()->set_pipeline(pipeline);
   job.mutable_parallelism()->set_data(data);

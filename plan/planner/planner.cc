@@ -138,6 +138,13 @@ std::vector<v1::Layout> AllLayouts(const v1::JobSpec& job, int ranks) {
   return layouts;
 }
 
+// A word, or the number of a later version's.
+template <typename E>
+std::string Shown(E value) {
+  const int number = static_cast<int>(value);
+  return IsNamed(value) || number == 0 ? TextOf(value) : absl::StrCat("number ", number);
+}
+
 // Values of later versions are refused by name, never ignored.
 absl::Status CheckSupported(const v1::JobSpec& job) {
   const auto unsupported = [](const std::string& what) {
@@ -148,9 +155,9 @@ absl::Status CheckSupported(const v1::JobSpec& job) {
   if (architecture != "gpt2" && architecture != "llama" && architecture != "bert") {
     return unsupported("model.architecture " + architecture);
   }
-  const std::string& precision = job.training().precision();
-  if (precision != "fp32" && precision != "bf16" && precision != "fp16") {
-    return unsupported("training.precision " + precision);
+  const v1::Precision precision = job.training().precision();
+  if (!plan::IsNamed(precision) || precision == v1::PRECISION_AUTO) {
+    return unsupported("training.precision " + Shown(precision));
   }
   TERCIO_RETURN_IF_ERROR(plan::CheckFp8(job));
   const std::string& device = job.resources().device();

@@ -25,7 +25,7 @@ v1::JobSpec Gpt(const std::string& device) {
   model->set_bias(true);
   job.mutable_training()->set_steps(1);
   job.mutable_training()->set_global_batch(512);
-  job.mutable_training()->set_precision("bf16");
+  job.mutable_training()->set_precision(v1::PRECISION_BF16);
   job.mutable_parallelism()->set_automatic(true);
   job.mutable_resources()->set_device(device);
   job.mutable_resources()->set_ranks(1);
@@ -109,7 +109,7 @@ TEST(Planner, PredictsWhatWasMeasuredOnCpus) {
   model->set_vocab_size(65);
   model->set_bias(false);
   job.mutable_training()->set_global_batch(12);
-  job.mutable_training()->set_precision("fp32");
+  job.mutable_training()->set_precision(v1::PRECISION_FP32);
   for (const Measured& run :
        {Measured{1, 1, 1, 0.0321}, Measured{1, 1, 2, 0.0384}, Measured{2, 1, 1, 0.0483},
         Measured{1, 2, 1, 0.0451}, Measured{2, 2, 2, 0.2357}}) {

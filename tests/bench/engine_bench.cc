@@ -14,6 +14,7 @@
 
 #include "absl/strings/str_format.h"
 #include "kernels/random.h"
+#include "plan/names.h"
 #include "tests/parity/thread_ranks.h"
 #include "worker/device/cpu_device.h"
 
@@ -79,7 +80,7 @@ v1::JobSpec JobOf(const std::string& name) {
 // Batches of 0 are the model's own, and as the planner likes them.
 struct Sizes {
   int tensor, pipeline, data;
-  std::string precision;
+  v1::Precision precision;
   int batch, micro_batch;
 };
 
@@ -155,10 +156,13 @@ int main(int argc, char** argv) {
   }
   if (arguments.size() >= 6 && arguments.size() <= 9) {
     const auto optional = [&](size_t i) { return i < arguments.size() ? number(i) : 0; };
-    return tercio::testing::BenchTraining(
-        arguments[0], number(1), number(2),
-        {number(3), number(4), number(5), arguments.size() > 6 ? arguments[6] : "fp32", optional(7),
-         optional(8)});
+    const auto precision =
+        tercio::plan::Named<tercio::v1::Precision>(arguments.size() > 6 ? arguments[6] : "fp32");
+    if (precision.has_value()) {
+      return tercio::testing::BenchTraining(
+          arguments[0], number(1), number(2),
+          {number(3), number(4), number(5), *precision, optional(7), optional(8)});
+    }
   }
   std::fprintf(stderr,
                "usage: engine_bench gemm THREADS\n"

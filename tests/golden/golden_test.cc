@@ -117,14 +117,14 @@ v1::JobSpec JobOf(const nlohmann::json& fixture) {
   spec.mutable_training()->set_seed(training["seed"]);
   spec.mutable_training()->set_clip_grad_norm(training["clip_grad_norm"]);
   v1::OptimizerSpec* optimizer = spec.mutable_training()->mutable_optimizer();
-  optimizer->set_name("adamw");
+  optimizer->set_name(v1::OPTIMIZER_KIND_ADAMW);
   optimizer->set_learning_rate(training["learning_rate"]);
   optimizer->set_beta1(training["beta1"]);
   optimizer->set_beta2(training["beta2"]);
   optimizer->set_eps(training["eps"]);
   optimizer->set_weight_decay(training["weight_decay"]);
   v1::ScheduleSpec* schedule = spec.mutable_training()->mutable_schedule();
-  schedule->set_kind("cosine");
+  schedule->set_kind(v1::LEARNING_RATE_SCHEDULE_COSINE);
   schedule->set_warmup_steps(training["warmup_steps"]);
   schedule->set_min_learning_rate(training["min_learning_rate"]);
   schedule->set_decay_steps(training["decay_steps"]);

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "plan/names.h"
 #include "tests/parity/thread_ranks.h"
 #include "worker/device/cpu_device.h"
 #include "worker/engine/step_guard.h"
@@ -128,7 +129,7 @@ Counted CountInSteps(v1::JobSpec spec, int threads) {
   options.source = &source;
   // Scales at which no step of fp16 is skipped: who describes why one was may allocate.
   std::map<std::string, std::vector<float>> state;
-  if (spec.training().precision() == "fp16") {
+  if (spec.training().precision() == v1::PRECISION_FP16) {
     RunOptions none = options;
     none.steps = 0;
     const auto initial = TrainWithThreads(spec, none);
@@ -169,11 +170,12 @@ TEST(Allocations, AStepOfARankMakesNone) {
   if (!TERCIO_COUNTS) GTEST_SKIP() << "a sanitizer has its own allocator";
   for (const v1::JobSpec& spec :
        {SmallJob(), SmallLlama(), SmallBert("post"), SmallBert("pre"), SmallClassifier()}) {
-    for (const char* precision : {"fp32", "bf16", "fp16"}) {
+    for (const v1::Precision precision :
+         {v1::PRECISION_FP32, v1::PRECISION_BF16, v1::PRECISION_FP16}) {
       for (const int threads : {1, 2}) {
         v1::JobSpec job = spec;
         job.mutable_training()->set_precision(precision);
-        SCOPED_TRACE(spec.model().architecture() + " " + precision + ", threads " +
+        SCOPED_TRACE(spec.model().architecture() + " " + plan::TextOf(precision) + ", threads " +
                      std::to_string(threads));
         const Counted counted = CountInSteps(job, threads);
         EXPECT_EQ(counted.allocations, 0) << "the largest has " << counted.largest << " bytes";

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "plan/names.h"
 #include "tests/parity/cuda_ranks.h"
 #include "worker/engine/step_guard.h"
 
@@ -15,15 +16,16 @@ TEST_F(CudaParity, ModelsOnOneDevice) {
   for (const v1::JobSpec& spec :
        {SmallJob(), SmallLlama(), SmallBert("post"), SmallBert("pre"), SmallClassifier()}) {
     SCOPED_TRACE(spec.model().architecture());
-    const v1::JobSpec fp32 = With(In(spec, {1, 1, 1}), "fp32");
+    const v1::JobSpec fp32 = With(In(spec, {1, 1, 1}), v1::PRECISION_FP32);
     ExpectClose(OnGpus(fp32), OnCpu(fp32), 1e-4);
   }
 }
 
 // As tests/parity/memory_test.cc on the CPU. What libraries may use is a budget, not a buffer.
 TEST_F(CudaParity, AllOfTheMemoryPlanIsUsed) {
-  for (const v1::JobSpec& spec : {With(In(SmallJob(), {1, 1, 1}), "fp32"),
-                                  With(In(WithoutDropout(SmallLlama()), {2, 1, 1}), "bf16")}) {
+  for (const v1::JobSpec& spec :
+       {With(In(SmallJob(), {1, 1, 1}), v1::PRECISION_FP32),
+        With(In(WithoutDropout(SmallLlama()), {2, 1, 1}), v1::PRECISION_BF16)}) {
     SCOPED_TRACE(spec.ShortDebugString());
     RunOptions options;
     const RunResult plain = OnGpusWithNccl(spec, options);
@@ -40,7 +42,7 @@ TEST_F(CudaParity, AllOfTheMemoryPlanIsUsed) {
 
 // No memory of the device is allocated, nor given back, once steps run.
 TEST_F(CudaParity, AStepTakesNoMemoryOfTheDevice) {
-  const v1::JobSpec spec = With(In(WithoutDropout(SmallLlama()), {1, 1, 1}), "bf16");
+  const v1::JobSpec spec = With(In(WithoutDropout(SmallLlama()), {1, 1, 1}), v1::PRECISION_BF16);
   const auto device = device::CreateCudaDevice(0);
   ASSERT_TRUE(device.ok()) << device.status();
   std::vector<int64_t> in_use;
@@ -54,14 +56,15 @@ TEST_F(CudaParity, AStepTakesNoMemoryOfTheDevice) {
 }
 
 TEST_F(CudaParity, PrecisionsOfSixteenBits) {
-  for (const char* precision : {"bf16", "fp16"}) {
-    SCOPED_TRACE(precision);
+  for (const v1::Precision precision : {v1::PRECISION_BF16, v1::PRECISION_FP16}) {
+    SCOPED_TRACE(plan::TextOf(precision));
     const v1::JobSpec spec = WithoutDropout(With(In(SmallLlama(), {1, 1, 1}), precision));
     // A loss scale at which nothing overflows; without one fp16 would skip all of these steps.
     RunOptions options;
     options.steps = 0;
     std::map<std::string, std::vector<float>> state = OnCpu(spec, options).state;
-    if (spec.training().precision() == "fp16") state[engine::kGuardTensor] = {65536, 0, 2, 0, 0};
+    if (spec.training().precision() == v1::PRECISION_FP16)
+      state[engine::kGuardTensor] = {65536, 0, 2, 0, 0};
     options.steps = 3;
     options.state = &state;
     const RunResult cpu = OnCpu(spec, options);
@@ -84,17 +87,17 @@ TEST_F(CudaParity, Layouts) {
        {Layout{2, 1, 1}, Layout{1, 2, 1}, Layout{1, 1, 2}, Layout{2, 2, 2}}) {
     SCOPED_TRACE(std::to_string(layout.tensor) + "x" + std::to_string(layout.pipeline) + "x" +
                  std::to_string(layout.data));
-    const v1::JobSpec spec = With(In(SmallJob(), layout), "fp32");
+    const v1::JobSpec spec = With(In(SmallJob(), layout), v1::PRECISION_FP32);
     ExpectClose(OnGpus(spec), OnCpu(spec), 1e-4);
   }
-  v1::JobSpec spec = With(In(SmallJob(), {2, 2, 2}), "bf16");
+  v1::JobSpec spec = With(In(SmallJob(), {2, 2, 2}), v1::PRECISION_BF16);
   spec.mutable_parallelism()->set_sequence_parallel(true);
   spec.mutable_parallelism()->set_recompute("selective");
   ExpectClose(OnGpus(spec), OnCpu(spec), 1e-2);
 }
 
 TEST_F(CudaParity, RepeatedAndResumedWithEqualBits) {
-  const v1::JobSpec dropping = With(In(SmallJob(), {1, 2, 2}), "bf16");
+  const v1::JobSpec dropping = With(In(SmallJob(), {1, 2, 2}), v1::PRECISION_BF16);
   for (const v1::JobSpec& spec : {dropping, WithoutDropout(dropping)}) {
     SCOPED_TRACE(spec.model().dropout());
     ExpectEqualBits(spec);
@@ -102,17 +105,17 @@ TEST_F(CudaParity, RepeatedAndResumedWithEqualBits) {
 }
 
 TEST_F(CudaParity, ShapesOfProductsAreKnownBeforehand) {
-  v1::JobSpec wide = With(In(SmallJob(), {2, 2, 2}), "bf16");
+  v1::JobSpec wide = With(In(SmallJob(), {2, 2, 2}), v1::PRECISION_BF16);
   wide.mutable_parallelism()->set_sequence_parallel(true);
-  v1::JobSpec overlapped = With(In(SmallLlama(), {2, 1, 1}), "bf16");
+  v1::JobSpec overlapped = With(In(SmallLlama(), {2, 1, 1}), v1::PRECISION_BF16);
   overlapped.mutable_parallelism()->set_tensor_overlap(3);
-  v1::JobSpec exact = With(In(SmallJob(), {1, 1, 2, 1}), "fp32");
-  exact.mutable_training()->set_reproducibility("exact");
-  v1::JobSpec lanes = With(In(SmallJob(), {1, 1, 1, 4}), "bf16");
-  lanes.mutable_training()->set_reproducibility("exact");
+  v1::JobSpec exact = With(In(SmallJob(), {1, 1, 2, 1}), v1::PRECISION_FP32);
+  exact.mutable_training()->set_reproducibility(v1::REPRODUCIBILITY_EXACT);
+  v1::JobSpec lanes = With(In(SmallJob(), {1, 1, 1, 4}), v1::PRECISION_BF16);
+  lanes.mutable_training()->set_reproducibility(v1::REPRODUCIBILITY_EXACT);
   for (const v1::JobSpec& given :
-       {wide, lanes, overlapped, exact, With(In(SmallLlama(), {1, 2, 1}), "bf16"),
-        With(In(SmallJob(), {1, 1, 1, 4}), "fp16")}) {
+       {wide, lanes, overlapped, exact, With(In(SmallLlama(), {1, 2, 1}), v1::PRECISION_BF16),
+        With(In(SmallJob(), {1, 1, 1, 4}), v1::PRECISION_FP16)}) {
     ExpectShapesKnown(given);
   }
 }
@@ -120,7 +123,7 @@ TEST_F(CudaParity, ShapesOfProductsAreKnownBeforehand) {
 // What is recorded in the third step and launched from then on is what is enqueued else.
 TEST_F(CudaParity, GraphsHaveTheSameBits) {
   for (const Layout& layout : {Layout{1, 1, 1, 1}, Layout{1, 1, 2, 1}}) {
-    v1::JobSpec spec = With(In(SmallJob(), layout), "bf16");
+    v1::JobSpec spec = With(In(SmallJob(), layout), v1::PRECISION_BF16);
     spec.mutable_model()->set_dropout(0);
     RunOptions options;
     options.steps = 5;
@@ -144,22 +147,22 @@ TEST_F(CudaParity, GraphsHaveTheSameBits) {
   RunOptions options;
   options.steps = 4;
   const int64_t before = emulation::GetCounts().graphs;
-  OnGpus(With(In(SmallJob(), {1, 1, 1}), "bf16"), options);
+  OnGpus(With(In(SmallJob(), {1, 1, 1}), v1::PRECISION_BF16), options);
   EXPECT_EQ(emulation::GetCounts().graphs, before);
 }
 
 // NCCL sums in another order than the CPU, but always in the same one.
 TEST_F(CudaParity, LayoutsWithNccl) {
-  v1::JobSpec plain = With(In(SmallJob(), {2, 2, 2}), "fp32");
-  v1::JobSpec overlapped = With(In(SmallJob(), {2, 2, 2}), "bf16");
+  v1::JobSpec plain = With(In(SmallJob(), {2, 2, 2}), v1::PRECISION_FP32);
+  v1::JobSpec overlapped = With(In(SmallJob(), {2, 2, 2}), v1::PRECISION_BF16);
   overlapped.mutable_parallelism()->set_tensor_overlap(3);
-  v1::JobSpec sequences = With(In(SmallJob(), {2, 2, 2}), "bf16");
+  v1::JobSpec sequences = With(In(SmallJob(), {2, 2, 2}), v1::PRECISION_BF16);
   sequences.mutable_parallelism()->set_sequence_parallel(true);
   sequences.mutable_parallelism()->set_recompute("selective");
-  v1::JobSpec interleaved = With(In(SmallJob(), {1, 2, 2, 1}), "fp32");
+  v1::JobSpec interleaved = With(In(SmallJob(), {1, 2, 2, 1}), v1::PRECISION_FP32);
   interleaved.mutable_parallelism()->set_schedule("interleaved");
   interleaved.mutable_parallelism()->set_virtual_pipeline(2);
-  v1::JobSpec deep = With(In(SmallJob(), {1, 4, 1, 1}), "fp32");
+  v1::JobSpec deep = With(In(SmallJob(), {1, 4, 1, 1}), v1::PRECISION_FP32);
   struct Case {
     const v1::JobSpec& spec;
     bool repeat;
@@ -167,10 +170,12 @@ TEST_F(CudaParity, LayoutsWithNccl) {
   for (const auto& [spec, repeat] :
        {Case{plain, false}, Case{overlapped, true}, Case{sequences, true}, Case{interleaved, true},
         Case{deep, false}}) {
-    SCOPED_TRACE(spec.parallelism().ShortDebugString() + " " + spec.training().precision());
+    SCOPED_TRACE(spec.parallelism().ShortDebugString() + " " +
+                 plan::TextOf(spec.training().precision()));
     emulation::SetStreamOrder(emulation::StreamOrder::kWaitedFirst, 1);
     const RunResult first = OnGpusWithNccl(spec);
-    ExpectClose(first, OnCpu(spec), spec.training().precision() == "fp32" ? 1e-4 : 1e-2);
+    ExpectClose(first, OnCpu(spec),
+                spec.training().precision() == v1::PRECISION_FP32 ? 1e-4 : 1e-2);
     if (!repeat) continue;
     emulation::SetStreamOrder(emulation::StreamOrder::kDrawn, 5);
     ExpectSameBits(OnGpusWithNccl(spec), first);
@@ -179,8 +184,8 @@ TEST_F(CudaParity, LayoutsWithNccl) {
 
 // With as many buckets and lanes as the CPU has, the sums of data ranks have its order.
 TEST_F(CudaParity, ExactSumsDoNotDependOnTheDataDegree) {
-  v1::JobSpec spec = With(SmallJob(), "fp32");
-  spec.mutable_training()->set_reproducibility("exact");
+  v1::JobSpec spec = With(SmallJob(), v1::PRECISION_FP32);
+  spec.mutable_training()->set_reproducibility(v1::REPRODUCIBILITY_EXACT);
   const RunResult one = OnGpus(In(spec, {1, 1, 1, 1}));
   ExpectSameBits(OnGpus(In(spec, {1, 1, 4, 1})), one);
   ExpectSameBits(OnGpus(In(spec, {1, 2, 2, 1})), one);

@@ -48,7 +48,7 @@ inline v1::JobSpec WithoutDropout(v1::JobSpec spec) {
   return spec;
 }
 
-inline v1::JobSpec With(v1::JobSpec spec, const std::string& precision) {
+inline v1::JobSpec With(v1::JobSpec spec, v1::Precision precision) {
   spec.mutable_training()->set_precision(precision);
   return spec;
 }

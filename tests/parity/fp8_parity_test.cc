@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "plan/names.h"
 #include "tests/parity/cuda_ranks.h"
 #include "worker/engine/fp8_scaling.h"
 
@@ -13,7 +14,7 @@ namespace tercio::testing {
 namespace {
 
 v1::JobSpec Fp8(v1::JobSpec spec, const Layout& layout = {1, 1, 1}) {
-  spec = With(In(std::move(spec), layout), "bf16");
+  spec = With(In(std::move(spec), layout), v1::PRECISION_BF16);
   spec.mutable_model()->set_context(32);
   spec.mutable_training()->set_fp8(true);
   return spec;
@@ -158,7 +159,7 @@ TEST_F(Fp8Parity, ShapesOfProductsAreKnownBeforehand) {
 TEST_F(Fp8Parity, ProductsOfOtherSizesStayInBf16) {
   v1::JobSpec mixed = Fp8(SmallJob(), {1, 1, 2, 2});
   mixed.mutable_model()->set_context(24);
-  mixed.mutable_training()->set_reproducibility("exact");
+  mixed.mutable_training()->set_reproducibility(v1::REPRODUCIBILITY_EXACT);
   RunOptions options;
   options.steps = 4;
   ExpectNear(OnGpus(mixed, options), OnGpus(WithoutFp8(mixed), options));

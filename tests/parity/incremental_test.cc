@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "plan/names.h"
 #include "plan/plan_builder.h"
 #include "tests/parity/thread_ranks.h"
 #include "worker/collective/thread_transport.h"

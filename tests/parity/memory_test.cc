@@ -7,6 +7,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "plan/names.h"
 #include "tests/parity/thread_ranks.h"
 
 namespace tercio::testing {
@@ -73,7 +74,8 @@ class WorstCaseSource : public data::SampleSource {
 
 // All that is planned is written, and nothing is read before.
 void ExpectUsed(const v1::JobSpec& spec, const Case& c) {
-  SCOPED_TRACE(spec.model().architecture() + " " + spec.training().precision() + " " + NameOf(c));
+  SCOPED_TRACE(spec.model().architecture() + " " + plan::TextOf(spec.training().precision()) + " " +
+               NameOf(c));
   RunOptions options;
   WorstCaseSource worst(spec.model());
   if (spec.model().architecture() == "bert") options.source = &worst;
@@ -99,7 +101,7 @@ void ExpectUsed(const v1::JobSpec& spec, const Case& c) {
   EXPECT_TRUE(plain.state == filled.state);
 }
 
-v1::JobSpec With(v1::JobSpec spec, const char* precision) {
+v1::JobSpec With(v1::JobSpec spec, v1::Precision precision) {
   spec.mutable_training()->set_precision(precision);
   return spec;
 }
@@ -107,7 +109,8 @@ v1::JobSpec With(v1::JobSpec spec, const char* precision) {
 TEST(MemoryPlan, EveryArchitectureUsesAllOfIt) {
   for (const v1::JobSpec& spec :
        {SmallJob(), SmallLlama(), SmallBert("post"), SmallBert("pre"), SmallClassifier()}) {
-    for (const char* precision : {"fp32", "bf16"}) ExpectUsed(With(spec, precision), kOneRank);
+    for (const v1::Precision precision : {v1::PRECISION_FP32, v1::PRECISION_BF16})
+      ExpectUsed(With(spec, precision), kOneRank);
   }
 }
 

@@ -10,6 +10,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "plan/names.h"
 #include "tests/parity/thread_ranks.h"
 
 namespace tercio::testing {
@@ -288,8 +289,8 @@ TEST(Parity, ResumeInAnotherLayoutHasTheSameBits) {
 }
 
 // One copy of each rank's own state is all that a restart in the same layout needs.
-void CheckCopies(const char* precision) {
-  SCOPED_TRACE(precision);
+void CheckCopies(v1::Precision precision) {
+  SCOPED_TRACE(plan::TextOf(precision));
   v1::JobSpec spec = SmallJob();
   spec.mutable_training()->set_precision(precision);
   v1::JobSpec keeps = spec;
@@ -317,8 +318,8 @@ void CheckCopies(const char* precision) {
 }
 
 TEST(Parity, CopiesOfSnapshotsHaveTheSameBits) {
-  CheckCopies("fp32");
-  CheckCopies("fp16");  // a loss scale is state, too
+  CheckCopies(v1::PRECISION_FP32);
+  CheckCopies(v1::PRECISION_FP16);  // a loss scale is state, too
 }
 
 // A source whose tokens for the second data rank take their time.

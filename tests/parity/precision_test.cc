@@ -11,6 +11,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/cpu/bf16_products.h"
+#include "plan/names.h"
 #include "tests/parity/thread_ranks.h"
 
 namespace tercio::testing {
@@ -51,7 +52,7 @@ RunResult Train(const v1::JobSpec& spec, const Layout& layout, RunOptions option
   return result.ok() ? *std::move(result) : RunResult{};
 }
 
-v1::JobSpec With(v1::JobSpec spec, const char* precision, v1::OnNan on_nan = v1::ON_NAN_STOP) {
+v1::JobSpec With(v1::JobSpec spec, v1::Precision precision, v1::OnNan on_nan = v1::ON_NAN_STOP) {
   spec.mutable_training()->set_precision(precision);
   spec.mutable_fault_tolerance()->set_on_nan(on_nan);
   return spec;
@@ -120,14 +121,15 @@ TEST(Precision, ThreeHundredStepsStayNearFp32) {
     spec.mutable_training()->mutable_optimizer()->set_learning_rate(3e-3);
     spec.mutable_training()->mutable_schedule()->set_decay_steps(300);
     RunOptions scaled = Steps(300);
-    const State state = InitialState(With(spec, "fp16"), 65536);
+    const State state = InitialState(With(spec, v1::PRECISION_FP16), 65536);
     scaled.state = &state;
-    const auto start = [&](const char* precision, const RunOptions& options) {
+    const auto start = [&](v1::Precision precision, const RunOptions& options) {
       return std::async(std::launch::async,
                         [=] { return Train(With(spec, precision), {}, options); });
     };
-    std::future<RunResult> runs[] = {start("fp32", Steps(300)), start("bf16", Steps(300)),
-                                     start("fp16", scaled), start("fp16", Steps(300))};
+    std::future<RunResult> runs[] = {
+        start(v1::PRECISION_FP32, Steps(300)), start(v1::PRECISION_BF16, Steps(300)),
+        start(v1::PRECISION_FP16, scaled), start(v1::PRECISION_FP16, Steps(300))};
     const RunResult fp32 = runs[0].get();
     const RunResult bf16 = runs[1].get();
     EXPECT_LT(LargestDeviation(fp32, bf16), 0.01);
@@ -155,7 +157,7 @@ TEST(Precision, ThreeHundredStepsStayNearFp32) {
 
 // fp16 starts with a scale that is too large at first.
 void ExpectSameGrid(const v1::JobSpec& spec, const std::vector<Layout>& layouts) {
-  const bool scales = spec.training().precision() == "fp16";
+  const bool scales = spec.training().precision() == v1::PRECISION_FP16;
   RunOptions options = Steps(scales ? 7 : 3);
   State state = InitialState(spec, 0x1p22f);
   state[engine::kGuardTensor][2] = 1;  // the first overflow halves it
@@ -164,8 +166,8 @@ void ExpectSameGrid(const v1::JobSpec& spec, const std::vector<Layout>& layouts)
   EXPECT_EQ(Skipped(reference) > 0, scales);
   EXPECT_LT(Skipped(reference), options.steps - 1);
   for (size_t i = 1; i < layouts.size(); ++i) {
-    SCOPED_TRACE(
-        absl::StrCat(spec.model().architecture(), " ", spec.training().precision(), " layout ", i));
+    SCOPED_TRACE(absl::StrCat(spec.model().architecture(), " ",
+                              plan::TextOf(spec.training().precision()), " layout ", i));
     ExpectSameBits(reference, Train(spec, layouts[i], options));
   }
 }
@@ -173,7 +175,7 @@ void ExpectSameGrid(const v1::JobSpec& spec, const std::vector<Layout>& layouts)
 TEST(Precision, EqualBitsInEveryLayout) {
   for (const v1::JobSpec& small :
        {SmallJob(), SmallLlama(), SmallBert("post"), SmallBert("pre"), SmallClassifier()}) {
-    for (const char* precision : {"bf16", "fp16"}) {
+    for (const v1::Precision precision : {v1::PRECISION_BF16, v1::PRECISION_FP16}) {
       const v1::JobSpec spec = With(small, precision);
       ExpectSameGrid(spec, {{1, 1, 1, 8},
                             {1, 1, 1, 2, "selective"},
@@ -193,7 +195,7 @@ TEST(Precision, EqualBitsInEveryLayout) {
 TEST(Precision, PairsOfBf16HaveTheBitsOfFp32Arithmetic) {
   for (v1::JobSpec spec :
        {SmallJob(), SmallLlama(), SmallBert("post"), SmallBert("pre"), SmallClassifier()}) {
-    spec = With(spec, "bf16");
+    spec = With(spec, v1::PRECISION_BF16);
     for (const double dropout : {0.0, 0.1}) {
       spec.mutable_model()->set_dropout(dropout);
       for (const Layout& layout : {Layout{1, 1, 1, 2, "none", 1, 2}, Layout{1, 2, 1, 2, "full"},
@@ -211,7 +213,7 @@ TEST(Precision, PairsOfBf16HaveTheBitsOfFp32Arithmetic) {
 
 TEST(Precision, TensorDegreesAndSequenceParallelStayNear) {
   for (const v1::JobSpec& small : {SmallJob(), SmallLlama(), SmallBert("post")}) {
-    const v1::JobSpec spec = With(small, "bf16");
+    const v1::JobSpec spec = With(small, v1::PRECISION_BF16);
     const RunResult one = Train(spec, {}, Steps(10));
     EXPECT_LT(LargestDeviation(one, Train(spec, {2, 1, 1, 4}, Steps(10))), 0.01);
     EXPECT_LT(LargestDeviation(one, Train(spec, {2, 1, 1, 4, "none", 1, 1, true}, Steps(10))),
@@ -221,8 +223,8 @@ TEST(Precision, TensorDegreesAndSequenceParallelStayNear) {
 
 // Interrupted while the scale is being found, and resumed in another layout.
 TEST(Precision, ResumedWithTheStateOfItsScale) {
-  for (const char* precision : {"bf16", "fp16"}) {
-    SCOPED_TRACE(precision);
+  for (const v1::Precision precision : {v1::PRECISION_BF16, v1::PRECISION_FP16}) {
+    SCOPED_TRACE(plan::TextOf(precision));
     const v1::JobSpec spec = With(SmallLlama(), precision, v1::ON_NAN_SKIP);
     const RunResult whole = Train(spec, {}, Steps(20));
     for (const int64_t cut : {1, 7, 18}) {
@@ -245,20 +247,20 @@ TEST(Precision, ResumedInAnotherPrecision) {
   RunOptions on = Steps(16);
   on.first_step = 4;
   on.state = &fp32.state;
-  const RunResult fp16 = Train(With(SmallJob(), "fp16"), {}, on);
+  const RunResult fp16 = Train(With(SmallJob(), v1::PRECISION_FP16), {}, on);
   EXPECT_EQ(fp16.steps.front().loss_scale, 4294967296.0);
   EXPECT_FALSE(fp16.steps.back().skipped);
   EXPECT_NEAR(fp16.steps.front().loss / Train(SmallJob(), {}, on).steps.front().loss, 1, 1e-3);
   on.first_step = 20;
   on.steps = 1;
   on.state = &fp16.state;
-  const RunResult back = Train(With(SmallJob(), "bf16"), {}, on);
+  const RunResult back = Train(With(SmallJob(), v1::PRECISION_BF16), {}, on);
   EXPECT_FALSE(back.state.contains(engine::kGuardTensor));
   EXPECT_EQ(back.steps.front().loss_scale, 0);
 }
 
 TEST(Precision, MasterWeightsKeepWhatTheModelCannotSee) {
-  v1::JobSpec spec = With(SmallJob(), "bf16");
+  v1::JobSpec spec = With(SmallJob(), v1::PRECISION_BF16);
   spec.mutable_training()->mutable_optimizer()->set_learning_rate(1e-5);
   spec.mutable_training()->mutable_schedule()->set_min_learning_rate(1e-5);
   const RunResult before = Train(spec, {}, Steps(0));
@@ -301,7 +303,7 @@ State PoisonedState(const v1::JobSpec& spec) {
 }
 
 TEST(OnNan, StopNamesStepSequenceAndRank) {
-  const v1::JobSpec spec = With(SmallLlama(), "fp32");
+  const v1::JobSpec spec = With(SmallLlama(), v1::PRECISION_FP32);
   const State state = PoisonedState(spec);
   TokenAtSteps source(spec, {3});
   RunOptions options = Steps(5);
@@ -316,8 +318,9 @@ TEST(OnNan, StopNamesStepSequenceAndRank) {
 }
 
 TEST(OnNan, SkipLeavesWeightsAndMomentsAndGoesOn) {
-  for (const char* precision : {"fp32", "bf16", "fp16"}) {
-    SCOPED_TRACE(precision);
+  for (const v1::Precision precision :
+       {v1::PRECISION_FP32, v1::PRECISION_BF16, v1::PRECISION_FP16}) {
+    SCOPED_TRACE(plan::TextOf(precision));
     const v1::JobSpec spec = With(SmallLlama(), precision, v1::ON_NAN_SKIP);
     State state = PoisonedState(spec);
     state[engine::kGuardTensor] = {65536, 0, 2, 0, 0};
@@ -352,7 +355,7 @@ TEST(OnNan, SkipLeavesWeightsAndMomentsAndGoesOn) {
 }
 
 TEST(OnNan, SkipEndsAfterAHundredStepsInARow) {
-  const v1::JobSpec spec = With(SmallLlama(), "bf16", v1::ON_NAN_SKIP);
+  const v1::JobSpec spec = With(SmallLlama(), v1::PRECISION_BF16, v1::ON_NAN_SKIP);
   const State state = PoisonedState(spec);
   std::vector<int64_t> steps;
   for (int64_t step = 3; step < 150; ++step) steps.push_back(step);
@@ -368,7 +371,7 @@ TEST(OnNan, SkipEndsAfterAHundredStepsInARow) {
 }
 
 TEST(OnNan, Fp16StopsWhereTheLeastScaleOverflows) {
-  const v1::JobSpec spec = With(SmallLlama(), "fp16");
+  const v1::JobSpec spec = With(SmallLlama(), v1::PRECISION_FP16);
   State state = InitialState(spec, 1);
   state[engine::kGuardTensor][2] = 1;
   // Logits that fp16 can hold, with gradients that it cannot: the last norm multiplies these by up

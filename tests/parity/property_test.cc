@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "plan/lanes.h"
+#include "plan/names.h"
 #include "tests/parity/thread_ranks.h"
 
 namespace tercio::testing {
@@ -74,9 +75,10 @@ v1::JobSpec RandomJob(Generator& g) {
   training->set_seed(static_cast<uint64_t>(g.Between(0, 1 << 30)));
   training->set_clip_grad_norm(g.Coin() ? 0.5 : 0.0);
   training->set_label_smoothing(g.Coin() ? 0.1 : 0.0);
-  training->mutable_schedule()->set_kind(g.Coin() ? "cosine" : "wsd");
+  training->mutable_schedule()->set_kind(g.Coin() ? v1::LEARNING_RATE_SCHEDULE_COSINE
+                                                  : v1::LEARNING_RATE_SCHEDULE_WSD);
   training->mutable_schedule()->set_decay_fraction(0.5);
-  const char* precision[] = {"fp32", "bf16", "fp16"};
+  const v1::Precision precision[] = {v1::PRECISION_FP32, v1::PRECISION_BF16, v1::PRECISION_FP16};
   training->set_precision(precision[g.Between(0, 2)]);
   spec.mutable_fault_tolerance()->set_on_nan(g.Coin() ? v1::ON_NAN_SKIP : v1::ON_NAN_STOP);
   return spec;
@@ -140,11 +142,11 @@ void RunCase(uint64_t seed) {
   const v1::JobSpec first = WithRandomLayout(job, tensor, g, &first_name);
   const v1::JobSpec second = WithRandomLayout(job, tensor, g, &second_name);
   // fp16 needs about twelve to find its scale.
-  const int steps = job.training().precision() == "fp16" ? 18 : 5;
+  const int steps = job.training().precision() == v1::PRECISION_FP16 ? 18 : 5;
   const auto cut = static_cast<int>(g.Between(1, steps - 1));
   SCOPED_TRACE(absl::StrCat("--seed=", seed, ": ", job.model().ShortDebugString(), "; ",
-                            job.training().precision(), " ", first_name, ", after step ", cut, " ",
-                            second_name));
+                            plan::TextOf(job.training().precision()), " ", first_name,
+                            ", after step ", cut, " ", second_name));
   RunOptions whole;
   whole.steps = steps;
   RunOptions before;

@@ -239,7 +239,7 @@ v1::JobSpec SmallJob() {
   optimizer->set_beta2(0.95);
   optimizer->set_eps(1e-8);
   optimizer->set_weight_decay(0.1);
-  training->mutable_schedule()->set_kind("cosine");
+  training->mutable_schedule()->set_kind(v1::LEARNING_RATE_SCHEDULE_COSINE);
   training->mutable_schedule()->set_warmup_steps(2);
   training->mutable_schedule()->set_min_learning_rate(1e-3);
   training->mutable_schedule()->set_decay_steps(10);

@@ -192,14 +192,14 @@ v1::JobSpec SmallJob(const std::string& data, int64_t steps) {
   training->set_steps(steps);
   training->set_global_batch(4);
   training->set_seed(1);
-  training->set_precision("fp32");
+  training->set_precision(v1::PRECISION_FP32);
   v1::OptimizerSpec* optimizer = training->mutable_optimizer();
-  optimizer->set_name("adamw");
+  optimizer->set_name(v1::OPTIMIZER_KIND_ADAMW);
   optimizer->set_learning_rate(1e-3);
   optimizer->set_beta1(0.9);
   optimizer->set_beta2(0.95);
   optimizer->set_eps(1e-8);
-  training->mutable_schedule()->set_kind("constant");
+  training->mutable_schedule()->set_kind(v1::LEARNING_RATE_SCHEDULE_CONSTANT);
   spec.mutable_parallelism()->set_tensor(1);
   spec.mutable_parallelism()->set_pipeline(1);
   spec.mutable_parallelism()->set_schedule("1f1b");

@@ -8,8 +8,8 @@ namespace tercio::engine {
 namespace {
 
 // The share of peak - minimum that is left at `part` (0 to 1) of the way down.
-double Remaining(const std::string& kind, double part) {
-  if (kind == "cosine") return (1 + std::cos(std::numbers::pi * part)) / 2;
+double Remaining(v1::LearningRateSchedule kind, double part) {
+  if (kind == v1::LEARNING_RATE_SCHEDULE_COSINE) return (1 + std::cos(std::numbers::pi * part)) / 2;
   return 1 - part;
 }
 
@@ -23,13 +23,22 @@ double LearningRate(const v1::TrainingSpec& training, int64_t step) {
   const double decay = static_cast<double>(schedule.decay_steps());
   const double k = static_cast<double>(step);
   if (k <= warmup) return peak * k / warmup;
-  if (schedule.kind() == "constant") return peak;
-  if (schedule.kind() == "inverse_square_root") {
-    return std::max(minimum, peak * std::sqrt(std::max(1.0, warmup) / k));
+  switch (schedule.kind()) {
+    case v1::LEARNING_RATE_SCHEDULE_CONSTANT:
+      return peak;
+    case v1::LEARNING_RATE_SCHEDULE_INVERSE_SQUARE_ROOT:
+      return std::max(minimum, peak * std::sqrt(std::max(1.0, warmup) / k));
+    case v1::LEARNING_RATE_SCHEDULE_UNSPECIFIED:
+    case v1::LEARNING_RATE_SCHEDULE_COSINE:
+    case v1::LEARNING_RATE_SCHEDULE_LINEAR:
+    case v1::LEARNING_RATE_SCHEDULE_WSD:
+    case v1::LearningRateSchedule_INT_MIN_SENTINEL_DO_NOT_USE_:
+    case v1::LearningRateSchedule_INT_MAX_SENTINEL_DO_NOT_USE_:
+      break;
   }
   if (k >= decay) return minimum;
   double start = warmup;
-  if (schedule.kind() == "wsd") {
+  if (schedule.kind() == v1::LEARNING_RATE_SCHEDULE_WSD) {
     start = std::max(warmup, decay - std::floor(decay * schedule.decay_fraction()));
     if (k <= start) return peak;
   }

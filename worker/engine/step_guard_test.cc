@@ -17,7 +17,7 @@ using ::testing::HasSubstr;
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
-v1::JobSpec Job(const char* precision, v1::OnNan on_nan) {
+v1::JobSpec Job(v1::Precision precision, v1::OnNan on_nan) {
   v1::JobSpec job;
   job.mutable_training()->set_precision(precision);
   job.mutable_fault_tolerance()->set_on_nan(on_nan);
@@ -88,23 +88,23 @@ TEST(LossScaler, EndsAtTheLeastScale) {
 
 TEST(StepGuard, WhatBecomesOfAStep) {
   struct Case {
-    const char* precision;
+    v1::Precision precision;
     v1::OnNan on_nan;
     bool good_loss, good_gradients;
     const char* outcome;
   };
   const Case cases[] = {
-      {"fp32", v1::ON_NAN_STOP, true, true, "update"},
-      {"fp32", v1::ON_NAN_STOP, false, false, "stop"},
-      {"fp32", v1::ON_NAN_STOP, true, false, "stop"},
-      {"fp32", v1::ON_NAN_SKIP, true, false, "skip"},
-      {"bf16", v1::ON_NAN_SKIP, false, false, "skip"},
-      {"bf16", v1::ON_NAN_STOP, true, false, "stop"},
-      {"fp16", v1::ON_NAN_STOP, true, true, "update"},
-      {"fp16", v1::ON_NAN_STOP, true, false, "skip"},
-      {"fp16", v1::ON_NAN_STOP, false, false, "stop"},
-      {"fp16", v1::ON_NAN_SKIP, false, false, "skip"},
-      {"fp16", v1::ON_NAN_SKIP, true, false, "skip"},
+      {v1::PRECISION_FP32, v1::ON_NAN_STOP, true, true, "update"},
+      {v1::PRECISION_FP32, v1::ON_NAN_STOP, false, false, "stop"},
+      {v1::PRECISION_FP32, v1::ON_NAN_STOP, true, false, "stop"},
+      {v1::PRECISION_FP32, v1::ON_NAN_SKIP, true, false, "skip"},
+      {v1::PRECISION_BF16, v1::ON_NAN_SKIP, false, false, "skip"},
+      {v1::PRECISION_BF16, v1::ON_NAN_STOP, true, false, "stop"},
+      {v1::PRECISION_FP16, v1::ON_NAN_STOP, true, true, "update"},
+      {v1::PRECISION_FP16, v1::ON_NAN_STOP, true, false, "skip"},
+      {v1::PRECISION_FP16, v1::ON_NAN_STOP, false, false, "stop"},
+      {v1::PRECISION_FP16, v1::ON_NAN_SKIP, false, false, "skip"},
+      {v1::PRECISION_FP16, v1::ON_NAN_SKIP, true, false, "skip"},
   };
   for (const Case& c : cases) {
     StepGuard guard(Job(c.precision, c.on_nan));
@@ -120,25 +120,26 @@ TEST(StepGuard, WhatBecomesOfAStep) {
 }
 
 TEST(StepGuard, ScaleIsOneUnlessFp16) {
-  EXPECT_EQ(StepGuard(Job("fp32", v1::ON_NAN_SKIP)).loss_scale(), 1);
-  EXPECT_EQ(StepGuard(Job("bf16", v1::ON_NAN_STOP)).loss_scale(), 1);
-  EXPECT_EQ(StepGuard(Job("fp16", v1::ON_NAN_STOP)).loss_scale(), LossScaler::kInitialScale);
+  EXPECT_EQ(StepGuard(Job(v1::PRECISION_FP32, v1::ON_NAN_SKIP)).loss_scale(), 1);
+  EXPECT_EQ(StepGuard(Job(v1::PRECISION_BF16, v1::ON_NAN_STOP)).loss_scale(), 1);
+  EXPECT_EQ(StepGuard(Job(v1::PRECISION_FP16, v1::ON_NAN_STOP)).loss_scale(),
+            LossScaler::kInitialScale);
 }
 
 TEST(StepGuard, ABadLossIsNotTheScalesFault) {
-  StepGuard guard(Job("fp16", v1::ON_NAN_SKIP));
+  StepGuard guard(Job(v1::PRECISION_FP16, v1::ON_NAN_SKIP));
   for (int i = 0; i < 5; ++i) ASSERT_FALSE(guard.Judge(kNan, kNan, "")->taken);
   EXPECT_THAT(guard.state(), ElementsAre(LossScaler::kInitialScale, 0, 2, 5, 5));
 }
 
 TEST(StepGuard, ManySkipsInARowEndTheJobUnlessTheScaleFalls) {
-  StepGuard guard(Job("fp32", v1::ON_NAN_SKIP));
+  StepGuard guard(Job(v1::PRECISION_FP32, v1::ON_NAN_SKIP));
   for (int i = 1; i < StepGuard::kMostSkipped; ++i) ASSERT_FALSE(guard.Judge(1, kNan, "")->taken);
   ASSERT_TRUE(guard.Judge(1, 1, "")->taken);
   for (int i = 1; i < StepGuard::kMostSkipped; ++i) ASSERT_FALSE(guard.Judge(1, kNan, "")->taken);
   EXPECT_FALSE(guard.Judge(1, kNan, "").ok());
 
-  StepGuard scaled(Job("fp16", v1::ON_NAN_STOP));
+  StepGuard scaled(Job(v1::PRECISION_FP16, v1::ON_NAN_STOP));
   int skipped = 0;
   while (true) {
     const auto taken = scaled.Judge(1, kNan, "step 40: x");
@@ -152,12 +153,12 @@ TEST(StepGuard, ManySkipsInARowEndTheJobUnlessTheScaleFalls) {
 }
 
 TEST(StepGuard, StateRoundTripAndDamage) {
-  StepGuard guard(Job("fp16", v1::ON_NAN_STOP));
+  StepGuard guard(Job(v1::PRECISION_FP16, v1::ON_NAN_STOP));
   for (int i = 0; i < 4; ++i) ASSERT_FALSE(guard.Judge(1, kNan, "")->taken);
   for (int i = 0; i < 3; ++i) ASSERT_TRUE(guard.Judge(1, 1, "")->taken);
   const StepGuard::State state = guard.state();
   EXPECT_THAT(state, ElementsAre(LossScaler::kInitialScale / 8, 3, -2, 4, 0));
-  StepGuard other(Job("fp16", v1::ON_NAN_STOP));
+  StepGuard other(Job(v1::PRECISION_FP16, v1::ON_NAN_STOP));
   ASSERT_TRUE(other.Restore(state).ok());
   EXPECT_EQ(other.state(), state);
   for (size_t i = 0; i < state.size(); ++i) {

@@ -82,13 +82,13 @@ v1::JobSpec TrialJob(const std::string& kind) {
   training->set_steps(kSteps);
   training->set_global_batch(4);
   training->set_micro_batch(2);
-  training->set_precision("bf16");
+  training->set_precision(v1::PRECISION_BF16);
   training->set_seed(1);
   training->mutable_optimizer()->set_learning_rate(1e-3);
   training->mutable_optimizer()->set_beta1(0.9);
   training->mutable_optimizer()->set_beta2(0.95);
   training->mutable_optimizer()->set_eps(1e-8);
-  training->mutable_schedule()->set_kind("constant");
+  training->mutable_schedule()->set_kind(v1::LEARNING_RATE_SCHEDULE_CONSTANT);
   v1::ParallelismSpec* parallelism = job.mutable_parallelism();
   parallelism->set_tensor(1);
   parallelism->set_pipeline(1);

@@ -21,6 +21,7 @@
 #include "plan/gpu_figures.h"
 #include "plan/memory_map.h"
 #include "plan/model_tensors.h"
+#include "plan/names.h"
 #include "plan/precision.h"
 #include "plan/rank_layout.h"
 #include "plan/save_timeout.h"
@@ -185,7 +186,7 @@ absl::StatusOr<TrainingOutcome> TrainingLoop::RunAll() {
   TERCIO_RETURN_IF_ERROR(Connect());
   TERCIO_RETURN_IF_ERROR(ChooseProducts());
   TERCIO_ASSIGN_OR_RETURN(stream_, device_->CreateStream(device::Device::StreamKind::kCompute));
-  const std::string& precision = assignment_.spec().training().precision();
+  const std::string precision = plan::TextOf(assignment_.spec().training().precision());
   const std::string products =
       device_->DescribeProducts(plan::FormatOf(assignment_.spec().training()));
   if (!products.empty()) LogInfo(absl::StrCat(precision, " products: ", products));

@@ -44,7 +44,7 @@ v1::JobSpec Spec(int ranks) {
   spec.mutable_training()->set_steps(1000);
   spec.mutable_training()->set_global_batch(data * 4);
   spec.mutable_training()->set_micro_batch(1);
-  spec.mutable_training()->set_precision("fp32");
+  spec.mutable_training()->set_precision(v1::PRECISION_FP32);
   spec.mutable_parallelism()->set_tensor(8);
   spec.mutable_parallelism()->set_pipeline(2);
   spec.mutable_parallelism()->set_data(data);
