@@ -9,6 +9,7 @@
 #include "absl/time/time.h"
 #include "cli/text.h"
 #include "common/exit_codes.h"
+#include "plan/names.h"
 
 namespace tercio::cli {
 namespace {
@@ -27,7 +28,8 @@ Json LayoutToJson(const v1::Layout& layout) {
           {"micro_batch", layout.micro_batch()},
           {"sequence_parallel", layout.sequence_parallel()},
           {"zero_stage", layout.zero_stage()},
-          {"recompute", layout.recompute().empty() ? "none" : layout.recompute()}};
+          {"recompute", plan::TextOf(plan::IsNamed(layout.recompute()) ? layout.recompute()
+                                                                       : v1::RECOMPUTE_NONE)}};
 }
 
 Json PredictionToJson(const v1::Prediction& predicted) {
@@ -140,7 +142,7 @@ Json JobToJson(const v1::JobStatus& job) {
   json["plan"] = nullptr;
   if (job.has_plan()) {
     json["plan"] = LayoutToJson(job.plan().layout());
-    json["plan"]["schedule"] = job.plan().layout().schedule();
+    json["plan"]["schedule"] = plan::TextOf(job.plan().layout().schedule());
     json["plan"]["micro_batches"] = job.plan().layout().micro_batches();
     json["plan"]["lanes"] = job.plan().lanes();
     json["plan"]["collectives"] = TextOrNull(job.plan().collectives());

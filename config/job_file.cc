@@ -173,8 +173,8 @@ class JobParser {
     const YAML::Node node = root_.Get("parallelism");
     if (!node.IsDefined() || (node.IsScalar() && node.Scalar() == "auto")) {
       out->set_automatic(true);
-      out->set_schedule("1f1b");
-      out->set_recompute("none");
+      out->set_schedule(v1::PIPELINE_SCHEDULE_1F1B);
+      out->set_recompute(v1::RECOMPUTE_NONE);
       return;
     }
     Section section = root_.Child("parallelism");
@@ -186,17 +186,16 @@ class JobParser {
     out->set_data(section.Has("data") ? degree("data", 1) : 0);
     out->set_virtual_pipeline(degree("virtual_pipeline", 1));
     out->set_context_parallel(degree("context_parallel", 1));
-    const std::string schedule =
-        section.OneOf("schedule", out->virtual_pipeline() > 1 ? "interleaved" : "1f1b",
-                      {"gpipe", "1f1b", "interleaved"});
-    out->set_schedule(schedule);
+    out->set_schedule(section.OneOf("schedule", out->virtual_pipeline() > 1
+                                                    ? v1::PIPELINE_SCHEDULE_INTERLEAVED
+                                                    : v1::PIPELINE_SCHEDULE_1F1B));
     out->set_sequence_parallel(section.Flag("sequence_parallel", false));
     out->set_tensor_overlap(static_cast<int32_t>(section.Integer("tensor_overlap", 1, 1, 64)));
     if (out->tensor_overlap() > 1 && out->sequence_parallel()) {
       section.Fault("tensor_overlap", NotYet("a value above 1 with sequence_parallel"));
     }
     out->set_zero_stage(static_cast<int32_t>(section.Integer("zero_stage", 0, 0, 3)));
-    out->set_recompute(section.OneOf("recompute", "none", {"none", "selective", "full"}));
+    out->set_recompute(section.OneOf("recompute", v1::RECOMPUTE_NONE));
     if (out->context_parallel() > 1) section.Fault("context_parallel", NotYet("a value above 1"));
     if (out->zero_stage() > 0) section.Fault("zero_stage", NotYet("a stage above 0"));
     section.Finish();
@@ -540,11 +539,11 @@ std::string EffectiveYaml(const v1::JobSpec& spec) {
                     parallelism.data() > 0 ? absl::StrCat(", data: ", parallelism.data()) : "");
     absl::StrAppend(&yaml, ", virtual_pipeline: ", parallelism.virtual_pipeline(),
                     ", context_parallel: ", parallelism.context_parallel(),
-                    ", schedule: ", parallelism.schedule(),
+                    ", schedule: ", plan::TextOf(parallelism.schedule()),
                     ", sequence_parallel: ", flag(parallelism.sequence_parallel()),
                     ", tensor_overlap: ", std::max(1, parallelism.tensor_overlap()),
                     ", zero_stage: ", parallelism.zero_stage(),
-                    ", recompute: ", parallelism.recompute(), "}\n");
+                    ", recompute: ", plan::TextOf(parallelism.recompute()), "}\n");
   }
   absl::StrAppend(&yaml, "resources: {device: ", spec.resources().device(),
                   ", cuda_graphs: ", flag(!spec.resources().no_cuda_graphs()), ", collectives: ",

@@ -351,6 +351,22 @@ const char* KindName(v1::BufferKind kind) {
   }
 }
 
+// Layouts of older versions lack the word.
+Recompute RecomputeOf(const v1::Layout& layout) {
+  switch (layout.recompute()) {
+    case v1::RECOMPUTE_SELECTIVE:
+      return Recompute::kSelective;
+    case v1::RECOMPUTE_FULL:
+      return Recompute::kFull;
+    case v1::RECOMPUTE_UNSPECIFIED:
+    case v1::RECOMPUTE_NONE:
+    case v1::Recompute_INT_MIN_SENTINEL_DO_NOT_USE_:
+    case v1::Recompute_INT_MAX_SENTINEL_DO_NOT_USE_:
+      break;
+  }
+  return Recompute::kNone;
+}
+
 }  // namespace
 
 std::vector<RowPiece> PiecesOfRows(int64_t rows, int parts) {
@@ -392,9 +408,7 @@ StageShape ShapeOfStage(const v1::JobSpec& job, const v1::Layout& layout, int st
   shape.vocabulary = PaddedVocabulary(model.vocab_size(), layout.tensor()) / layout.tensor();
   shape.chunks = std::max(1, layout.virtual_pipeline());
   shape.layers = model.layers() / (layout.pipeline() * shape.chunks);
-  shape.recompute = layout.recompute() == "full"        ? Recompute::kFull
-                    : layout.recompute() == "selective" ? Recompute::kSelective
-                                                        : Recompute::kNone;
+  shape.recompute = RecomputeOf(layout);
   shape.first = stage == 0;
   shape.last = stage == layout.pipeline() - 1;
   shape.sequences_per_rank = int64_t{layout.micro_batch()} * layout.micro_batches();

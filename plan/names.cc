@@ -25,6 +25,16 @@ constexpr Word kReproducibilities[] = {
     {v1::REPRODUCIBILITY_LAYOUT, "layout"},
     {v1::REPRODUCIBILITY_EXACT, "exact"},
 };
+constexpr Word kPipelineSchedules[] = {
+    {v1::PIPELINE_SCHEDULE_GPIPE, "gpipe"},
+    {v1::PIPELINE_SCHEDULE_1F1B, "1f1b"},
+    {v1::PIPELINE_SCHEDULE_INTERLEAVED, "interleaved"},
+};
+constexpr Word kRecomputes[] = {
+    {v1::RECOMPUTE_NONE, "none"},
+    {v1::RECOMPUTE_SELECTIVE, "selective"},
+    {v1::RECOMPUTE_FULL, "full"},
+};
 constexpr Word kOnNan[] = {
     {v1::ON_NAN_STOP, "stop"},
     {v1::ON_NAN_SKIP, "skip"},
@@ -50,6 +60,8 @@ constexpr Set kSets[] = {
     {v1::LearningRateSchedule_descriptor, kLearningRateSchedules},
     {v1::Precision_descriptor, kPrecisions},
     {v1::Reproducibility_descriptor, kReproducibilities},
+    {v1::PipelineSchedule_descriptor, kPipelineSchedules},
+    {v1::Recompute_descriptor, kRecomputes},
     {v1::OnNan_descriptor, kOnNan},
     {v1::StragglerPolicy_descriptor, kStragglerPolicies},
     {v1::OnSpike_descriptor, kOnSpike},
@@ -72,6 +84,14 @@ std::span<const Word> WordsOf<v1::Precision>() {
 template <>
 std::span<const Word> WordsOf<v1::Reproducibility>() {
   return kReproducibilities;
+}
+template <>
+std::span<const Word> WordsOf<v1::PipelineSchedule>() {
+  return kPipelineSchedules;
+}
+template <>
+std::span<const Word> WordsOf<v1::Recompute>() {
+  return kRecomputes;
 }
 template <>
 std::span<const Word> WordsOf<v1::OnNan>() {

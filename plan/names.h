@@ -35,6 +35,10 @@ std::span<const Word> WordsOf<v1::Precision>();
 template <>
 std::span<const Word> WordsOf<v1::Reproducibility>();
 template <>
+std::span<const Word> WordsOf<v1::PipelineSchedule>();
+template <>
+std::span<const Word> WordsOf<v1::Recompute>();
+template <>
 std::span<const Word> WordsOf<v1::OnNan>();
 template <>
 std::span<const Word> WordsOf<v1::StragglerPolicy>();

@@ -10,6 +10,7 @@
 #include "google/protobuf/unknown_field_set.h"
 #include "plan/names.h"
 #include "proto/tercio/v1/job.pb.h"
+#include "proto/tercio/v1/plan.pb.h"
 
 namespace tercio::plan {
 namespace {
@@ -33,9 +34,13 @@ constexpr MovedField kMovedFields[] = {
     {v1::ScheduleSpec::descriptor, 1, v1::ScheduleSpec::kKindFieldNumber},
     {v1::TrainingSpec::descriptor, 7, v1::TrainingSpec::kPrecisionFieldNumber},
     {v1::TrainingSpec::descriptor, 15, v1::TrainingSpec::kReproducibilityFieldNumber},
+    {v1::ParallelismSpec::descriptor, 7, v1::ParallelismSpec::kScheduleFieldNumber},
+    {v1::ParallelismSpec::descriptor, 10, v1::ParallelismSpec::kRecomputeFieldNumber},
     {v1::FaultToleranceSpec::descriptor, 5, v1::FaultToleranceSpec::kOnNanFieldNumber},
     {v1::FaultToleranceSpec::descriptor, 6, v1::FaultToleranceSpec::kStragglersFieldNumber},
     {v1::FaultToleranceSpec::descriptor, 7, v1::FaultToleranceSpec::kOnSpikeFieldNumber},
+    {v1::Layout::descriptor, 8, v1::Layout::kScheduleFieldNumber},
+    {v1::Layout::descriptor, 11, v1::Layout::kRecomputeFieldNumber},
 };
 
 // The last one counts, as in any message.

@@ -14,6 +14,7 @@
 #include "plan/limits.h"
 #include "plan/memory_map.h"
 #include "plan/model_tensors.h"
+#include "plan/names.h"
 #include "plan/precision.h"
 #include "plan/rank_layout.h"
 #include "plan/reproducibility.h"
@@ -134,7 +135,11 @@ int64_t ChooseMicroBatch(const v1::JobSpec& job, int pipeline, int data, int64_t
 absl::StatusOr<v1::Plan> BuildPlan(const v1::JobSpec& job, const v1::Layout& layout,
                                    const std::vector<DeviceSlot>& slots, int threads_per_rank) {
   TERCIO_RETURN_IF_ERROR(CheckLayout(job, layout, static_cast<int>(slots.size())));
-  TERCIO_RETURN_IF_ERROR(ParseScheduleKind(layout.schedule()).status());
+  if (!IsNamed(layout.schedule())) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("unknown pipeline schedule ", static_cast<int>(layout.schedule()), ": use ",
+                     absl::StrJoin(NamesOf<v1::PipelineSchedule>(), ", ")));
+  }
   v1::Plan plan;
   TERCIO_ASSIGN_OR_RETURN(*plan.mutable_collectives(), ChooseCollectives(job, slots));
   *plan.mutable_layout() = layout;
@@ -204,10 +209,13 @@ absl::StatusOr<v1::Layout> LayoutOfJob(const v1::JobSpec& job) {
   layout.set_pipeline(std::max(1, wanted.pipeline()));
   layout.set_virtual_pipeline(std::max(1, wanted.virtual_pipeline()));
   layout.set_context_parallel(1);
-  layout.set_schedule(wanted.schedule().empty() ? "1f1b" : wanted.schedule());
+  layout.set_schedule(wanted.schedule() == v1::PIPELINE_SCHEDULE_UNSPECIFIED
+                          ? v1::PIPELINE_SCHEDULE_1F1B
+                          : wanted.schedule());
   layout.set_sequence_parallel(wanted.sequence_parallel());
   layout.set_tensor_overlap(std::max(1, wanted.tensor_overlap()));
-  layout.set_recompute(wanted.recompute().empty() ? "none" : wanted.recompute());
+  layout.set_recompute(wanted.recompute() == v1::RECOMPUTE_UNSPECIFIED ? v1::RECOMPUTE_NONE
+                                                                       : wanted.recompute());
   const int model_ranks = layout.tensor() * layout.pipeline();
   const int ranks = job.resources().ranks() > 0 ? job.resources().ranks()
                                                 : model_ranks * std::max(1, wanted.data());

@@ -41,7 +41,7 @@ v1::Layout LayoutOf(int tensor, int pipeline, int data, int micro_batch = 1) {
   layout.set_pipeline(pipeline);
   layout.set_data(data);
   layout.set_context_parallel(1);
-  layout.set_schedule("1f1b");
+  layout.set_schedule(v1::PIPELINE_SCHEDULE_1F1B);
   layout.set_micro_batch(micro_batch);
   layout.set_micro_batches(48 / data / micro_batch);
   return layout;
@@ -66,7 +66,8 @@ void ExpectGoodSchedule(const ScheduleShape& shape) {
 }
 
 TEST(Schedule, EveryCaseUpToSixStagesAndTwelveMicroBatches) {
-  for (const ScheduleKind kind : {ScheduleKind::kGpipe, ScheduleKind::kOneForwardOneBackward}) {
+  for (const v1::PipelineSchedule kind :
+       {v1::PIPELINE_SCHEDULE_GPIPE, v1::PIPELINE_SCHEDULE_1F1B}) {
     for (int stages = 1; stages <= 6; ++stages) {
       for (int m = 1; m <= 12; ++m) ExpectGoodSchedule({kind, stages, m, 1});
     }
@@ -77,22 +78,22 @@ TEST(Schedule, EveryInterleavedCaseUpToSixStagesAndFourChunks) {
   for (int stages = 2; stages <= 6; ++stages) {
     for (int chunks = 2; chunks <= 4; ++chunks) {
       for (int m = stages; m <= 12; m += stages) {
-        ExpectGoodSchedule({ScheduleKind::kInterleaved, stages, m, chunks});
+        ExpectGoodSchedule({v1::PIPELINE_SCHEDULE_INTERLEAVED, stages, m, chunks});
       }
     }
   }
 }
 
 TEST(Schedule, SlotsAreTheFormulas) {
-  EXPECT_EQ(ActivationSlots({ScheduleKind::kGpipe, 4, 6, 1}, 1), 6);
-  EXPECT_EQ(ActivationSlots({ScheduleKind::kOneForwardOneBackward, 4, 6, 1}, 1), 3);
-  EXPECT_EQ(ActivationSlots({ScheduleKind::kOneForwardOneBackward, 4, 2, 1}, 0), 2);
+  EXPECT_EQ(ActivationSlots({v1::PIPELINE_SCHEDULE_GPIPE, 4, 6, 1}, 1), 6);
+  EXPECT_EQ(ActivationSlots({v1::PIPELINE_SCHEDULE_1F1B, 4, 6, 1}, 1), 3);
+  EXPECT_EQ(ActivationSlots({v1::PIPELINE_SCHEDULE_1F1B, 4, 2, 1}, 0), 2);
 }
 
 // A checker that accepts everything would pass the test above.
 TEST(Schedule, TheCheckerFindsFaults) {
-  const ScheduleShape shapes[] = {{ScheduleKind::kOneForwardOneBackward, 3, 4, 1},
-                                  {ScheduleKind::kInterleaved, 2, 4, 2}};
+  const ScheduleShape shapes[] = {{v1::PIPELINE_SCHEDULE_1F1B, 3, 4, 1},
+                                  {v1::PIPELINE_SCHEDULE_INTERLEAVED, 2, 4, 2}};
   for (const ScheduleShape& shape : shapes) {
     const auto good = ListsOf(shape);
     for (size_t stage = 0; stage < good.size(); ++stage) {
@@ -263,7 +264,8 @@ TEST(TensorPolicy, Patterns) {
 TEST(MemoryMap, RecomputationKeepsLess) {
   v1::Layout layout = LayoutOf(2, 2, 1, 4);
   std::vector<int64_t> bytes;
-  for (const char* recompute : {"full", "selective", "none"}) {
+  for (const v1::Recompute recompute :
+       {v1::RECOMPUTE_FULL, v1::RECOMPUTE_SELECTIVE, v1::RECOMPUTE_NONE}) {
     layout.set_recompute(recompute);
     bytes.push_back(MemoryOfStage(Job(), layout, 0, 1).total_bytes());
   }

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
+#include "plan/names.h"
 
 namespace tercio::plan {
 namespace {
@@ -139,9 +140,10 @@ absl::Status CheckLayout(const v1::JobSpec& job, const v1::Layout& layout, int r
                                    chunks > 1 ? absl::StrCat(" x virtual_pipeline ", chunks) : "",
                                    " does not divide model.layers ", model.layers()));
   }
-  if ((layout.schedule() == "interleaved") != (chunks > 1)) {
-    return Impossible(absl::StrCat("schedule ", layout.schedule(), " with virtual_pipeline ",
-                                   chunks, ": interleaved needs 2 or more, the others 1"));
+  if ((layout.schedule() == v1::PIPELINE_SCHEDULE_INTERLEAVED) != (chunks > 1)) {
+    return Impossible(absl::StrCat("schedule ", TextOf(layout.schedule()),
+                                   " with virtual_pipeline ", chunks,
+                                   ": interleaved needs 2 or more, the others 1"));
   }
   if (chunks > 1 && pipeline < 2) return Impossible("interleaved needs pipeline 2 or more");
   const int64_t batch = job.training().global_batch();

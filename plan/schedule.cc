@@ -4,7 +4,6 @@
 #include <map>
 #include <set>
 
-#include "absl/strings/str_cat.h"
 #include "common/check.h"
 
 namespace tercio::plan {
@@ -33,7 +32,7 @@ Work WorkAt(const ScheduleShape& shape, bool forward, int k) {
 // Forwards before the first backward.
 int WarmUp(const ScheduleShape& shape, int stage) {
   const int all = shape.micro_batches * shape.chunks;
-  if (shape.kind == ScheduleKind::kGpipe) return all;
+  if (shape.kind == v1::PIPELINE_SCHEDULE_GPIPE) return all;
   if (shape.chunks == 1) return std::min(shape.stages - stage - 1, all);
   if (shape.micro_batches == shape.stages) return all;
   return std::min((shape.stages - stage - 1) * 2 + (shape.chunks - 1) * shape.stages, all);
@@ -173,17 +172,9 @@ class StageList {
 
 }  // namespace
 
-absl::StatusOr<ScheduleKind> ParseScheduleKind(std::string_view name) {
-  if (name == "gpipe") return ScheduleKind::kGpipe;
-  if (name == "1f1b") return ScheduleKind::kOneForwardOneBackward;
-  if (name == "interleaved") return ScheduleKind::kInterleaved;
-  return absl::InvalidArgumentError(absl::StrCat("unknown pipeline schedule '", std::string(name),
-                                                 "': use gpipe, 1f1b or interleaved"));
-}
-
 ScheduleShape ShapeOfSchedule(const v1::Layout& layout) {
   ScheduleShape shape;
-  shape.kind = *ParseScheduleKind(layout.schedule());
+  shape.kind = layout.schedule();
   shape.stages = layout.pipeline();
   shape.micro_batches = layout.micro_batches();
   shape.chunks = std::max(1, layout.virtual_pipeline());

@@ -10,28 +10,19 @@
 // et al. 2021, "Efficient Large-Scale Language Model Training", section 2.2.2.
 #pragma once
 
-#include <string>
-#include <string_view>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "proto/tercio/v1/plan.pb.h"
 
 namespace tercio::plan {
 
-enum class ScheduleKind { kGpipe, kOneForwardOneBackward, kInterleaved };
-
-// "gpipe" | "1f1b" | "interleaved"
-absl::StatusOr<ScheduleKind> ParseScheduleKind(std::string_view name);
-
 struct ScheduleShape {
-  ScheduleKind kind = ScheduleKind::kOneForwardOneBackward;
+  v1::PipelineSchedule kind = v1::PIPELINE_SCHEDULE_1F1B;
   int stages = 1;
   int micro_batches = 1;
   int chunks = 1;  // of a stage; above 1 only for interleaved
 };
-// REQUIRES: a schedule that ParseScheduleKind knows.
 ScheduleShape ShapeOfSchedule(const v1::Layout& layout);
 
 // The actions of `stage` (0-based) for one step, ending with REDUCE_GRADIENTS and OPTIMIZER_STEP.

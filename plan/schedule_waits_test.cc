@@ -97,7 +97,8 @@ class Player {
 };
 
 TEST(ScheduleWaits, FirstLaunchesMayWaitForAllThatWasBegun) {
-  for (const ScheduleKind kind : {ScheduleKind::kGpipe, ScheduleKind::kOneForwardOneBackward}) {
+  for (const v1::PipelineSchedule kind :
+       {v1::PIPELINE_SCHEDULE_GPIPE, v1::PIPELINE_SCHEDULE_1F1B}) {
     for (int stages = 2; stages <= 6; ++stages) {
       for (int m = 1; m <= 12; ++m) {
         EXPECT_TRUE(Player({kind, stages, m, 1}, Waits::kAtFirstLaunches).ComesToItsEnd())
@@ -108,7 +109,7 @@ TEST(ScheduleWaits, FirstLaunchesMayWaitForAllThatWasBegun) {
   for (int stages = 2; stages <= 6; ++stages) {
     for (int chunks = 2; chunks <= 4; ++chunks) {
       for (int m = stages; m <= 4 * stages; m += stages) {
-        const ScheduleShape shape{ScheduleKind::kInterleaved, stages, m, chunks};
+        const ScheduleShape shape{v1::PIPELINE_SCHEDULE_INTERLEAVED, stages, m, chunks};
         EXPECT_TRUE(Player(shape, Waits::kAtFirstLaunches).ComesToItsEnd())
             << stages << " stages, " << m << " micro-batches, " << chunks << " chunks";
       }
@@ -118,7 +119,7 @@ TEST(ScheduleWaits, FirstLaunchesMayWaitForAllThatWasBegun) {
 
 // So early are they begun that every launch may not: the test above can fail.
 TEST(ScheduleWaits, NotEveryLaunchMay) {
-  const ScheduleShape interleaved{ScheduleKind::kInterleaved, 2, 2, 2};
+  const ScheduleShape interleaved{v1::PIPELINE_SCHEDULE_INTERLEAVED, 2, 2, 2};
   EXPECT_FALSE(Player(interleaved, Waits::kAlways).ComesToItsEnd());
 }
 

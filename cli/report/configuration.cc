@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "config/job_file.h"
+#include "plan/names.h"
 #include "yaml-cpp/yaml.h"
 
 namespace tercio::report {
@@ -58,12 +59,12 @@ KeyValues PlanOf(const v1::JobStatus& status) {
                    {"pipeline", absl::StrCat(layout.pipeline())},
                    {"data", absl::StrCat(layout.data())},
                    {"virtual_pipeline", absl::StrCat(layout.virtual_pipeline())},
-                   {"schedule", layout.schedule()},
+                   {"schedule", plan::TextOf(layout.schedule())},
                    {"micro_batch", absl::StrCat(layout.micro_batch())},
                    {"micro_batches", absl::StrCat(layout.micro_batches())},
                    {"sequence_parallel", layout.sequence_parallel() ? "true" : "false"},
                    {"zero_stage", absl::StrCat(layout.zero_stage())},
-                   {"recompute", layout.recompute()},
+                   {"recompute", plan::TextOf(layout.recompute())},
                    {"lanes", absl::StrCat(plan.lanes())},
                    {"threads_per_rank", absl::StrCat(plan.threads_per_rank())},
                    {"collectives", plan.collectives()},

@@ -79,7 +79,7 @@ class JobSeries {
       data = absl::StrCat(layout.data());
       pipeline = absl::StrCat(layout.pipeline());
       tensor = absl::StrCat(layout.tensor());
-      schedule = layout.schedule();
+      schedule = plan::TextOf(layout.schedule());
     }
     const v1::JobSpec& spec = job_.spec();
     page_.Set("tercio_job_info",

@@ -139,6 +139,12 @@ class OldStoreTest : public StoreTest, public ::testing::WithParamInterface<int>
     EXPECT_EQ(training.schedule().kind(), v1::LEARNING_RATE_SCHEDULE_WSD);
     EXPECT_EQ(training.precision(), v1::PRECISION_BF16);
     EXPECT_EQ(training.reproducibility(), v1::REPRODUCIBILITY_EXACT);
+    EXPECT_EQ(job.spec().parallelism().schedule(), v1::PIPELINE_SCHEDULE_GPIPE);
+    EXPECT_EQ(job.spec().parallelism().recompute(), v1::RECOMPUTE_SELECTIVE);
+    EXPECT_EQ(job.elastic_parallelism().schedule(), v1::PIPELINE_SCHEDULE_INTERLEAVED);
+    EXPECT_EQ(job.elastic_parallelism().recompute(), v1::RECOMPUTE_FULL);
+    EXPECT_EQ(plan.layout().schedule(), v1::PIPELINE_SCHEDULE_GPIPE);
+    EXPECT_EQ(plan.layout().recompute(), v1::RECOMPUTE_SELECTIVE);
     const v1::FaultToleranceSpec& fault = job.spec().fault_tolerance();
     EXPECT_EQ(fault.on_nan(), v1::ON_NAN_SKIP);
     EXPECT_EQ(fault.stragglers(), v1::STRAGGLER_POLICY_EXCLUDE);

@@ -23,8 +23,8 @@ v1::JobSpec Job(int tensor, int pipeline, int data) {
   job.mutable_parallelism()->set_tensor(tensor);
   job.mutable_parallelism()->set_pipeline(pipeline);
   job.mutable_parallelism()->set_data(data);
-  job.mutable_parallelism()->set_schedule("1f1b");
-  job.mutable_parallelism()->set_recompute("none");
+  job.mutable_parallelism()->set_schedule(v1::PIPELINE_SCHEDULE_1F1B);
+  job.mutable_parallelism()->set_recompute(v1::RECOMPUTE_NONE);
   return job;
 }
 

@@ -45,7 +45,7 @@ v1::Prediction Predict(const v1::JobSpec& job, const v1::Layout& layout, const C
   const double flops = plan::FlopsPerToken(job.model(), plan::AttentionCount::kWhole) * tokens;
   const double ranks = t * p * d;
   // A full recomputation is one more forward pass: a third of forward and backward.
-  const double again = layout.recompute() == "full" ? 4.0 / 3 : 1;
+  const double again = layout.recompute() == v1::RECOMPUTE_FULL ? 4.0 / 3 : 1;
   const double compute = again * flops / ranks / cluster.flops_per_second;
   const double activation = layout.micro_batch() * context * job.model().hidden() * kFloatBytes;
   const double layers_per_stage = job.model().layers() / p;
@@ -124,8 +124,8 @@ std::vector<v1::Layout> AllLayouts(const v1::JobSpec& job, int ranks) {
       layout.set_virtual_pipeline(1);
       layout.set_context_parallel(1);
       layout.set_data(data);
-      layout.set_schedule("1f1b");
-      layout.set_recompute("none");
+      layout.set_schedule(v1::PIPELINE_SCHEDULE_1F1B);
+      layout.set_recompute(v1::RECOMPUTE_NONE);
       const int64_t micro_batch = job.training().micro_batch() > 0
                                       ? job.training().micro_batch()
                                       : plan::ChooseMicroBatch(job, pipeline, data);

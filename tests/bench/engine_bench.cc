@@ -93,7 +93,7 @@ int BenchTraining(const std::string& name, int64_t steps, int threads, const Siz
   spec.mutable_parallelism()->set_tensor(sizes.tensor);
   spec.mutable_parallelism()->set_pipeline(sizes.pipeline);
   spec.mutable_parallelism()->set_data(sizes.data);
-  spec.mutable_parallelism()->set_schedule("1f1b");
+  spec.mutable_parallelism()->set_schedule(v1::PIPELINE_SCHEDULE_1F1B);
   spec.mutable_resources()->set_ranks(sizes.tensor * sizes.pipeline * sizes.data);
   TimedSource source(spec.model());
   RunOptions options;

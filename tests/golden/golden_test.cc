@@ -139,7 +139,7 @@ RunResult Train(v1::JobSpec spec, const Layout& layout, int64_t steps) {
   spec.mutable_parallelism()->set_tensor(layout.tensor);
   spec.mutable_parallelism()->set_pipeline(layout.pipeline);
   spec.mutable_parallelism()->set_data(layout.data);
-  spec.mutable_parallelism()->set_schedule("1f1b");
+  spec.mutable_parallelism()->set_schedule(v1::PIPELINE_SCHEDULE_1F1B);
   spec.mutable_resources()->set_ranks(layout.tensor * layout.pipeline * layout.data);
   spec.mutable_training()->set_micro_batch(2);
   FixtureSource tokens;

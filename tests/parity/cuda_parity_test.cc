@@ -92,7 +92,7 @@ TEST_F(CudaParity, Layouts) {
   }
   v1::JobSpec spec = With(In(SmallJob(), {2, 2, 2}), v1::PRECISION_BF16);
   spec.mutable_parallelism()->set_sequence_parallel(true);
-  spec.mutable_parallelism()->set_recompute("selective");
+  spec.mutable_parallelism()->set_recompute(kSelective);
   ExpectClose(OnGpus(spec), OnCpu(spec), 1e-2);
 }
 
@@ -158,9 +158,9 @@ TEST_F(CudaParity, LayoutsWithNccl) {
   overlapped.mutable_parallelism()->set_tensor_overlap(3);
   v1::JobSpec sequences = With(In(SmallJob(), {2, 2, 2}), v1::PRECISION_BF16);
   sequences.mutable_parallelism()->set_sequence_parallel(true);
-  sequences.mutable_parallelism()->set_recompute("selective");
+  sequences.mutable_parallelism()->set_recompute(kSelective);
   v1::JobSpec interleaved = With(In(SmallJob(), {1, 2, 2, 1}), v1::PRECISION_FP32);
-  interleaved.mutable_parallelism()->set_schedule("interleaved");
+  interleaved.mutable_parallelism()->set_schedule(kInterleaved);
   interleaved.mutable_parallelism()->set_virtual_pipeline(2);
   v1::JobSpec deep = With(In(SmallJob(), {1, 4, 1, 1}), v1::PRECISION_FP32);
   struct Case {

@@ -64,7 +64,7 @@ TEST_F(Fp8Parity, FollowsTheCurveOfBf16) {
 TEST_F(Fp8Parity, RepeatedAndResumedWithEqualBits) {
   ExpectEqualBits(Fp8(SmallJob(), {1, 2, 2}));
   v1::JobSpec llama = Fp8(WithoutDropout(SmallLlama()), {1, 1, 1, 1});  // 8 micro-batches
-  llama.mutable_parallelism()->set_recompute("selective");
+  llama.mutable_parallelism()->set_recompute(kSelective);
   ExpectEqualBits(llama);
 }
 
@@ -128,9 +128,9 @@ TEST_F(Fp8Parity, LayoutsWithNccl) {
   overlapped.mutable_parallelism()->set_tensor_overlap(4);
   v1::JobSpec sequences = Fp8(SmallLlama(), {2, 2, 2});
   sequences.mutable_parallelism()->set_sequence_parallel(true);
-  sequences.mutable_parallelism()->set_recompute("full");
+  sequences.mutable_parallelism()->set_recompute(kFull);
   v1::JobSpec interleaved = Fp8(SmallJob(), {1, 2, 2, 1});
-  interleaved.mutable_parallelism()->set_schedule("interleaved");
+  interleaved.mutable_parallelism()->set_schedule(kInterleaved);
   interleaved.mutable_parallelism()->set_virtual_pipeline(2);
   RunOptions options;
   options.steps = 2;

@@ -18,8 +18,8 @@ absl::StatusOr<RunResult> Train(v1::JobSpec spec, int tensor, int pipeline, int 
   parallelism->set_pipeline(pipeline);
   parallelism->set_data(data);
   parallelism->set_virtual_pipeline(1);
-  parallelism->set_schedule("1f1b");
-  parallelism->set_recompute("none");
+  parallelism->set_schedule(k1f1b);
+  parallelism->set_recompute(kNone);
   spec.mutable_resources()->set_ranks(tensor * pipeline * data);
   spec.mutable_training()->set_micro_batch(1);
   return TrainWithThreads(spec, options);

@@ -17,20 +17,20 @@ using ::testing::HasSubstr;
 
 struct Case {
   int tensor, pipeline, data, micro_batch;
-  const char* schedule;
-  const char* recompute = "none";
+  v1::PipelineSchedule schedule;
+  v1::Recompute recompute = kNone;
   int virtual_pipeline = 1;
   bool sequence_parallel = false;
   int threads = 1;
 };
 
-const Case kOneRank = {1, 1, 1, 2, "1f1b"};
+const Case kOneRank = {1, 1, 1, 2, k1f1b};
 
 std::string NameOf(const Case& c) {
   return "tensor " + std::to_string(c.tensor) + " pipeline " + std::to_string(c.pipeline) +
          " data " + std::to_string(c.data) + " micro_batch " + std::to_string(c.micro_batch) + " " +
-         c.schedule + " " + std::to_string(c.virtual_pipeline) + " recompute " + c.recompute +
-         (c.sequence_parallel ? " sequence parallel" : "");
+         plan::TextOf(c.schedule) + " " + std::to_string(c.virtual_pipeline) + " recompute " +
+         plan::TextOf(c.recompute) + (c.sequence_parallel ? " sequence parallel" : "");
 }
 
 RunResult Train(v1::JobSpec spec, const Case& c, RunOptions options) {
@@ -117,8 +117,8 @@ TEST(MemoryPlan, EveryArchitectureUsesAllOfIt) {
 TEST(MemoryPlan, EveryLayoutUsesAllOfIt) {
   for (const v1::JobSpec& spec : {SmallJob(), SmallLlama(), SmallBert("post")}) {
     for (const Case& c :
-         {Case{2, 1, 1, 2, "1f1b"}, Case{1, 2, 1, 2, "1f1b"}, Case{1, 2, 1, 2, "gpipe"},
-          Case{1, 1, 2, 2, "1f1b"}, Case{1, 4, 2, 1, "1f1b"}, Case{2, 2, 2, 1, "gpipe"}}) {
+         {Case{2, 1, 1, 2, k1f1b}, Case{1, 2, 1, 2, k1f1b}, Case{1, 2, 1, 2, kGpipe},
+          Case{1, 1, 2, 2, k1f1b}, Case{1, 4, 2, 1, k1f1b}, Case{2, 2, 2, 1, kGpipe}}) {
       ExpectUsed(spec, c);
     }
   }
@@ -127,9 +127,9 @@ TEST(MemoryPlan, EveryLayoutUsesAllOfIt) {
 TEST(MemoryPlan, RecomputationAndInterleavingUseAllOfIt) {
   for (const v1::JobSpec& spec : {SmallJob(), SmallLlama()}) {
     for (const Case& c :
-         {Case{1, 1, 1, 2, "1f1b", "selective"}, Case{1, 1, 1, 2, "1f1b", "full"},
-          Case{1, 2, 1, 1, "interleaved", "none", 2}, Case{1, 2, 2, 1, "interleaved", "full", 2},
-          Case{2, 1, 1, 2, "1f1b", "none", 1, true}, Case{2, 2, 1, 2, "1f1b", "full", 1, true}}) {
+         {Case{1, 1, 1, 2, k1f1b, kSelective}, Case{1, 1, 1, 2, k1f1b, kFull},
+          Case{1, 2, 1, 1, kInterleaved, kNone, 2}, Case{1, 2, 2, 1, kInterleaved, kFull, 2},
+          Case{2, 1, 1, 2, k1f1b, kNone, 1, true}, Case{2, 2, 1, 2, k1f1b, kFull, 1, true}}) {
       ExpectUsed(spec, c);
     }
   }
@@ -138,14 +138,14 @@ TEST(MemoryPlan, RecomputationAndInterleavingUseAllOfIt) {
 TEST(MemoryPlan, WithoutDropoutUsesAllOfIt) {
   for (v1::JobSpec spec : {SmallJob(), SmallLlama(), SmallBert("post"), SmallClassifier()}) {
     spec.mutable_model()->set_dropout(0);
-    for (const Case& c : {Case{1, 1, 1, 2, "1f1b"}, Case{2, 2, 1, 2, "1f1b"}}) ExpectUsed(spec, c);
+    for (const Case& c : {Case{1, 1, 1, 2, k1f1b}, Case{2, 2, 1, 2, k1f1b}}) ExpectUsed(spec, c);
   }
 }
 
 TEST(MemoryPlan, CopiesOfSnapshotsUseAllOfIt) {
   v1::JobSpec spec = SmallJob();
   spec.mutable_checkpoint()->set_peer_copies(1);
-  for (const Case& c : {Case{1, 1, 1, 2, "1f1b"}, Case{1, 2, 2, 2, "1f1b"}}) ExpectUsed(spec, c);
+  for (const Case& c : {Case{1, 1, 1, 2, k1f1b}, Case{1, 2, 2, 2, k1f1b}}) ExpectUsed(spec, c);
 }
 
 TEST(MemoryPlan, ABufferThatIsNeverTouchedIsFound) {

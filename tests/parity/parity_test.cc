@@ -18,8 +18,8 @@ namespace {
 
 struct Case {
   int tensor, pipeline, data, micro_batch, threads;
-  const char* schedule;
-  const char* recompute = "none";
+  v1::PipelineSchedule schedule;
+  v1::Recompute recompute = kNone;
   int virtual_pipeline = 1;
   bool sequence_parallel = false;
 };
@@ -27,8 +27,8 @@ struct Case {
 std::string NameOf(const Case& c) {
   return "tensor " + std::to_string(c.tensor) + " pipeline " + std::to_string(c.pipeline) +
          " data " + std::to_string(c.data) + " micro_batch " + std::to_string(c.micro_batch) +
-         " threads " + std::to_string(c.threads) + " " + c.schedule + " " +
-         std::to_string(c.virtual_pipeline) + " recompute " + c.recompute +
+         " threads " + std::to_string(c.threads) + " " + plan::TextOf(c.schedule) + " " +
+         std::to_string(c.virtual_pipeline) + " recompute " + plan::TextOf(c.recompute) +
          (c.sequence_parallel ? " sequence parallel" : "");
 }
 
@@ -77,68 +77,68 @@ void ExpectSameGrid(const v1::JobSpec& spec, const std::vector<Case>& cases) {
 }
 
 TEST(Parity, TensorDegree1HasTheSameBitsInEveryLayout) {
-  ExpectSameGrid(SmallJob(), {{1, 1, 1, 8, 1, "1f1b"},
-                              {1, 1, 1, 1, 1, "1f1b"},
-                              {1, 1, 1, 2, 2, "gpipe"},
-                              {1, 1, 1, 4, 3, "1f1b"},
-                              {1, 2, 1, 2, 1, "gpipe"},
-                              {1, 2, 1, 1, 1, "1f1b"},
-                              {1, 4, 1, 2, 1, "1f1b"},
-                              {1, 4, 2, 1, 1, "1f1b"},
-                              {1, 4, 2, 2, 2, "gpipe"},
-                              {1, 1, 2, 2, 1, "1f1b"},
-                              {1, 1, 4, 1, 1, "1f1b"},
-                              {1, 1, 8, 1, 1, "1f1b"},
-                              {1, 2, 2, 2, 1, "1f1b"}});
+  ExpectSameGrid(SmallJob(), {{1, 1, 1, 8, 1, k1f1b},
+                              {1, 1, 1, 1, 1, k1f1b},
+                              {1, 1, 1, 2, 2, kGpipe},
+                              {1, 1, 1, 4, 3, k1f1b},
+                              {1, 2, 1, 2, 1, kGpipe},
+                              {1, 2, 1, 1, 1, k1f1b},
+                              {1, 4, 1, 2, 1, k1f1b},
+                              {1, 4, 2, 1, 1, k1f1b},
+                              {1, 4, 2, 2, 2, kGpipe},
+                              {1, 1, 2, 2, 1, k1f1b},
+                              {1, 1, 4, 1, 1, k1f1b},
+                              {1, 1, 8, 1, 1, k1f1b},
+                              {1, 2, 2, 2, 1, k1f1b}});
 }
 
 TEST(Parity, TensorDegree2HasTheSameBitsInEveryLayout) {
-  ExpectSameGrid(SmallJob(), {{2, 1, 1, 8, 1, "1f1b"},
-                              {2, 1, 1, 2, 2, "1f1b"},
-                              {2, 2, 1, 2, 1, "gpipe"},
-                              {2, 2, 2, 2, 1, "1f1b"},
-                              {2, 2, 2, 1, 1, "1f1b"},
-                              {2, 1, 4, 2, 1, "1f1b"}});
+  ExpectSameGrid(SmallJob(), {{2, 1, 1, 8, 1, k1f1b},
+                              {2, 1, 1, 2, 2, k1f1b},
+                              {2, 2, 1, 2, 1, kGpipe},
+                              {2, 2, 2, 2, 1, k1f1b},
+                              {2, 2, 2, 1, 1, k1f1b},
+                              {2, 1, 4, 2, 1, k1f1b}});
 }
 
 TEST(Parity, LlamaHasTheSameBitsInEveryLayout) {
-  ExpectSameGrid(SmallLlama(), {{1, 1, 1, 8, 1, "1f1b"},
-                                {1, 1, 1, 2, 2, "gpipe"},
-                                {1, 2, 1, 2, 1, "1f1b"},
-                                {1, 4, 2, 1, 1, "1f1b"},
-                                {1, 1, 8, 1, 1, "1f1b"},
-                                {1, 2, 2, 2, 1, "gpipe"}});
+  ExpectSameGrid(SmallLlama(), {{1, 1, 1, 8, 1, k1f1b},
+                                {1, 1, 1, 2, 2, kGpipe},
+                                {1, 2, 1, 2, 1, k1f1b},
+                                {1, 4, 2, 1, 1, k1f1b},
+                                {1, 1, 8, 1, 1, k1f1b},
+                                {1, 2, 2, 2, 1, kGpipe}});
   ExpectSameGrid(SmallLlama(),
-                 {{2, 1, 1, 8, 1, "1f1b"}, {2, 2, 2, 2, 1, "1f1b"}, {2, 4, 1, 1, 2, "gpipe"}});
+                 {{2, 1, 1, 8, 1, k1f1b}, {2, 2, 2, 2, 1, k1f1b}, {2, 4, 1, 1, 2, kGpipe}});
 }
 
 TEST(Parity, RecomputationAndInterleavingHaveTheSameBits) {
   for (const v1::JobSpec& spec : {SmallJob(), SmallLlama()}) {
-    ExpectSameGrid(spec, {{1, 1, 1, 8, 1, "1f1b"},
-                          {1, 1, 1, 2, 1, "1f1b", "selective"},
-                          {1, 1, 1, 4, 2, "1f1b", "full"},
-                          {1, 2, 1, 1, 1, "1f1b", "full"},
-                          {1, 2, 2, 2, 1, "gpipe", "selective"},
-                          {1, 2, 1, 1, 1, "interleaved", "none", 2},
-                          {1, 2, 1, 4, 1, "interleaved", "none", 2},
-                          {1, 2, 2, 1, 1, "interleaved", "full", 2}});
-    ExpectSameGrid(spec, {{2, 1, 1, 8, 1, "1f1b"},
-                          {2, 2, 1, 2, 1, "interleaved", "selective", 2},
-                          {2, 2, 2, 1, 1, "interleaved", "full", 2}});
+    ExpectSameGrid(spec, {{1, 1, 1, 8, 1, k1f1b},
+                          {1, 1, 1, 2, 1, k1f1b, kSelective},
+                          {1, 1, 1, 4, 2, k1f1b, kFull},
+                          {1, 2, 1, 1, 1, k1f1b, kFull},
+                          {1, 2, 2, 2, 1, kGpipe, kSelective},
+                          {1, 2, 1, 1, 1, kInterleaved, kNone, 2},
+                          {1, 2, 1, 4, 1, kInterleaved, kNone, 2},
+                          {1, 2, 2, 1, 1, kInterleaved, kFull, 2}});
+    ExpectSameGrid(spec, {{2, 1, 1, 8, 1, k1f1b},
+                          {2, 2, 1, 2, 1, kInterleaved, kSelective, 2},
+                          {2, 2, 2, 1, 1, kInterleaved, kFull, 2}});
   }
 }
 
 TEST(Parity, BertHasTheSameBitsInEveryLayout) {
   for (const v1::JobSpec& spec : {SmallBert("post"), SmallBert("pre"), SmallClassifier()}) {
-    ExpectSameGrid(spec, {{1, 1, 1, 8, 1, "1f1b"},
-                          {1, 1, 1, 1, 1, "1f1b"},
-                          {1, 1, 1, 2, 3, "gpipe", "selective"},
-                          {1, 2, 1, 2, 1, "1f1b", "full"},
-                          {1, 4, 2, 1, 1, "1f1b"},
-                          {1, 1, 8, 1, 1, "1f1b"},
-                          {1, 2, 2, 1, 1, "interleaved", "none", 2}});
+    ExpectSameGrid(spec, {{1, 1, 1, 8, 1, k1f1b},
+                          {1, 1, 1, 1, 1, k1f1b},
+                          {1, 1, 1, 2, 3, kGpipe, kSelective},
+                          {1, 2, 1, 2, 1, k1f1b, kFull},
+                          {1, 4, 2, 1, 1, k1f1b},
+                          {1, 1, 8, 1, 1, k1f1b},
+                          {1, 2, 2, 1, 1, kInterleaved, kNone, 2}});
     ExpectSameGrid(
-        spec, {{2, 1, 1, 8, 1, "1f1b"}, {2, 2, 2, 2, 1, "1f1b"}, {2, 4, 1, 1, 2, "gpipe", "full"}});
+        spec, {{2, 1, 1, 8, 1, k1f1b}, {2, 2, 2, 2, 1, k1f1b}, {2, 4, 1, 1, 2, kGpipe, kFull}});
   }
 }
 
@@ -147,7 +147,7 @@ TEST(Parity, SmoothedLabelsAndFrozenTensors) {
   spec.mutable_training()->set_label_smoothing(0.1);
   spec.mutable_training()->add_frozen("layers.1.*");
   spec.mutable_training()->mutable_optimizer()->add_no_decay("embedding.*");
-  const std::vector<Case> cases = {{1, 1, 1, 8, 1, "1f1b"}, {1, 2, 2, 2, 1, "1f1b"}};
+  const std::vector<Case> cases = {{1, 1, 1, 8, 1, k1f1b}, {1, 2, 2, 2, 1, k1f1b}};
   ExpectSameGrid(spec, cases);
   const RunResult trained = Train(spec, cases[0]);
   RunOptions none;
@@ -170,27 +170,27 @@ TEST(Parity, ThreeStagesInterleaved) {
   v1::JobSpec spec = SmallJob();
   spec.mutable_model()->set_layers(6);
   spec.mutable_training()->set_global_batch(12);
-  ExpectSameGrid(spec, {{1, 1, 1, 4, 1, "1f1b"},
-                        {1, 3, 1, 1, 1, "interleaved", "none", 2},
-                        {1, 3, 2, 2, 1, "interleaved", "none", 2}});
+  ExpectSameGrid(spec, {{1, 1, 1, 4, 1, k1f1b},
+                        {1, 3, 1, 1, 1, kInterleaved, kNone, 2},
+                        {1, 3, 2, 2, 1, kInterleaved, kNone, 2}});
 }
 
 TEST(Parity, LlamaWithATiedHead) {
   v1::JobSpec spec = SmallLlama();
   spec.mutable_model()->set_untied_head(false);
-  ExpectSameGrid(spec, {{1, 1, 1, 8, 1, "1f1b"}, {1, 2, 2, 2, 1, "1f1b"}});
+  ExpectSameGrid(spec, {{1, 1, 1, 8, 1, k1f1b}, {1, 2, 2, 2, 1, k1f1b}});
 }
 
 TEST(Parity, LanesThatMicroBatchesStraddle) {
   v1::JobSpec spec = SmallJob();
   spec.mutable_training()->set_global_batch(12);  // 4 lanes of 3 sequences
   spec.mutable_model()->set_bias(false);
-  ExpectSameGrid(spec, {{1, 1, 1, 12, 1, "1f1b"},
-                        {1, 1, 1, 2, 1, "1f1b"},
-                        {1, 1, 1, 1, 2, "1f1b"},
-                        {1, 2, 1, 4, 1, "1f1b"},
-                        {1, 2, 2, 2, 1, "gpipe"},
-                        {1, 1, 4, 3, 1, "1f1b"}});
+  ExpectSameGrid(spec, {{1, 1, 1, 12, 1, k1f1b},
+                        {1, 1, 1, 2, 1, k1f1b},
+                        {1, 1, 1, 1, 2, k1f1b},
+                        {1, 2, 1, 4, 1, k1f1b},
+                        {1, 2, 2, 2, 1, kGpipe},
+                        {1, 1, 4, 3, 1, k1f1b}});
 }
 
 TEST(Parity, SequencesLongerThanAPiece) {
@@ -198,15 +198,15 @@ TEST(Parity, SequencesLongerThanAPiece) {
   spec.mutable_model()->set_context(300);
   spec.mutable_model()->set_layers(2);
   spec.mutable_training()->set_global_batch(4);
-  ExpectSameGrid(spec, {{1, 1, 1, 4, 1, "1f1b"}, {1, 2, 2, 1, 2, "1f1b"}, {1, 1, 1, 2, 2, "1f1b"}});
+  ExpectSameGrid(spec, {{1, 1, 1, 4, 1, k1f1b}, {1, 2, 2, 1, 2, k1f1b}, {1, 1, 1, 2, 2, k1f1b}});
 }
 
 void ExpectTensorDegreesAgree(const v1::JobSpec& spec, const std::vector<int>& degrees) {
   RunOptions options;
   options.steps = 10;
-  const RunResult one = Train(spec, {1, 1, 1, 4, 1, "1f1b"}, options);
+  const RunResult one = Train(spec, {1, 1, 1, 4, 1, k1f1b}, options);
   for (const int tensor : degrees) {
-    const RunResult other = Train(spec, {tensor, 1, 1, 4, 1, "1f1b"}, options);
+    const RunResult other = Train(spec, {tensor, 1, 1, 4, 1, k1f1b}, options);
     ASSERT_EQ(other.steps.size(), one.steps.size());
     for (size_t i = 0; i < one.steps.size(); ++i) {
       EXPECT_NEAR(other.steps[i].loss / one.steps[i].loss, 1, 1e-4) << "step " << i + 1;
@@ -222,11 +222,11 @@ TEST(Parity, SequenceParallel) {
        {SmallJob(), SmallLlama(), SmallBert("post"), SmallBert("pre"), SmallClassifier()}) {
     RunOptions options;
     options.steps = 10;
-    const RunResult one = Train(spec, {1, 1, 1, 4, 1, "1f1b"}, options);
-    const std::vector<Case> cases = {{2, 1, 1, 8, 1, "1f1b", "none", 1, true},
-                                     {2, 1, 1, 1, 2, "1f1b", "full", 1, true},
-                                     {2, 2, 2, 2, 1, "1f1b", "selective", 1, true},
-                                     {2, 2, 1, 1, 1, "interleaved", "none", 2, true}};
+    const RunResult one = Train(spec, {1, 1, 1, 4, 1, k1f1b}, options);
+    const std::vector<Case> cases = {{2, 1, 1, 8, 1, k1f1b, kNone, 1, true},
+                                     {2, 1, 1, 1, 2, k1f1b, kFull, 1, true},
+                                     {2, 2, 2, 2, 1, k1f1b, kSelective, 1, true},
+                                     {2, 2, 1, 1, 1, kInterleaved, kNone, 2, true}};
     for (const Case& c : cases) {
       SCOPED_TRACE(NameOf(c));
       const RunResult other = Train(spec, c, options);
@@ -238,14 +238,14 @@ TEST(Parity, SequenceParallel) {
       EXPECT_NEAR(other.validation_loss / one.validation_loss, 1, 1e-4);
     }
     // Layouts that cut the rows alike.
-    ExpectSameBits(Train(spec, {2, 1, 1, 2, 1, "1f1b", "none", 1, true}),
-                   Train(spec, {2, 2, 2, 2, 2, "gpipe", "full", 1, true}));
+    ExpectSameBits(Train(spec, {2, 1, 1, 2, 1, k1f1b, kNone, 1, true}),
+                   Train(spec, {2, 2, 2, 2, 2, kGpipe, kFull, 1, true}));
   }
 }
 
 TEST(Parity, SumsBesideProductsHaveTheSameBits) {
   for (v1::JobSpec spec : {SmallJob(), SmallLlama(), SmallBert("post")}) {
-    const Case c{2, 1, 2, 2, 1, "1f1b"};
+    const Case c{2, 1, 2, 2, 1, k1f1b};
     const RunResult reference = Train(spec, c);
     for (const int parts : {2, 3, 64}) {
       spec.mutable_parallelism()->set_tensor_overlap(parts);
@@ -265,8 +265,8 @@ TEST(Parity, TensorDegreesAgreeWithinTheBound) {
 TEST(Parity, ADataDegreeThatDoesNotDivideTheLanesIsEquivalent) {
   v1::JobSpec spec = SmallJob();
   spec.mutable_training()->set_global_batch(12);
-  const RunResult one = Train(spec, {1, 1, 1, 4, 1, "1f1b"});
-  const RunResult three = Train(spec, {1, 1, 3, 4, 1, "1f1b"});
+  const RunResult one = Train(spec, {1, 1, 1, 4, 1, k1f1b});
+  const RunResult three = Train(spec, {1, 1, 3, 4, 1, k1f1b});
   for (size_t i = 0; i < one.steps.size(); ++i) {
     EXPECT_NEAR(three.steps[i].loss / one.steps[i].loss, 1, 1e-5);
   }
@@ -275,14 +275,14 @@ TEST(Parity, ADataDegreeThatDoesNotDivideTheLanesIsEquivalent) {
 TEST(Parity, ResumeInAnotherLayoutHasTheSameBits) {
   RunOptions whole;
   whole.steps = 6;
-  const RunResult undisturbed = Train(SmallJob(), {1, 1, 1, 4, 1, "1f1b"}, whole);
+  const RunResult undisturbed = Train(SmallJob(), {1, 1, 1, 4, 1, k1f1b}, whole);
   RunOptions first;
   first.steps = 3;
-  const RunResult half = Train(SmallJob(), {1, 2, 2, 2, 1, "1f1b"}, first);
+  const RunResult half = Train(SmallJob(), {1, 2, 2, 2, 1, k1f1b}, first);
   RunOptions second = first;
   second.first_step = 4;
   second.state = &half.state;
-  const RunResult rest = Train(SmallJob(), {1, 4, 1, 1, 1, "gpipe"}, second);
+  const RunResult rest = Train(SmallJob(), {1, 4, 1, 1, 1, kGpipe}, second);
   ASSERT_EQ(rest.steps.size(), 3u);
   EXPECT_EQ(rest.steps.back().loss, undisturbed.steps.back().loss);
   EXPECT_EQ(rest.state, undisturbed.state);
@@ -299,7 +299,7 @@ void CheckCopies(v1::Precision precision) {
   whole.steps = 6;
   RunOptions first;
   first.steps = 3;
-  for (const Case& layout : {Case{1, 1, 1, 4, 1, "1f1b"}, Case{2, 2, 2, 2, 1, "1f1b"}}) {
+  for (const Case& layout : {Case{1, 1, 1, 4, 1, k1f1b}, Case{2, 2, 2, 2, 1, k1f1b}}) {
     SCOPED_TRACE(NameOf(layout));
     const RunResult undisturbed = Train(spec, layout, whole);
     EXPECT_TRUE(undisturbed.copies.empty());
@@ -343,7 +343,7 @@ TEST(Parity, WaitingForAReplicaIsWaiting) {
   RunOptions options;
   options.steps = 1;
   options.source = &source;
-  const RunResult result = Train(SmallJob(), {1, 1, 2, 4, 1, "1f1b"}, options);
+  const RunResult result = Train(SmallJob(), {1, 1, 2, 4, 1, k1f1b}, options);
   EXPECT_GT(result.steps.at(0).communication_seconds, 0.05);
 }
 
@@ -353,7 +353,7 @@ TEST(Parity, TrainingLearns) {
   spec.mutable_training()->mutable_schedule()->set_decay_steps(150);
   RunOptions options;
   options.steps = 150;
-  const RunResult result = Train(spec, {1, 1, 1, 8, 1, "1f1b"}, options);
+  const RunResult result = Train(spec, {1, 1, 1, 8, 1, k1f1b}, options);
   ASSERT_EQ(result.steps.size(), 150u);
   EXPECT_NEAR(result.steps.front().loss, std::log(61.0), 0.1);
   // The source's entropy is about 2.7 nats a token; knowing nothing costs 4.1.
@@ -363,8 +363,8 @@ TEST(Parity, TrainingLearns) {
 TEST(Parity, DropoutMatters) {
   v1::JobSpec without = SmallJob();
   without.mutable_model()->set_dropout(0);
-  EXPECT_NE(Train(without, {1, 1, 1, 8, 1, "1f1b"}).steps.front().loss,
-            Train(SmallJob(), {1, 1, 1, 8, 1, "1f1b"}).steps.front().loss);
+  EXPECT_NE(Train(without, {1, 1, 1, 8, 1, k1f1b}).steps.front().loss,
+            Train(SmallJob(), {1, 1, 1, 8, 1, k1f1b}).steps.front().loss);
 }
 
 }  // namespace

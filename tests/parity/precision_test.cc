@@ -25,7 +25,7 @@ struct Layout {
   int pipeline = 1;
   int data = 1;
   int micro_batch = 8;
-  const char* recompute = "none";
+  v1::Recompute recompute = kNone;
   int virtual_pipeline = 1;
   int threads = 1;
   bool sequence_parallel = false;
@@ -37,7 +37,7 @@ v1::JobSpec InLayout(v1::JobSpec spec, const Layout& layout) {
   parallelism->set_pipeline(layout.pipeline);
   parallelism->set_data(layout.data);
   parallelism->set_virtual_pipeline(layout.virtual_pipeline);
-  parallelism->set_schedule(layout.virtual_pipeline > 1 ? "interleaved" : "1f1b");
+  parallelism->set_schedule(layout.virtual_pipeline > 1 ? kInterleaved : k1f1b);
   parallelism->set_recompute(layout.recompute);
   parallelism->set_sequence_parallel(layout.sequence_parallel);
   spec.mutable_resources()->set_ranks(layout.tensor * layout.pipeline * layout.data);
@@ -178,13 +178,12 @@ TEST(Precision, EqualBitsInEveryLayout) {
     for (const v1::Precision precision : {v1::PRECISION_BF16, v1::PRECISION_FP16}) {
       const v1::JobSpec spec = With(small, precision);
       ExpectSameGrid(spec, {{1, 1, 1, 8},
-                            {1, 1, 1, 2, "selective"},
-                            {1, 2, 2, 1, "full"},
-                            {1, 2, 1, 2, "selective", 2, 2},
+                            {1, 1, 1, 2, kSelective},
+                            {1, 2, 2, 1, kFull},
+                            {1, 2, 1, 2, kSelective, 2, 2},
                             {1, 1, 4, 1}});
-      ExpectSameGrid(spec, {{2, 1, 1, 8}, {2, 2, 2, 2, "full"}});
-      ExpectSameGrid(spec,
-                     {{2, 1, 1, 2, "none", 1, 1, true}, {2, 2, 2, 2, "selective", 1, 1, true}});
+      ExpectSameGrid(spec, {{2, 1, 1, 8}, {2, 2, 2, 2, kFull}});
+      ExpectSameGrid(spec, {{2, 1, 1, 2, kNone, 1, 1, true}, {2, 2, 2, 2, kSelective, 1, 1, true}});
     }
   }
 }
@@ -198,8 +197,8 @@ TEST(Precision, PairsOfBf16HaveTheBitsOfFp32Arithmetic) {
     spec = With(spec, v1::PRECISION_BF16);
     for (const double dropout : {0.0, 0.1}) {
       spec.mutable_model()->set_dropout(dropout);
-      for (const Layout& layout : {Layout{1, 1, 1, 2, "none", 1, 2}, Layout{1, 2, 1, 2, "full"},
-                                   Layout{2, 1, 1, 2, "selective", 1, 1, true}}) {
+      for (const Layout& layout : {Layout{1, 1, 1, 2, kNone, 1, 2}, Layout{1, 2, 1, 2, kFull},
+                                   Layout{2, 1, 1, 2, kSelective, 1, 1, true}}) {
         SCOPED_TRACE(absl::StrCat(spec.model().architecture(), " dropout ", dropout));
         kernels::SetBf16MethodForTest(kernels::Bf16Method::kFloat);
         const RunResult as_float = Train(spec, layout, Steps(2));
@@ -216,8 +215,7 @@ TEST(Precision, TensorDegreesAndSequenceParallelStayNear) {
     const v1::JobSpec spec = With(small, v1::PRECISION_BF16);
     const RunResult one = Train(spec, {}, Steps(10));
     EXPECT_LT(LargestDeviation(one, Train(spec, {2, 1, 1, 4}, Steps(10))), 0.01);
-    EXPECT_LT(LargestDeviation(one, Train(spec, {2, 1, 1, 4, "none", 1, 1, true}, Steps(10))),
-              0.01);
+    EXPECT_LT(LargestDeviation(one, Train(spec, {2, 1, 1, 4, kNone, 1, 1, true}, Steps(10))), 0.01);
   }
 }
 
@@ -232,7 +230,7 @@ TEST(Precision, ResumedWithTheStateOfItsScale) {
       RunOptions rest = Steps(20 - cut);
       rest.first_step = cut + 1;
       rest.state = &before.state;
-      const RunResult after = Train(spec, {1, 4, 1, 1, "full"}, rest);
+      const RunResult after = Train(spec, {1, 4, 1, 1, kFull}, rest);
       EXPECT_TRUE(after.state == whole.state) << "cut after step " << cut;
       EXPECT_EQ(after.steps.back().loss, whole.steps.back().loss);
       EXPECT_EQ(after.steps.back().learning_rate, whole.steps.back().learning_rate);

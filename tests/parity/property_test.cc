@@ -98,13 +98,14 @@ v1::JobSpec WithRandomLayout(v1::JobSpec spec, int tensor, Generator& g, std::st
   layout->set_pipeline(static_cast<int32_t>(pipeline));
   layout->set_data(static_cast<int32_t>(data));
   layout->set_virtual_pipeline(interleaved ? 2 : 1);
-  layout->set_schedule(interleaved ? "interleaved" : g.Coin() ? "gpipe" : "1f1b");
-  const char* recompute[] = {"none", "selective", "full"};
+  layout->set_schedule(interleaved ? kInterleaved : g.Coin() ? kGpipe : k1f1b);
+  const v1::Recompute recompute[] = {kNone, kSelective, kFull};
   layout->set_recompute(recompute[g.Between(0, 2)]);
   spec.mutable_resources()->set_ranks(static_cast<int32_t>(tensor * pipeline * data));
   spec.mutable_training()->set_micro_batch(micro_batch);
-  *name = absl::StrCat(tensor, "x", pipeline, "x", data, " ", layout->schedule(), " micro-batch ",
-                       micro_batch, " recompute ", layout->recompute());
+  *name =
+      absl::StrCat(tensor, "x", pipeline, "x", data, " ", plan::TextOf(layout->schedule()),
+                   " micro-batch ", micro_batch, " recompute ", plan::TextOf(layout->recompute()));
   return spec;
 }
 

@@ -77,6 +77,14 @@ struct RunResult {
 // use of a buffer, by stage, is that of the rank that uses most of it.
 std::map<int, std::vector<engine::BufferUse>> UseOfStages(const RunResult& result);
 
+// Short names for tables of layouts.
+inline constexpr v1::PipelineSchedule kGpipe = v1::PIPELINE_SCHEDULE_GPIPE;
+inline constexpr v1::PipelineSchedule k1f1b = v1::PIPELINE_SCHEDULE_1F1B;
+inline constexpr v1::PipelineSchedule kInterleaved = v1::PIPELINE_SCHEDULE_INTERLEAVED;
+inline constexpr v1::Recompute kNone = v1::RECOMPUTE_NONE;
+inline constexpr v1::Recompute kSelective = v1::RECOMPUTE_SELECTIVE;
+inline constexpr v1::Recompute kFull = v1::RECOMPUTE_FULL;
+
 // A small model and batch; tests change what they are about.
 v1::JobSpec SmallJob();
 // The same as a llama: grouped queries, rotary positions, gated feed-forward, a head of its own.

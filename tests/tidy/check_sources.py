@@ -60,7 +60,7 @@ INCLUDES = {
     "worker/inference/": ["worker/", "checkpoint/", "data/", "tokenizer/", "kernels/", "plan/", "common/", "proto/"],
     "worker/trainer/": ["worker/", "checkpoint/", "data/", "tokenizer/", "kernels/", "plan/", "common/", "proto/"],
     "cli/plot/": ["cli/plot/", "common/utf8.h"],
-    "cli/report/": ["cli/report/", "cli/plot/", "config/", "proto/"],
+    "cli/report/": ["cli/report/", "cli/plot/", "config/", "plan/names.h", "proto/"],
     "cli/": ["cli/", "config/", "checkpoint/", "common/", "data/", "plan/", "proto/", "tokenizer/", "worker/inference/"],
     "tests/": [""],
 }

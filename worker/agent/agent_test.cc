@@ -202,8 +202,8 @@ v1::JobSpec SmallJob(const std::string& data, int64_t steps) {
   training->mutable_schedule()->set_kind(v1::LEARNING_RATE_SCHEDULE_CONSTANT);
   spec.mutable_parallelism()->set_tensor(1);
   spec.mutable_parallelism()->set_pipeline(1);
-  spec.mutable_parallelism()->set_schedule("1f1b");
-  spec.mutable_parallelism()->set_recompute("none");
+  spec.mutable_parallelism()->set_schedule(v1::PIPELINE_SCHEDULE_1F1B);
+  spec.mutable_parallelism()->set_recompute(v1::RECOMPUTE_NONE);
   spec.mutable_resources()->set_ranks(2);
   spec.mutable_resources()->set_device("cpu");
   return spec;
