@@ -145,7 +145,7 @@ Json JobToJson(const v1::JobStatus& job) {
     json["plan"]["schedule"] = plan::TextOf(job.plan().layout().schedule());
     json["plan"]["micro_batches"] = job.plan().layout().micro_batches();
     json["plan"]["lanes"] = job.plan().lanes();
-    json["plan"]["collectives"] = TextOrNull(job.plan().collectives());
+    json["plan"]["collectives"] = TextOrNull(plan::TextOf(job.plan().collectives()));
     Json ranks = Json::array();
     for (const v1::RankPlacement& rank : job.plan().ranks()) {
       ranks.push_back({{"rank", rank.rank()}, {"node", rank.node()}, {"device", rank.device()}});

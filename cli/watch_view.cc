@@ -183,8 +183,9 @@ class View {
 
   // Memory of the device if ranks have one of their own.
   int64_t MemoryOf(const v1::RankFigures& figures) const {
-    return state_.job.spec().resources().device() == "cuda" ? figures.used_bytes()
-                                                            : figures.resident_bytes();
+    return state_.job.spec().resources().device() == v1::DEVICE_KIND_CUDA
+               ? figures.used_bytes()
+               : figures.resident_bytes();
   }
 
   std::string Cell(const v1::RankView& rank) const {

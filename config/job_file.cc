@@ -203,22 +203,25 @@ class JobParser {
 
   void ParseResources(Section resources) {
     v1::ResourcesSpec* out = spec_.mutable_resources();
-    out->set_device(resources.OneOf("device", "cpu", {"cpu", "cuda", "auto"}));
-    out->set_collectives(resources.OneOf("collectives", "auto", {"auto", "nccl", "host"}));
+    out->set_device(resources.OneOf("device", v1::DEVICE_KIND_CPU));
+    out->set_collectives(resources.OneOf("collectives", v1::COLLECTIVES_AUTO));
     out->set_no_cuda_graphs(!resources.Flag("cuda_graphs", true));
-    if (out->device() != "auto") {
-      ResolveDevice(&spec_, out->device() == "cuda" ? AutoDevice::kCuda : AutoDevice::kCpu);
+    if (out->device() != v1::DEVICE_KIND_AUTO) {
+      ResolveDevice(&spec_,
+                    out->device() == v1::DEVICE_KIND_CUDA ? AutoDevice::kCuda : AutoDevice::kCpu);
     }
-    if (out->device() == "cpu") {
-      if (out->collectives() == "nccl") resources.Fault("collectives", "nccl needs device: cuda");
+    if (out->device() == v1::DEVICE_KIND_CPU) {
+      if (out->collectives() == v1::COLLECTIVES_NCCL) {
+        resources.Fault("collectives", "nccl needs device: cuda");
+      }
       if (spec_.training().tf32()) resources.Fault("device", "training.tf32 needs device: cuda");
     }
-    if (spec_.training().fp8() && out->device() != "cuda") {
+    if (spec_.training().fp8() && out->device() != v1::DEVICE_KIND_CUDA) {
       resources.Fault("device", "training.fp8 needs device: cuda");
     } else if (spec_.training().fp8() && spec_.training().precision() != v1::PRECISION_BF16) {
       resources.Fault("device", "training.fp8 needs training.precision: bf16");
     }
-    if (out->collectives() == "nccl" &&
+    if (out->collectives() == v1::COLLECTIVES_NCCL &&
         spec_.training().reproducibility() == v1::REPRODUCIBILITY_EXACT) {
       resources.Fault("collectives",
                       "nccl sums in its own order: training.reproducibility: exact needs host");
@@ -485,12 +488,13 @@ std::string FaultOfName(const std::string& name) {
 
 void ResolveDevice(v1::JobSpec* spec, AutoDevice meant) {
   v1::ResourcesSpec& resources = *spec->mutable_resources();
-  if (resources.device() == "auto") {
-    resources.set_device(meant == AutoDevice::kCuda ? "cuda" : "cpu");
+  if (resources.device() == v1::DEVICE_KIND_AUTO) {
+    resources.set_device(meant == AutoDevice::kCuda ? v1::DEVICE_KIND_CUDA : v1::DEVICE_KIND_CPU);
   }
   v1::TrainingSpec& training = *spec->mutable_training();
   if (training.precision() == v1::PRECISION_AUTO) {
-    training.set_precision(resources.device() == "cuda" ? v1::PRECISION_BF16 : v1::PRECISION_FP32);
+    training.set_precision(resources.device() == v1::DEVICE_KIND_CUDA ? v1::PRECISION_BF16
+                                                                      : v1::PRECISION_FP32);
   }
 }
 
@@ -545,9 +549,9 @@ std::string EffectiveYaml(const v1::JobSpec& spec) {
                     ", zero_stage: ", parallelism.zero_stage(),
                     ", recompute: ", plan::TextOf(parallelism.recompute()), "}\n");
   }
-  absl::StrAppend(&yaml, "resources: {device: ", spec.resources().device(),
-                  ", cuda_graphs: ", flag(!spec.resources().no_cuda_graphs()), ", collectives: ",
-                  spec.resources().collectives().empty() ? "auto" : spec.resources().collectives(),
+  absl::StrAppend(&yaml, "resources: {device: ", plan::TextOf(spec.resources().device()),
+                  ", cuda_graphs: ", flag(!spec.resources().no_cuda_graphs()),
+                  ", collectives: ", WordOr(spec.resources().collectives(), v1::COLLECTIVES_AUTO),
                   ", ranks: ", spec.resources().ranks(),
                   ", threads_per_rank: ", or_auto(spec.resources().threads_per_rank()), "}\n");
   return yaml + CheckpointYaml(spec) + FaultToleranceYaml(spec.fault_tolerance()) +

@@ -265,23 +265,23 @@ TEST(JobFile, WhatLaterVersionsBringIsRefusedByName) {
 TEST(JobFile, DevicesAndWhatFollowsFromThem) {
   const auto cuda = Parse(kGood, {"resources.device=cuda", "training.precision=auto"});
   ASSERT_TRUE(cuda.ok()) << cuda.status();
-  EXPECT_EQ(cuda->resources().device(), "cuda");
+  EXPECT_EQ(cuda->resources().device(), v1::DEVICE_KIND_CUDA);
   EXPECT_EQ(cuda->training().precision(), v1::PRECISION_BF16);
   EXPECT_EQ(cuda->training().reproducibility(), v1::REPRODUCIBILITY_LAYOUT);
   auto either = Parse(
       kGood, {"resources.device=auto", "training.precision=auto", "training.reproducibility=exact",
               "resources.collectives=host", "training.tf32=true"});
   ASSERT_TRUE(either.ok()) << either.status();
-  EXPECT_EQ(either->resources().device(), "auto");
+  EXPECT_EQ(either->resources().device(), v1::DEVICE_KIND_AUTO);
   const auto again = Parse(EffectiveYaml(*either));
   ASSERT_TRUE(again.ok()) << again.status();
   EXPECT_EQ(again->SerializeAsString(), either->SerializeAsString());
   v1::JobSpec on_cpu = *either;
   ResolveDevice(&on_cpu, AutoDevice::kCpu);
-  EXPECT_EQ(on_cpu.resources().device(), "cpu");
+  EXPECT_EQ(on_cpu.resources().device(), v1::DEVICE_KIND_CPU);
   EXPECT_EQ(on_cpu.training().precision(), v1::PRECISION_FP32);
   ResolveDevice(&*either, AutoDevice::kCuda);
-  EXPECT_EQ(either->resources().device(), "cuda");
+  EXPECT_EQ(either->resources().device(), v1::DEVICE_KIND_CUDA);
   EXPECT_EQ(either->training().precision(), v1::PRECISION_BF16);
   EXPECT_THAT(FaultOf(kGood, {"resources.collectives=nccl"}), HasSubstr("nccl needs device: cuda"));
   EXPECT_THAT(FaultOf(kGood, {"resources.device=cuda", "resources.collectives=nccl",

@@ -11,7 +11,7 @@ using Job = v1::JobSpec;
 bool HasOneTensorRank(const Job& job) {
   return !job.parallelism().automatic() && job.parallelism().tensor() <= 1;
 }
-bool IsOnCpus(const Job& job) { return job.resources().device() == "cpu"; }
+bool IsOnCpus(const Job& job) { return job.resources().device() == v1::DEVICE_KIND_CPU; }
 bool NeverShrinks(const Job& job) { return job.fault_tolerance().elastic_min_ranks() == 0; }
 
 struct Row {

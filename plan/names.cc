@@ -35,6 +35,16 @@ constexpr Word kRecomputes[] = {
     {v1::RECOMPUTE_SELECTIVE, "selective"},
     {v1::RECOMPUTE_FULL, "full"},
 };
+constexpr Word kDeviceKinds[] = {
+    {v1::DEVICE_KIND_CPU, "cpu"},
+    {v1::DEVICE_KIND_CUDA, "cuda"},
+    {v1::DEVICE_KIND_AUTO, "auto"},
+};
+constexpr Word kCollectives[] = {
+    {v1::COLLECTIVES_AUTO, "auto"},
+    {v1::COLLECTIVES_NCCL, "nccl"},
+    {v1::COLLECTIVES_HOST, "host"},
+};
 constexpr Word kOnNan[] = {
     {v1::ON_NAN_STOP, "stop"},
     {v1::ON_NAN_SKIP, "skip"},
@@ -62,6 +72,8 @@ constexpr Set kSets[] = {
     {v1::Reproducibility_descriptor, kReproducibilities},
     {v1::PipelineSchedule_descriptor, kPipelineSchedules},
     {v1::Recompute_descriptor, kRecomputes},
+    {v1::DeviceKind_descriptor, kDeviceKinds},
+    {v1::Collectives_descriptor, kCollectives},
     {v1::OnNan_descriptor, kOnNan},
     {v1::StragglerPolicy_descriptor, kStragglerPolicies},
     {v1::OnSpike_descriptor, kOnSpike},
@@ -92,6 +104,14 @@ std::span<const Word> WordsOf<v1::PipelineSchedule>() {
 template <>
 std::span<const Word> WordsOf<v1::Recompute>() {
   return kRecomputes;
+}
+template <>
+std::span<const Word> WordsOf<v1::DeviceKind>() {
+  return kDeviceKinds;
+}
+template <>
+std::span<const Word> WordsOf<v1::Collectives>() {
+  return kCollectives;
 }
 template <>
 std::span<const Word> WordsOf<v1::OnNan>() {

@@ -39,6 +39,10 @@ std::span<const Word> WordsOf<v1::PipelineSchedule>();
 template <>
 std::span<const Word> WordsOf<v1::Recompute>();
 template <>
+std::span<const Word> WordsOf<v1::DeviceKind>();
+template <>
+std::span<const Word> WordsOf<v1::Collectives>();
+template <>
 std::span<const Word> WordsOf<v1::OnNan>();
 template <>
 std::span<const Word> WordsOf<v1::StragglerPolicy>();

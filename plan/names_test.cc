@@ -53,6 +53,8 @@ TEST(Names, ReadBackAsTheSameEnumerator) {
   ExpectRoundTrip<v1::Reproducibility>();
   ExpectRoundTrip<v1::PipelineSchedule>();
   ExpectRoundTrip<v1::Recompute>();
+  ExpectRoundTrip<v1::DeviceKind>();
+  ExpectRoundTrip<v1::Collectives>();
   ExpectRoundTrip<v1::OnNan>();
   ExpectRoundTrip<v1::StragglerPolicy>();
   ExpectRoundTrip<v1::OnSpike>();

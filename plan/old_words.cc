@@ -10,6 +10,7 @@
 #include "google/protobuf/unknown_field_set.h"
 #include "plan/names.h"
 #include "proto/tercio/v1/job.pb.h"
+#include "proto/tercio/v1/node_service.pb.h"
 #include "proto/tercio/v1/plan.pb.h"
 
 namespace tercio::plan {
@@ -36,11 +37,16 @@ constexpr MovedField kMovedFields[] = {
     {v1::TrainingSpec::descriptor, 15, v1::TrainingSpec::kReproducibilityFieldNumber},
     {v1::ParallelismSpec::descriptor, 7, v1::ParallelismSpec::kScheduleFieldNumber},
     {v1::ParallelismSpec::descriptor, 10, v1::ParallelismSpec::kRecomputeFieldNumber},
+    {v1::ResourcesSpec::descriptor, 1, v1::ResourcesSpec::kDeviceFieldNumber},
+    {v1::ResourcesSpec::descriptor, 4, v1::ResourcesSpec::kCollectivesFieldNumber},
     {v1::FaultToleranceSpec::descriptor, 5, v1::FaultToleranceSpec::kOnNanFieldNumber},
     {v1::FaultToleranceSpec::descriptor, 6, v1::FaultToleranceSpec::kStragglersFieldNumber},
     {v1::FaultToleranceSpec::descriptor, 7, v1::FaultToleranceSpec::kOnSpikeFieldNumber},
     {v1::Layout::descriptor, 8, v1::Layout::kScheduleFieldNumber},
     {v1::Layout::descriptor, 11, v1::Layout::kRecomputeFieldNumber},
+    {v1::Plan::descriptor, 9, v1::Plan::kCollectivesFieldNumber},
+    {v1::RankPlan::descriptor, 9, v1::RankPlan::kCollectivesFieldNumber},
+    {v1::AgentHello::descriptor, 5, v1::AgentHello::kDeviceKindFieldNumber},
 };
 
 // The last one counts, as in any message.

@@ -4,6 +4,7 @@
 #include "google/protobuf/unknown_field_set.h"
 #include "gtest/gtest.h"
 #include "proto/tercio/v1/job.pb.h"
+#include "proto/tercio/v1/node_service.pb.h"
 #include "proto/tercio/v1/state.pb.h"
 
 namespace tercio::plan {
@@ -46,6 +47,20 @@ TEST(OldWords, BecomeEnumerators) {
   // Again it has no effect.
   ASSERT_TRUE(UpgradeWords(&record).ok());
   EXPECT_EQ(record.SerializeAsString(), expected.SerializeAsString());
+}
+
+TEST(OldWords, OfAnAgentAndOfItsRanks) {
+  v1::AgentMessage message;
+  Say(message.mutable_hello(), 5, "cuda");
+  ASSERT_TRUE(UpgradeWords(&message).ok());
+  EXPECT_EQ(message.hello().device_kind(), v1::DEVICE_KIND_CUDA);
+  v1::StartRun start;
+  for (const char* word : {"nccl", "host"}) Say(start.add_ranks(), 9, word);
+  Say(start.mutable_ranks(0)->mutable_layout(), 8, "1f1b");
+  ASSERT_TRUE(UpgradeWords(&start).ok());
+  EXPECT_EQ(start.ranks(0).collectives(), v1::COLLECTIVES_NCCL);
+  EXPECT_EQ(start.ranks(0).layout().schedule(), v1::PIPELINE_SCHEDULE_1F1B);
+  EXPECT_EQ(start.ranks(1).collectives(), v1::COLLECTIVES_HOST);
 }
 
 TEST(OldWords, AnAbsentWordStaysAbsent) {

@@ -98,23 +98,23 @@ std::string NearestLayouts(const v1::JobSpec& job, const v1::Layout& wanted, int
 }
 
 // Ranks of the same GPU, or those of which one adds in an order of its own, cannot have NCCL's.
-absl::StatusOr<std::string> ChooseCollectives(const v1::JobSpec& job,
-                                              const std::vector<DeviceSlot>& slots) {
-  if (!OnGpu(job)) return "";
-  const std::string& wanted = job.resources().collectives();
-  if (wanted == "host") return "host";
+absl::StatusOr<v1::Collectives> ChooseCollectives(const v1::JobSpec& job,
+                                                  const std::vector<DeviceSlot>& slots) {
+  if (!OnGpu(job)) return v1::COLLECTIVES_UNSPECIFIED;
+  const v1::Collectives wanted = job.resources().collectives();
+  if (wanted == v1::COLLECTIVES_HOST) return v1::COLLECTIVES_HOST;
   std::map<std::pair<std::string, int>, size_t> holder;
   for (size_t rank = 0; rank < slots.size(); ++rank) {
     const DeviceSlot& slot = slots[rank];
     const auto [other, alone] = holder.try_emplace({slot.node, slot.gpu}, rank);
     if (alone) continue;
-    if (wanted != "nccl") return "host";
+    if (wanted != v1::COLLECTIVES_NCCL) return v1::COLLECTIVES_HOST;
     return absl::InvalidArgumentError(absl::StrCat(
         "resources.collectives: nccl, but ranks ", other->second, " and ", rank, " share GPU ",
         slot.gpu, " of node ", slot.node,
         ", which NCCL refuses; use collectives: auto, or as many ranks as there are GPUs"));
   }
-  return OrderIsFixed(job) ? "host" : "nccl";
+  return OrderIsFixed(job) ? v1::COLLECTIVES_HOST : v1::COLLECTIVES_NCCL;
 }
 
 }  // namespace
@@ -141,7 +141,8 @@ absl::StatusOr<v1::Plan> BuildPlan(const v1::JobSpec& job, const v1::Layout& lay
                      absl::StrJoin(NamesOf<v1::PipelineSchedule>(), ", ")));
   }
   v1::Plan plan;
-  TERCIO_ASSIGN_OR_RETURN(*plan.mutable_collectives(), ChooseCollectives(job, slots));
+  TERCIO_ASSIGN_OR_RETURN(const v1::Collectives collectives, ChooseCollectives(job, slots));
+  plan.set_collectives(collectives);
   *plan.mutable_layout() = layout;
   *plan.mutable_model() = job.model();
   plan.set_lanes(LanesOf(job, layout));

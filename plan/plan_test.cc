@@ -11,6 +11,7 @@
 #include "plan/limits.h"
 #include "plan/memory_map.h"
 #include "plan/model_tensors.h"
+#include "plan/names.h"
 #include "plan/plan_builder.h"
 #include "plan/rank_layout.h"
 #include "plan/schedule.h"
@@ -293,7 +294,7 @@ TEST(MemoryMap, HalfPrecisionAddsTheModelsCopyOfTheWeights) {
 
 TEST(MemoryMap, Fp8AddsWeightsFactorsAndScales) {
   v1::JobSpec job = Job();
-  job.mutable_resources()->set_device("cuda");
+  job.mutable_resources()->set_device(v1::DEVICE_KIND_CUDA);
   job.mutable_training()->set_precision(v1::PRECISION_BF16);
   const v1::Layout layout = LayoutOf(2, 2, 2, 4);
   const v1::MemoryTable without = MemoryOfStage(job, layout, 1, 1);
@@ -324,7 +325,7 @@ TEST(MemoryMap, Fp8AddsWeightsFactorsAndScales) {
   job.mutable_training()->set_precision(v1::PRECISION_FP16);
   EXPECT_EQ(CheckFp8(job).code(), absl::StatusCode::kInvalidArgument);
   job.mutable_training()->set_precision(v1::PRECISION_BF16);
-  job.mutable_resources()->set_device("cpu");
+  job.mutable_resources()->set_device(v1::DEVICE_KIND_CPU);
   EXPECT_EQ(CheckFp8(job).code(), absl::StatusCode::kInvalidArgument);
 }
 
@@ -411,20 +412,20 @@ TEST(PlanBuilder, CollectivesGoOverNcclWhereEveryRankHasAGpuOfItsOwn) {
     const auto plan = BuildPlan(job, LayoutOf(1, 1, 4), slots, 1);
     if (!plan.ok()) return std::string(plan.status().message());
     EXPECT_EQ(SliceWithoutStage(*plan, 2).collectives(), plan->collectives());
-    return plan->collectives();
+    return TextOf(plan->collectives());
   };
   const std::vector<DeviceSlot> alone = {{"a", 0, 0}, {"a", 1, 1}, {"b", 0, 0}, {"b", 1, 1}};
   const std::vector<DeviceSlot> shared = {{"a", 0, 0}, {"a", 1, 1}, {"a", 2, 0}, {"a", 3, 1}};
   EXPECT_EQ(collectives(alone), "");  // CPUs
-  job.mutable_resources()->set_device("cuda");
+  job.mutable_resources()->set_device(v1::DEVICE_KIND_CUDA);
   EXPECT_EQ(collectives(alone), "nccl");
   EXPECT_EQ(collectives(shared), "host");
   job.mutable_training()->set_reproducibility(v1::REPRODUCIBILITY_EXACT);
   EXPECT_EQ(collectives(alone), "host");
   job.mutable_training()->clear_reproducibility();
-  job.mutable_resources()->set_collectives("host");
+  job.mutable_resources()->set_collectives(v1::COLLECTIVES_HOST);
   EXPECT_EQ(collectives(alone), "host");
-  job.mutable_resources()->set_collectives("nccl");
+  job.mutable_resources()->set_collectives(v1::COLLECTIVES_NCCL);
   EXPECT_EQ(collectives(alone), "nccl");
   EXPECT_THAT(collectives(shared), HasSubstr("ranks 0 and 2 share GPU 0 of node a"));
 }
@@ -520,7 +521,7 @@ TEST(PlanBuilder, MicroBatchForAuto) {
   v1::JobSpec long_job = Job();
   long_job.mutable_model()->set_context(4096);
   EXPECT_EQ(ChooseMicroBatch(long_job, 1, 1), 1);
-  long_job.mutable_resources()->set_device("cuda");
+  long_job.mutable_resources()->set_device(v1::DEVICE_KIND_CUDA);
   EXPECT_EQ(ChooseMicroBatch(long_job, 1, 1), 16);
   EXPECT_EQ(ChooseMicroBatch(Job(), 4, 2), 3);  // at least eight micro-batches of 24 sequences
 }

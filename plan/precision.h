@@ -27,7 +27,9 @@ inline kernels::Format FormatOf(const v1::TrainingSpec& training) {
   return kernels::Format::kFloat32;
 }
 
-inline bool OnGpu(const v1::JobSpec& job) { return job.resources().device() == "cuda"; }
+inline bool OnGpu(const v1::JobSpec& job) {
+  return job.resources().device() == v1::DEVICE_KIND_CUDA;
+}
 
 // And what a device stores them as: 16 bits on a GPU; the CPU rounds floats (kernels/values.h).
 struct Precision {

@@ -18,6 +18,7 @@
 #include "common/steady_time.h"
 #include "config/job_file.h"
 #include "config/notices.h"
+#include "plan/names.h"
 
 namespace tercio::cli {
 namespace {
@@ -313,7 +314,7 @@ int Nodes(const NodesOptions& options) {
         {"NAME", "STATE", "DEVICES", "FREE", "FAULTY", "METRICS", "REASON"}};
     for (const v1::Node& node : response.nodes()) {
       rows.push_back({node.name(), node.state(),
-                      absl::StrCat(node.devices(), " ", node.device_kind()),
+                      absl::StrCat(node.devices(), " ", plan::TextOf(node.device_kind())),
                       absl::StrCat(node.free()), absl::StrCat(node.faulty_devices_size()),
                       node.metrics_address(), ReasonOf(node)});
     }

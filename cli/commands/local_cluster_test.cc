@@ -43,7 +43,7 @@ v1::JobSpec JobOfWidth(int hidden) {
   job.mutable_training()->set_global_batch(4);
   job.mutable_training()->set_precision(v1::PRECISION_BF16);
   job.mutable_parallelism()->set_automatic(true);
-  job.mutable_resources()->set_device("cuda");
+  job.mutable_resources()->set_device(v1::DEVICE_KIND_CUDA);
   return job;
 }
 

@@ -65,7 +65,7 @@ absl::StatusOr<int> PlanJob(const PlanOptions& options) {
   std::vector<std::string> changes = options.set;
   if (options.ranks > 0) changes.push_back(absl::StrCat("resources.ranks=", options.ranks));
   TERCIO_ASSIGN_OR_RETURN(v1::JobSpec spec, config::ParseJobFile(options.job_file, changes));
-  if (spec.resources().device() == "auto") {
+  if (spec.resources().device() == v1::DEVICE_KIND_AUTO) {
     TERCIO_ASSIGN_OR_RETURN(const Gpus gpus, FindGpus());
     config::ResolveDevice(&spec,
                           gpus.list.empty() ? config::AutoDevice::kCpu : config::AutoDevice::kCuda);

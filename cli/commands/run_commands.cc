@@ -30,6 +30,7 @@
 #include "config/job_file.h"
 #include "config/notices.h"
 #include "data/prepared_data.h"
+#include "plan/names.h"
 #include "plan/plan_builder.h"
 #include "plan/planner/planner.h"
 
@@ -170,11 +171,12 @@ absl::Status CheckBeforeStart(const v1::JobSpec& spec, const std::string& state_
 
 // `auto` means the device of this machine.
 absl::Status ChooseDevice(v1::JobSpec* spec) {
-  if (spec->resources().device() == "cpu") return absl::OkStatus();
+  if (spec->resources().device() == v1::DEVICE_KIND_CPU) return absl::OkStatus();
   TERCIO_ASSIGN_OR_RETURN(const Gpus gpus, FindGpus());
   config::ResolveDevice(spec,
                         gpus.list.empty() ? config::AutoDevice::kCpu : config::AutoDevice::kCuda);
-  if (spec->resources().device() == "cpu" || !gpus.list.empty()) return absl::OkStatus();
+  if (spec->resources().device() == v1::DEVICE_KIND_CPU || !gpus.list.empty())
+    return absl::OkStatus();
   return absl::InvalidArgumentError(
       "resources.device is cuda, but there is no NVIDIA driver with a GPU on this machine; use "
       "device: cpu, or submit the job to a cluster that has GPUs");
@@ -190,8 +192,9 @@ absl::StatusOr<int> RunJob(const v1::JobSpec& spec, const RunOptions& options) {
     TERCIO_RETURN_IF_ERROR(CheckBeforeStart(spec, options.state_dir, ranks));
   }
   BlockStopSignals();  // for JobKeeper; before lasting threads are started
-  TERCIO_ASSIGN_OR_RETURN(const auto pair,
-                          PrivatePair::Start(options.state_dir, ranks, spec.resources().device()));
+  TERCIO_ASSIGN_OR_RETURN(
+      const auto pair,
+      PrivatePair::Start(options.state_dir, ranks, plan::TextOf(spec.resources().device())));
   TERCIO_ASSIGN_OR_RETURN(const auto client, Client::ConnectTo(pair->coordinator(), {}));
   TERCIO_ASSIGN_OR_RETURN(const std::string id, client->Submit(spec));
   std::fprintf(stderr, "job %s in %s\n", id.c_str(), options.state_dir.c_str());
@@ -250,9 +253,9 @@ absl::StatusOr<int> ResumeJob(const ResumeOptions& options) {
     TERCIO_ASSIGN_OR_RETURN(const v1::JobStatus job, FindJob(*reader, options.job));
     TERCIO_ASSIGN_OR_RETURN(spec, config::ChangeJob(job.spec(), options.set));
   }
-  TERCIO_ASSIGN_OR_RETURN(
-      const auto pair,
-      PrivatePair::Start(options.state_dir, plan::RanksOfJob(spec), spec.resources().device()));
+  TERCIO_ASSIGN_OR_RETURN(const auto pair,
+                          PrivatePair::Start(options.state_dir, plan::RanksOfJob(spec),
+                                             plan::TextOf(spec.resources().device())));
   TERCIO_ASSIGN_OR_RETURN(const auto client, Client::ConnectTo(pair->coordinator(), {}));
   TERCIO_ASSIGN_OR_RETURN(const v1::JobStatus job, FindJob(*client, options.job));
   // A job whose coordinator was killed has not ended: it continues by itself.

@@ -67,7 +67,7 @@ KeyValues PlanOf(const v1::JobStatus& status) {
                    {"recompute", plan::TextOf(layout.recompute())},
                    {"lanes", absl::StrCat(plan.lanes())},
                    {"threads_per_rank", absl::StrCat(plan.threads_per_rank())},
-                   {"collectives", plan.collectives()},
+                   {"collectives", plan::TextOf(plan.collectives())},
                    {"placement", PlacementText(plan)}};
   std::erase_if(out, [](const auto& entry) { return entry.second.empty(); });
   for (int i = 0; i < plan.stages_size() && plan.stages_size() <= 64; ++i) {

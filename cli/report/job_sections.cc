@@ -12,6 +12,7 @@
 #include "cli/report/sections.h"
 #include "cli/report/texts.h"
 #include "config/job_file.h"
+#include "plan/names.h"
 
 namespace tercio::report {
 namespace {
@@ -242,14 +243,14 @@ void AddEnvironment(const Subjects& subjects, Page* page) {
     for (const auto& [name, count] : ranks) {
       const auto node = known.find(name);
       const bool here = node != known.end();
-      table.push_back(
-          {{subject.job->label},
-           {name},
-           {here ? node->second->state() : "not in the cluster"},
-           {here ? node->second->version() : kNotKnown},
-           {here ? absl::StrCat(node->second->devices()) : kNotKnown, true},
-           {here ? node->second->device_kind() : subject.job->status.spec().resources().device()},
-           {absl::StrCat(count), true}});
+      table.push_back({{subject.job->label},
+                       {name},
+                       {here ? node->second->state() : "not in the cluster"},
+                       {here ? node->second->version() : kNotKnown},
+                       {here ? absl::StrCat(node->second->devices()) : kNotKnown, true},
+                       {plan::TextOf(here ? node->second->device_kind()
+                                          : subject.job->status.spec().resources().device())},
+                       {absl::StrCat(count), true}});
     }
   }
   const JobData& job = *subjects.front().job;

@@ -225,7 +225,7 @@ TEST(Restart, AnOrderThatNeverArrivedIsGivenAgain) {
 
 v1::JobSpec CudaSpec(int ranks) {
   v1::JobSpec spec = SmallSpec(ranks);
-  spec.mutable_resources()->set_device("cuda");
+  spec.mutable_resources()->set_device(v1::DEVICE_KIND_CUDA);
   return spec;
 }
 
@@ -238,7 +238,7 @@ TEST(Devices, AJobWaitsForItsKindAndOthersPassIt) {
   EXPECT_EQ(cluster.state_.jobs.at("gpus").record.error(),
             "waiting: needs 2 GPUs, 0 of 0 are free");
   EXPECT_EQ(cluster.job().phase(), v1::JOB_PHASE_PREPARING);
-  cluster.device_kind_ = "cuda";
+  cluster.device_kind_ = v1::DEVICE_KIND_CUDA;
   cluster.Attach("g");
   EXPECT_EQ(cluster.state_.jobs.at("gpus").record.phase(), v1::JOB_PHASE_PREPARING);
   EXPECT_TRUE(cluster.state_.jobs.at("gpus").placement->Has("g"));
@@ -280,7 +280,7 @@ TEST(Devices, NobodyOvertakesAJobThatHasRun) {
 
 TEST(Devices, JobsOfANodeHaveDifferentOnes) {
   Cluster cluster;
-  cluster.device_kind_ = "cuda";
+  cluster.device_kind_ = v1::DEVICE_KIND_CUDA;
   cluster.Attach("g");
   cluster.Do(Submitted{kJob, CudaSpec(1)});
   cluster.Do(Submitted{"second", CudaSpec(1)});
@@ -340,9 +340,9 @@ TEST(Devices, AJobIsPlacedAnewWhenItsNodeComesBackWithFewer) {
 // What the first attempt has chosen is kept, for its job and for the next one like it.
 TEST(Products, AreChosenOnce) {
   Cluster cluster;
-  cluster.device_kind_ = "cuda";
+  cluster.device_kind_ = v1::DEVICE_KIND_CUDA;
   v1::JobSpec spec = SmallSpec(2);
-  spec.mutable_resources()->set_device("cuda");
+  spec.mutable_resources()->set_device(v1::DEVICE_KIND_CUDA);
   cluster.Do(Submitted{kJob, spec});
   cluster.Attach("a");
   cluster.StartAll();

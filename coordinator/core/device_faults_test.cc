@@ -15,7 +15,7 @@ constexpr char kLost[] = "XID 79 (the GPU has fallen off the bus): restart the n
 
 v1::JobSpec GpuSpec(int data) {
   v1::JobSpec spec = SmallSpec(data);
-  spec.mutable_resources()->set_device("cuda");
+  spec.mutable_resources()->set_device(v1::DEVICE_KIND_CUDA);
   return spec;
 }
 
@@ -27,7 +27,7 @@ class GpuCluster : public Cluster {
     hello.set_node(node);
     hello.set_devices(2);
     hello.set_cores(2);
-    hello.set_device_kind("cuda");
+    hello.set_device_kind(v1::DEVICE_KIND_CUDA);
     hello.set_spool_id("s" + node);
     for (int i = 0; i < 2; ++i) {
       v1::DeviceFacts* facts = hello.add_device_facts();

@@ -26,7 +26,7 @@ bool MultiplyAlike(const v1::JobSpec& a, const v1::Plan& plan_a, const v1::JobSp
 
 // Takes those of the previous attempt, or of the last job like it, so that runs are bit-identical.
 void Stepper::TakeProducts(const JobState& job, v1::Plan& plan) const {
-  if (job.record.spec().resources().device() != "cuda") return;
+  if (job.record.spec().resources().device() != v1::DEVICE_KIND_CUDA) return;
   const JobState* from = nullptr;
   for (const auto& [id, other] : state_.jobs) {
     if (other.plan == nullptr || !HasProducts(*other.plan) ||

@@ -61,7 +61,8 @@ DeviceWish WishOf(const v1::JobSpec& spec, int ranks) {
   DeviceWish wish;
   wish.ranks = ranks;
   wish.tensor = spec.parallelism().automatic() ? 0 : std::max(1, spec.parallelism().tensor());
-  wish.one_nccl = spec.resources().device() == "cuda" && spec.resources().collectives() != "host";
+  wish.one_nccl = spec.resources().device() == v1::DEVICE_KIND_CUDA &&
+                  spec.resources().collectives() != v1::COLLECTIVES_HOST;
   return wish;
 }
 
@@ -89,9 +90,8 @@ std::string DescribeFaulty(const State& state, const v1::JobSpec& spec) {
 }
 
 // Agents of versions without GPU support send no kind.
-const std::string& KindOr(const std::string& kind) {
-  static const std::string* const cpu = new std::string("cpu");
-  return kind.empty() ? *cpu : kind;
+v1::DeviceKind KindOr(v1::DeviceKind kind) {
+  return kind == v1::DEVICE_KIND_UNSPECIFIED ? v1::DEVICE_KIND_CPU : kind;
 }
 
 }  // namespace
@@ -220,9 +220,9 @@ void Stepper::Schedule() {
   std::sort(queued.begin(), queued.end(), [](const JobState* a, const JobState* b) {
     return a->record.number() < b->record.number();
   });
-  std::set<std::string> waited_for;  // kinds
+  std::set<v1::DeviceKind> waited_for;
   for (JobState* job : queued) {
-    const std::string& kind = KindOr(job->record.spec().resources().device());
+    const v1::DeviceKind kind = KindOr(job->record.spec().resources().device());
     if (!waited_for.contains(kind) && !Assign(*job) && !MayBeSkipped(*job)) {
       waited_for.insert(kind);
     }
@@ -270,9 +270,10 @@ bool Stepper::Assign(JobState& job) {
 void Stepper::Wait(JobState& job, int ranks) {
   const v1::JobSpec& spec = job.record.spec();
   const Room room = RoomBeside(spec, {});
-  std::string reason = absl::StrCat("waiting: needs ", ranks,
-                                    spec.resources().device() == "cuda" ? " GPUs, " : " devices, ",
-                                    room.free, " of ", room.total, " are free");
+  std::string reason =
+      absl::StrCat("waiting: needs ", ranks,
+                   spec.resources().device() == v1::DEVICE_KIND_CUDA ? " GPUs, " : " devices, ",
+                   room.free, " of ", room.total, " are free");
   const std::string why = WhyNoDevices(FreeDevicesFor(spec, {}), WishOf(spec, ranks));
   if (!why.empty()) absl::StrAppend(&reason, "; ", why);
   absl::StrAppend(&reason, DescribeFaulty(state_, spec));

@@ -96,7 +96,7 @@ absl::Status CheckPath(const std::string& path, const CheckpointPlaces& places) 
 absl::Status Admit(v1::JobSpec* wanted, const std::vector<Coordinator::NodeView>& nodes,
                    const std::vector<Coordinator::JobView>& jobs, const CheckpointPlaces& places) {
   const bool gpus = std::any_of(nodes.begin(), nodes.end(), [](const auto& node) {
-    return node.state.hello.device_kind() == "cuda";
+    return node.state.hello.device_kind() == v1::DEVICE_KIND_CUDA;
   });
   config::ResolveDevice(wanted, gpus ? config::AutoDevice::kCuda : config::AutoDevice::kCpu);
   const v1::JobSpec& spec = *wanted;

@@ -83,7 +83,7 @@ class JobSeries {
     }
     const v1::JobSpec& spec = job_.spec();
     page_.Set("tercio_job_info",
-              {data, spec.resources().device(), id_, name_, pipeline,
+              {data, plan::TextOf(spec.resources().device()), id_, name_, pipeline,
                plan::TextOf(spec.training().precision()), schedule, tensor},
               1);
     Set("tercio_job_attempt", job_.attempt());

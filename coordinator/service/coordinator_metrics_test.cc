@@ -59,7 +59,7 @@ class CoordinatorMetricsTest : public ::testing::Test {
     hello.set_node(node);
     hello.set_devices(2);
     hello.set_cores(2);
-    hello.set_device_kind("cpu");
+    hello.set_device_kind(v1::DEVICE_KIND_CPU);
     hello.set_data_address("10.0.0.7");
     hello.set_metrics_address(metrics_address);
     ASSERT_TRUE(coordinator_->Attach(hello, {[](v1::CoordinatorMessage) {}, [] {}}).ok());

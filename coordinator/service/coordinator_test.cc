@@ -366,7 +366,7 @@ TEST_F(ServingTest, TheTokenOfAnOlderAttemptIsRefused) {
   v1::AgentHello hello;
   hello.set_node("one");
   hello.set_devices(1);
-  hello.set_device_kind("cpu");
+  hello.set_device_kind(v1::DEVICE_KIND_CPU);
   ASSERT_TRUE(coordinator_->Attach(hello, {[](v1::CoordinatorMessage) {}, [] {}}).ok());
   ASSERT_TRUE(coordinator_->Ask(Submitted{kJob, SmallSpec(1)}).ok());
   const std::string first = coordinator_->Find(kJob)->token();
@@ -409,7 +409,7 @@ TEST_F(ServingTest, OneJobsCheckpointIsSearchedWhileOthersAreServed) {
   v1::AgentHello hello;
   hello.set_node("one");
   hello.set_devices(1);
-  hello.set_device_kind("cpu");
+  hello.set_device_kind(v1::DEVICE_KIND_CPU);
   ASSERT_TRUE(coordinator_->Attach(hello, {[](v1::CoordinatorMessage) {}, [] {}}).ok());
   const auto other = AnswerToSubmit("two");
   EXPECT_TRUE(other.has_value()) << "it waits for the other job's disk";

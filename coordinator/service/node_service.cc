@@ -14,6 +14,7 @@
 #include "common/status_macros.h"
 #include "common/steady_time.h"
 #include "common/version.h"
+#include "plan/old_words.h"
 
 namespace tercio::coordinator {
 namespace {
@@ -184,6 +185,8 @@ class NodeServiceImpl::AgentStream
   }
 
   absl::Status Accept() {
+    // An agent of the version before names its kind of device with a word.
+    TERCIO_RETURN_IF_ERROR(plan::UpgradeWords(incoming_.mutable_hello()));
     const v1::AgentHello& hello = incoming_.hello();
     TERCIO_RETURN_IF_ERROR(
         CheckVersions("node " + hello.node(), hello.version(), "the coordinator"));

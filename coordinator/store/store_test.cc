@@ -145,6 +145,9 @@ class OldStoreTest : public StoreTest, public ::testing::WithParamInterface<int>
     EXPECT_EQ(job.elastic_parallelism().recompute(), v1::RECOMPUTE_FULL);
     EXPECT_EQ(plan.layout().schedule(), v1::PIPELINE_SCHEDULE_GPIPE);
     EXPECT_EQ(plan.layout().recompute(), v1::RECOMPUTE_SELECTIVE);
+    EXPECT_EQ(job.spec().resources().device(), v1::DEVICE_KIND_CUDA);
+    EXPECT_EQ(job.spec().resources().collectives(), v1::COLLECTIVES_HOST);
+    EXPECT_EQ(plan.collectives(), v1::COLLECTIVES_HOST);
     const v1::FaultToleranceSpec& fault = job.spec().fault_tolerance();
     EXPECT_EQ(fault.on_nan(), v1::ON_NAN_SKIP);
     EXPECT_EQ(fault.stragglers(), v1::STRAGGLER_POLICY_EXCLUDE);

@@ -160,8 +160,10 @@ absl::Status CheckSupported(const v1::JobSpec& job) {
     return unsupported("training.precision " + Shown(precision));
   }
   TERCIO_RETURN_IF_ERROR(plan::CheckFp8(job));
-  const std::string& device = job.resources().device();
-  if (device != "cpu" && device != "cuda") return unsupported("resources.device " + device);
+  const v1::DeviceKind device = job.resources().device();
+  if (device != v1::DEVICE_KIND_CPU && device != v1::DEVICE_KIND_CUDA) {
+    return unsupported("resources.device " + Shown(device));
+  }
   if (parallelism.zero_stage() > 0) return unsupported("parallelism.zero_stage above 0");
   if (parallelism.context_parallel() > 1)
     return unsupported("parallelism.context_parallel above 1");

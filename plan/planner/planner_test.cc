@@ -11,7 +11,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-v1::JobSpec Gpt(const std::string& device) {
+v1::JobSpec Gpt(v1::DeviceKind device) {
   v1::JobSpec job;
   v1::ModelSpec* model = job.mutable_model();
   model->set_architecture("gpt2");
@@ -39,7 +39,7 @@ v1::LayoutCandidate Chosen(const v1::JobSpec& job, const Cluster& cluster) {
 }
 
 TEST(Planner, MicroBatchesOfGpusAreAsLargeAsFit) {
-  const v1::JobSpec job = Gpt("cuda");
+  const v1::JobSpec job = Gpt(v1::DEVICE_KIND_CUDA);
   Cluster cluster;
   UseGpus("NVIDIA H200", job.training(), &cluster);
   const v1::LayoutCandidate roomy = Chosen(job, cluster);
@@ -60,13 +60,13 @@ TEST(Planner, MicroBatchesOfGpusAreAsLargeAsFit) {
 }
 
 TEST(Planner, UtilisationCountsByThePeak) {
-  const v1::JobSpec job = Gpt("cuda");
+  const v1::JobSpec job = Gpt(v1::DEVICE_KIND_CUDA);
   Cluster cluster;
   UseGpus("NVIDIA H200", job.training(), &cluster);
   const v1::Prediction gpu = Chosen(job, cluster).predicted();
   EXPECT_NEAR(gpu.mfu(), 0.5, 0.01);
   EXPECT_NEAR(gpu.tflops_per_gpu(), 989 * gpu.mfu(), 1);
-  const v1::Prediction cpu = Chosen(Gpt("cpu"), Cluster()).predicted();
+  const v1::Prediction cpu = Chosen(Gpt(v1::DEVICE_KIND_CPU), Cluster()).predicted();
   EXPECT_NEAR(cpu.mfu(), 1, 0.01);
 }
 
@@ -82,7 +82,7 @@ TEST(Planner, RanksThatShareCoresTakeTurns) {
   EXPECT_EQ(roomy.flops_per_second, 4 * alone.flops_per_second);
   EXPECT_EQ(roomy.seconds_per_message, alone.seconds_per_message);
 
-  const v1::JobSpec job = Gpt("cuda");
+  const v1::JobSpec job = Gpt(v1::DEVICE_KIND_CUDA);
   Cluster gpu;
   UseGpus("NVIDIA H200", job.training(), &gpu);
   Cluster after_cpus = shared;
@@ -98,7 +98,7 @@ struct Measured {
 
 // What docs/benchmarks.md has of nanogpt on two cores.
 TEST(Planner, PredictsWhatWasMeasuredOnCpus) {
-  v1::JobSpec job = Gpt("cpu");
+  v1::JobSpec job = Gpt(v1::DEVICE_KIND_CPU);
   v1::ModelSpec* model = job.mutable_model();
   model->set_layers(4);
   model->set_hidden(128);
@@ -127,7 +127,7 @@ TEST(Planner, PredictsWhatWasMeasuredOnCpus) {
 }
 
 TEST(Planner, WhatAJobNamesIsNotChanged) {
-  v1::JobSpec job = Gpt("cuda");
+  v1::JobSpec job = Gpt(v1::DEVICE_KIND_CUDA);
   job.mutable_training()->set_micro_batch(64);
   Cluster cluster;
   cluster.memory_bytes = int64_t{12} << 30;
@@ -137,7 +137,7 @@ TEST(Planner, WhatAJobNamesIsNotChanged) {
 // Each of these once divided by zero, or gave a sum below zero, in whoever looked at the job.
 TEST(Planner, NumbersOfAStrangerAreRefused) {
   const auto refused = [](const auto& change) {
-    v1::JobSpec job = Gpt("cpu");
+    v1::JobSpec job = Gpt(v1::DEVICE_KIND_CPU);
     job.mutable_checkpoint()->set_keep_last(1);
     EXPECT_TRUE(AdmitJob(job, int64_t{1} << 62).ok());
     change(job);

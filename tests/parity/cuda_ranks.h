@@ -38,7 +38,7 @@ inline v1::JobSpec In(v1::JobSpec spec, const Layout& layout) {
 }
 
 inline v1::JobSpec Cuda(v1::JobSpec spec) {
-  spec.mutable_resources()->set_device("cuda");
+  spec.mutable_resources()->set_device(v1::DEVICE_KIND_CUDA);
   return spec;
 }
 

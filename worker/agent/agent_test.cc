@@ -205,7 +205,7 @@ v1::JobSpec SmallJob(const std::string& data, int64_t steps) {
   spec.mutable_parallelism()->set_schedule(v1::PIPELINE_SCHEDULE_1F1B);
   spec.mutable_parallelism()->set_recompute(v1::RECOMPUTE_NONE);
   spec.mutable_resources()->set_ranks(2);
-  spec.mutable_resources()->set_device("cpu");
+  spec.mutable_resources()->set_device(v1::DEVICE_KIND_CPU);
   return spec;
 }
 

@@ -19,8 +19,7 @@ class Backend {
  public:
   virtual ~Backend() = default;
 
-  // "cpu" or "cuda", as in job files.
-  virtual const char* name() const = 0;
+  virtual v1::DeviceKind kind() const = 0;
 
   // The device of this rank; called once, first. FAILED_PRECONDITION if the node has none.
   virtual absl::StatusOr<std::unique_ptr<device::Device>> OpenDevice() = 0;

@@ -12,7 +12,7 @@ class CpuBackend : public Backend {
  public:
   explicit CpuBackend(const v1::TrainerAssignment& assignment) : assignment_(assignment) {}
 
-  const char* name() const override { return "cpu"; }
+  v1::DeviceKind kind() const override { return v1::DEVICE_KIND_CPU; }
 
   absl::StatusOr<std::unique_ptr<device::Device>> OpenDevice() override {
     return device::CreateCpuDevice(std::max(1, assignment_.threads()));

@@ -11,7 +11,7 @@ std::string ExamineDevices() {
   nlohmann::json report = {
       {"device", "cpu"}, {"gpus", nlohmann::json::array()}, {"peers", nlohmann::json::array()}};
   const auto device = device::CreateCpuDevice(1);
-  const auto trial = TryMemoryPlan(*device, TrialJob("cpu"), nullptr);
+  const auto trial = TryMemoryPlan(*device, TrialJob(v1::DEVICE_KIND_CPU), nullptr);
   if (trial.ok()) {
     report["memory_plan"] = *trial;
   } else {

@@ -25,7 +25,7 @@ class CudaBackend : public Backend {
  public:
   explicit CudaBackend(const v1::TrainerAssignment& assignment) : assignment_(assignment) {}
 
-  const char* name() const override { return "cuda"; }
+  v1::DeviceKind kind() const override { return v1::DEVICE_KIND_CUDA; }
 
   // A node may offer more slots than it has GPUs: their ranks share one.
   absl::StatusOr<std::unique_ptr<device::Device>> OpenDevice() override {
@@ -46,7 +46,7 @@ class CudaBackend : public Backend {
   absl::StatusOr<std::unique_ptr<collective::Communicator>> JoinGroup(
       const v1::ProcessGroup& group, collective::CommunicatorOptions options,
       collective::RendezvousStore& rendezvous) override {
-    if (assignment_.plan().collectives() == "nccl") {
+    if (assignment_.plan().collectives() == v1::COLLECTIVES_NCCL) {
       if (nccl_ == nullptr) TERCIO_RETURN_IF_ERROR(JoinNccl(rendezvous));
       const bool pipeline = group.kind() == v1::GROUP_KIND_PIPELINE;
       return nccl_->Group(

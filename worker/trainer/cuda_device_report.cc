@@ -195,9 +195,9 @@ absl::Status MeasureGpu(int gpu, Json* report) {
 // A trial that fails shows a fault of the memory plan, not of the GPU.
 absl::Status TryMemory(int gpu, Json* report) {
   TERCIO_ASSIGN_OR_RETURN(const auto device, device::CreateCudaDevice(gpu));
-  TERCIO_ASSIGN_OR_RETURN(
-      (*report)["memory_plan"],
-      TryMemoryPlan(*device, TrialJob("cuda"), collective::CreateHostStagedCommunicator));
+  TERCIO_ASSIGN_OR_RETURN((*report)["memory_plan"],
+                          TryMemoryPlan(*device, TrialJob(v1::DEVICE_KIND_CUDA),
+                                        collective::CreateHostStagedCommunicator));
   return absl::OkStatus();
 }
 

@@ -108,7 +108,7 @@ void ExpectAsPlanned(device::Device& device, const v1::JobSpec& job, int64_t mos
 TEST(MemoryTrialTest, ASmallModelUsesAllThatIsPlannedAndLittleBeside) {
   // Beside the arena: threads' stacks, lists, scratch of products; no part of the model.
   constexpr int64_t kMostOutside = int64_t{24} << 20;
-  v1::JobSpec middle = TrialJob("cpu");
+  v1::JobSpec middle = TrialJob(v1::DEVICE_KIND_CPU);
   middle.mutable_model()->set_layers(6);
   middle.mutable_model()->set_hidden(256);
   middle.mutable_model()->set_heads(4);
@@ -116,7 +116,7 @@ TEST(MemoryTrialTest, ASmallModelUsesAllThatIsPlannedAndLittleBeside) {
   middle.mutable_model()->set_ffn_hidden(1024);
   middle.mutable_model()->set_vocab_size(16384);
   const auto device = device::CreateCpuDevice(1);
-  for (const v1::JobSpec& job : {TrialJob("cpu"), middle}) {
+  for (const v1::JobSpec& job : {TrialJob(v1::DEVICE_KIND_CPU), middle}) {
     SCOPED_TRACE(job.model().hidden());
     ExpectAsPlanned(*device, job, kMostOutside);
   }

@@ -65,7 +65,7 @@ nlohmann::json Report(std::vector<engine::BufferUse> buffers, int64_t outside,
 
 }  // namespace
 
-v1::JobSpec TrialJob(const std::string& kind) {
+v1::JobSpec TrialJob(v1::DeviceKind kind) {
   v1::JobSpec job;
   job.mutable_resources()->set_device(kind);
   job.mutable_resources()->set_ranks(1);

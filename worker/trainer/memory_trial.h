@@ -15,8 +15,8 @@
 
 namespace tercio::trainer {
 
-// The model of --doctor; `kind`: "cpu" | "cuda".
-v1::JobSpec TrialJob(const std::string& kind);
+// The model of --doctor.
+v1::JobSpec TrialJob(v1::DeviceKind kind);
 
 // `job` is for one rank. `adapt` makes communicators for memory of the device from those for memory
 // of the host; null: no adaptation is needed.

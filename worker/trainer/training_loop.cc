@@ -175,11 +175,12 @@ absl::StatusOr<TrainingOutcome> TrainingLoop::RunAll() {
   source_ = data::MakeSampleSource(std::move(prepared), assignment_.spec());
   failure_.set_permanent(false);
   EnterPhase(v1::TRAINER_PHASE_CONNECTING);
-  if (assignment_.spec().resources().device() != backend_->name()) {
+  const v1::DeviceKind wanted = assignment_.spec().resources().device();
+  if (wanted != backend_->kind()) {
     failure_.set_permanent(true);
     return absl::FailedPreconditionError(
-        absl::StrCat("the job asks for resources.device ", assignment_.spec().resources().device(),
-                     ", but this trainer is built for ", backend_->name()));
+        absl::StrCat("the job asks for resources.device ", plan::TextOf(wanted),
+                     ", but this trainer is built for ", plan::TextOf(backend_->kind())));
   }
   TERCIO_ASSIGN_OR_RETURN(device_, backend_->OpenDevice());
   memory_ = std::make_unique<MemoryMeter>(*device_);
@@ -595,7 +596,7 @@ void TrainingLoop::NoteMemory() {
   told_of_memory_ = true;
   LogWarning(absl::StrCat("memory outside the planned arena: ", memory_->outside_bytes(),
                           " bytes, more than the ", most, " that were expected",
-                          assignment_.spec().resources().device() == "cuda"
+                          assignment_.spec().resources().device() == v1::DEVICE_KIND_CUDA
                               ? "; other processes may use the GPU"
                               : ""));
 }

@@ -163,8 +163,8 @@ class Cluster {
   const v1::JobRecord& job() { return state_.jobs.at(kJob).record; }
   const Placement& placement() { return *state_.jobs.at(kJob).placement; }
   State state_;
-  std::string device_kind_ = "cpu";  // of nodes that attach from now on
-  int devices_ = 2;                  // devices of each node
+  v1::DeviceKind device_kind_ = v1::DEVICE_KIND_CPU;  // of nodes that attach from now on
+  int devices_ = 2;                                   // devices of each node
   Settings settings_ = PlanningSettings();
   Effects last_;
   double now_ = 1000;

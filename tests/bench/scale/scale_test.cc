@@ -49,7 +49,7 @@ v1::JobSpec Spec(int ranks) {
   spec.mutable_parallelism()->set_pipeline(2);
   spec.mutable_parallelism()->set_data(data);
   spec.mutable_resources()->set_ranks(ranks);
-  spec.mutable_resources()->set_device("cpu");
+  spec.mutable_resources()->set_device(v1::DEVICE_KIND_CPU);
   spec.mutable_checkpoint()->set_keep_last(2);
   return spec;
 }

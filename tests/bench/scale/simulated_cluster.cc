@@ -53,7 +53,7 @@ class SimulatedCluster::Agent
     hello.set_version(kVersion);
     hello.set_data_address("10.0.0.1");
     hello.set_metrics_address("10.0.0.1:9465");
-    hello.set_device_kind("cpu");
+    hello.set_device_kind(v1::DEVICE_KIND_CPU);
     hello.set_devices(cluster_.options_.devices);
     hello.set_cores(96);
     hello.set_memory_bytes(int64_t{2} << 40);

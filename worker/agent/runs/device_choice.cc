@@ -67,7 +67,7 @@ absl::Status ChooseDevice(const std::string& wanted, AgentOptions* options) {
     if (!gpus.ok() && wanted == "cuda") return gpus.status();
     if (!gpus.ok()) LogWarning(std::string(gpus.status().message()));
     if (gpus.ok() && !gpus->list.empty() && PathExists(cuda_trainer)) {
-      agent.device_kind = "cuda";
+      agent.device_kind = v1::DEVICE_KIND_CUDA;
       agent.gpus = *std::move(gpus);
     } else if (wanted == "cuda") {
       return absl::FailedPreconditionError(absl::StrCat(
@@ -76,7 +76,7 @@ absl::Status ChooseDevice(const std::string& wanted, AgentOptions* options) {
                              : absl::StrCat("the trainer program ", cuda_trainer, " is missing")));
     }
   }
-  const bool cuda = agent.device_kind == "cuda";
+  const bool cuda = agent.device_kind == v1::DEVICE_KIND_CUDA;
   if (agent.trainer.empty()) agent.trainer = cuda ? cuda_trainer : FindTrainer("tercio-trainer");
   if (agent.slots == 0) {
     agent.slots = cuda ? static_cast<int>(agent.gpus.list.size()) : std::max(2, agent.cores);

@@ -57,7 +57,7 @@ struct AgentOptions {
   std::string trainer;       // program
   std::string data_address;  // for collectives
   int slots = 1;
-  std::string device_kind = "cpu";  // "cpu" | "cuda": the device that the trainer computes on
+  v1::DeviceKind device_kind = v1::DEVICE_KIND_CPU;  // that the trainer computes on
   Gpus gpus;
   std::string nccl;           // version that the trainer is linked with; empty: none, or unknown
   std::string gpus_unusable;  // why the trainer cannot use any of them; empty: it can
