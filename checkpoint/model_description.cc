@@ -62,8 +62,7 @@ absl::StatusOr<v1::ModelSpec> DescribeModel(const std::string& directory) {
 }
 
 absl::Status CheckPossibleModel(const v1::ModelSpec& model, const std::string& path) {
-  const bool known = model.architecture() == "gpt2" || model.architecture() == "llama" ||
-                     model.architecture() == "bert";
+  const bool known = plan::IsNamed(model.architecture());
   const bool positive = model.layers() > 0 && model.hidden() > 0 && model.heads() > 0 &&
                         model.kv_heads() >= 0 && model.context() > 0 && model.ffn_hidden() > 0 &&
                         model.vocab_size() > 0;
@@ -85,15 +84,15 @@ std::vector<ModelDifference> DifferencesOf(const v1::ModelSpec& model,
   };
   const auto flag = [](bool value) { return value ? "true" : "false"; };
   const auto eps = [](const v1::ModelSpec& spec) {
-    return Number(spec.norm_eps() > 0             ? spec.norm_eps()
-                  : spec.architecture() == "bert" ? 1e-12
-                                                  : 1e-5);
+    return Number(spec.norm_eps() > 0                            ? spec.norm_eps()
+                  : spec.architecture() == v1::ARCHITECTURE_BERT ? 1e-12
+                                                                 : 1e-5);
   };
   const auto theta = [](const v1::ModelSpec& spec) {
-    if (spec.architecture() != "llama") return std::string("none");
+    if (spec.architecture() != v1::ARCHITECTURE_LLAMA) return std::string("none");
     return Number(spec.rope_theta() > 0 ? spec.rope_theta() : 10000.0);
   };
-  compare("architecture", model.architecture(), source.architecture());
+  compare("architecture", plan::TextOf(model.architecture()), plan::TextOf(source.architecture()));
   compare("layers", absl::StrCat(model.layers()), absl::StrCat(source.layers()));
   compare("hidden", absl::StrCat(model.hidden()), absl::StrCat(source.hidden()));
   compare("heads", absl::StrCat(model.heads()), absl::StrCat(source.heads()));
@@ -105,7 +104,7 @@ std::vector<ModelDifference> DifferencesOf(const v1::ModelSpec& model,
   compare("rope_theta", theta(model), theta(source));
   compare("rope_scaling", RopeScalingText(model), RopeScalingText(source));
   compare("vocab_size", absl::StrCat(model.vocab_size()), absl::StrCat(source.vocab_size()));
-  compare("norm", model.norm(), source.norm());
+  compare("norm", plan::TextOf(model.norm()), plan::TextOf(source.norm()));
   compare("token_types", absl::StrCat(model.token_types()), absl::StrCat(source.token_types()));
   if (model.labels() > 0 && source.labels() > 0) {
     compare("labels", absl::StrCat(model.labels()), absl::StrCat(source.labels()));

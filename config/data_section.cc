@@ -10,6 +10,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "nlohmann/json.hpp"
+#include "plan/names.h"
 
 namespace tercio::config {
 namespace {
@@ -123,8 +124,8 @@ void ParseTokenizer(Section* data, const std::string& directory, const v1::Model
   const bool text = AnyText(out->train(), out->train_blend()) ||
                     AnyText(out->validation_path(), out->validation_blend());
   const std::string usual = model.from().empty() ? "bytes" : model.from();
-  if (text && model.architecture() == "bert" && model.from().empty() && !data->Has("tokenizer") &&
-      !data->Has("special_tokens")) {
+  if (text && model.architecture() == v1::ARCHITECTURE_BERT && model.from().empty() &&
+      !data->Has("tokenizer") && !data->Has("special_tokens")) {
     data->Fault("tokenizer",
                 "missing; bert needs one with [CLS], [SEP], [MASK] and [PAD]: name "
                 "a vocab.txt or tokenizer.json");
@@ -137,8 +138,8 @@ void ParseTokenizer(Section* data, const std::string& directory, const v1::Model
 // The kind of model, which determines which of bert's keys the section may have.
 struct ModelKind {
   explicit ModelKind(const v1::ModelSpec& model)
-      : architecture(model.architecture()),
-        bert(architecture == "bert"),
+      : architecture(plan::TextOf(model.architecture())),
+        bert(model.architecture() == v1::ARCHITECTURE_BERT),
         labelled(bert && model.labels() > 0) {}
 
   std::string architecture;

@@ -11,7 +11,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-v1::ModelSpec Model(const std::string& architecture, int labels = 0) {
+v1::ModelSpec Model(v1::Architecture architecture, int labels = 0) {
   v1::ModelSpec model;
   model.set_architecture(architecture);
   model.set_labels(labels);
@@ -32,7 +32,8 @@ std::string FaultOf(const std::string& data, const v1::ModelSpec& model) {
 }
 
 TEST(DataSection, MaskedLanguageModel) {
-  const auto spec = Parse("data: {train: a.txt, tokenizer: vocab.txt}", Model("bert"));
+  const auto spec =
+      Parse("data: {train: a.txt, tokenizer: vocab.txt}", Model(v1::ARCHITECTURE_BERT));
   ASSERT_TRUE(spec.ok()) << spec.status();
   EXPECT_EQ(spec->masking().probability(), 0.15);
   EXPECT_FALSE(spec->masking().whole_word());
@@ -42,7 +43,7 @@ TEST(DataSection, MaskedLanguageModel) {
   const auto other = Parse(
       "data: {train: a, masking: {probability: 0.4, whole_word: true}, "
       "special_tokens: {cls: 101, sep: 102, mask: 103, pad: 0}}",
-      Model("bert"));
+      Model(v1::ARCHITECTURE_BERT));
   ASSERT_TRUE(other.ok()) << other.status();
   EXPECT_EQ(other->masking().probability(), 0.4);
   EXPECT_TRUE(other->masking().whole_word());
@@ -50,26 +51,30 @@ TEST(DataSection, MaskedLanguageModel) {
 }
 
 TEST(DataSection, Classifier) {
-  const auto spec =
-      Parse("data: {train: a.jsonl, tokenizer: v.txt, label_key: y}", Model("bert", 2));
+  const auto spec = Parse("data: {train: a.jsonl, tokenizer: v.txt, label_key: y}",
+                          Model(v1::ARCHITECTURE_BERT, 2));
   ASSERT_TRUE(spec.ok()) << spec.status();
   EXPECT_EQ(spec->text_key(), "text");
   EXPECT_EQ(spec->text_pair_key(), "text_pair");
   EXPECT_EQ(spec->label_key(), "y");
   EXPECT_FALSE(spec->has_masking());
-  EXPECT_THAT(FaultOf("{train: a.jsonl, tokenizer: v.txt, label_key: text}", Model("bert", 2)),
+  EXPECT_THAT(FaultOf("{train: a.jsonl, tokenizer: v.txt, label_key: text}",
+                      Model(v1::ARCHITECTURE_BERT, 2)),
               HasSubstr("data.label_key: text_key, text_pair_key and label_key must differ"));
-  EXPECT_THAT(FaultOf("{train: a.jsonl, tokenizer: v.txt, masking: {}}", Model("bert", 2)),
-              HasSubstr("data.masking: a classifier (model.labels) does not mask tokens"));
+  EXPECT_THAT(
+      FaultOf("{train: a.jsonl, tokenizer: v.txt, masking: {}}", Model(v1::ARCHITECTURE_BERT, 2)),
+      HasSubstr("data.masking: a classifier (model.labels) does not mask tokens"));
 }
 
 TEST(DataSection, YamlReadsBack) {
-  for (const v1::ModelSpec& model : {Model("bert"), Model("bert", 3), Model("gpt2")}) {
-    const bool masked = model.architecture() == "bert" && model.labels() == 0;
+  for (const v1::ModelSpec& model : {Model(v1::ARCHITECTURE_BERT), Model(v1::ARCHITECTURE_BERT, 3),
+                                     Model(v1::ARCHITECTURE_GPT2)}) {
+    const bool masked = model.architecture() == v1::ARCHITECTURE_BERT && model.labels() == 0;
     const std::string more =
         masked ? ", masking: {probability: 0.123456789, whole_word: true}" : "";
-    const std::string special =
-        model.architecture() == "bert" ? ", special_tokens: {cls: 1, sep: 2, mask: 3, pad: 0}" : "";
+    const std::string special = model.architecture() == v1::ARCHITECTURE_BERT
+                                    ? ", special_tokens: {cls: 1, sep: 2, mask: 3, pad: 0}"
+                                    : "";
     const auto spec = Parse("data: {train: a.jsonl, validation: 0.1" + more + special + "}", model);
     ASSERT_TRUE(spec.ok()) << spec.status();
     const auto again = Parse(DataYaml(*spec), model);
@@ -80,21 +85,23 @@ TEST(DataSection, YamlReadsBack) {
 
 TEST(DataSection, KeysOfOtherModels) {
   EXPECT_THAT(FaultOf("{train: a, masking: {}, special_tokens: {}, text_pair_key: x, label_key: y}",
-                      Model("llama")),
+                      Model(v1::ARCHITECTURE_LLAMA)),
               AllOf(HasSubstr("data.masking: only bert masks tokens, llama does not"),
                     HasSubstr("data.special_tokens: only bert has special tokens, llama does not"),
                     HasSubstr("data.text_pair_key: only a classifier"),
                     HasSubstr("data.label_key: only a classifier")));
-  EXPECT_THAT(FaultOf("{train: a, label_key: y}", Model("bert")),
+  EXPECT_THAT(FaultOf("{train: a, label_key: y}", Model(v1::ARCHITECTURE_BERT)),
               HasSubstr("data.label_key: only a classifier"));
 }
 
 TEST(DataSection, BadValues) {
-  EXPECT_THAT(FaultOf("{train: a.txt}", Model("bert")),
+  EXPECT_THAT(FaultOf("{train: a.txt}", Model(v1::ARCHITECTURE_BERT)),
               HasSubstr("data.tokenizer: missing; bert needs one with [CLS]"));
-  EXPECT_THAT(FaultOf("{train: a, masking: {probability: 0, whole: true}}", Model("bert")),
-              AllOf(HasSubstr("data.masking.probability"), HasSubstr("data.masking.whole")));
-  EXPECT_THAT(FaultOf("{train: a, special_tokens: {cls: 1, sep: -2, mask: 3}}", Model("bert")),
+  EXPECT_THAT(
+      FaultOf("{train: a, masking: {probability: 0, whole: true}}", Model(v1::ARCHITECTURE_BERT)),
+      AllOf(HasSubstr("data.masking.probability"), HasSubstr("data.masking.whole")));
+  EXPECT_THAT(FaultOf("{train: a, special_tokens: {cls: 1, sep: -2, mask: 3}}",
+                      Model(v1::ARCHITECTURE_BERT)),
               AllOf(HasSubstr("data.special_tokens.sep"),
                     HasSubstr("data.special_tokens.pad: missing; name all of")));
 }

@@ -475,7 +475,7 @@ std::string FaultOfFrom(const std::vector<std::string>& overrides) {
 TEST(JobFile, AModelFromADirectoryHasItsSizes) {
   const auto spec = ParseFrom({"model.context=8", "model.dropout=0.1", "model.layers=2"});
   ASSERT_TRUE(spec.ok()) << spec.status();
-  EXPECT_EQ(spec->model().architecture(), "gpt2");
+  EXPECT_EQ(spec->model().architecture(), v1::ARCHITECTURE_GPT2);
   EXPECT_EQ(spec->model().hidden(), 32);
   EXPECT_EQ(spec->model().ffn_hidden(), 40);
   EXPECT_EQ(spec->model().norm_eps(), 2e-5);

@@ -8,13 +8,14 @@
 #include "checkpoint/model_description.h"
 #include "nlohmann/json.hpp"
 #include "plan/limits.h"
+#include "plan/names.h"
 
 namespace tercio::config {
 namespace {
 
 struct Preset {
   const char* name;
-  const char* architecture;
+  v1::Architecture architecture;
   int layers, hidden, heads, kv_heads, ffn_hidden, context, vocab_size;
   double rope_theta;
   bool tied_head;
@@ -23,15 +24,15 @@ struct Preset {
 // Published sizes: Radford et al. 2019 table 2 (gpt2), Meta's model cards (llama), Devlin et al.
 // 2019 section 3 (bert).
 constexpr Preset kPresets[] = {
-    {"gpt2-124m", "gpt2", 12, 768, 12, 12, 3072, 1024, 50257, 0, true},
-    {"gpt2-355m", "gpt2", 24, 1024, 16, 16, 4096, 1024, 50257, 0, true},
-    {"gpt2-774m", "gpt2", 36, 1280, 20, 20, 5120, 1024, 50257, 0, true},
-    {"gpt2-1.5b", "gpt2", 48, 1600, 25, 25, 6400, 1024, 50257, 0, true},
-    {"llama2-7b", "llama", 32, 4096, 32, 32, 11008, 4096, 32000, 10000, false},
-    {"llama3-8b", "llama", 32, 4096, 32, 8, 14336, 8192, 128256, 500000, false},
-    {"llama3-70b", "llama", 80, 8192, 64, 8, 28672, 8192, 128256, 500000, false},
-    {"bert-base", "bert", 12, 768, 12, 12, 3072, 512, 30522, 0, true},
-    {"bert-large", "bert", 24, 1024, 16, 16, 4096, 512, 30522, 0, true},
+    {"gpt2-124m", v1::ARCHITECTURE_GPT2, 12, 768, 12, 12, 3072, 1024, 50257, 0, true},
+    {"gpt2-355m", v1::ARCHITECTURE_GPT2, 24, 1024, 16, 16, 4096, 1024, 50257, 0, true},
+    {"gpt2-774m", v1::ARCHITECTURE_GPT2, 36, 1280, 20, 20, 5120, 1024, 50257, 0, true},
+    {"gpt2-1.5b", v1::ARCHITECTURE_GPT2, 48, 1600, 25, 25, 6400, 1024, 50257, 0, true},
+    {"llama2-7b", v1::ARCHITECTURE_LLAMA, 32, 4096, 32, 32, 11008, 4096, 32000, 10000, false},
+    {"llama3-8b", v1::ARCHITECTURE_LLAMA, 32, 4096, 32, 8, 14336, 8192, 128256, 500000, false},
+    {"llama3-70b", v1::ARCHITECTURE_LLAMA, 80, 8192, 64, 8, 28672, 8192, 128256, 500000, false},
+    {"bert-base", v1::ARCHITECTURE_BERT, 12, 768, 12, 12, 3072, 512, 30522, 0, true},
+    {"bert-large", v1::ARCHITECTURE_BERT, 24, 1024, 16, 16, 4096, 512, 30522, 0, true},
 };
 
 std::optional<v1::ModelSpec> FindPreset(const std::string& name) {
@@ -48,7 +49,7 @@ std::optional<v1::ModelSpec> FindPreset(const std::string& name) {
     model.set_vocab_size(preset.vocab_size);
     model.set_rope_theta(preset.rope_theta);
     model.set_untied_head(!preset.tied_head);
-    model.set_bias(model.architecture() != "llama");
+    model.set_bias(model.architecture() != v1::ARCHITECTURE_LLAMA);
     return model;
   }
   return std::nullopt;
@@ -64,7 +65,7 @@ std::string PresetNames() {
 
 // llama's usual width: two thirds of 4 hidden, since there are three matrices, in steps of 64.
 int64_t DefaultFfn(const v1::ModelSpec& model) {
-  if (model.architecture() != "llama") return 4 * int64_t{model.hidden()};
+  if (model.architecture() != v1::ARCHITECTURE_LLAMA) return 4 * int64_t{model.hidden()};
   return (8 * int64_t{model.hidden()} / 3 + 63) / 64 * 64;
 }
 
@@ -84,7 +85,7 @@ void ParseRopeScaling(Section scaling, v1::ModelSpec* out) {
 }
 
 void ParsePositions(Section& model, const v1::ModelSpec& base, v1::ModelSpec* out) {
-  if (out->architecture() == "llama") {
+  if (out->architecture() == v1::ARCHITECTURE_LLAMA) {
     const double theta = base.rope_theta() > 0 ? base.rope_theta() : 10000;
     out->set_rope_theta(model.Number("rope_theta", theta, 1, 1e12));
     if (base.has_rope_scaling()) *out->mutable_rope_scaling() = base.rope_scaling();
@@ -116,13 +117,14 @@ void ParseLabels(Section& model, const v1::ModelSpec& base, v1::ModelSpec* out) 
 }
 
 void ParseEncoder(Section& model, const v1::ModelSpec& base, v1::ModelSpec* out) {
-  if (out->architecture() != "bert") {
+  if (out->architecture() != v1::ARCHITECTURE_BERT) {
     for (const char* key : {"norm", "token_types", "sentence_order", "labels"}) {
       if (model.Has(key)) model.Fault(key, "only bert supports this key");
     }
     return;
   }
-  out->set_norm(model.OneOf("norm", base.norm().empty() ? "post" : base.norm(), {"post", "pre"}));
+  out->set_norm(
+      model.OneOf("norm", plan::IsNamed(base.norm()) ? base.norm() : v1::NORM_PLACEMENT_POST));
   out->set_token_types(static_cast<int32_t>(
       model.Integer("token_types", base.token_types() > 0 ? base.token_types() : 2, 2, 1 << 16)));
   ParseLabels(model, base, out);
@@ -156,10 +158,10 @@ void CheckHeads(Section& model, const v1::ModelSpec& spec) {
 // architecture.
 v1::ModelSpec UnnamedModel(Section& model) {
   v1::ModelSpec base;
-  const std::string architecture =
-      model.Has("architecture") ? model.Text("architecture", "") : std::string("gpt2");
-  const bool llama = architecture == "llama";
-  base.set_architecture("gpt2");
+  const bool llama =
+      model.Has("architecture") &&
+      plan::Named<v1::Architecture>(model.Text("architecture", "")) == v1::ARCHITECTURE_LLAMA;
+  base.set_architecture(v1::ARCHITECTURE_GPT2);
   base.set_bias(!llama);
   base.set_untied_head(llama);
   return base;
@@ -183,8 +185,7 @@ std::string ResolvePath(const std::string& text, const std::string& directory) {
 
 // The whole section, with `base` for what it leaves out; `named`: base has the sizes too.
 void ParseSizes(Section& model, const v1::ModelSpec& base, bool named, v1::ModelSpec* out) {
-  const std::string architecture =
-      model.OneOf("architecture", base.architecture(), {"gpt2", "llama", "bert"});
+  const v1::Architecture architecture = model.OneOf("architecture", base.architecture());
   out->set_architecture(architecture);
   const auto size = [&](const char* key, int64_t of_base, int64_t otherwise, int64_t most) {
     if (!named && !model.Has(key)) model.Fault(key, "missing; a model needs it");
@@ -201,11 +202,11 @@ void ParseSizes(Section& model, const v1::ModelSpec& base, bool named, v1::Model
   out->set_kv_heads(optional("kv_heads", base.kv_heads(), out->heads()));
   out->set_ffn_hidden(optional("ffn_hidden", base.ffn_hidden(), DefaultFfn(*out)));
   out->set_bias(model.Flag("bias", base.bias()));
-  if (out->architecture() == "llama" && out->bias())
+  if (out->architecture() == v1::ARCHITECTURE_LLAMA && out->bias())
     model.Fault("bias", "biases in llama are not supported by this version");
   out->set_dropout(model.Number("dropout", 0, 0, 0.999));
   out->set_untied_head(!model.Flag("tied_head", !base.untied_head()));
-  const double eps = architecture == "bert" ? 1e-12 : 1e-5;
+  const double eps = architecture == v1::ARCHITECTURE_BERT ? 1e-12 : 1e-5;
   out->set_norm_eps(
       model.Number("norm_eps", base.norm_eps() > 0 ? base.norm_eps() : eps, 1e-12, 1));
   out->set_vocab_size(static_cast<int32_t>(
@@ -268,9 +269,9 @@ std::string EncoderYaml(const v1::ModelSpec& model) {
           : nlohmann::json(
                 std::vector<std::string>(model.label_names().begin(), model.label_names().end()))
                 .dump();
-  return absl::StrCat("\n  norm: ", model.norm(), "\n  token_types: ", model.token_types(),
-                      "\n  sentence_order: ", model.sentence_order() ? "true" : "false",
-                      "\n  labels: ", labels);
+  return absl::StrCat(
+      "\n  norm: ", plan::TextOf(model.norm()), "\n  token_types: ", model.token_types(),
+      "\n  sentence_order: ", model.sentence_order() ? "true" : "false", "\n  labels: ", labels);
 }
 
 }  // namespace
@@ -282,8 +283,9 @@ std::string ModelYaml(const v1::ModelSpec& model) {
   if (!model.from().empty()) {
     absl::StrAppend(&yaml, "  from: ", nlohmann::json(model.from()).dump(), "\n");
   }
-  absl::StrAppend(&yaml, "  architecture: ", model.architecture(), "\n  layers: ", model.layers(),
-                  "\n  hidden: ", model.hidden(), "\n  heads: ", model.heads(),
+  absl::StrAppend(&yaml, "  architecture: ", plan::TextOf(model.architecture()),
+                  "\n  layers: ", model.layers(), "\n  hidden: ", model.hidden(),
+                  "\n  heads: ", model.heads(),
                   "\n  kv_heads: ", model.kv_heads() > 0 ? model.kv_heads() : model.heads());
   absl::StrAppend(&yaml, "\n  ffn_hidden: ", model.ffn_hidden(), "\n  context: ", model.context(),
                   "\n  bias: ", flag(model.bias()), "\n  tied_head: ", flag(!model.untied_head()),
@@ -299,7 +301,7 @@ std::string ModelYaml(const v1::ModelSpec& model) {
                     ", high_freq_factor: ", number(rope.high_freq_factor()),
                     ", original_context: ", rope.original_context(), "}");
   }
-  if (model.architecture() == "bert") absl::StrAppend(&yaml, EncoderYaml(model));
+  if (model.architecture() == v1::ARCHITECTURE_BERT) absl::StrAppend(&yaml, EncoderYaml(model));
   absl::StrAppend(&yaml, "\n  vocab_size: ", model.vocab_size(), "\n");
   return yaml;
 }

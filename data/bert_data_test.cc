@@ -22,7 +22,7 @@ constexpr char kText[] = "The first world. That was the year 1984 in Moskva. Oth
 class BertData : public ::testing::Test {
  protected:
   BertData() {
-    spec_.mutable_model()->set_architecture("bert");
+    spec_.mutable_model()->set_architecture(v1::ARCHITECTURE_BERT);
     spec_.mutable_model()->set_context(16);
     spec_.mutable_model()->set_token_types(2);
     spec_.mutable_data()->set_tokenizer(kBert);

@@ -84,7 +84,7 @@ absl::StatusOr<std::shared_ptr<const std::vector<bool>>> ContinuationsOf(
 }  // namespace
 
 Objective ObjectiveOf(const v1::ModelSpec& model) {
-  if (model.architecture() != "bert") return Objective::kCausal;
+  if (model.architecture() != v1::ARCHITECTURE_BERT) return Objective::kCausal;
   return model.labels() > 0 ? Objective::kLabelled : Objective::kMasked;
 }
 

@@ -120,7 +120,7 @@ TEST_F(DataCacheTest, PreparedDataKeepsItsEntries) {
   spec.set_train(text);
   spec.set_tokenizer("chars");
   v1::ModelSpec model;
-  model.set_architecture("gpt2");
+  model.set_architecture(v1::ARCHITECTURE_GPT2);
   model.set_context(8);
   const std::string cache = dir_.path() + "/cache";
   {

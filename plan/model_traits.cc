@@ -6,7 +6,7 @@ namespace {
 
 void AddEncoderTraits(const v1::ModelSpec& model, ModelTraits* traits) {
   traits->causal = false;
-  traits->post_norm = model.norm() != "pre";
+  traits->post_norm = model.norm() != v1::NORM_PLACEMENT_PRE;
   traits->exact_gelu = true;
   traits->token_types = model.token_types() > 0 ? model.token_types() : 2;
   traits->head = model.labels() > 0 ? Head::kNone : Head::kMaskedToken;
@@ -18,11 +18,21 @@ void AddEncoderTraits(const v1::ModelSpec& model, ModelTraits* traits) {
 
 ModelTraits TraitsOf(const v1::ModelSpec& model) {
   ModelTraits traits;
-  if (model.architecture() == "bert") AddEncoderTraits(model, &traits);
-  const bool llama = model.architecture() == "llama";
-  traits.learned_positions = !llama;
-  traits.rms_norm = llama;
-  traits.gated_mlp = llama;
+  switch (model.architecture()) {
+    case v1::ARCHITECTURE_LLAMA:
+      traits.learned_positions = false;
+      traits.rms_norm = true;
+      traits.gated_mlp = true;
+      break;
+    case v1::ARCHITECTURE_BERT:
+      AddEncoderTraits(model, &traits);
+      break;
+    case v1::ARCHITECTURE_UNSPECIFIED:
+    case v1::ARCHITECTURE_GPT2:
+    case v1::Architecture_INT_MIN_SENTINEL_DO_NOT_USE_:
+    case v1::Architecture_INT_MAX_SENTINEL_DO_NOT_USE_:
+      break;
+  }
   traits.tied_head = !model.untied_head();
   traits.kv_heads = model.kv_heads() > 0 ? model.kv_heads() : model.heads();
   traits.head_dim = model.hidden() / model.heads();

@@ -5,6 +5,15 @@
 namespace tercio::plan {
 namespace {
 
+constexpr Word kArchitectures[] = {
+    {v1::ARCHITECTURE_GPT2, "gpt2"},
+    {v1::ARCHITECTURE_LLAMA, "llama"},
+    {v1::ARCHITECTURE_BERT, "bert"},
+};
+constexpr Word kNormPlacements[] = {
+    {v1::NORM_PLACEMENT_POST, "post"},
+    {v1::NORM_PLACEMENT_PRE, "pre"},
+};
 constexpr Word kOptimizerKinds[] = {
     {v1::OPTIMIZER_KIND_ADAMW, "adamw"},
 };
@@ -66,6 +75,8 @@ struct Set {
 };
 
 constexpr Set kSets[] = {
+    {v1::Architecture_descriptor, kArchitectures},
+    {v1::NormPlacement_descriptor, kNormPlacements},
     {v1::OptimizerKind_descriptor, kOptimizerKinds},
     {v1::LearningRateSchedule_descriptor, kLearningRateSchedules},
     {v1::Precision_descriptor, kPrecisions},
@@ -81,6 +92,14 @@ constexpr Set kSets[] = {
 
 }  // namespace
 
+template <>
+std::span<const Word> WordsOf<v1::Architecture>() {
+  return kArchitectures;
+}
+template <>
+std::span<const Word> WordsOf<v1::NormPlacement>() {
+  return kNormPlacements;
+}
 template <>
 std::span<const Word> WordsOf<v1::OptimizerKind>() {
   return kOptimizerKinds;

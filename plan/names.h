@@ -27,6 +27,10 @@ struct Word {
 template <typename E>
 std::span<const Word> WordsOf();
 template <>
+std::span<const Word> WordsOf<v1::Architecture>();
+template <>
+std::span<const Word> WordsOf<v1::NormPlacement>();
+template <>
 std::span<const Word> WordsOf<v1::OptimizerKind>();
 template <>
 std::span<const Word> WordsOf<v1::LearningRateSchedule>();

@@ -47,6 +47,8 @@ TEST(Names, OfEveryEnumeratorThereIsOneWord) {
 }
 
 TEST(Names, ReadBackAsTheSameEnumerator) {
+  ExpectRoundTrip<v1::Architecture>();
+  ExpectRoundTrip<v1::NormPlacement>();
   ExpectRoundTrip<v1::OptimizerKind>();
   ExpectRoundTrip<v1::LearningRateSchedule>();
   ExpectRoundTrip<v1::Precision>();

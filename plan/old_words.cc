@@ -31,6 +31,8 @@ struct MovedField {
 };
 
 constexpr MovedField kMovedFields[] = {
+    {v1::ModelSpec::descriptor, 1, v1::ModelSpec::kArchitectureFieldNumber},
+    {v1::ModelSpec::descriptor, 16, v1::ModelSpec::kNormFieldNumber},
     {v1::OptimizerSpec::descriptor, 1, v1::OptimizerSpec::kNameFieldNumber},
     {v1::ScheduleSpec::descriptor, 1, v1::ScheduleSpec::kKindFieldNumber},
     {v1::TrainingSpec::descriptor, 7, v1::TrainingSpec::kPrecisionFieldNumber},

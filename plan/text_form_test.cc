@@ -3,6 +3,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "proto/tercio/v1/job.pb.h"
+#include "proto/tercio/v1/plan.pb.h"
 
 namespace tercio::plan {
 namespace {
@@ -44,6 +45,30 @@ TEST(TextForm, ReadsWhatItWrites) {
     ASSERT_TRUE(read.ok()) << read;
     EXPECT_EQ(again.ShortDebugString(), Job().ShortDebugString());
   }
+}
+
+// As manifests of checkpoints have them, also those of earlier versions.
+TEST(TextForm, OfAModel) {
+  v1::ModelSpec model;
+  ASSERT_TRUE(FromJson(R"({"architecture": "bert", "layers": 2, "norm": "pre"})", &model).ok());
+  EXPECT_EQ(model.architecture(), v1::ARCHITECTURE_BERT);
+  EXPECT_EQ(model.norm(), v1::NORM_PLACEMENT_PRE);
+  EXPECT_EQ(*ToJson(model, Names()), R"({"layers":2,"architecture":"bert","norm":"pre"})");
+  ASSERT_TRUE(FromJson(R"({"architecture": "gpt2", "norm": ""})", &model).ok());
+  EXPECT_EQ(model.architecture(), v1::ARCHITECTURE_GPT2);
+  EXPECT_EQ(model.norm(), v1::NORM_PLACEMENT_UNSPECIFIED);
+}
+
+TEST(TextForm, OfAPlan) {
+  v1::Layout layout;
+  layout.set_tensor(2);
+  layout.set_schedule(v1::PIPELINE_SCHEDULE_1F1B);
+  layout.set_recompute(v1::RECOMPUTE_NONE);
+  const std::string json = R"({"tensor":2,"schedule":"1f1b","recompute":"none"})";
+  EXPECT_EQ(*ToJson(layout, Names()), json);
+  v1::Layout again;
+  ASSERT_TRUE(FromJson(json, &again).ok());
+  EXPECT_EQ(again.SerializeAsString(), layout.SerializeAsString());
 }
 
 TEST(TextForm, ReadsNamesOfEnumeratorsToo) {

@@ -7,6 +7,7 @@
 #include "common/status_macros.h"
 #include "nlohmann/json.hpp"
 #include "plan/model_traits.h"
+#include "plan/names.h"
 
 namespace tercio::checkpoint {
 namespace {
@@ -220,8 +221,8 @@ void ReadLabels(ConfigReader& config, v1::ModelSpec* model) {
 }
 
 void ReadBert(ConfigReader& config, const std::string& task, bool post_norm, v1::ModelSpec* model) {
-  model->set_architecture("bert");
-  model->set_norm(post_norm ? "post" : "pre");
+  model->set_architecture(v1::ARCHITECTURE_BERT);
+  model->set_norm(post_norm ? v1::NORM_PLACEMENT_POST : v1::NORM_PLACEMENT_PRE);
   model->set_layers(config.Size("num_hidden_layers"));
   model->set_hidden(config.Size("hidden_size"));
   model->set_heads(config.Size("num_attention_heads"));
@@ -261,7 +262,7 @@ void CheckHeads(ConfigReader& config, const v1::ModelSpec& model) {
     config.Impossible(absl::StrCat("num_key_value_heads ", model.kv_heads(),
                                    " does not divide the ", model.heads(), " heads"));
   }
-  if (model.architecture() != "llama") return;
+  if (model.architecture() != v1::ARCHITECTURE_LLAMA) return;
   if (head % 2 != 0) config.Unsupported(absl::StrCat("an odd head size, ", head));
   if (const int64_t given = config.SizeOr("head_dim", head); given != head) {
     config.Unsupported(absl::StrCat("head_dim: ", given, " (hidden size / heads is ", head, ")"));
@@ -277,11 +278,12 @@ absl::StatusOr<v1::ModelSpec> ModelOfHuggingFaceConfig(std::string_view text,
   ConfigReader config(json, path);
   v1::ModelSpec model;
   const std::string kind = config.TextOr("model_type", "");
-  model.set_architecture(kind);
   absl::Status rotary;
   if (kind == "gpt2") {
+    model.set_architecture(v1::ARCHITECTURE_GPT2);
     ReadGpt2(config, &model);
   } else if (kind == "llama") {
+    model.set_architecture(v1::ARCHITECTURE_LLAMA);
     ReadLlama(config, &model);
     rotary = ReadRotary(config, path, &model);
   } else if (kind == "bert" || kind == "megatron-bert") {
@@ -301,16 +303,14 @@ absl::StatusOr<v1::ModelSpec> ModelOfHuggingFaceConfig(std::string_view text,
 }
 
 absl::Status CheckHasHuggingFaceForm(const v1::ModelSpec& model) {
-  if (model.architecture() == "gpt2" && model.kv_heads() > 0 && model.kv_heads() != model.heads()) {
+  if (model.architecture() == v1::ARCHITECTURE_GPT2 && model.kv_heads() > 0 &&
+      model.kv_heads() != model.heads()) {
     return absl::InvalidArgumentError(
         absl::StrCat("transformers' gpt2 has as many key heads as query heads; this model has ",
                      model.kv_heads(), " for ", model.heads()));
   }
-  for (const char* known : {"gpt2", "llama", "bert"}) {
-    if (model.architecture() == known) return absl::OkStatus();
-  }
-  return absl::InvalidArgumentError(absl::StrCat("export of architecture ", model.architecture(),
-                                                 " is not supported by this version"));
+  if (plan::IsNamed(model.architecture())) return absl::OkStatus();
+  return absl::InvalidArgumentError("export of this architecture is not supported by this version");
 }
 
 namespace {
@@ -362,7 +362,7 @@ bool IsBaseModelConfig(std::string_view text) {
 std::string HuggingFaceConfig(const v1::ModelSpec& model) {
   const double eps = model.norm_eps() > 0 ? model.norm_eps() : 1e-5;
   nlohmann::ordered_json json;
-  if (model.architecture() == "gpt2") {
+  if (model.architecture() == v1::ARCHITECTURE_GPT2) {
     json = {{"architectures", {"GPT2LMHeadModel"}},
             {"model_type", "gpt2"},
             {"activation_function", "gelu_new"},
@@ -375,7 +375,7 @@ std::string HuggingFaceConfig(const v1::ModelSpec& model) {
             {"attn_pdrop", model.dropout()},
             {"embd_pdrop", model.dropout()},
             {"resid_pdrop", model.dropout()}};
-  } else if (model.architecture() == "bert") {
+  } else if (model.architecture() == v1::ARCHITECTURE_BERT) {
     json = BertConfig(model);
   } else {
     json = {{"architectures", {"LlamaForCausalLM"}},
@@ -415,9 +415,10 @@ absl::StatusOr<std::string> ChangedHuggingFaceConfig(std::string_view original,
   nlohmann::ordered_json json =
       nlohmann::ordered_json::parse(original, nullptr, /*allow_exceptions=*/false);
   if (!json.is_object()) return absl::DataLossError("the original config.json is not a JSON map");
-  const char* context = model.architecture() == "gpt2" ? "n_positions" : "max_position_embeddings";
+  const char* context =
+      model.architecture() == v1::ARCHITECTURE_GPT2 ? "n_positions" : "max_position_embeddings";
   json[context] = model.context();
-  if (model.architecture() == "bert") {
+  if (model.architecture() == v1::ARCHITECTURE_BERT) {
     // The task may have changed.
     const nlohmann::ordered_json made = BertConfig(model);
     for (const char* key : {"architectures", "id2label", "label2id"}) {

@@ -85,7 +85,7 @@ class Exporter {
   Exporter(const Reader& reader, std::string directory, const ExportOptions& options)
       : reader_(reader), directory_(std::move(directory)), options_(options) {
     v1::ModelSpec model = reader.model();
-    if (model.architecture() == "gpt2") model.set_bias(true);
+    if (model.architecture() == v1::ARCHITECTURE_GPT2) model.set_bias(true);
     forms_ = HuggingFaceTensors(model);
     for (const plan::LogicalTensor& tensor : plan::ModelTensors(reader.model())) {
       present_.insert(tensor.name);

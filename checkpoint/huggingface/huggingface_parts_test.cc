@@ -33,7 +33,7 @@ class PartsTest : public ::testing::Test {
     const uint32_t seed = std::random_device()();
     std::cout << "seed " << seed << std::endl;
     std::mt19937 random(seed);
-    model_.set_architecture("gpt2");
+    model_.set_architecture(v1::ARCHITECTURE_GPT2);
     model_.set_layers(1);
     model_.set_hidden(272);
     model_.set_heads(2);

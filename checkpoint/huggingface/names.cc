@@ -6,6 +6,7 @@
 #include "absl/strings/str_replace.h"
 #include "common/check.h"
 #include "plan/model_tensors.h"
+#include "plan/names.h"
 
 namespace tercio::checkpoint {
 namespace {
@@ -131,10 +132,19 @@ const Table& Bert(bool post_norm) {
 }
 
 const Table& TableOf(const v1::ModelSpec& model) {
-  const std::string& architecture = model.architecture();
-  if (architecture == "bert") return Bert(model.norm() != "pre");
-  TERCIO_CHECK(architecture == "gpt2" || architecture == "llama");
-  return architecture == "gpt2" ? Gpt2() : Llama();
+  TERCIO_CHECK(plan::IsNamed(model.architecture()));
+  switch (model.architecture()) {
+    case v1::ARCHITECTURE_LLAMA:
+      return Llama();
+    case v1::ARCHITECTURE_BERT:
+      return Bert(model.norm() != v1::NORM_PLACEMENT_PRE);
+    case v1::ARCHITECTURE_UNSPECIFIED:
+    case v1::ARCHITECTURE_GPT2:
+    case v1::Architecture_INT_MIN_SENTINEL_DO_NOT_USE_:
+    case v1::Architecture_INT_MAX_SENTINEL_DO_NOT_USE_:
+      break;
+  }
+  return Gpt2();
 }
 
 class Expansion {

@@ -12,6 +12,7 @@
 #include "common/status_macros.h"
 #include "nlohmann/json.hpp"
 #include "plan/model_tensors.h"
+#include "plan/names.h"
 
 namespace tercio::checkpoint {
 namespace {
@@ -204,7 +205,7 @@ absl::Status HuggingFaceModel::CheckIndex(
 
 bool HuggingFaceModel::HasPretrainingHeads(const std::vector<File>& files,
                                            const v1::ModelSpec& model) {
-  if (model.architecture() != "bert" || model.labels() > 0) return false;
+  if (model.architecture() != v1::ARCHITECTURE_BERT || model.labels() > 0) return false;
   for (const File& file : files) {
     for (const TensorEntry& entry : file.layout.tensors) {
       if (entry.name == "cls.seq_relationship.weight") return true;
@@ -254,7 +255,7 @@ absl::Status HuggingFaceModel::PlaceTensors() {
     const std::string_view original = TiedCopyOf(model_, suffix);
     if (original.empty()) {
       faults.Damaged(absl::StrCat("tensor ", Shown(extra.entry->name), " does not belong to a ",
-                                  model_.architecture(), " of this size"));
+                                  plan::TextOf(model_.architecture()), " of this size"));
       continue;
     }
     const auto copied = found.find(std::string(original));

@@ -14,6 +14,7 @@
 #include "common/exit_codes.h"
 #include "common/file.h"
 #include "common/status_macros.h"
+#include "plan/names.h"
 
 namespace tercio::cli {
 namespace {
@@ -36,13 +37,13 @@ absl::StatusOr<int> Import(const CheckpointImportOptions& options) {
   TERCIO_ASSIGN_OR_RETURN(const checkpoint::ImportResult result, std::move(imported));
   if (options.format() != Output::kTable) {
     const Json json = {{"path", options.directory},
-                       {"architecture", result.model.architecture()},
+                       {"architecture", plan::TextOf(result.model.architecture())},
                        {"parameters", result.parameters},
                        {"bytes", result.bytes},
                        {"kept", result.kept}};
     PrintJson(json, options.format());
   } else {
-    std::cout << options.directory << ": " << result.model.architecture() << ", "
+    std::cout << options.directory << ": " << plan::TextOf(result.model.architecture()) << ", "
               << result.parameters << " parameters\n";
   }
   return kExitOk;
@@ -108,13 +109,14 @@ absl::StatusOr<int> Export(const CheckpointExportOptions& options) {
   TERCIO_ASSIGN_OR_RETURN(const checkpoint::ExportResult result, std::move(exported));
   for (const std::string& note : result.notes) std::fprintf(stderr, "note: %s\n", note.c_str());
   if (options.format() != Output::kTable) {
-    const Json json = {{"path", options.directory}, {"checkpoint", path},
-                       {"step", result.step},       {"architecture", result.model.architecture()},
-                       {"bytes", result.bytes},     {"files", result.files}};
+    const Json json = {
+        {"path", options.directory}, {"checkpoint", path},
+        {"step", result.step},       {"architecture", plan::TextOf(result.model.architecture())},
+        {"bytes", result.bytes},     {"files", result.files}};
     PrintJson(json, options.format());
   } else {
-    std::cout << options.directory << ": " << result.model.architecture() << " of step "
-              << result.step << ", " << result.files.size() << " files\n";
+    std::cout << options.directory << ": " << plan::TextOf(result.model.architecture())
+              << " of step " << result.step << ", " << result.files.size() << " files\n";
   }
   return kExitOk;
 }

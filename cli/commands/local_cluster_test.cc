@@ -31,7 +31,7 @@ ClusterHere Here(const Gpus& gpus, int ranks) {
 v1::JobSpec JobOfWidth(int hidden) {
   v1::JobSpec job;
   v1::ModelSpec* model = job.mutable_model();
-  model->set_architecture("gpt2");
+  model->set_architecture(v1::ARCHITECTURE_GPT2);
   model->set_layers(2);
   model->set_hidden(hidden);
   model->set_heads(hidden / 64);

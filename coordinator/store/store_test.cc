@@ -134,6 +134,10 @@ class OldStoreTest : public StoreTest, public ::testing::WithParamInterface<int>
   }
   // Version 4 wrote them as words.
   static void ExpectEnumerators(const v1::JobRecord& job, const v1::Plan& plan) {
+    EXPECT_EQ(job.spec().model().architecture(), v1::ARCHITECTURE_BERT);
+    EXPECT_EQ(job.spec().model().norm(), v1::NORM_PLACEMENT_PRE);
+    EXPECT_EQ(plan.model().architecture(), v1::ARCHITECTURE_BERT);
+    EXPECT_EQ(plan.model().norm(), v1::NORM_PLACEMENT_PRE);
     const v1::TrainingSpec& training = job.spec().training();
     EXPECT_EQ(training.optimizer().name(), v1::OPTIMIZER_KIND_ADAMW);
     EXPECT_EQ(training.schedule().kind(), v1::LEARNING_RATE_SCHEDULE_WSD);
@@ -163,6 +167,7 @@ class OldStoreTest : public StoreTest, public ::testing::WithParamInterface<int>
     EXPECT_EQ(jobs->at(0).phase(), v1::JOB_PHASE_SUCCEEDED);
     EXPECT_EQ(jobs->at(1).phase(), v1::JOB_PHASE_RUNNING);
     EXPECT_EQ(jobs->at(1).spec().model().layers(), 2);
+    EXPECT_EQ(jobs->at(0).spec().model().architecture(), v1::ARCHITECTURE_GPT2);
     if (GetParam() == 4) ExpectEnumerators(jobs->at(1), store.LoadPlans()->at("job-2"));
     EXPECT_EQ(jobs->at(1).checkpoint_step(), 20);
     EXPECT_EQ(store.LoadPlans()->size(), GetParam() >= 2 ? 2u : 0u);

@@ -10,7 +10,7 @@ constexpr int64_t kMuch = int64_t{1} << 50;
 v1::JobSpec Job(int tensor, int pipeline, int data) {
   v1::JobSpec job;
   v1::ModelSpec& model = *job.mutable_model();
-  model.set_architecture("gpt2");
+  model.set_architecture(v1::ARCHITECTURE_GPT2);
   model.set_layers(4);
   model.set_hidden(32);
   model.set_heads(4);

@@ -151,12 +151,11 @@ absl::Status CheckSupported(const v1::JobSpec& job) {
     return absl::InvalidArgumentError(absl::StrCat(what, " is not supported by this version"));
   };
   const v1::ParallelismSpec& parallelism = job.parallelism();
-  const std::string& architecture = job.model().architecture();
-  if (architecture != "gpt2" && architecture != "llama" && architecture != "bert") {
-    return unsupported("model.architecture " + architecture);
+  if (!IsNamed(job.model().architecture())) {
+    return unsupported("model.architecture " + Shown(job.model().architecture()));
   }
   const v1::Precision precision = job.training().precision();
-  if (!plan::IsNamed(precision) || precision == v1::PRECISION_AUTO) {
+  if (!IsNamed(precision) || precision == v1::PRECISION_AUTO) {
     return unsupported("training.precision " + Shown(precision));
   }
   TERCIO_RETURN_IF_ERROR(plan::CheckFp8(job));
@@ -175,7 +174,7 @@ absl::Status CheckGuards(const v1::JobSpec& job) {
   if (!v1::OnSpike_IsValid(fault.on_spike())) {
     return absl::InvalidArgumentError(
         absl::StrCat("fault_tolerance.on_spike is number ", static_cast<int>(fault.on_spike()),
-                     "; expected ", absl::StrJoin(plan::NamesOf<v1::OnSpike>(), ", ")));
+                     "; expected ", absl::StrJoin(NamesOf<v1::OnSpike>(), ", ")));
   }
   // Not a number fails both.
   if (!(fault.spike_threshold() >= 0) || fault.check_replicas_every() < 0) {

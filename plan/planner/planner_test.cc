@@ -14,7 +14,7 @@ using ::testing::HasSubstr;
 v1::JobSpec Gpt(v1::DeviceKind device) {
   v1::JobSpec job;
   v1::ModelSpec* model = job.mutable_model();
-  model->set_architecture("gpt2");
+  model->set_architecture(v1::ARCHITECTURE_GPT2);
   model->set_layers(12);
   model->set_hidden(768);
   model->set_heads(12);

@@ -13,6 +13,7 @@
 #include "checkpoint/safetensors.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
+#include "plan/names.h"
 #include "tests/parity/thread_ranks.h"
 
 namespace tercio::testing {
@@ -87,12 +88,14 @@ class EncoderFixtureSource : public data::SampleSource {
 v1::JobSpec JobOf(const nlohmann::json& fixture) {
   v1::JobSpec spec;
   const nlohmann::json& model = fixture["model"];
-  spec.mutable_model()->set_architecture(model.value("architecture", "gpt2"));
+  spec.mutable_model()->set_architecture(
+      plan::Named<v1::Architecture>(model.value("architecture", "gpt2")).value());
   spec.mutable_model()->set_kv_heads(model.value("kv_heads", 0));
   spec.mutable_model()->set_untied_head(model.value("untied_head", false));
   spec.mutable_model()->set_norm_eps(model.value("norm_eps", 0.0));
   spec.mutable_model()->set_rope_theta(model.value("rope_theta", 0.0));
-  spec.mutable_model()->set_norm(model.value("norm", ""));
+  spec.mutable_model()->set_norm(plan::Named<v1::NormPlacement>(model.value("norm", ""))
+                                     .value_or(v1::NORM_PLACEMENT_UNSPECIFIED));
   spec.mutable_model()->set_token_types(model.value("token_types", 0));
   spec.mutable_model()->set_sentence_order(model.value("sentence_order", false));
   spec.mutable_model()->set_labels(model.value("labels", 0));
@@ -147,7 +150,7 @@ RunResult Train(v1::JobSpec spec, const Layout& layout, int64_t steps) {
   RunOptions options;
   options.steps = steps;
   options.source = &tokens;
-  if (spec.model().architecture() == "bert") options.source = &samples;
+  if (spec.model().architecture() == v1::ARCHITECTURE_BERT) options.source = &samples;
   absl::StatusOr<RunResult> result = TrainWithThreads(spec, options);
   EXPECT_TRUE(result.ok()) << result.status();
   return result.ok() ? *std::move(result) : RunResult{};

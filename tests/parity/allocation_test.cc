@@ -118,7 +118,7 @@ Counted CountInSteps(v1::JobSpec spec, int threads) {
   spec = OnOneRank(spec);
   SyntheticSource plain(spec.model().vocab_size(), spec.model().context());
   SyntheticEncoderSource masked(spec.model());
-  const bool encoder = spec.model().architecture() == "bert";
+  const bool encoder = spec.model().architecture() == v1::ARCHITECTURE_BERT;
   ReadySource source(
       spec.model(),
       encoder ? static_cast<data::SampleSource&>(masked) : static_cast<data::SampleSource&>(plain),
@@ -169,14 +169,14 @@ TEST(Allocations, AreCounted) {
 TEST(Allocations, AStepOfARankMakesNone) {
   if (!TERCIO_COUNTS) GTEST_SKIP() << "a sanitizer has its own allocator";
   for (const v1::JobSpec& spec :
-       {SmallJob(), SmallLlama(), SmallBert("post"), SmallBert("pre"), SmallClassifier()}) {
+       {SmallJob(), SmallLlama(), SmallBert(kPost), SmallBert(kPre), SmallClassifier()}) {
     for (const v1::Precision precision :
          {v1::PRECISION_FP32, v1::PRECISION_BF16, v1::PRECISION_FP16}) {
       for (const int threads : {1, 2}) {
         v1::JobSpec job = spec;
         job.mutable_training()->set_precision(precision);
-        SCOPED_TRACE(spec.model().architecture() + " " + plan::TextOf(precision) + ", threads " +
-                     std::to_string(threads));
+        SCOPED_TRACE(plan::TextOf(spec.model().architecture()) + " " + plan::TextOf(precision) +
+                     ", threads " + std::to_string(threads));
         const Counted counted = CountInSteps(job, threads);
         EXPECT_EQ(counted.allocations, 0) << "the largest has " << counted.largest << " bytes";
       }

@@ -14,8 +14,8 @@ namespace {
 
 TEST_F(CudaParity, ModelsOnOneDevice) {
   for (const v1::JobSpec& spec :
-       {SmallJob(), SmallLlama(), SmallBert("post"), SmallBert("pre"), SmallClassifier()}) {
-    SCOPED_TRACE(spec.model().architecture());
+       {SmallJob(), SmallLlama(), SmallBert(kPost), SmallBert(kPre), SmallClassifier()}) {
+    SCOPED_TRACE(plan::TextOf(spec.model().architecture()));
     const v1::JobSpec fp32 = With(In(spec, {1, 1, 1}), v1::PRECISION_FP32);
     ExpectClose(OnGpus(fp32), OnCpu(fp32), 1e-4);
   }

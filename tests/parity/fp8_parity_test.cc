@@ -54,8 +54,8 @@ class Fp8Parity : public CudaParity {
 TEST_F(Fp8Parity, FollowsTheCurveOfBf16) {
   RunOptions options;
   options.steps = 8;
-  for (const v1::JobSpec& given : {SmallJob(), SmallLlama(), SmallBert("post")}) {
-    SCOPED_TRACE(given.model().architecture());
+  for (const v1::JobSpec& given : {SmallJob(), SmallLlama(), SmallBert(kPost)}) {
+    SCOPED_TRACE(plan::TextOf(given.model().architecture()));
     const v1::JobSpec spec = Fp8(given);
     ExpectNear(OnGpus(spec, options), OnGpus(WithoutFp8(spec), options));
   }

@@ -80,7 +80,7 @@ TEST(Incremental, RowsHaveTheBitsOfTheWhole) {
       const std::vector<float> parts = OneRank(spec).Logits(ids, cuts);
       ASSERT_EQ(parts.size(), whole.size());
       EXPECT_EQ(std::memcmp(parts.data(), whole.data(), whole.size() * sizeof(float)), 0)
-          << spec.model().architecture() << " in " << cuts.size() << " passes";
+          << plan::TextOf(spec.model().architecture()) << " in " << cuts.size() << " passes";
     }
   }
 }

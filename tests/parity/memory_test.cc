@@ -74,11 +74,11 @@ class WorstCaseSource : public data::SampleSource {
 
 // All that is planned is written, and nothing is read before.
 void ExpectUsed(const v1::JobSpec& spec, const Case& c) {
-  SCOPED_TRACE(spec.model().architecture() + " " + plan::TextOf(spec.training().precision()) + " " +
-               NameOf(c));
+  SCOPED_TRACE(plan::TextOf(spec.model().architecture()) + " " +
+               plan::TextOf(spec.training().precision()) + " " + NameOf(c));
   RunOptions options;
   WorstCaseSource worst(spec.model());
-  if (spec.model().architecture() == "bert") options.source = &worst;
+  if (spec.model().architecture() == v1::ARCHITECTURE_BERT) options.source = &worst;
   // What compares replicas tensor by tensor is used where they differ.
   options.flip_bit_in_all_groups = c.data > 1;
   const RunResult plain = Train(spec, c, options);
@@ -108,14 +108,14 @@ v1::JobSpec With(v1::JobSpec spec, v1::Precision precision) {
 
 TEST(MemoryPlan, EveryArchitectureUsesAllOfIt) {
   for (const v1::JobSpec& spec :
-       {SmallJob(), SmallLlama(), SmallBert("post"), SmallBert("pre"), SmallClassifier()}) {
+       {SmallJob(), SmallLlama(), SmallBert(kPost), SmallBert(kPre), SmallClassifier()}) {
     for (const v1::Precision precision : {v1::PRECISION_FP32, v1::PRECISION_BF16})
       ExpectUsed(With(spec, precision), kOneRank);
   }
 }
 
 TEST(MemoryPlan, EveryLayoutUsesAllOfIt) {
-  for (const v1::JobSpec& spec : {SmallJob(), SmallLlama(), SmallBert("post")}) {
+  for (const v1::JobSpec& spec : {SmallJob(), SmallLlama(), SmallBert(kPost)}) {
     for (const Case& c :
          {Case{2, 1, 1, 2, k1f1b}, Case{1, 2, 1, 2, k1f1b}, Case{1, 2, 1, 2, kGpipe},
           Case{1, 1, 2, 2, k1f1b}, Case{1, 4, 2, 1, k1f1b}, Case{2, 2, 2, 1, kGpipe}}) {
@@ -136,7 +136,7 @@ TEST(MemoryPlan, RecomputationAndInterleavingUseAllOfIt) {
 }
 
 TEST(MemoryPlan, WithoutDropoutUsesAllOfIt) {
-  for (v1::JobSpec spec : {SmallJob(), SmallLlama(), SmallBert("post"), SmallClassifier()}) {
+  for (v1::JobSpec spec : {SmallJob(), SmallLlama(), SmallBert(kPost), SmallClassifier()}) {
     spec.mutable_model()->set_dropout(0);
     for (const Case& c : {Case{1, 1, 1, 2, k1f1b}, Case{2, 2, 1, 2, k1f1b}}) ExpectUsed(spec, c);
   }

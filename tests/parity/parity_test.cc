@@ -129,7 +129,7 @@ TEST(Parity, RecomputationAndInterleavingHaveTheSameBits) {
 }
 
 TEST(Parity, BertHasTheSameBitsInEveryLayout) {
-  for (const v1::JobSpec& spec : {SmallBert("post"), SmallBert("pre"), SmallClassifier()}) {
+  for (const v1::JobSpec& spec : {SmallBert(kPost), SmallBert(kPre), SmallClassifier()}) {
     ExpectSameGrid(spec, {{1, 1, 1, 8, 1, k1f1b},
                           {1, 1, 1, 1, 1, k1f1b},
                           {1, 1, 1, 2, 3, kGpipe, kSelective},
@@ -219,7 +219,7 @@ void ExpectTensorDegreesAgree(const v1::JobSpec& spec, const std::vector<int>& d
 // against one rank.
 TEST(Parity, SequenceParallel) {
   for (const v1::JobSpec& spec :
-       {SmallJob(), SmallLlama(), SmallBert("post"), SmallBert("pre"), SmallClassifier()}) {
+       {SmallJob(), SmallLlama(), SmallBert(kPost), SmallBert(kPre), SmallClassifier()}) {
     RunOptions options;
     options.steps = 10;
     const RunResult one = Train(spec, {1, 1, 1, 4, 1, k1f1b}, options);
@@ -244,7 +244,7 @@ TEST(Parity, SequenceParallel) {
 }
 
 TEST(Parity, SumsBesideProductsHaveTheSameBits) {
-  for (v1::JobSpec spec : {SmallJob(), SmallLlama(), SmallBert("post")}) {
+  for (v1::JobSpec spec : {SmallJob(), SmallLlama(), SmallBert(kPost)}) {
     const Case c{2, 1, 2, 2, 1, k1f1b};
     const RunResult reference = Train(spec, c);
     for (const int parts : {2, 3, 64}) {
@@ -257,8 +257,8 @@ TEST(Parity, SumsBesideProductsHaveTheSameBits) {
 TEST(Parity, TensorDegreesAgreeWithinTheBound) {
   ExpectTensorDegreesAgree(SmallJob(), {2, 4});
   ExpectTensorDegreesAgree(SmallLlama(), {2});
-  ExpectTensorDegreesAgree(SmallBert("post"), {2, 4});
-  ExpectTensorDegreesAgree(SmallBert("pre"), {2});
+  ExpectTensorDegreesAgree(SmallBert(kPost), {2, 4});
+  ExpectTensorDegreesAgree(SmallBert(kPre), {2});
   ExpectTensorDegreesAgree(SmallClassifier(), {2});
 }
 

@@ -114,8 +114,8 @@ State InitialState(const v1::JobSpec& spec, float scale) {
 }
 
 TEST(Precision, ThreeHundredStepsStayNearFp32) {
-  for (const v1::JobSpec& small : {SmallJob(), SmallLlama(), SmallBert("post")}) {
-    SCOPED_TRACE(small.model().architecture());
+  for (const v1::JobSpec& small : {SmallJob(), SmallLlama(), SmallBert(kPost)}) {
+    SCOPED_TRACE(plan::TextOf(small.model().architecture()));
     v1::JobSpec spec = small;
     spec.mutable_model()->set_dropout(0);
     spec.mutable_training()->mutable_optimizer()->set_learning_rate(3e-3);
@@ -149,7 +149,7 @@ TEST(Precision, ThreeHundredStepsStayNearFp32) {
     EXPECT_EQ(searching.steps.front().loss_scale, 4294967296.0);
     EXPECT_NEAR(MeanLoss(searching, 200, 300) / MeanLoss(fp32, 200, 300), 1, 0.01);
     std::printf("%s: largest deviation bf16 %.2g, fp16 %.2g; %d steps skipped, then %.2g\n",
-                small.model().architecture().c_str(), LargestDeviation(fp32, bf16),
+                plan::TextOf(small.model().architecture()).c_str(), LargestDeviation(fp32, bf16),
                 LargestDeviation(fp32, fp16), static_cast<int>(skipped),
                 MeanLoss(searching, 200, 300) / MeanLoss(fp32, 200, 300) - 1);
   }
@@ -166,7 +166,7 @@ void ExpectSameGrid(const v1::JobSpec& spec, const std::vector<Layout>& layouts)
   EXPECT_EQ(Skipped(reference) > 0, scales);
   EXPECT_LT(Skipped(reference), options.steps - 1);
   for (size_t i = 1; i < layouts.size(); ++i) {
-    SCOPED_TRACE(absl::StrCat(spec.model().architecture(), " ",
+    SCOPED_TRACE(absl::StrCat(plan::TextOf(spec.model().architecture()), " ",
                               plan::TextOf(spec.training().precision()), " layout ", i));
     ExpectSameBits(reference, Train(spec, layouts[i], options));
   }
@@ -174,7 +174,7 @@ void ExpectSameGrid(const v1::JobSpec& spec, const std::vector<Layout>& layouts)
 
 TEST(Precision, EqualBitsInEveryLayout) {
   for (const v1::JobSpec& small :
-       {SmallJob(), SmallLlama(), SmallBert("post"), SmallBert("pre"), SmallClassifier()}) {
+       {SmallJob(), SmallLlama(), SmallBert(kPost), SmallBert(kPre), SmallClassifier()}) {
     for (const v1::Precision precision : {v1::PRECISION_BF16, v1::PRECISION_FP16}) {
       const v1::JobSpec spec = With(small, precision);
       ExpectSameGrid(spec, {{1, 1, 1, 8},
@@ -193,13 +193,13 @@ TEST(Precision, EqualBitsInEveryLayout) {
 // differ.
 TEST(Precision, PairsOfBf16HaveTheBitsOfFp32Arithmetic) {
   for (v1::JobSpec spec :
-       {SmallJob(), SmallLlama(), SmallBert("post"), SmallBert("pre"), SmallClassifier()}) {
+       {SmallJob(), SmallLlama(), SmallBert(kPost), SmallBert(kPre), SmallClassifier()}) {
     spec = With(spec, v1::PRECISION_BF16);
     for (const double dropout : {0.0, 0.1}) {
       spec.mutable_model()->set_dropout(dropout);
       for (const Layout& layout : {Layout{1, 1, 1, 2, kNone, 1, 2}, Layout{1, 2, 1, 2, kFull},
                                    Layout{2, 1, 1, 2, kSelective, 1, 1, true}}) {
-        SCOPED_TRACE(absl::StrCat(spec.model().architecture(), " dropout ", dropout));
+        SCOPED_TRACE(absl::StrCat(plan::TextOf(spec.model().architecture()), " dropout ", dropout));
         kernels::SetBf16MethodForTest(kernels::Bf16Method::kFloat);
         const RunResult as_float = Train(spec, layout, Steps(2));
         kernels::SetBf16MethodForTest(kernels::Bf16Method::kPairs);
@@ -211,7 +211,7 @@ TEST(Precision, PairsOfBf16HaveTheBitsOfFp32Arithmetic) {
 }
 
 TEST(Precision, TensorDegreesAndSequenceParallelStayNear) {
-  for (const v1::JobSpec& small : {SmallJob(), SmallLlama(), SmallBert("post")}) {
+  for (const v1::JobSpec& small : {SmallJob(), SmallLlama(), SmallBert(kPost)}) {
     const v1::JobSpec spec = With(small, v1::PRECISION_BF16);
     const RunResult one = Train(spec, {}, Steps(10));
     EXPECT_LT(LargestDeviation(one, Train(spec, {2, 1, 1, 4}, Steps(10))), 0.01);

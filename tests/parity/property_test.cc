@@ -52,9 +52,11 @@ v1::JobSpec RandomJob(Generator& g) {
   v1::ModelSpec* model = spec.mutable_model();
   const int64_t kind = g.Between(0, 2);
   const bool llama = kind == 1;
-  model->set_architecture(llama ? "llama" : kind == 2 ? "bert" : "gpt2");
+  model->set_architecture(llama       ? v1::ARCHITECTURE_LLAMA
+                          : kind == 2 ? v1::ARCHITECTURE_BERT
+                                      : v1::ARCHITECTURE_GPT2);
   if (kind == 2) {
-    model->set_norm(g.Coin() ? "pre" : "post");
+    model->set_norm(g.Coin() ? kPre : kPost);
     model->set_token_types(2);
     model->set_sentence_order(g.Coin());
     model->set_labels(g.Coin() ? 0 : 3);

@@ -146,7 +146,7 @@ absl::Status RunRank(int rank, Shared& shared) {
   TERCIO_ASSIGN_OR_RETURN(const Equipment equipment, Equip(rank, plan, shared));
   SyntheticSource plain(shared.spec.model().vocab_size(), shared.spec.model().context());
   SyntheticEncoderSource masked(shared.spec.model());
-  data::SampleSource& synthetic = shared.spec.model().architecture() == "bert"
+  data::SampleSource& synthetic = shared.spec.model().architecture() == v1::ARCHITECTURE_BERT
                                       ? static_cast<data::SampleSource&>(masked)
                                       : static_cast<data::SampleSource&>(plain);
   data::SampleSource& source =
@@ -218,7 +218,7 @@ std::map<int, std::vector<engine::BufferUse>> UseOfStages(const RunResult& resul
 v1::JobSpec SmallJob() {
   v1::JobSpec spec;
   v1::ModelSpec* model = spec.mutable_model();
-  model->set_architecture("gpt2");
+  model->set_architecture(v1::ARCHITECTURE_GPT2);
   model->set_layers(4);
   model->set_hidden(32);
   model->set_heads(4);
@@ -249,7 +249,7 @@ v1::JobSpec SmallJob() {
 v1::JobSpec SmallLlama() {
   v1::JobSpec spec = SmallJob();
   v1::ModelSpec* model = spec.mutable_model();
-  model->set_architecture("llama");
+  model->set_architecture(v1::ARCHITECTURE_LLAMA);
   model->set_kv_heads(2);
   model->set_ffn_hidden(96);
   model->set_bias(false);
@@ -259,9 +259,9 @@ v1::JobSpec SmallLlama() {
   return spec;
 }
 
-v1::JobSpec SmallBert(const std::string& norm) {
+v1::JobSpec SmallBert(v1::NormPlacement norm) {
   v1::JobSpec spec = SmallJob();
-  spec.mutable_model()->set_architecture("bert");
+  spec.mutable_model()->set_architecture(v1::ARCHITECTURE_BERT);
   spec.mutable_model()->set_norm(norm);
   spec.mutable_model()->set_token_types(2);
   spec.mutable_model()->set_sentence_order(true);
@@ -269,7 +269,7 @@ v1::JobSpec SmallBert(const std::string& norm) {
 }
 
 v1::JobSpec SmallClassifier() {
-  v1::JobSpec spec = SmallBert("post");
+  v1::JobSpec spec = SmallBert(kPost);
   spec.mutable_model()->set_sentence_order(false);
   spec.mutable_model()->set_labels(3);
   return spec;

@@ -77,7 +77,9 @@ struct RunResult {
 // use of a buffer, by stage, is that of the rank that uses most of it.
 std::map<int, std::vector<engine::BufferUse>> UseOfStages(const RunResult& result);
 
-// Short names for tables of layouts.
+// Short names for tables of models and layouts.
+inline constexpr v1::NormPlacement kPost = v1::NORM_PLACEMENT_POST;
+inline constexpr v1::NormPlacement kPre = v1::NORM_PLACEMENT_PRE;
 inline constexpr v1::PipelineSchedule kGpipe = v1::PIPELINE_SCHEDULE_GPIPE;
 inline constexpr v1::PipelineSchedule k1f1b = v1::PIPELINE_SCHEDULE_1F1B;
 inline constexpr v1::PipelineSchedule kInterleaved = v1::PIPELINE_SCHEDULE_INTERLEAVED;
@@ -90,8 +92,8 @@ v1::JobSpec SmallJob();
 // The same as a llama: grouped queries, rotary positions, gated feed-forward, a head of its own.
 v1::JobSpec SmallLlama();
 
-// A masked language model with sentence order; norm "post" or "pre".
-v1::JobSpec SmallBert(const std::string& norm);
+// A masked language model with sentence order.
+v1::JobSpec SmallBert(v1::NormPlacement norm);
 // A classifier of whole sequences with three classes.
 v1::JobSpec SmallClassifier();
 

@@ -179,7 +179,7 @@ v1::JobSpec SmallJob(const std::string& data, int64_t steps) {
   v1::JobSpec spec;
   spec.set_name("small");
   v1::ModelSpec* model = spec.mutable_model();
-  model->set_architecture("gpt2");
+  model->set_architecture(v1::ARCHITECTURE_GPT2);
   model->set_layers(2);
   model->set_hidden(32);
   model->set_heads(2);

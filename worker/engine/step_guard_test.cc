@@ -176,7 +176,7 @@ TEST(StepGuard, StateRoundTripAndDamage) {
 v1::RankPlan Plan(int tensor, int pipeline, int data) {
   v1::RankPlan plan;
   v1::ModelSpec* model = plan.mutable_model();
-  model->set_architecture("gpt2");
+  model->set_architecture(v1::ARCHITECTURE_GPT2);
   model->set_layers(2);
   model->set_hidden(8);
   model->set_heads(2);

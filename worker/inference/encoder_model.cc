@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "common/status_macros.h"
+#include "plan/names.h"
 
 namespace tercio::inference {
 namespace {
@@ -28,8 +29,9 @@ absl::StatusOr<std::unique_ptr<EncoderModel>> EncoderModel::Load(
   TERCIO_ASSIGN_OR_RETURN(auto model,
                           WholeModel::Load(directory, threads, context, std::move(tokenizer)));
   if (model->shape().causal) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        directory, " holds a ", model->spec().architecture(), ", but a bert is needed"));
+    return absl::InvalidArgumentError(absl::StrCat(directory, " holds a ",
+                                                   plan::TextOf(model->spec().architecture()),
+                                                   ", but a bert is needed"));
   }
   return std::unique_ptr<EncoderModel>(new EncoderModel(std::move(model)));
 }

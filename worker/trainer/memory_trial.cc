@@ -70,7 +70,7 @@ v1::JobSpec TrialJob(v1::DeviceKind kind) {
   job.mutable_resources()->set_device(kind);
   job.mutable_resources()->set_ranks(1);
   v1::ModelSpec* model = job.mutable_model();
-  model->set_architecture("gpt2");
+  model->set_architecture(v1::ARCHITECTURE_GPT2);
   model->set_layers(1);
   model->set_hidden(32);
   model->set_heads(2);

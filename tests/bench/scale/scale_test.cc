@@ -32,7 +32,7 @@ v1::JobSpec Spec(int ranks) {
   v1::JobSpec spec;
   spec.set_name("scale");
   v1::ModelSpec& model = *spec.mutable_model();
-  model.set_architecture("gpt2");
+  model.set_architecture(v1::ARCHITECTURE_GPT2);
   model.set_layers(4);
   model.set_hidden(64);
   model.set_heads(8);

@@ -32,7 +32,7 @@ class DataPreparerTest : public ::testing::Test {
     v1::JobSpec& spec = *request_.mutable_spec();
     spec.mutable_data()->set_train(Path("corpus.txt"));
     spec.mutable_data()->set_tokenizer("chars");
-    spec.mutable_model()->set_architecture("gpt2");
+    spec.mutable_model()->set_architecture(v1::ARCHITECTURE_GPT2);
     spec.mutable_model()->set_context(8);
   }
 

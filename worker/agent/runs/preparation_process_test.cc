@@ -122,7 +122,7 @@ TEST_F(PreparationProcessTest, FilesThatTakeAllMemoryTakeTheProcessOnly) {
   request.set_cache_dir(Path("cache"));
   request.mutable_spec()->mutable_data()->set_train(Path("corpus.txt"));
   request.mutable_spec()->mutable_data()->set_tokenizer(Path("tokenizer.json"));
-  request.mutable_spec()->mutable_model()->set_architecture("gpt2");
+  request.mutable_spec()->mutable_model()->set_architecture(v1::ARCHITECTURE_GPT2);
   request.mutable_spec()->mutable_model()->set_context(8);
   PreparationProcess process(
       {std::string(std::getenv("TEST_SRCDIR")) + "/tercio/worker/trainer/tercio-trainer",
