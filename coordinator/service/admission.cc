@@ -10,6 +10,7 @@
 #include "common/status_macros.h"
 #include "config/job_file.h"
 #include "coordinator/core/core.h"
+#include "plan/old_words.h"
 #include "plan/plan_builder.h"
 #include "plan/planner/planner.h"
 #include "plan/snapshots.h"
@@ -95,6 +96,10 @@ absl::Status CheckPath(const std::string& path, const CheckpointPlaces& places) 
 
 absl::Status Admit(v1::JobSpec* wanted, const std::vector<Coordinator::NodeView>& nodes,
                    const std::vector<Coordinator::JobView>& jobs, const CheckpointPlaces& places) {
+  // A command line of the version before sends words.
+  if (const absl::Status words = plan::UpgradeWords(wanted); !words.ok()) {
+    return absl::InvalidArgumentError(std::string(words.message()));
+  }
   const bool gpus = std::any_of(nodes.begin(), nodes.end(), [](const auto& node) {
     return node.state.hello.device_kind() == v1::DEVICE_KIND_CUDA;
   });
