@@ -228,7 +228,10 @@ grpc::Status JobServiceImpl::Resume(grpc::ServerContext*, const v1::ResumeReques
   if (request->has_from_step()) resume.from_step = request->from_step();
   const absl::Status status = coordinator_.Ask(std::move(resume));
   if (!status.ok()) return ToGrpc(status);
-  *response = StatusOf(*coordinator_.View(job->id()));
+  // The job may have been deleted since.
+  const absl::StatusOr<Coordinator::JobView> view = coordinator_.View(job->id());
+  if (!view.ok()) return ToGrpc(view.status());
+  *response = StatusOf(*view);
   return grpc::Status::OK;
 }
 
@@ -509,7 +512,10 @@ grpc::Status JobServiceImpl::SaveCheckpoint(grpc::ServerContext* context,
     const absl::StatusOr<v1::JobRecord> now = coordinator_.Find(before->id());
     if (!now.ok()) return ToGrpc(now.status());
     if (now->checkpoint_attempt() == before->attempt() && now->checkpoint_step() >= least) {
-      *response = *StatusOf(*coordinator_.View(before->id())).mutable_checkpoint();
+      // The job may have been deleted since.
+      const absl::StatusOr<Coordinator::JobView> view = coordinator_.View(before->id());
+      if (!view.ok()) return ToGrpc(view.status());
+      *response = *StatusOf(*view).mutable_checkpoint();
       return grpc::Status::OK;
     }
     if (now->failed_save_step() >= least) return ToGrpc(absl::AbortedError(now->save_error()));

@@ -364,11 +364,11 @@ absl::Status RunAgent(AgentFlags flags, const Lifecycle& life) {
   const absl::Cleanup stop_link = [&link] { link.Stop(); };
   runs.Restore();
   const auto server = TrainerServer::Listen(flags.agent.socket, runs, link.stub(), for_trainers);
-  if (server.ok() && flags.agent.trainer_user.has_value()) {
-    TERCIO_RETURN_IF_ERROR(GiveTo(*flags.agent.trainer_user, flags.agent.socket));
-  }
+  const absl::Status given = server.ok() && flags.agent.trainer_user.has_value()
+                                 ? GiveTo(*flags.agent.trainer_user, flags.agent.socket)
+                                 : absl::OkStatus();
   const auto snapshot_server = ServeSnapshots(flags, for_nodes);
-  for (const absl::Status& status : {server.status(), snapshot_server.status()}) {
+  for (const absl::Status& status : {server.status(), given, snapshot_server.status()}) {
     if (status.ok()) continue;
     runs.Leave();
     return status;

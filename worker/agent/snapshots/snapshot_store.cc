@@ -24,12 +24,12 @@ std::pair<int, int64_t> AgeOf(const v1::SnapshotBegin& begin) {
 int64_t BytesOf(const v1::SnapshotBegin& begin) {
   int64_t bytes = 0;
   for (const v1::TensorSlice& slice : begin.slices()) {
+    // The limits come from another machine: they are compared before they are subtracted.
+    if (slice.row_begin() < 0 || slice.row_end() <= slice.row_begin()) return -1;
+    if (slice.column_begin() < 0 || slice.column_end() <= slice.column_begin()) return -1;
     const int64_t rows = slice.row_end() - slice.row_begin();
     const int64_t columns = slice.column_end() - slice.column_begin();
-    if (rows <= 0 || columns <= 0 || slice.row_begin() < 0 || slice.column_begin() < 0 ||
-        rows > kMostBytes / columns / static_cast<int64_t>(sizeof(float))) {
-      return -1;
-    }
+    if (rows > kMostBytes / columns / static_cast<int64_t>(sizeof(float))) return -1;
     bytes += rows * columns * static_cast<int64_t>(sizeof(float));
     if (bytes > kMostBytes) return -1;
   }
