@@ -38,6 +38,7 @@ bool HasPossibleShape(const ManifestTensor& tensor) {
          Columns(tensor) > 0 && Rows(tensor) <= kMostTensorElements / Columns(tensor);
 }
 
+// Rectangles overlap if they do in rows and in columns.
 bool Overlap(const Piece& a, const Piece& b) {
   return a.row_begin < b.row_end && b.row_begin < a.row_end && a.column_begin < b.column_end &&
          b.column_begin < a.column_end;
@@ -47,16 +48,19 @@ bool Tiles(const ManifestTensor& tensor) {
   int64_t covered = 0;
   for (size_t i = 0; i < tensor.pieces.size(); ++i) {
     const Piece& piece = tensor.pieces[i];
+    // An empty piece is refused, for it would count as covering nothing and hide a mistake.
     if (piece.row_begin < 0 || piece.row_begin >= piece.row_end || piece.row_end > Rows(tensor) ||
         piece.column_begin < 0 || piece.column_begin >= piece.column_end ||
         piece.column_end > Columns(tensor)) {
       return false;
     }
+    // Comparing all pairs is quadratic, but a tensor has no more pieces than a run has ranks.
     for (size_t k = 0; k < i; ++k) {
       if (Overlap(piece, tensor.pieces[k])) return false;
     }
     covered += (piece.row_end - piece.row_begin) * (piece.column_end - piece.column_begin);
   }
+  // Without overlaps, the same number of elements means that nothing is left out.
   return covered == Rows(tensor) * Columns(tensor);
 }
 
@@ -72,17 +76,20 @@ ManifestTensor TensorFromJson(const Json& json) {
     piece.row_end = item.at("rows").at(1);
     piece.column_begin = item.at("columns").at(0);
     piece.column_end = item.at("columns").at(1);
+    // Version 2 has no such digests, and neither has an import.
     piece.block_digests = absl::HexStringToBytes(item.value("blocks", ""));
     tensor.pieces.push_back(piece);
   }
   return tensor;
 }
 
+// Missing keys and wrong types are exceptions here, which ManifestFromJson turns into an error.
 Manifest Parse(const Json& json) {
   Manifest manifest;
   manifest.job = json.at("job");
   manifest.step = json.at("step");
   manifest.attempt = json.at("attempt");
+  // What these two contain is not this library's business, so they stay text.
   manifest.model_json = json.at("model").dump();
   manifest.training_state_json = json.at("training_state").dump();
   for (const auto& [name, tensor] : json.at("tensors").items()) {
@@ -109,6 +116,7 @@ std::string ManifestToJson(const Manifest& manifest) {
                    {"offset", piece.offset},
                    {"rows", {piece.row_begin, piece.row_end}},
                    {"columns", {piece.column_begin, piece.column_end}}};
+      // Pieces without digests have no key, as in files of version 2.
       if (!piece.block_digests.empty()) {
         item["blocks"] = absl::BytesToHexString(piece.block_digests);
       }
@@ -125,6 +133,7 @@ std::string ManifestToJson(const Manifest& manifest) {
                {"job", manifest.job},
                {"step", manifest.step},
                {"attempt", manifest.attempt},
+               // Other readers of the format need the size of blocks; this one has a single size.
                {"block_bytes", kBlockBytes},
                {"model", Json::parse(manifest.model_json, nullptr, /*allow_exceptions=*/false)},
                {"training_state",
@@ -132,6 +141,8 @@ std::string ManifestToJson(const Manifest& manifest) {
                {"tensors", tensors},
                {"files", files}};
   if (!manifest.tokenizer_file.empty()) json["tokenizer"] = manifest.tokenizer_file;
+  // The library sorts keys, so the text of a parsed manifest is the same again. Spaces and line
+  // ends are not part of it.
   json[kDigest] = ChecksumHex(json.dump());
   return json.dump(1);
 }
@@ -141,6 +152,7 @@ namespace {
 // Whether the manifest is as it was written: its digest matches the rest of it.
 bool IsUnchanged(Json json) {
   const std::string digest = json.value(kDigest, "");
+  // The digest cannot cover itself.
   json.erase(kDigest);
   return ChecksumHex(json.dump()) == digest;
 }
@@ -155,6 +167,7 @@ absl::Status CheckBlocks(const std::string& tensor, const Piece& piece) {
 }
 
 bool StaysInside(const std::string& name) {
+  // Names are appended to the checkpoint's path, and must not lead out of it.
   const std::vector<std::string> parts = absl::StrSplit(name, '/');
   return std::all_of(parts.begin(), parts.end(), [](const std::string& part) {
     return !part.empty() && part != "." && part != "..";
@@ -170,6 +183,7 @@ absl::StatusOr<Manifest> ManifestFromJson(const std::string& text) {
       return absl::DataLossError("not the manifest of a Tercio checkpoint");
     }
     const int version = json.value("version", 0);
+    // A newer program is no damage, so this comes before the content is looked at.
     if (version > kVersion) {
       return absl::FailedPreconditionError(absl::StrCat(
           "manifest version ", version, " was written by a newer Tercio; this one reads ",
@@ -178,6 +192,7 @@ absl::StatusOr<Manifest> ManifestFromJson(const std::string& text) {
     if (version < kOldestVersion) {
       return absl::DataLossError(absl::StrCat("unknown manifest version ", version));
     }
+    // Version 2 has no digest of itself.
     if (version >= 3 && !IsUnchanged(json)) {
       return absl::DataLossError(
           "the manifest was changed after it was written: its digest does not match");
@@ -188,6 +203,7 @@ absl::StatusOr<Manifest> ManifestFromJson(const std::string& text) {
       return absl::DataLossError(
           absl::StrCat("the manifest names a file that is not in its directory: \"", name, "\""));
     }
+    // A digest says that nothing has changed, not that it was right when it was written.
     TERCIO_RETURN_IF_ERROR(CheckCoverage(manifest));
     return manifest;
   } catch (const Json::exception& error) {
@@ -233,6 +249,7 @@ absl::Status CheckTrainingState(const std::string& text) {
   bool deep = false;
   const Json json = Json::parse(
       text,
+      // The parser stops here before a deep tree exists, which could not even be destroyed safely.
       [&deep](int depth, Json::parse_event_t, Json&) {
         deep = deep || depth > kMostStateDepth;
         return !deep;

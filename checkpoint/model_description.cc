@@ -14,14 +14,17 @@ namespace {
 absl::StatusOr<v1::ModelSpec> ModelOfManifest(const std::string& text, const std::string& path) {
   const nlohmann::json json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
   v1::ModelSpec model;
+  // Only this key is read: the pieces of the tensors are most of a manifest, and no matter here.
   if (!json.is_object() || !json.contains("model") ||
       !plan::FromJson(json["model"].dump(), &model).ok()) {
     return absl::DataLossError(absl::StrCat(path, ": not the manifest of a Tercio checkpoint"));
   }
+  // Files are not trusted, and callers divide by these numbers.
   TERCIO_RETURN_IF_ERROR(CheckPossibleModel(model, path));
   return model;
 }
 
+// JSON's shortest form reads back as the same number, and differs where numbers differ.
 std::string Number(double value) { return nlohmann::json(value).dump(); }
 
 std::string RopeScalingText(const v1::ModelSpec& model) {
@@ -36,6 +39,7 @@ std::string RopeScalingText(const v1::ModelSpec& model) {
 }  // namespace
 
 absl::StatusOr<ModelFormat> FormatOfModel(const std::string& directory) {
+  // A checkpoint counts first, whatever lies beside its manifest.
   if (PathExists(directory + "/manifest.json")) return ModelFormat::kCheckpoint;
   if (PathExists(directory + "/config.json")) return ModelFormat::kHuggingFace;
   return absl::NotFoundError(
@@ -56,6 +60,7 @@ absl::StatusOr<v1::ModelSpec> DescribeModel(const std::string& directory) {
   TERCIO_ASSIGN_OR_RETURN(v1::ModelSpec model, format == ModelFormat::kCheckpoint
                                                    ? ModelOfManifest(text, path)
                                                    : ModelOfHuggingFaceConfig(text, path));
+  // These two belong to the job that reads the description.
   model.clear_from();
   model.clear_dropout();
   return model;
@@ -63,9 +68,11 @@ absl::StatusOr<v1::ModelSpec> DescribeModel(const std::string& directory) {
 
 absl::Status CheckPossibleModel(const v1::ModelSpec& model, const std::string& path) {
   const bool known = plan::IsNamed(model.architecture());
+  // Zero key heads mean as many as query heads.
   const bool positive = model.layers() > 0 && model.hidden() > 0 && model.heads() > 0 &&
                         model.kv_heads() >= 0 && model.context() > 0 && model.ffn_hidden() > 0 &&
                         model.vocab_size() > 0;
+  // The sizes are positive by now, so nothing is divided by zero.
   if (known && positive && model.hidden() % model.heads() == 0 &&
       (model.kv_heads() == 0 || model.heads() % model.kv_heads() == 0)) {
     return absl::OkStatus();
@@ -79,10 +86,13 @@ std::vector<ModelDifference> DifferencesOf(const v1::ModelSpec& model,
   const auto compare = [&](const char* key, const std::string& ours, const std::string& theirs) {
     if (ours != theirs) differences.push_back({key, ours, theirs});
   };
+  // Values that are left out compare as their defaults: a job file and a manifest may differ in
+  // that.
   const auto kv_heads = [](const v1::ModelSpec& spec) {
     return absl::StrCat(spec.kv_heads() > 0 ? spec.kv_heads() : spec.heads());
   };
   const auto flag = [](bool value) { return value ? "true" : "false"; };
+  // The defaults are those of the two families of models.
   const auto eps = [](const v1::ModelSpec& spec) {
     return Number(spec.norm_eps() > 0                            ? spec.norm_eps()
                   : spec.architecture() == v1::ARCHITECTURE_BERT ? 1e-12
@@ -106,9 +116,11 @@ std::vector<ModelDifference> DifferencesOf(const v1::ModelSpec& model,
   compare("vocab_size", absl::StrCat(model.vocab_size()), absl::StrCat(source.vocab_size()));
   compare("norm", plan::TextOf(model.norm()), plan::TextOf(source.norm()));
   compare("token_types", absl::StrCat(model.token_types()), absl::StrCat(source.token_types()));
+  // A task may be changed, so the number of classes only matters between classifiers.
   if (model.labels() > 0 && source.labels() > 0) {
     compare("labels", absl::StrCat(model.labels()), absl::StrCat(source.labels()));
   }
+  // A shorter context uses the first rows of the position table, a longer one has none.
   if (model.context() > source.context()) {
     differences.push_back(
         {"context", absl::StrCat(model.context()), absl::StrCat("only ", source.context())});

@@ -25,13 +25,16 @@ absl::StatusOr<std::unique_ptr<OutputDirectory>> OutputDirectory::Create(const s
   std::unique_ptr<OutputDirectory> output(new OutputDirectory);
   output->digests_ = digests == FileDigests::kAll;
   output->path_ = path;
+  // With a slash at its end the path of the partial directory would lie inside of it.
   while (output->path_.size() > 1 && output->path_.back() == '/') output->path_.pop_back();
   std::error_code error;
+  // A link that leads nowhere has taken the name, too, so links are not followed.
   if (std::filesystem::symlink_status(output->path_, error).type() !=
       std::filesystem::file_type::not_found) {
     return absl::FailedPreconditionError(absl::StrCat(
         output->path_, " cannot be created: the name is already taken; choose another --output"));
   }
+  // The number of the process keeps two of them apart that write the same path.
   output->partial_ = absl::StrCat(output->path_, ".partial-", getpid());
   TERCIO_RETURN_IF_ERROR(AsConflict(MakeDirectories(output->partial_)));
   return output;
@@ -43,7 +46,9 @@ OutputDirectory::~OutputDirectory() {
 
 absl::StatusOr<std::unique_ptr<AppendFile>> OutputDirectory::Begin(const std::string& name) {
   const std::string path = absl::StrCat(partial_, "/", name);
+  // A name may lie in a folder that nothing else has made.
   TERCIO_RETURN_IF_ERROR(AsConflict(MakeDirectories(ParentOf(path))));
+  // The directory is new, so a file that is there already was named twice.
   auto file = AppendFile::Create(path, AppendFile::Existing::kRefuse, AppendFile::PageCache::kKeep);
   if (!file.ok()) return AsConflict(file.status());
   return file;
@@ -65,9 +70,11 @@ absl::Status OutputDirectory::WriteParts(const std::string& name, int64_t count,
   std::vector<TakePart> takers = {[&](std::string_view bytes) {
     size += static_cast<int64_t>(bytes.size());
     progress_done_ += static_cast<int64_t>(bytes.size());
+    // The total is an estimate without headers, and progress must not pass it.
     if (progress_) progress_(std::min(progress_done_, progress_total_), progress_total_);
     return AsConflict(file->Append(bytes));
   }};
+  // The digest is computed by a taker of its own, beside the writing.
   if (digests_) {
     takers.push_back([&checksum](std::string_view bytes) {
       checksum.Update(bytes);
@@ -87,11 +94,13 @@ int64_t OutputDirectory::bytes() const {
 }
 
 absl::Status OutputDirectory::Commit() {
+  // The entries of all folders have to be on the disk before the name of the whole.
   for (const auto& [name, file] : files_) {
     TERCIO_RETURN_IF_ERROR(AsConflict(SyncPath(ParentOf(absl::StrCat(partial_, "/", name)))));
   }
   TERCIO_RETURN_IF_ERROR(AsConflict(RenamePath(partial_, path_)));
   committed_ = true;
+  // Without this the rename may be lost with the power.
   return AsConflict(SyncPath(ParentOf(path_)));
 }
 

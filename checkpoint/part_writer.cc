@@ -13,6 +13,7 @@
 namespace tercio::checkpoint {
 namespace {
 
+// The digests of blocks restart at each slice, so a reader of one slice needs no other.
 std::vector<int64_t> SliceBytes(const RankFile& file) {
   std::vector<int64_t> bytes;
   for (const TensorEntry& entry : file.entries) bytes.push_back(entry.end - entry.begin);
@@ -30,20 +31,26 @@ PartWriter::PartWriter(std::string path, const RankFile& file)
 
 absl::StatusOr<std::unique_ptr<PartWriter>> PartWriter::Create(std::string path,
                                                                const Slices& slices) {
+  // The header follows from the slices, so an impossible slice is found before a file exists.
   TERCIO_ASSIGN_OR_RETURN(const RankFile file, RankFileOf(slices));
   TERCIO_RETURN_IF_ERROR(MakeDirectories(FolderOf(path)));
   std::unique_ptr<PartWriter> writer(new PartWriter(std::move(path), file));
+  // A name is used once, so an existing file is an error. The data are not read again soon, and
+  // would only push others out of the page cache. The size is reserved, so that a full disk shows
+  // now.
   TERCIO_ASSIGN_OR_RETURN(
       writer->file_,
       AppendFile::Create(writer->path_, AppendFile::Existing::kRefuse,
                          AppendFile::PageCache::kBypass,
                          static_cast<int64_t>(file.header.size()) + writer->expected_bytes_));
+  // The digest of the file covers the header as well.
   writer->checksum_.Update(file.header);
   TERCIO_RETURN_IF_ERROR(writer->file_->Append(file.header));
   return writer;
 }
 
 PartWriter::~PartWriter() {
+  // A closed file belongs to the checkpoint, and only the store removes it.
   if (file_ == nullptr || closed_) return;
   file_ = nullptr;
   unlink(path_.c_str());
@@ -51,6 +58,7 @@ PartWriter::~PartWriter() {
 
 absl::Status PartWriter::Append(std::string_view bytes) {
   const int64_t appended = appended_bytes_ + static_cast<int64_t>(bytes.size());
+  // This is refused before any of the bytes is written.
   if (appended > expected_bytes_) {
     return absl::InvalidArgumentError(absl::StrCat(path_, ": more bytes than its slices hold"));
   }
@@ -67,6 +75,7 @@ absl::StatusOr<v1::UploadEnd> PartWriter::Close() {
                                             " bytes, but its slices hold ", expected_bytes_));
   }
   TERCIO_RETURN_IF_ERROR(file_->Close());
+  // The file's name must be on the disk, too, before a manifest may refer to it.
   TERCIO_RETURN_IF_ERROR(SyncPath(FolderOf(path_)));
   closed_ = true;
   v1::UploadEnd end;
@@ -80,6 +89,7 @@ absl::StatusOr<Manifest> PartOfManifest(const std::string& name, const Slices& s
                                         const v1::UploadEnd& end) {
   TERCIO_ASSIGN_OR_RETURN(const RankFile file, RankFileOf(slices));
   const auto header_bytes = static_cast<int64_t>(file.header.size());
+  // The numbers come from a rank, which the store does not trust.
   if (end.bytes() != file.data_bytes() || end.checksum().size() != 2 * kDigestBytes) {
     return absl::InvalidArgumentError(
         absl::StrCat(name, ": ", end.bytes(), " bytes, but its slices hold ", file.data_bytes(),
@@ -87,6 +97,7 @@ absl::StatusOr<Manifest> PartOfManifest(const std::string& name, const Slices& s
   }
   Manifest part;
   part.files[name] = {header_bytes + end.bytes(), end.checksum()};
+  // The digests come without separators, in the order of the slices.
   std::string_view digests = end.block_digests();
   for (int i = 0; i < slices.size(); ++i) {
     const v1::TensorSlice& slice = slices.Get(i);

@@ -14,6 +14,7 @@ constexpr int64_t kMostElements = int64_t{1} << 58;
 
 absl::Status CheckSlice(const v1::TensorSlice& slice) {
   const int64_t columns = slice.shape_size() == 2 ? slice.shape(1) : 1;
+  // Slices arrive over the network, and all sizes of the file follow from them.
   if (slice.shape_size() < 1 || slice.shape_size() > 2 || slice.dtype() != "F32" ||
       slice.row_begin() < 0 || slice.row_begin() >= slice.row_end() ||
       slice.row_end() > slice.shape(0) || slice.column_begin() < 0 ||
@@ -39,12 +40,14 @@ absl::StatusOr<RankFile> RankFileOf(
                        ", have more elements than a file may hold (2^58)"));
     }
     free -= rows * columns;
+    // The entry keeps its type, F32: CheckSlice lets no other pass.
     TensorEntry entry;
     entry.name = slice.tensor();
     entry.shape.push_back(rows);
     if (slice.shape_size() == 2) entry.shape.push_back(columns);
     file.entries.push_back(std::move(entry));
   }
+  // Both sides derive the header from the same code, so its bytes need not be sent.
   file.header = SafetensorsHeader(&file.entries);
   return file;
 }

@@ -16,12 +16,14 @@
 namespace tercio::checkpoint {
 namespace {
 
+// Large reads keep the disk busy, and bound the memory of each thread.
 constexpr int64_t kReadBytes = int64_t{8} << 20;
 // Values that ReadSlice asks for at a time.
 constexpr int64_t kPartElements = int64_t{4} << 20;
 
 absl::Status At(const std::string& path, const absl::Status& status) {
   const std::string message(status.message());
+  // Some errors name the file already, and naming it twice would only confuse.
   const bool named = message.find(path) != std::string::npos;
   return absl::Status(status.code(), named ? message : absl::StrCat(path, ": ", message));
 }
@@ -53,11 +55,13 @@ absl::StatusOr<std::unique_ptr<const RandomAccessFile>> OpenFile(const std::stri
 
 absl::Status CheckDigest(const RandomAccessFile& file, const ManifestFile& expected) {
   Checksum checksum;
+  // The buffer of an empty file is empty.
   std::vector<char> buffer(static_cast<size_t>(std::min(kReadBytes, expected.bytes)));
   for (int64_t at = 0; at < expected.bytes; at += kReadBytes) {
     const int64_t bytes = std::min(kReadBytes, expected.bytes - at);
     TERCIO_RETURN_IF_ERROR(file.Read(at, bytes, buffer.data()));
     checksum.Update({buffer.data(), static_cast<size_t>(bytes)});
+    // A checkpoint may be larger than memory, and reading it through must not push out the rest.
     file.ForgetPages(at, bytes);
   }
   if (checksum.Hex() == expected.checksum) return absl::OkStatus();
@@ -82,6 +86,7 @@ std::vector<Finding> VerifyCheckpoint(const std::string& directory) {
   std::vector<Finding> findings = {FindingOf(directory + "/manifest.json", manifest.status())};
   if (!manifest.ok()) return findings;
   std::vector<const ManifestFile*> expected = {nullptr};
+  // All findings exist before the threads start, so that none of them moves.
   for (const auto& [name, file] : manifest->files) {
     findings.push_back({absl::StrCat(directory, "/", name), "", false});
     expected.push_back(&file);
@@ -100,6 +105,7 @@ absl::StatusOr<std::unique_ptr<Reader>> Reader::Open(const std::string& director
   reader->directory_ = directory;
   TERCIO_ASSIGN_OR_RETURN(reader->manifest_, ReadManifest(directory, &reader->manifest_digest_));
   for (const auto& [name, expected] : reader->manifest_.files) {
+    // Files stay open, so that a checkpoint that is removed meanwhile can still be read to its end.
     TERCIO_ASSIGN_OR_RETURN(reader->files_[name],
                             OpenFile(absl::StrCat(directory, "/", name), expected));
   }
@@ -118,6 +124,7 @@ absl::Status Reader::CheckDigests() const {
     const std::string& name = names[static_cast<size_t>(i)];
     outcomes[static_cast<size_t>(i)] = CheckDigest(*files_.at(name), manifest_.files.at(name));
   });
+  // The map is sorted by name, so every run reports the same file first.
   for (const absl::Status& outcome : outcomes) TERCIO_RETURN_IF_ERROR(outcome);
   return absl::OkStatus();
 }
@@ -129,6 +136,7 @@ absl::StatusOr<std::string> Reader::TokenizerJson() const {
   }
   std::string content(static_cast<size_t>(found->second->size()), '\0');
   TERCIO_RETURN_IF_ERROR(found->second->Read(0, found->second->size(), content.data()));
+  // This file has no digests of blocks, so that of the whole is compared.
   if (ChecksumHex(content) != manifest_.files.at(found->first).checksum) {
     return absl::DataLossError(
         absl::StrCat(found->second->path(), ": its checksum differs from the manifest's"));
@@ -143,6 +151,7 @@ absl::Status Reader::CheckSlice(const v1::TensorSlice& slice) const {
   }
   const ManifestTensor& tensor = found->second;
   const std::vector<int64_t> shape(slice.shape().begin(), slice.shape().end());
+  // A slice of another shape would be read from the wrong places without notice.
   if (shape != tensor.shape) {
     return absl::InvalidArgumentError(absl::StrCat(directory_, ": tensor ", slice.tensor(),
                                                    " has a different shape than in the model"));
@@ -159,6 +168,7 @@ absl::Status Reader::CheckSlice(const v1::TensorSlice& slice) const {
 absl::Status Reader::ReadSlice(const v1::TensorSlice& slice, float* out) const {
   TERCIO_RETURN_IF_ERROR(CheckSlice(slice));
   SliceCursor cursor(*this);
+  // Parts bound the memory of blocks that wait to be verified.
   for (const v1::TensorSlice& part : DivideSlice(slice, kPartElements)) {
     TERCIO_RETURN_IF_ERROR(cursor.Read(part, out));
     out += (part.row_end() - part.row_begin()) * (part.column_end() - part.column_begin());
@@ -167,9 +177,11 @@ absl::Status Reader::ReadSlice(const v1::TensorSlice& slice, float* out) const {
 }
 
 absl::Status Verify(const UnverifiedBlock& block) {
+  // Pages are dropped here and not by the thread that reads, which has more to do.
   if (block.last_use) {
     block.file->ForgetPages(block.offset, static_cast<int64_t>(block.bytes.size()));
   }
+  // Version 2 and imports have no digests of blocks.
   if (block.digest.empty() ||
       ChecksumBytes({block.bytes.data(), block.bytes.size()}) == block.digest) {
     return absl::OkStatus();
@@ -190,8 +202,10 @@ absl::Status SliceCursor::Read(const v1::TensorSlice& part, float* out, Unverifi
   const std::vector<Piece>& pieces = reader_.manifest_.tensors.at(part.tensor()).pieces;
   if (part.tensor() != tensor_) {
     tensor_ = part.tensor();
+    // The blocks in memory belong to the tensor before.
     for (Block& block : blocks_) block.number = -1;
   }
+  // Each piece keeps a block of its own, so that parts that touch several read none of them twice.
   if (blocks_.size() < pieces.size()) blocks_.resize(pieces.size());
   for (size_t i = 0; i < pieces.size(); ++i) {
     TERCIO_RETURN_IF_ERROR(ReadPiece(pieces[i], part, &blocks_[i], out, unverified));
@@ -207,6 +221,7 @@ absl::Status SliceCursor::ReadPiece(const Piece& piece, const v1::TensorSlice& p
   const int64_t row_end = std::min(piece.row_end, part.row_end());
   const int64_t column_begin = std::max(piece.column_begin, part.column_begin());
   const int64_t column_end = std::min(piece.column_end, part.column_end());
+  // Most pieces of a tensor do not touch the part.
   if (row_begin >= row_end || column_begin >= column_end) return absl::OkStatus();
   const int64_t piece_width = piece.column_end - piece.column_begin;
   const int64_t part_width = part.column_end() - part.column_begin();
@@ -234,6 +249,7 @@ absl::Status SliceCursor::Copy(const Piece& piece, int64_t begin, int64_t bytes,
     const int64_t inside = begin - number * kBlockBytes;
     const int64_t size = std::min(kBlockBytes, piece.bytes() - number * kBlockBytes);
     const int64_t taken = std::min(bytes, size - inside);
+    // A whole block is read to its place, without a copy.
     if (taken == size && cache->number != number) {
       TERCIO_ASSIGN_OR_RETURN(UnverifiedBlock block,
                               Load(piece, number, absl::MakeSpan(out, static_cast<size_t>(size))));
@@ -241,6 +257,7 @@ absl::Status SliceCursor::Copy(const Piece& piece, int64_t begin, int64_t bytes,
       unverified->push_back(block);
     } else {
       if (cache->number != number) {
+        // The block counts as read only after it was verified, so a damaged one is never used.
         cache->number = -1;
         cache->bytes.resize(static_cast<size_t>(size));
         TERCIO_ASSIGN_OR_RETURN(const UnverifiedBlock block,

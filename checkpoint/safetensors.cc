@@ -31,6 +31,7 @@ constexpr Dtype kDtypes[] = {{"BOOL", 1}, {"U8", 1},  {"I8", 1},  {"F8_E5M2", 1}
 // -1 when it does not fit.
 int64_t BytesOf(const TensorEntry& entry) {
   int64_t bytes = DtypeBytes(entry.dtype);
+  // The shape comes from a file, so its product may be anything.
   for (const int64_t size : entry.shape) {
     if (__builtin_mul_overflow(bytes, size, &bytes)) return -1;
   }
@@ -42,8 +43,10 @@ std::string Shown(const std::string& name) { return absl::Utf8SafeCEscape(name.s
 
 // Tensors lie one after the other, from the first byte to the last.
 absl::Status CheckFillsFile(const std::vector<TensorEntry>& tensors, int64_t data_bytes) {
+  // A header may list its tensors in any order.
   std::vector<const TensorEntry*> order;
   for (const TensorEntry& entry : tensors) order.push_back(&entry);
+  // Empty tensors share their beginning with the next one, so the ends decide between them.
   std::sort(order.begin(), order.end(), [](const TensorEntry* a, const TensorEntry* b) {
     return std::pair(a->begin, a->end) < std::pair(b->begin, b->end);
   });
@@ -54,6 +57,7 @@ absl::Status CheckFillsFile(const std::vector<TensorEntry>& tensors, int64_t dat
                                                         ? " overlaps the tensor before it"
                                                         : " follows a gap"));
     }
+    // Gaps are refused as in the reference implementation: they could hide other data.
     at = entry->end;
   }
   if (at != data_bytes) {
@@ -85,12 +89,14 @@ absl::StatusOr<TensorEntry> ParseEntry(const std::string& name, const nlohmann::
   }
   entry.begin = value["data_offsets"][0];
   entry.end = value["data_offsets"][1];
+  // This was a conversion of an unsigned number, so the sign is checked, too.
   if (entry.begin < 0 || entry.begin > entry.end || entry.end > data_bytes) {
     return Fault(absl::StrCat(Shown(name), " lies outside the file"));
   }
   if (DtypeBytes(entry.dtype) == 0) {
     return Fault(absl::StrCat(Shown(name), " has the unknown dtype ", Shown(entry.dtype)));
   }
+  // A product that overflows is -1, which no size equals.
   if (BytesOf(entry) != entry.end - entry.begin) {
     return Fault(absl::StrCat(Shown(name), " has ", entry.end - entry.begin,
                               " bytes, which does not match its shape"));
@@ -103,6 +109,7 @@ absl::StatusOr<int64_t> DataBegin(std::string_view file, int64_t file_bytes) {
   if (static_cast<int64_t>(file.size()) < kLengthBytes) return Fault("shorter than 8 bytes");
   uint64_t length;
   std::memcpy(&length, file.data(), sizeof(length));
+  // The length is compared before it is added or used, since it may be anything.
   if (length > kLargestHeader || kLengthBytes + static_cast<int64_t>(length) > file_bytes ||
       file.size() < kLengthBytes + length) {
     return Fault(absl::StrCat("a header of ", length, " bytes does not fit"));
@@ -119,6 +126,7 @@ absl::StatusOr<SafetensorsLayout> ParseEntries(std::string_view file, int64_t da
   SafetensorsLayout layout;
   layout.data_begin = data_begin;
   for (const auto& [name, value] : header.items()) {
+    // The metadata are texts for programs that read them, and describe no tensor.
     if (name == "__metadata__") continue;
     TERCIO_ASSIGN_OR_RETURN(TensorEntry entry, ParseEntry(name, value, data_bytes));
     layout.tensors.push_back(std::move(entry));
@@ -136,6 +144,7 @@ int64_t DtypeBytes(std::string_view dtype) {
 }
 
 std::string SafetensorsHeader(std::vector<TensorEntry>* tensors, std::string_view format) {
+  // Entries stay in the order of their bytes, which people read more easily than the alphabet's.
   nlohmann::ordered_json header = nlohmann::ordered_json::object();
   if (!format.empty()) header["__metadata__"] = {{"format", std::string(format)}};
   int64_t at = 0;
@@ -147,6 +156,7 @@ std::string SafetensorsHeader(std::vector<TensorEntry>* tensors, std::string_vie
                            {"data_offsets", {tensor.begin, tensor.end}}};
   }
   std::string json = header.dump();
+  // The padding aligns the data to 8 bytes, as the format demands of writers.
   json.append((8 - json.size() % 8) % 8, ' ');
   const uint64_t length = json.size();
   std::string result(reinterpret_cast<const char*>(&length), sizeof(length));
@@ -165,8 +175,10 @@ absl::StatusOr<SafetensorsLayout> ParseSafetensorsHeader(std::string_view header
   const auto bytes = static_cast<int64_t>(header.size());
   TERCIO_ASSIGN_OR_RETURN(const int64_t data_begin, DataBegin(header, bytes));
   if (data_begin != bytes) return Fault("bytes follow the header");
+  // The size of the data is not known here, and is taken from the entries.
   TERCIO_ASSIGN_OR_RETURN(SafetensorsLayout layout, ParseEntries(header, data_begin, kLargestSize));
   int64_t data_bytes = 0;
+  // The largest end is the size if there are no gaps, which is what the check then finds out.
   for (const TensorEntry& entry : layout.tensors) data_bytes = std::max(data_bytes, entry.end);
   TERCIO_RETURN_IF_ERROR(CheckFillsFile(layout.tensors, data_bytes));
   return layout;

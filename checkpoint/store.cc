@@ -55,6 +55,7 @@ absl::StatusOr<std::vector<std::string>> Names(const std::string& path) {
   return names;
 }
 
+// A random part keeps names unique even if an attempt sends a part twice.
 std::string FreshName(int rank) {
   static thread_local std::mt19937_64 random{std::random_device{}()};
   return absl::StrFormat("rank-%05d-%08x.safetensors", rank,
@@ -62,6 +63,7 @@ std::string FreshName(int rank) {
 }
 
 absl::Status Join(const Manifest& part, Manifest* whole) {
+  // Names contain the attempt and a random number, so no part replaces another's entry.
   for (const auto& [name, file] : part.files) whole->files[name] = file;
   for (const auto& [name, tensor] : part.tensors) {
     ManifestTensor& joined = whole->tensors[name];
@@ -102,6 +104,7 @@ absl::StatusOr<Manifest> RankUpload::Finish(const v1::UploadEnd& end) {
 }
 
 Store::Store(const std::string& root)
+    // The path is made absolute once, so that a change of the working directory does not move it.
     : root_(std::filesystem::absolute(root).lexically_normal().string()) {}
 
 std::string Store::PathOfJob(const std::string& job) const { return absl::StrCat(root_, "/", job); }
@@ -115,6 +118,7 @@ std::string Store::AttemptPath(const std::string& job, int64_t step, int32_t att
 }
 
 absl::Status Store::CheckRoom(int64_t bytes) const {
+  // A drill must not depend on how full the disk really is.
   if (absl::ToUnixNanos(SteadyNow()) < full_until_nanos_) {
     return absl::ResourceExhaustedError(absl::StrCat(root_, ": no space left on device (a drill)"));
   }
@@ -122,6 +126,7 @@ absl::Status Store::CheckRoom(int64_t bytes) const {
   if (statvfs(root_.c_str(), &info) != 0)
     return FileError(errno, "cannot query the free space of", root_);
   const auto unit = static_cast<int64_t>(info.f_frsize);
+  // These are the blocks that a process without privileges may use.
   const int64_t free = static_cast<int64_t>(info.f_bavail) * unit;
   const int64_t headroom =
       std::min(kMostHeadroomBytes, static_cast<int64_t>(info.f_blocks) * unit / kHeadroomPart);
@@ -134,6 +139,7 @@ absl::Status Store::CheckRoom(int64_t bytes) const {
 absl::StatusOr<std::unique_ptr<RankUpload>> Store::Begin(const v1::UploadBegin& begin) {
   TERCIO_ASSIGN_OR_RETURN(const RankFile file, RankFileOf(begin.slices()));
   TERCIO_RETURN_IF_ERROR(MakeDirectories(root_));
+  // Space is checked before the stream begins, since a save that cannot finish only costs time.
   TERCIO_RETURN_IF_ERROR(CheckRoom(static_cast<int64_t>(file.header.size()) + file.data_bytes()));
   std::unique_ptr<RankUpload> upload(new RankUpload);
   upload->name_ = absl::StrCat(AttemptName(begin.run().attempt()), "/", FreshName(begin.rank()));
@@ -147,6 +153,8 @@ absl::StatusOr<std::unique_ptr<RankUpload>> Store::Begin(const v1::UploadBegin& 
 absl::StatusOr<Manifest> Store::Adopt(const v1::UploadBegin& begin,
                                       const v1::UploadEnd& end) const {
   const std::string prefix =
+      // A rank may name only files of its own attempt and number, since the name becomes part of a
+      // path.
       absl::StrCat(AttemptName(begin.run().attempt()), absl::StrFormat("/rank-%05d", begin.rank()));
   if (!absl::StartsWith(begin.file(), prefix) ||
       begin.file().find('/', prefix.size()) != std::string::npos) {
@@ -157,6 +165,7 @@ absl::StatusOr<Manifest> Store::Adopt(const v1::UploadBegin& begin,
   const std::string path =
       absl::StrCat(PathOf(begin.run().job_id(), begin.step()), "/", begin.file());
   struct stat info = {};
+  // A link could lead to a file outside the store, and is not followed.
   if (lstat(path.c_str(), &info) != 0) return FileError(errno, "cannot find", path);
   const int64_t expected = part.files.begin()->second.bytes;
   if (!S_ISREG(info.st_mode) || info.st_size != expected) {
@@ -186,6 +195,7 @@ absl::StatusOr<Committed> Store::Commit(const CommitRequest& request,
   manifest.attempt = request.attempt;
   manifest.model_json = request.model_json;
   manifest.training_state_json = request.training_state_json;
+  // Parts of different ranks may share a tensor, but together they must cover it once.
   for (const Manifest& part : request.parts) TERCIO_RETURN_IF_ERROR(Join(part, &manifest));
   if (!request.tokenizer_json.empty()) {
     manifest.tokenizer_file = absl::StrCat(AttemptName(request.attempt), "/tokenizer.json");
@@ -208,6 +218,7 @@ absl::StatusOr<Committed> Store::Commit(const CommitRequest& request,
   if (!still_wanted()) return absl::AbortedError("this save was given up");
   TERCIO_RETURN_IF_ERROR(RenamePath(written, absl::StrCat(path, "/", kManifest)));
   TERCIO_RETURN_IF_ERROR(SyncPath(path));
+  // What other attempts at this step have left is of no use any more.
   TERCIO_RETURN_IF_ERROR(RemoveUnnamed(request.job, request.step));
   // A copy for programs that take the directory for a model and look for its tokenizer beside the
   // manifest, which names the original.
@@ -223,6 +234,7 @@ absl::StatusOr<Committed> Store::Commit(const CommitRequest& request,
 absl::Status Store::RemoveUnnamed(const std::string& job, int64_t step) const {
   const std::string path = PathOf(job, step);
   const absl::StatusOr<std::string> text = ReadFile(absl::StrCat(path, "/", kManifest));
+  // A step without a manifest was never committed.
   if (absl::IsNotFound(text.status())) return RemoveTree(path);
   if (!text.ok()) return text.status();
   const absl::StatusOr<Manifest> manifest = ManifestFromJson(*text);
@@ -242,6 +254,7 @@ absl::Status Store::RemoveUnnamed(const std::string& job, int64_t step) const {
         TERCIO_RETURN_IF_ERROR(RemoveTree(absl::StrCat(directory, "/", name)));
       }
     }
+    // An attempt without any file that counts leaves only its name.
     if (left == 0) TERCIO_RETURN_IF_ERROR(RemoveTree(directory));
   }
   return absl::OkStatus();
@@ -249,6 +262,7 @@ absl::Status Store::RemoveUnnamed(const std::string& job, int64_t step) const {
 
 absl::Status Store::Abandon(const std::string& job, int64_t step, int32_t attempt) {
   const absl::StatusOr<Committed> there = Find(job, step);
+  // The manifest is this attempt's, so only what it does not name may go.
   if (there.ok() && there->attempt == attempt) return RemoveUnnamed(job, step);
   if (!there.ok() && !absl::IsNotFound(there.status())) return there.status();
   TERCIO_RETURN_IF_ERROR(RemoveTree(AttemptPath(job, step, attempt)));
@@ -260,6 +274,7 @@ absl::Status Store::Abandon(const std::string& job, int64_t step, int32_t attemp
 absl::StatusOr<Committed> Store::Find(const std::string& job, int64_t step) const {
   const std::string path = PathOf(job, step);
   TERCIO_ASSIGN_OR_RETURN(const std::string text, ReadFile(absl::StrCat(path, "/", kManifest)));
+  // A manifest that is there counts as a checkpoint, good or not, for somebody has to see it.
   Committed committed{step, 0, path, static_cast<int64_t>(text.size()), ""};
   const absl::StatusOr<Manifest> manifest = ManifestFromJson(text);
   if (!manifest.ok()) return committed;
@@ -312,6 +327,7 @@ absl::Status Store::RemoveUnfinished(const std::string& job) {
 
 absl::Status Store::RemoveUnfinished() {
   absl::Status first;
+  // One job that cannot be cleaned does not keep the others from it.
   for (const std::string& job : ListDirectory(root_)) first.Update(RemoveUnfinished(job));
   return first;
 }

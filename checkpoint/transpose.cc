@@ -26,6 +26,7 @@ void TransposeFourByFour(const float* from, int64_t from_stride, float* to, int6
   const Four b = LoadFour(from + from_stride);
   const Four c = LoadFour(from + 2 * from_stride);
   const Four d = LoadFour(from + 3 * from_stride);
+  // Two rounds of interleaving transpose the four rows without leaving the registers.
   const Four ab_low = __builtin_shufflevector(a, b, 0, 4, 1, 5);
   const Four ab_high = __builtin_shufflevector(a, b, 2, 6, 3, 7);
   const Four cd_low = __builtin_shufflevector(c, d, 0, 4, 1, 5);
@@ -43,6 +44,7 @@ void Transpose(const float* from, int64_t rows, int64_t columns, int64_t from_st
   for (int64_t row = 0; row < rows; row += kTile) {
     const int64_t last_row = std::min(rows, row + kTile);
     for (int64_t column = 0; column < columns; column += kTile) {
+      // Whole tiles take the quick way, and the edges, which are few, the simple one.
       if (row + kTile <= rows && column + kTile <= columns) {
         for (int64_t i = row; i < row + kTile; i += 4) {
           for (int64_t k = column; k < column + kTile; k += 4) {

@@ -35,6 +35,7 @@ size_t HeaderOfChunk(const uint8_t* bytes, size_t there, size_t total) {
   uint32_t message = 0;
   uint32_t data = 0;
   if (input.ReadTag() != kChunkTag || !input.ReadVarint32(&message)) return 0;
+  // The inner message must fill the outer one: anything behind it would be another field.
   if (message != total - static_cast<size_t>(input.CurrentPosition())) return 0;
   if (input.ReadTag() != kDataTag || !input.ReadVarint32(&data)) return 0;
   const size_t header = static_cast<size_t>(input.CurrentPosition());
@@ -44,6 +45,7 @@ size_t HeaderOfChunk(const uint8_t* bytes, size_t there, size_t total) {
 }  // namespace
 
 grpc::ByteBuffer ToBuffer(const v1::UploadMessage& message) {
+  // Messages other than chunks are rare and small.
   const grpc::Slice slice(message.SerializeAsString());
   return grpc::ByteBuffer(&slice, 1);
 }
@@ -52,6 +54,7 @@ grpc::ByteBuffer ChunkMessage(std::string_view bytes) {
   std::array<uint8_t, kMostHeader> header;
   uint8_t* at = header.data();
   at = CodedOutputStream::WriteTagToArray(kChunkTag, at);
+  // The tag of the data takes one byte, as its number is below 16.
   const size_t inner = 1 + VarintSize(bytes.size()) + bytes.size();
   at = CodedOutputStream::WriteVarint32ToArray(static_cast<uint32_t>(inner), at);
   at = CodedOutputStream::WriteTagToArray(kDataTag, at);
@@ -64,6 +67,7 @@ grpc::ByteBuffer ChunkMessage(std::string_view bytes) {
 absl::StatusOr<ReceivedUpload> ParseUpload(grpc::ByteBuffer buffer) {
   ReceivedUpload received;
   if (!buffer.Dump(&received.slices).ok()) return absl::InvalidArgumentError("an empty message");
+  // The header may be divided among slices, so its first bytes are collected.
   std::array<uint8_t, kMostHeader> start;
   size_t there = 0;
   for (const grpc::Slice& slice : received.slices) {
@@ -73,11 +77,13 @@ absl::StatusOr<ReceivedUpload> ParseUpload(grpc::ByteBuffer buffer) {
   }
   size_t header = HeaderOfChunk(start.data(), there, buffer.Length());
   if (header == 0) {
+    // What is not in the usual form is left to protobuf, which knows all forms.
     const grpc::Status parsed =
         grpc::GenericDeserialize<grpc::ProtoBufferReader, v1::UploadMessage>(&buffer,
                                                                              &received.message);
     if (!parsed.ok()) return absl::InvalidArgumentError("not an upload message");
     if (!received.message.has_chunk()) return received;
+    // The view has to point into memory that the result owns.
     received.slices = {grpc::Slice(received.message.chunk().data())};
   }
   received.is_chunk = true;

@@ -15,15 +15,18 @@ absl::StatusOr<std::unique_ptr<WeightSource>> OpenWeightSource(const std::string
                                                                DigestCheck check) {
   TERCIO_ASSIGN_OR_RETURN(const ModelFormat format, FormatOfModel(directory));
   if (format == ModelFormat::kHuggingFace) {
+    // These files have no digests, so there is nothing to compare.
     TERCIO_ASSIGN_OR_RETURN(auto model, HuggingFaceModel::Open(directory));
     return std::unique_ptr<WeightSource>(std::move(model));
   }
   TERCIO_ASSIGN_OR_RETURN(auto reader, Reader::Open(directory, check));
+  // A checkpoint's model is not trusted before this, as callers compute sizes from it.
   TERCIO_RETURN_IF_ERROR(CheckPossibleModel(reader->model(), directory + "/manifest.json"));
   return std::unique_ptr<WeightSource>(std::move(reader));
 }
 
 absl::Status CheckStartsFrom(const v1::ModelSpec& model, const v1::ModelSpec& source) {
+  // The first difference is enough: a person changes the job or the directory anyway.
   for (const ModelDifference& difference : DifferencesOf(model, source)) {
     return absl::FailedPreconditionError(absl::StrCat("the job's model.", difference.key, " is ",
                                                       difference.ours, ", but it has ",
@@ -33,6 +36,7 @@ absl::Status CheckStartsFrom(const v1::ModelSpec& model, const v1::ModelSpec& so
 }
 
 absl::Status CheckInitialWeights(const v1::ModelSpec& model, int32_t data_vocabulary) {
+  // Ids outside the table would have no embedding.
   if (data_vocabulary > model.vocab_size()) {
     return absl::InvalidArgumentError(
         absl::StrCat("the data has ", data_vocabulary, " token ids, but the model in ",
@@ -47,6 +51,7 @@ absl::Status CheckInitialWeights(const v1::ModelSpec& model, int32_t data_vocabu
 }
 
 absl::Status ReadSliceFor(const WeightSource& source, v1::TensorSlice slice, float* out) {
+  // The rows are the same in both models; only the shape that the source checks is larger.
   if (slice.tensor() == "embedding.position.weight" && slice.shape_size() == 2 &&
       slice.shape(0) < source.model().context()) {
     slice.set_shape(0, source.model().context());
@@ -56,6 +61,7 @@ absl::Status ReadSliceFor(const WeightSource& source, v1::TensorSlice slice, flo
 
 std::vector<v1::TensorSlice> DivideSlice(const v1::TensorSlice& slice, int64_t most_elements) {
   const int64_t columns = slice.column_end() - slice.column_begin();
+  // Rows stay whole where possible, since the values of a row lie together.
   const int64_t width = std::max<int64_t>(1, std::min(columns, most_elements));
   const int64_t height = most_elements / width;  // 1 where a row is divided
   std::vector<v1::TensorSlice> parts;

@@ -27,6 +27,7 @@
 namespace tercio::cli {
 namespace {
 
+// The coordinator's default port on this machine, where no address was ever given.
 constexpr char kDefaultAddress[] = "127.0.0.1:7077";
 
 // Deadline for asking the coordinator's version; the call that follows reports what is wrong with
@@ -50,6 +51,7 @@ void WarnOfVersion(Client& client) {
 }  // namespace
 
 std::string DefaultStateDir() {
+  // An empty variable counts as none, as the XDG specification says.
   if (const char* base = std::getenv("XDG_STATE_HOME"); base != nullptr && *base != '\0') {
     return absl::StrCat(base, "/tercio");
   }
@@ -60,6 +62,7 @@ std::string DefaultStateDir() {
 absl::Status CallStatus(const grpc::Status& status, const Client& client) {
   if (status.ok()) return absl::OkStatus();
   if (status.error_code() == grpc::StatusCode::UNAVAILABLE) {
+    // UNAVAILABLE is all that gRPC says: which of the usual reasons it was is found out here.
     TERCIO_RETURN_IF_ERROR(DiagnoseTls(client.address(), client.tls()));
     TERCIO_RETURN_IF_ERROR(MayUseSocket(client.address()));
     return absl::UnavailableError(absl::StrCat(
@@ -75,6 +78,7 @@ absl::Status CallStatus(const grpc::Status& status, const Client& client) {
 }
 
 int Fail(const absl::Status& status) {
+  // Messages may quote texts of jobs, which must not steer the terminal.
   std::fprintf(stderr, "error: %s\n", ForDisplay(std::string(status.message()), "\n\t").c_str());
   return ExitCodeOf(status);
 }
@@ -90,6 +94,7 @@ absl::StatusOr<std::string> LiveAddress(const std::string& state_dir) {
 }
 
 bool HoldsNoJobs(const std::string& state_dir) {
+  // Any other error means that there may be jobs that cannot be seen.
   struct stat info;
   return stat((state_dir + "/state.sqlite").c_str(), &info) != 0 && errno == ENOENT;
 }
@@ -118,6 +123,7 @@ absl::StatusOr<std::unique_ptr<Client>> Client::ConnectAs(const std::string& add
       return absl::UnauthenticatedError(absl::StrCat(std::string(identity.status().message()),
                                                      " (`tercio login` creates these files)"));
     }
+    // A certificate that is renewed only when it has expired would lock its owner out.
     renew = RenewalIsDue((*identity)->Current()->facts, absl::Now());
   }
   TERCIO_ASSIGN_OR_RETURN(auto client,
@@ -137,10 +143,12 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const GlobalOptions& opt
   if (const absl::StatusOr<std::string> live = LiveAddress(options.state_dir); live.ok()) {
     return ConnectAs(*live, options.tls);
   }
+  // A mistyped directory is answered here, before a reader is started on it.
   if (!PathExists(options.state_dir + "/state.sqlite")) {
     return absl::NotFoundError(
         absl::StrCat("the state directory ", options.state_dir, " holds no jobs"));
   }
+  // A socket in a private directory lets nobody else ask the reader.
   TERCIO_ASSIGN_OR_RETURN(auto socket, PrivateSocket::Make());
   TERCIO_ASSIGN_OR_RETURN(
       auto reader, Child::Start("tercio-coordinator",
@@ -156,7 +164,9 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const GlobalOptions& opt
 absl::StatusOr<std::string> Client::Submit(const v1::JobSpec& spec) {
   v1::SubmitRequest request;
   *request.mutable_spec() = spec;
+  // One id for all attempts: the coordinator makes one job of them (Coordinator::Submit).
   request.set_request_id(NewRequestId());
+  // Waiting makes sense only for a coordinator that was there before.
   const bool reached = channel_->GetState(/*try_to_connect=*/false) == GRPC_CHANNEL_READY;
   const absl::Time end = SteadyNow() + kSubmitPatience;
   while (true) {

@@ -25,9 +25,11 @@
 namespace tercio::cli {
 namespace {
 
+// A person who presses Tab waits no longer than this; without names the rest is offered.
 constexpr std::chrono::milliseconds kPatience(300);
 
 bool IsWord(const std::string& text) {
+  // Values are words like these; a sentence in a help text is none.
   return !text.empty() && std::all_of(text.begin(), text.end(), [](char letter) {
     return std::islower(static_cast<unsigned char>(letter)) ||
            std::isdigit(static_cast<unsigned char>(letter)) || letter == '-' || letter == '_';
@@ -44,12 +46,14 @@ std::vector<std::string> ValuesIn(const std::string& description) {
     for (const std::string& value : std::vector<std::string>(absl::StrSplit(part, ','))) {
       values.push_back(std::string(absl::StripAsciiWhitespace(value)));
     }
+    // A single word is a sentence's beginning, not a list.
     if (values.size() > 1 && std::all_of(values.begin(), values.end(), IsWord)) return values;
   }
   return {};
 }
 
 // Options and arguments that are paths are recognised by their names.
+// The parser has no type for paths.
 bool IsPath(const std::string& name) {
   static const std::set<std::string> kPaths = {
       "job_file",     "directory",  "prefix",      "--state-dir", "--output",
@@ -59,6 +63,7 @@ bool IsPath(const std::string& name) {
 }
 
 std::string NameOf(const CLI::Option& option) {
+  // Long names are the ones that people recognise.
   if (!option.get_lnames().empty()) return "--" + option.get_lnames().front();
   if (!option.get_snames().empty()) return "-" + option.get_snames().front();
   return option.get_name(true);
@@ -76,13 +81,16 @@ void OfferValues(const CLI::Option& option, const std::string& begun, Offers* co
   const std::string type = option.get_type_name();
   const size_t open = type.find('{');
   if (open != std::string::npos) {
+    // The braces hold the whole set, whatever the type is called.
     values = absl::StrSplit(type.substr(open + 1, type.rfind('}') - open - 1), ',');
   } else if (option.nonpositional()) {
     values = ValuesIn(option.get_description());
   }
   for (const std::string& value : values) Offer(value, "", begun, completion);
+  // Files are offered only where nothing better is known.
   completion->files = values.empty() && IsPath(name);
   if (name == "job" || name == "jobs") completion->names = NameKind::kJob;
+  // Files of steps may stand beside the names of jobs (plot).
   if (name == "jobs") completion->files = true;
   if (name == "node") completion->names = NameKind::kNode;
 }
@@ -98,6 +106,7 @@ bool IsPlain(const std::string& name) {
 }
 
 std::string OneLine(std::string text) {
+  // One candidate is one line of the protocol with the shell.
   std::replace_if(
       text.begin(), text.end(),
       [](char letter) { return static_cast<unsigned char>(letter) < 0x20; }, ' ');
@@ -113,6 +122,7 @@ void PrintCandidate(const std::string& word, const std::string& description,
 // The options for reaching a coordinator among the words so far; the others do not matter here.
 GlobalOptions ReachOf(const std::vector<std::string>& words) {
   GlobalOptions options;
+  // The last word is the one that is being completed.
   for (size_t i = 0; i + 1 < words.size(); ++i) {
     if (words[i] == "--coordinator") options.coordinator = words[i + 1];
     if (words[i] == "--state-dir") options.state_dir = words[i + 1];
@@ -127,6 +137,7 @@ void PrintNames(NameKind kind, const std::vector<std::string>& words) {
   const auto client = Client::Connect(ReachOf(words));
   if (!client.ok()) return;
   grpc::ClientContext context;
+  // The coordinator may be far away or gone, and completion must not hang.
   context.set_deadline(std::chrono::system_clock::now() + kPatience);
   const std::string& begun = words.back();
   if (kind == NameKind::kNode) {
@@ -137,6 +148,7 @@ void PrintNames(NameKind kind, const std::vector<std::string>& words) {
   }
   v1::ListResponse jobs;
   if (!(*client)->stub().List(&context, {}, &jobs).ok()) return;
+  // A name that several jobs have is of no use on a command line.
   std::map<std::string, int> names;
   for (const v1::JobStatus& job : jobs.jobs()) ++names[job.name()];
   for (const v1::JobStatus& job : jobs.jobs()) {
@@ -146,6 +158,7 @@ void PrintNames(NameKind kind, const std::vector<std::string>& words) {
   }
 }
 
+// Nothing that waits may run here: the alarm interrupts any call.
 void GiveUp(int) { _exit(0); }
 
 }  // namespace
@@ -154,6 +167,7 @@ Offers Complete(const CLI::App& app, const std::vector<std::string>& words) {
   const CLI::App* verb = &app;
   const CLI::Option* waiting = nullptr;  // option whose value is next
   size_t positionals = 0;
+  // All words but the last are complete.
   for (size_t i = 0; i + 1 < words.size(); ++i) {
     const std::string& word = words[i];
     if (waiting != nullptr) {
@@ -162,6 +176,7 @@ Offers Complete(const CLI::App& app, const std::vector<std::string>& words) {
     }
     if (absl::StartsWith(word, "-")) {
       const CLI::Option* option = OptionNamed(*verb, word);
+      // A flag takes no value, so that the next word is something else.
       if (option != nullptr && option->get_items_expected_max() > 0) waiting = option;
       continue;
     }
@@ -169,6 +184,7 @@ Offers Complete(const CLI::App& app, const std::vector<std::string>& words) {
     const auto found = std::find_if(verbs.begin(), verbs.end(), [&](const CLI::App* other) {
       return other->get_name() == word;
     });
+    // After an argument a word is no verb, even where it has the name of one.
     if (found != verbs.end() && positionals == 0) {
       verb = *found;
     } else {
@@ -183,6 +199,7 @@ Offers Complete(const CLI::App& app, const std::vector<std::string>& words) {
   }
   if (absl::StartsWith(begun, "-")) {
     for (const CLI::Option* option : verb->get_options()) {
+      // Hidden options are for programs.
       if (!option->nonpositional() || option->get_group().empty()) continue;
       for (const std::string& name : option->get_lnames()) {
         Offer("--" + name, option->get_description(), begun, &completion);
@@ -198,6 +215,7 @@ Offers Complete(const CLI::App& app, const std::vector<std::string>& words) {
       verb->get_options([](const CLI::Option* option) { return option->get_positional(); });
   if (!places.empty()) {
     const CLI::Option* last = places.back();
+    // An argument that may be repeated takes all further words.
     const bool more = positionals < places.size() || last->get_items_expected_max() > 1;
     if (more) OfferValues(*places[std::min(positionals, places.size() - 1)], begun, &completion);
   }
@@ -265,6 +283,7 @@ std::string CompletionScript(const std::string& shell) {
 
 int PrintCompletion(const CLI::App& app, const std::vector<std::string>& words) {
   const Offers completion = Complete(app, words);
+  // What is known without the coordinator is printed first, in case the alarm ends the rest.
   for (const Candidate& candidate : completion.candidates) {
     std::cout << candidate.word << "\t" << OneLine(candidate.description) << "\n";
   }

@@ -14,7 +14,9 @@
 namespace tercio::cli {
 namespace {
 
+// The tries and their pauses are about as long as a restart of a coordinator takes.
 constexpr int kMostFailures = 20;  // in a row
+// A terminal is redrawn, while each line in a file stays.
 constexpr absl::Duration kTerminalInterval = absl::Milliseconds(200);
 constexpr absl::Duration kPlainInterval = absl::Seconds(5);
 
@@ -27,6 +29,7 @@ class ProgressPrinter {
     if (!show_) return;
     const absl::Time now = absl::Now();
     const bool ended = IsTerminal(job.state());
+    // A change of state is shown at once, whatever the interval.
     const bool changed = job.state() != state_ || job.error() != error_;
     if (!ended && !changed && now - last_ < (terminal_ ? kTerminalInterval : kPlainInterval))
       return;
@@ -36,6 +39,7 @@ class ProgressPrinter {
     std::string line = ProgressLine(job, absl::ToDoubleSeconds(now - absl::UnixEpoch()));
     if (!job.error().empty()) absl::StrAppend(&line, "  (", ForTerminal(job.error()), ")");
     if (!terminal_ || ended) {  // whole
+      // The carriage return overwrites the last line of progress.
       std::fprintf(stderr, "%s%s\n", terminal_ ? "\r\x1b[K" : "", line.c_str());
     } else {  // a line that wraps could not be overwritten
       const auto width = static_cast<size_t>(GetScreen().width);
@@ -65,11 +69,13 @@ absl::Status NotInTime(const std::string& job) {
 absl::StatusOr<v1::JobStatus> FollowJob(Client& client, const std::string& job,
                                         const FollowOptions& options) {
   ProgressPrinter printer(options.show_progress);
+  // The deadline is one for all tries.
   const absl::Time deadline = absl::Now() + options.timeout;
   int failures = 0;
   grpc::Status unreachable;  // error of the last try if the coordinator was unreachable
   while (true) {
     grpc::ClientContext context;
+    // gRPC ends the stream at the deadline, so that nothing else has to look at the clock.
     if (options.timeout != absl::InfiniteDuration()) {
       context.set_deadline(absl::ToChronoTime(deadline));
     }
@@ -80,6 +86,7 @@ absl::StatusOr<v1::JobStatus> FollowJob(Client& client, const std::string& job,
     v1::JobStatus status;
     bool ended = false;
     while (reader->Read(&status)) {
+      // The coordinator is back: earlier failures do not count any more.
       failures = 0;
       unreachable = grpc::Status::OK;
       printer.Show(status);
@@ -87,11 +94,14 @@ absl::StatusOr<v1::JobStatus> FollowJob(Client& client, const std::string& job,
       ended = IsTerminal(status.state());
     }
     const grpc::Status finish = reader->Finish();
+    // A stream that ends behind the last status has said everything.
     if (ended) return status;
     if (finish.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) {
+      // An unreachable coordinator explains more than the time that has passed.
       return unreachable.ok() ? NotInTime(job) : CallStatus(unreachable, client);
     }
     const bool broken = finish.ok() || finish.error_code() == grpc::StatusCode::UNAVAILABLE;
+    // A caller that restarts the coordinator itself knows better when to give up.
     const bool hope = options.hope ? options.hope() : ++failures <= kMostFailures;
     if (!broken || !hope) return CallStatus(finish, client);
     unreachable = finish;

@@ -17,9 +17,11 @@ namespace {
 // Numbers that JSON cannot hold become null.
 Json NumberOrNull(double value) { return std::isfinite(value) ? Json(value) : Json(nullptr); }
 
+// An empty text would look like a value that somebody has chosen.
 Json TextOrNull(const std::string& text) { return text.empty() ? Json(nullptr) : Json(text); }
 
 Json LayoutToJson(const v1::Layout& layout) {
+  // Jobs of older versions leave keys at 0 or empty; programs get what that means.
   return {{"tensor", layout.tensor()},
           {"pipeline", layout.pipeline()},
           {"virtual_pipeline", std::max(1, layout.virtual_pipeline())},
@@ -56,6 +58,7 @@ Json PhasesToJson(const v1::PhaseSeconds& phases) {
 Json RankToJson(const v1::RankView& rank) {
   Json json = {{"rank", rank.rank()}, {"tensor", rank.tensor()}, {"pipeline", rank.pipeline()},
                {"data", rank.data()}, {"node", rank.node()},     {"device", rank.device()}};
+  // Every key is there from the start, so that programs need not ask which exist.
   for (const char* key : {"step", "step_seconds", "phases", "cpu_ratio", "wait_ratio", "memory",
                           "device_utilization"}) {
     json[key] = nullptr;
@@ -65,6 +68,7 @@ Json RankToJson(const v1::RankView& rank) {
   json["step"] = figures.step();
   json["step_seconds"] = NumberOrNull(figures.step_seconds());
   json["phases"] = PhasesToJson(figures.phases());
+  // Before any time has passed there is no ratio.
   if (figures.elapsed_seconds() > 0) {
     json["cpu_ratio"] = NumberOrNull(figures.cpu_seconds() / figures.elapsed_seconds());
     json["wait_ratio"] = NumberOrNull(figures.phases().wait() / figures.elapsed_seconds());
@@ -80,6 +84,7 @@ Json RankToJson(const v1::RankView& rank) {
 }
 
 double Seconds(const google::protobuf::Timestamp& time) {
+  // Times of the API have two parts; calculations want one number.
   return static_cast<double>(time.seconds()) + static_cast<double>(time.nanos()) * 1e-9;
 }
 
@@ -95,11 +100,13 @@ bool IsTerminal(v1::JobState state) {
 }
 
 int ExitCodeOfState(v1::JobState state) {
+  // Scripts tell apart what happened by the exit code alone.
   if (state == v1::JOB_STATE_SUCCEEDED) return kExitOk;
   return state == v1::JOB_STATE_CANCELLED ? kExitCancelled : kExitJobFailed;
 }
 
 std::string TimeText(const google::protobuf::Timestamp& time) {
+  // A time that is not set has no text, which JSON shows as null.
   if (time.seconds() == 0) return "";
   const absl::Time at = absl::FromUnixSeconds(time.seconds()) + absl::Nanoseconds(time.nanos());
   return absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", at, absl::UTCTimeZone());
@@ -123,12 +130,14 @@ Json LoadingToJson(const v1::JobStatus& job) {
 }  // namespace
 
 Json JobToJson(const v1::JobStatus& job) {
+  // The order of keys is part of what people see, so that JSON keeps it.
   Json json = {{"id", job.id()},
                {"name", job.name()},
                {"owner", TextOrNull(job.owner())},
                {"state", StateName(job.state())},
                {"step", job.step()},
                {"steps", job.steps()}};
+  // A key is always there: programs need not ask whether it exists.
   json["loss"] = job.has_loss() ? NumberOrNull(job.loss()) : Json(nullptr);
   json["validation_loss"] =
       job.has_validation_loss() ? NumberOrNull(job.validation_loss()) : Json(nullptr);
@@ -146,6 +155,7 @@ Json JobToJson(const v1::JobStatus& job) {
     json["plan"]["micro_batches"] = job.plan().layout().micro_batches();
     json["plan"]["lanes"] = job.plan().lanes();
     json["plan"]["collectives"] = TextOrNull(plan::TextOf(job.plan().collectives()));
+    // Placements of ranks are what schedulers and dashboards look for.
     Json ranks = Json::array();
     for (const v1::RankPlacement& rank : job.plan().ranks()) {
       ranks.push_back({{"rank", rank.rank()}, {"node", rank.node()}, {"device", rank.device()}});
@@ -156,6 +166,7 @@ Json JobToJson(const v1::JobStatus& job) {
       job.plan().has_predicted() ? PredictionToJson(job.plan().predicted()) : Json(nullptr);
   json["ranks"] = nullptr;
   if (job.ranks_size() > 0) {
+    // null means that ranks were not asked for, or that there are none yet.
     json["ranks"] = Json::array();
     for (const v1::RankView& rank : job.ranks()) json["ranks"].push_back(RankToJson(rank));
   }
@@ -169,6 +180,7 @@ Json JobToJson(const v1::JobStatus& job) {
   json["error"] = TextOrNull(job.error());
   json["last_lines"] = Json::array();
   for (const v1::LogLine& line : job.last_lines()) json["last_lines"].push_back(LogToJson(line));
+  // Only a job that is queued has a place.
   json["queue_position"] = job.queue_position() > 0 ? Json(job.queue_position()) : Json(nullptr);
   const v1::Goodput& goodput = job.goodput();
   json["goodput"] = {{"total", goodput.total()},
@@ -186,6 +198,7 @@ Json JobToJson(const v1::JobStatus& job) {
   return json;
 }
 
+// These keys are a contract with scripts: new ones may be added, none is renamed.
 Json StepToJson(const v1::StepRecord& step) {
   Json json = {{"step", step.step()},
                {"attempt", step.attempt()},
@@ -194,11 +207,13 @@ Json StepToJson(const v1::StepRecord& step) {
                {"learning_rate", NumberOrNull(step.learning_rate())},
                {"tokens", step.tokens()},
                {"step_seconds", NumberOrNull(step.step_seconds())}};
+  // NaN is no JSON number, and a diverged run has many.
   json["validation_loss"] =
       step.has_validation_loss() ? NumberOrNull(step.validation_loss()) : Json(nullptr);
   // Figures of rank 0; earlier versions did not report them.
   json["resident_bytes"] = step.resident_bytes() > 0 ? Json(step.resident_bytes()) : Json(nullptr);
   json["used_bytes"] = step.used_bytes() > 0 ? Json(step.used_bytes()) : Json(nullptr);
+  // These keys are rare; in each of a million lines they would only take room.
   if (step.skipped()) json["skipped"] = true;
   if (!step.spike().empty()) json["spike"] = step.spike();
   if (step.has_loss_scale()) json["loss_scale"] = step.loss_scale();
@@ -212,6 +227,7 @@ Json EventToJson(const v1::JobEvent& event) {
           {"kind", event.kind()},
           {"message", event.message()},
           {"node", TextOrNull(event.node())},
+          // Rank 0 is a rank, so that a missing one needs another value.
           {"rank", event.rank() < 0 ? Json(nullptr) : Json(event.rank())}};
 }
 
@@ -226,6 +242,7 @@ Json LogToJson(const v1::LogLine& line) {
 
 Json FaultyDevicesToJson(const v1::Node& node) {
   Json devices = Json::array();
+  // The list is empty rather than absent where all devices are well.
   for (const v1::FaultyDevice& faulty : node.faulty_devices()) {
     devices.push_back({{"device", faulty.device()}, {"fault", faulty.fault()}});
   }
@@ -249,6 +266,7 @@ Json CheckpointToJson(const v1::CheckpointInfo& checkpoint) {
           {"step", checkpoint.step()},
           {"path", checkpoint.path()},
           {"bytes", checkpoint.bytes()},
+          // Checkpoints of early versions did not record their attempt.
           {"attempt", checkpoint.attempt() > 0 ? Json(checkpoint.attempt()) : Json(nullptr)},
           {"committed_at", TextOrNull(TimeText(checkpoint.committed_at()))},
           {"verified_at", TextOrNull(TimeText(checkpoint.verified_at()))},
@@ -257,6 +275,7 @@ Json CheckpointToJson(const v1::CheckpointInfo& checkpoint) {
 
 Json PlanReportToJson(const v1::PlanReport& report) {
   Json layouts = Json::array();
+  // Rejected layouts are listed with their reasons, so that nobody has to guess.
   for (const v1::LayoutCandidate& candidate : report.layouts()) {
     Json json = LayoutToJson(candidate.layout());
     json["rejected"] = TextOrNull(candidate.rejected());
@@ -266,11 +285,13 @@ Json PlanReportToJson(const v1::PlanReport& report) {
     }
     layouts.push_back(json);
   }
+  // A rejected layout has a reason but no rank in the order.
   return {{"layouts", layouts},
           {"chosen", report.chosen() < 0 ? Json(nullptr) : Json(report.chosen())}};
 }
 
 std::string DurationText(double seconds) {
+  // Clocks that were set may make a duration negative.
   const auto whole = static_cast<int64_t>(std::max(0.0, seconds));
   if (whole < 60) return absl::StrCat(whole, "s");
   if (whole < 3600) return absl::StrCat(whole / 60, "m", whole % 60, "s");
@@ -282,6 +303,7 @@ std::string LoadingText(const v1::LoadProgress& loading) {
   double scale = 1;
   size_t unit = 0;
   const auto total = static_cast<double>(loading.total_bytes());
+  // The unit is that of the total, so that it does not change while the number grows.
   for (; total >= 1000 * scale && unit + 1 < std::size(units); ++unit) scale *= 1000;
   const int digits = unit == 0 ? 0 : 1;
   return absl::StrFormat("loading %.*f of %.*f %s", digits,
@@ -292,6 +314,7 @@ std::string LoadingText(const v1::LoadProgress& loading) {
 std::string ProgressLine(const v1::JobStatus& job, double now) {
   std::string line = StateName(job.state());
   if (job.has_loading()) absl::StrAppend(&line, "  ", LoadingText(job.loading()));
+  // A job that is only submitted has no steps to divide by.
   const double percent =
       job.steps() > 0 ? 100.0 * static_cast<double>(job.step()) / static_cast<double>(job.steps())
                       : 0;
@@ -304,12 +327,15 @@ std::string ProgressLine(const v1::JobStatus& job, double now) {
     absl::StrAppendFormat(&line, "  %.0f tok/s", job.tokens_per_second());
     if (job.has_mfu()) absl::StrAppendFormat(&line, "  MFU %.1f%%", 100 * job.mfu());
   }
+  // The coordinator computes this: a rate between two calls would jump.
   if (job.has_eta_seconds()) absl::StrAppend(&line, "  ETA ", DurationText(job.eta_seconds()));
   if (job.restarts() > 0) absl::StrAppend(&line, "  restarts ", job.restarts());
+  // Without a time of its commit nothing can be said about its age.
   if (job.has_checkpoint() && job.checkpoint().committed_at().seconds() > 0) {
     absl::StrAppend(&line, "  checkpoint ",
                     DurationText(now - Seconds(job.checkpoint().committed_at())), " ago");
   }
+  // Failing saves are shown before the job fails: then it is too late.
   if (job.has_checkpoint_trouble()) {
     absl::StrAppend(&line, "  checkpoints failing for ",
                     DurationText(now - Seconds(job.checkpoint_trouble().since())));
@@ -325,15 +351,18 @@ std::string Share(double part, double whole) {
 
 }  // namespace
 
+// The shares are of the time of the loop, as in the report.
 std::string RankTable(const v1::JobStatus& job, size_t most) {
   std::vector<std::vector<std::string>> rows = {
       {"RANK", "STAGE", "TENSOR", "DATA", "NODE", "STEP", "FORWARD", "BACKWARD", "WAIT",
        "OPTIMIZER", "DATA IN", "CHECKPOINT", "EVALUATION", "OTHER", "CPU", "MEMORY"}};
   for (const v1::RankView& rank : job.ranks()) {
+    // A table of thousands of ranks would scroll everything else away.
     if (rows.size() > most) break;
     std::vector<std::string> row = {absl::StrCat(rank.rank()), absl::StrCat(rank.pipeline()),
                                     absl::StrCat(rank.tensor()), absl::StrCat(rank.data()),
                                     rank.node()};
+    // An absent message reads as zeros, whose shares are shown as a dash.
     const v1::RankFigures& figures = rank.figures();
     const v1::PhaseSeconds& phases = figures.phases();
     const double all = figures.elapsed_seconds();
@@ -356,6 +385,7 @@ std::string SizeText(int64_t bytes) {
   const char* const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
   double size = static_cast<double>(bytes);
   size_t unit = 0;
+  // Bytes of files and memory are counted in powers of two, as tools of the system do.
   while (size >= 1024 && unit + 1 < std::size(units)) {
     size /= 1024;
     ++unit;

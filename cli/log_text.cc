@@ -10,8 +10,10 @@
 namespace tercio::cli {
 
 std::string LogText(const v1::LogLine& line) {
+  // Attempt and rank come first, so that lines can be sorted by eye.
   const std::string whose = absl::StrCat("[", line.attempt(), ".", line.rank(), "] ");
   const auto fields = ParseLogfmt(line.line());
+  // Trainers may print anything: what is no log line is shown as it is.
   if (fields.empty()) return whose + ForTerminal(line.line());
   // Fields that are shown without their names, and fields that are already known.
   static const std::set<std::string_view> bare = {"time", "level", "msg"};
@@ -28,6 +30,7 @@ std::string LogText(const v1::LogLine& line) {
 
 absl::StatusOr<absl::Time> SinceTime(const std::string& text, absl::Time now) {
   absl::Duration ago;
+  // A duration is meant backwards; a negative one would be in the future.
   if (absl::ParseDuration(text, &ago) && ago >= absl::ZeroDuration()) return now - ago;
   absl::Time time;
   std::string error;

@@ -10,6 +10,7 @@
 namespace tercio::cli {
 
 std::string ConfigDirectory() {
+  // An empty variable counts as none, as the XDG specification says.
   if (const char* base = std::getenv("XDG_CONFIG_HOME"); base != nullptr && *base != '\0') {
     return absl::StrCat(base, "/tercio");
   }
@@ -19,10 +20,12 @@ std::string ConfigDirectory() {
 
 std::string LoginDirectory(const std::string& coordinator) {
   return absl::StrCat(ConfigDirectory(), "/",
+                      // Colons and slashes of an address have a meaning in paths.
                       absl::StrReplaceAll(coordinator, {{":", "_"}, {"/", "_"}}));
 }
 
 std::string RememberedCoordinator() {
+  // Without the file there was no login, which is no error.
   const absl::StatusOr<std::string> text = ReadFile(ConfigDirectory() + "/coordinator");
   return text.ok() ? std::string(absl::StripAsciiWhitespace(*text)) : "";
 }

@@ -12,15 +12,18 @@
 namespace tercio::cli {
 namespace {
 
+// Large enough that a history of many steps costs few writes.
 constexpr size_t kBufferBytes = 1 << 16;
 
 std::string Text(const Json& json, int indent) {
+  // Logs and names may hold bytes that are not UTF-8, which JSON cannot.
   return json.dump(indent, ' ', /*ensure_ascii=*/false, Json::error_handler_t::replace);
 }
 
 }  // namespace
 
 StandardOutput::StandardOutput(int descriptor)
+    // std::cout is replaced, so that every writer of this program is covered.
     : descriptor_(descriptor), before_(std::cout.rdbuf(this)) {}
 
 StandardOutput::~StandardOutput() {
@@ -30,6 +33,7 @@ StandardOutput::~StandardOutput() {
 
 absl::Status StandardOutput::Flush() {
   sync();
+  // A reader that closes the pipe has seen enough (head), which is no failure.
   if (error_ == 0 || error_ == EPIPE) return absl::OkStatus();
   return AsConflict(FileError(error_, "cannot write to", "standard output"));
 }
@@ -42,6 +46,7 @@ StandardOutput::int_type StandardOutput::overflow(int_type c) {
 
 std::streamsize StandardOutput::xsputn(const char* bytes, std::streamsize count) {
   waiting_.append(bytes, static_cast<size_t>(count));
+  // A failed write is reported as such from then on, so that long outputs stop.
   if (waiting_.size() >= kBufferBytes) sync();
   return error_ == 0 ? count : 0;
 }
@@ -49,6 +54,7 @@ std::streamsize StandardOutput::xsputn(const char* bytes, std::streamsize count)
 int StandardOutput::sync() {
   std::string_view left = waiting_;
   while (!left.empty() && error_ == 0) {
+    // An interrupted write is repeated: no part of the output may be lost.
     const ssize_t written = write(descriptor_, left.data(), left.size());
     if (written >= 0) {
       left.remove_prefix(static_cast<size_t>(written));
@@ -65,6 +71,7 @@ void PrintJson(const Json& json, Output format) {
     std::cout << Text(json, 2) << std::endl;
     return;
   }
+  // One document on one line is what JSON lines mean for a single value.
   if (!json.is_array()) {
     std::cout << Text(json, -1) << std::endl;
     return;
@@ -78,6 +85,7 @@ void PrintNotices(const std::vector<std::string>& notices) {
 }
 
 void JsonStream::Add(const Json& json) {
+  // Elements are written as they come: the list may never end.
   if (format_ == Output::kJson) std::cout << (any_ ? ",\n" : "[\n");
   any_ = true;
   std::cout << Text(json, -1);

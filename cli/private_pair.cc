@@ -13,6 +13,7 @@
 namespace tercio::cli {
 namespace {
 
+// A lock that is taken says nothing about who has it: the coordinator that runs there does.
 absl::Status NameRunningJob(const std::string& state_dir, const absl::Status& status) {
   const absl::StatusOr<std::string> address = LiveAddress(state_dir);
   if (!address.ok()) return status;
@@ -22,6 +23,7 @@ absl::Status NameRunningJob(const std::string& state_dir, const absl::Status& st
   v1::ListResponse jobs;
   if (!(*client)->stub().List(&context, {}, &jobs).ok()) return status;
   for (const v1::JobStatus& job : jobs.jobs()) {
+    // Jobs that have ended hold no directory; the coordinator may just be stopping.
     if (IsTerminal(job.state())) continue;
     return absl::FailedPreconditionError(
         absl::StrCat("the state directory ", state_dir, " is in use: job ", job.id(), " (",
@@ -53,8 +55,11 @@ PrivatePair::~PrivatePair() {
 absl::StatusOr<std::unique_ptr<PrivatePair>> PrivatePair::Start(const std::string& state_dir,
                                                                 int slots,
                                                                 const std::string& device) {
+  // The socket lives as long as the pair, so that a
+  // coordinator that is restarted has the same address.
   TERCIO_ASSIGN_OR_RETURN(auto socket, PrivateSocket::Make());
   std::unique_ptr<PrivatePair> pair(new PrivatePair(state_dir, slots, device, std::move(socket)));
+  // The coordinator comes first: an agent without one would only retry.
   if (const absl::Status status = pair->StartCoordinator(); !status.ok()) {
     return NameRunningJob(state_dir, status);
   }
@@ -67,9 +72,11 @@ absl::StatusOr<std::unique_ptr<PrivatePair>> PrivatePair::Start(const std::strin
 
 absl::Status PrivatePair::StartCoordinator() {
   const std::string log = state_dir_ + "/coordinator.log";
+  // A restart would otherwise overwrite the reason why it is needed.
   KeepLog(log);
   TERCIO_ASSIGN_OR_RETURN(coordinator_,
                           Child::Start("tercio-coordinator",
+                                       // Port 0 lets several runs share a machine.
                                        {"--parent-death", "--state-dir", state_dir_, "--listen",
                                         coordinator(), "--metrics-listen", "127.0.0.1:0"},
                                        log));
@@ -80,6 +87,7 @@ absl::Status PrivatePair::StartAgent() {
   const std::string log = state_dir_ + "/agent.log";
   KeepLog(log);
   TERCIO_ASSIGN_OR_RETURN(
+      // The programs end with this one, however it ends.
       agent_, Child::Start("tercio-agent",
                            {"--parent-death", "--coordinator", coordinator(), "--state-dir",
                             state_dir_ + "/agent", "--slots", absl::StrCat(slots_), "--device",
@@ -91,23 +99,27 @@ absl::Status PrivatePair::StartAgent() {
 absl::Status PrivatePair::Revive(std::unique_ptr<Child>* child, const char* name,
                                  absl::Status (PrivatePair::*start)()) {
   if (*child != nullptr) {
+    // Without an end it still runs.
     const std::string end = (*child)->EndedWith();
     if (end.empty()) return absl::OkStatus();
     std::fprintf(stderr, "\n%s exited (%s); restarting it\n", name, end.c_str());
     child->reset();
   }
+  // A program that dies at once must not be restarted in a loop.
   if (SteadyNow() < not_before_) return absl::OkStatus();
   not_before_ = SteadyNow() + kPause;
   const absl::Status status = restarts_ < kMostRestarts
                                   ? (this->*start)()
                                   : absl::AbortedError(absl::StrCat(name, " keeps exiting"));
   ++restarts_;
+  // Other failures, such as a full disk, may be over at the next look.
   if (status.ok() || absl::IsAborted(status)) return status;
   std::fprintf(stderr, "\n%s: %s\n", name, std::string(status.message()).c_str());
   return absl::OkStatus();
 }
 
 absl::Status PrivatePair::Supervise() {
+  // The coordinator is looked after first, as the agent needs it.
   TERCIO_RETURN_IF_ERROR(
       Revive(&coordinator_, "the private coordinator", &PrivatePair::StartCoordinator));
   return Revive(&agent_, "the private agent", &PrivatePair::StartAgent);

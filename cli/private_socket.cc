@@ -18,6 +18,8 @@ constexpr char kUnix[] = "unix:";
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<PrivateSocket>> PrivateSocket::Make() {
+  // The path has to fit into the 108 bytes of a socket's
+  // address, which a state directory may exceed.
   std::string directory = "/tmp/tercio.XXXXXX";
   if (mkdtemp(directory.data()) == nullptr) {  // of mode 0700
     return AsConflict(FileError(errno, "cannot create a directory for a socket in", "/tmp"));
@@ -25,6 +27,7 @@ absl::StatusOr<std::unique_ptr<PrivateSocket>> PrivateSocket::Make() {
   return std::unique_ptr<PrivateSocket>(new PrivateSocket(std::move(directory)));
 }
 
+// The directory holds nothing but the socket.
 PrivateSocket::~PrivateSocket() { RemoveTree(directory_).IgnoreError(); }
 
 std::string PrivateSocket::address() const {
@@ -36,6 +39,7 @@ absl::Status MayUseSocket(const std::string& address) {
   if (path == address || access(path.c_str(), W_OK) == 0 || errno != EACCES) {
     return absl::OkStatus();
   }
+  // gRPC reports this as a connection that failed, which helps nobody.
   return absl::PermissionDeniedError(
       absl::StrCat("the coordinator at ", address, " belongs to another user"));
 }

@@ -19,6 +19,7 @@ namespace {
 constexpr std::string_view kTakeOver = "\x1b[?1049h\x1b[?25l\x1b[?7l";
 constexpr std::string_view kGiveBack = "\x1b[0m\x1b[?7h\x1b[?25h\x1b[?1049l";
 
+// A crash must not leave the terminal without a cursor.
 constexpr int kCrashes[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGHUP, SIGQUIT};
 
 // Used by signal handlers.
@@ -26,6 +27,7 @@ char final_text[256];
 volatile sig_atomic_t final_length = 0;
 volatile sig_atomic_t taken = 0;
 
+// Signal handlers call this, so that nothing here may allocate or lock.
 void WriteAll(std::string_view text) {
   while (!text.empty()) {
     const ssize_t count = write(STDERR_FILENO, text.data(), text.size());
@@ -37,6 +39,7 @@ void WriteAll(std::string_view text) {
 
 void GiveBack() {
   if (taken == 0) return;
+  // The mark is cleared first, so that a second signal does not write again.
   taken = 0;
   WriteAll(kGiveBack);
 }
@@ -53,6 +56,7 @@ void OnStop(int signal) {
 // Restores the screen, then lets the signal take its default effect.
 void OnCrash(int signal) {
   GiveBack();
+  // The default effect includes the core dump that people look for.
   std::signal(signal, SIG_DFL);
   std::raise(signal);
 }
@@ -66,17 +70,20 @@ bool Is(const char* variable, std::string_view value) {
 
 bool CanDraw() {
   const char* term = std::getenv("TERM");
+  // A dumb terminal shows escapes as text.
   return term != nullptr && *term != '\0' && !Is("TERM", "dumb");
 }
 
 bool WantsColour() {
   const char* no_colour = std::getenv("NO_COLOR");
+  // The convention of no-color.org: any value but an empty one counts.
   return CanDraw() && (no_colour == nullptr || *no_colour == '\0');
 }
 
 Glyphs GlyphsOfLocale() {
   for (const char* variable : {"LC_ALL", "LC_CTYPE", "LANG"}) {
     const char* value = std::getenv(variable);
+    // The first variable that is set decides, as in the C library.
     if (value == nullptr || *value == '\0') continue;
     const std::string_view locale = value;
     const bool unicode = locale.find("UTF-8") != std::string_view::npos ||
@@ -93,6 +100,7 @@ void EndAtInterrupts() {
 
 LastWords::LastWords(const std::string& words) {
   TERCIO_CHECK(final_length == 0);
+  // A longer text is cut: a handler cannot allocate.
   const size_t length = std::min(words.size(), sizeof(final_text));
   std::memcpy(final_text, words.data(), length);
   final_length = static_cast<sig_atomic_t>(length);

@@ -14,10 +14,12 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+// The bubble is about computing only; messages overlap with it.
 bool IsWork(const v1::TraceEvent& event) {
   return event.name() == "forward" || event.name() == "backward";
 }
 
+// The trace begins at zero, whatever clock the ranks have.
 double Earliest(const std::vector<v1::RankTrace>& traces) {
   double first = std::numeric_limits<double>::max();
   for (const v1::RankTrace& trace : traces) {
@@ -28,6 +30,7 @@ double Earliest(const std::vector<v1::RankTrace>& traces) {
 }
 
 Json Label(const char* kind, int rank, int thread, const std::string& name) {
+  // The keys are those of Chrome's trace event format; M stands for metadata.
   return {{"name", kind}, {"ph", "M"}, {"pid", rank}, {"tid", thread}, {"args", {{"name", name}}}};
 }
 
@@ -39,6 +42,7 @@ std::string TraceJson(const std::vector<v1::RankTrace>& traces, const v1::Plan& 
   for (const v1::RankTrace& trace : traces) {
     const int rank = trace.rank();
     std::string name = absl::StrCat("rank ", rank);
+    // The plan that is shown may be of another attempt than the trace.
     if (rank < plan.ranks_size()) {
       absl::StrAppend(&name, " (stage ", plan.ranks(rank).pipeline_index(), ", data ",
                       plan.ranks(rank).data_index(), ", tensor ", plan.ranks(rank).tensor_index(),
@@ -46,9 +50,11 @@ std::string TraceJson(const std::vector<v1::RankTrace>& traces, const v1::Plan& 
     }
     events.push_back(Label("process_name", rank, 0, name));
     events.push_back(Label("thread_name", rank, 0, "compute"));
+    // Communication has a row of its own, since it runs beside computing.
     events.push_back(Label("thread_name", rank, 1, "communication"));
     for (const v1::TraceEvent& event : trace.events()) {
       events.push_back({{"name", event.name()},
+                        // X is an event with a duration; times are microseconds.
                         {"ph", "X"},
                         {"pid", rank},
                         {"tid", event.communication() ? 1 : 0},
@@ -64,6 +70,7 @@ std::string TraceJson(const std::vector<v1::RankTrace>& traces, const v1::Plan& 
 }
 
 double MeasuredBubble(const std::vector<v1::RankTrace>& traces) {
+  // The first and the last work of any rank are the ends of the step.
   double begin = std::numeric_limits<double>::max();
   double end = 0;
   double busiest = 0;
@@ -75,8 +82,10 @@ double MeasuredBubble(const std::vector<v1::RankTrace>& traces) {
       end = std::max(end, event.start_seconds() + event.seconds());
       busy += event.seconds();
     }
+    // The busiest rank would need this long without any wait.
     busiest = std::max(busiest, busy);
   }
+  // Without work there is no bubble, and -1 says so.
   return busiest > 0 ? (end - begin) / busiest - 1 : -1;
 }
 
@@ -89,6 +98,7 @@ absl::Status WriteTrace(Client& client, const v1::JobStatus& job, const std::str
   v1::RankTrace trace;
   while (reader->Read(&trace)) traces.push_back(trace);
   TERCIO_RETURN_IF_ERROR(CallStatus(reader->Finish(), client));
+  // A job that resumed behind the step has not traced it.
   if (traces.empty()) {
     return absl::NotFoundError(absl::StrCat("no trace: the job did not complete step ",
                                             job.spec().training().trace_step(),
@@ -96,6 +106,7 @@ absl::Status WriteTrace(Client& client, const v1::JobStatus& job, const std::str
   }
   TERCIO_RETURN_IF_ERROR(WriteFileDurably(path, TraceJson(traces, job.plan())));
   const v1::Layout& layout = job.plan().layout();
+  // The formula is that of the planner (plan/planner/planner.cc).
   const double formula = static_cast<double>(layout.pipeline() - 1) /
                          (layout.micro_batches() * std::max(1, layout.virtual_pipeline()));
   std::fprintf(stderr, "trace of step %lld in %s; bubble %.3f measured, %.3f by the formula\n",

@@ -11,6 +11,7 @@
 namespace tercio::cli {
 namespace {
 
+// CLI11's own look-up throws where there is none.
 const CLI::App* FindVerb(const CLI::App& app, const std::string& word) {
   for (const CLI::App* verb : app.get_subcommands({})) {
     if (verb->get_name() == word) return verb;
@@ -28,6 +29,7 @@ std::string NoSuchVerb(const CLI::App& app, const std::string& word) {
   const std::vector<std::string> names = NamesOf(VerbsOf(app));
   const std::string meant = DidYouMean(word, names);
   return absl::StrCat(FullName(app), " has no verb '", word, "'",
+                      // With few verbs it helps more to name them all.
                       !meant.empty() || app.get_parent() == nullptr
                           ? meant
                           : "; it has " + absl::StrJoin(names, ", "));
@@ -41,6 +43,7 @@ std::string OptionIn(const std::string& word) {
 std::string NoSuchOption(const CLI::App& app, const std::string& name) {
   std::vector<std::string> names;
   for (const CLI::Option* option : app.get_options()) {
+    // Short options are not suggested: any letter is near any other.
     for (const std::string& known : option->get_lnames()) names.push_back("--" + known);
   }
   return absl::StrCat(FullName(app), " has no option ", name, DidYouMean(name, names));
@@ -57,6 +60,7 @@ int MostArguments(const CLI::App& verb) {
   int most = 0;
   for (const CLI::Option* option : verb.get_options()) {
     if (!option->get_positional()) continue;
+    // An argument that may be repeated takes all words.
     if (option->get_items_expected_max() > 1) return -1;
     ++most;
   }
@@ -69,14 +73,17 @@ Walk Over(const CLI::App& app, const std::vector<std::string>& words) {
   for (size_t i = 0; i < words.size(); ++i) {
     const std::string& word = words[i];
     if (word == "--") return walk;  // the rest are arguments, whatever they look like
+    // A single dash is an argument (standard input).
     if (word.size() > 1 && word[0] == '-') {
       const std::string name = OptionIn(word);
       const CLI::Option* option = OptionNamed(*walk.verb, name);
       if (option == nullptr) return {walk.verb, NoSuchOption(*walk.verb, name)};
       if (option == walk.verb->get_help_ptr()) return walk;  // nothing else matters
+      // An option's value is the next word, unless it was given with an equals sign.
       if (option->get_items_expected_max() > 0 && name == word) ++i;
       continue;
     }
+    // A verb's name may also be an argument, but only after the verb was chosen.
     const CLI::App* next = arguments == 0 ? FindVerb(*walk.verb, word) : nullptr;
     if (next != nullptr) {
       walk.verb = next;
@@ -84,10 +91,12 @@ Walk Over(const CLI::App& app, const std::vector<std::string>& words) {
     }
     const int most = MostArguments(*walk.verb);
     if (++arguments <= most || most < 0) continue;
+    // A group without arguments can only have been given a verb that it does not have.
     if (most == 0 && !VerbsOf(*walk.verb).empty()) return {walk.verb, NoSuchVerb(*walk.verb, word)};
     return {walk.verb, absl::StrCat(FullName(*walk.verb), " does not take '", word, "'",
                                     most == 0 ? ": it takes no arguments" : "")};
   }
+  // The program itself prints its help where nothing was given.
   if (walk.verb->get_require_subcommand_min() > 0 && walk.verb->get_parent() != nullptr) {
     walk.fault = absl::StrCat(FullName(*walk.verb),
                               " needs a verb: ", absl::StrJoin(NamesOf(VerbsOf(*walk.verb)), ", "));

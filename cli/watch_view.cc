@@ -16,6 +16,7 @@
 namespace tercio::cli {
 namespace {
 
+// More would push the ranks off a usual terminal.
 constexpr size_t kMostEvents = 5;
 constexpr size_t kMostLastLines = 6;
 constexpr size_t kBarColumns = 40;
@@ -44,6 +45,7 @@ std::string_view CodeOf(Style style) {
   return "";
 }
 
+// Columns are counted instead of bytes: names may have wide characters.
 std::string Pad(std::string text, size_t columns) {
   const size_t have = Columns(text);
   if (have < columns) text.append(columns - have, ' ');
@@ -57,10 +59,13 @@ class Line {
       : colour_(screen.colour), left_(static_cast<size_t>(std::max(1, screen.width))) {}
 
   Line& Add(const std::string& text, Style style = Style::kPlain) {
+    // Clipping by columns keeps the screen's lines whole;
+    // colours are added after it, as they take no room.
     const std::string shown = Clip(text, left_);
     left_ -= Columns(shown);
     if (shown.empty()) return *this;
     const std::string_view code = colour_ ? CodeOf(style) : "";
+    // Each part ends its own colour, so that a clipped line colours nothing after it.
     text_.append(code).append(shown).append(code.empty() ? "" : "\x1b[0m");
     return *this;
   }
@@ -77,12 +82,14 @@ Style StyleOfWait(double share) {
 }
 
 double WaitShare(const v1::RankFigures& figures) {
+  // Figures of a rank that has just started cover no time yet.
   return figures.elapsed_seconds() > 0 ? figures.phases().wait() / figures.elapsed_seconds() : 0;
 }
 
 // "48M", "1.2G"
 std::string ShortSize(int64_t bytes) {
   const double size = static_cast<double>(bytes);
+  // From ten on a digit after the point says nothing to a person who watches.
   if (bytes >= int64_t{10} << 30) return absl::StrFormat("%.0fG", size / (1 << 30));
   if (bytes >= int64_t{1} << 30) return absl::StrFormat("%.1fG", size / (1 << 30));
   return absl::StrFormat("%.0fM", size / (1 << 20));
@@ -94,6 +101,7 @@ class View {
 
   std::string Draw() {
     Header();
+    // The last words of a failed job are the reason to look, so their room is set aside first.
     const std::vector<std::string> words = LastWords();
     const std::vector<std::string> events = Events();
     // Ranks get the space that the last lines leave; events get the rest.
@@ -102,11 +110,13 @@ class View {
     Append(Ranks(height > used + 1 ? height - used - 1 : 0));
     const size_t left =
         height > lines_.size() + words.size() ? height - lines_.size() - words.size() : 0;
+    // A title with one line is not worth its place.
     if (left >= 3) {
       const size_t shown = std::min(left, events.size());
       Append({events.end() - static_cast<ptrdiff_t>(shown), events.end()}, "last events");
     }
     Append(words);
+    // A screen of a few lines cannot hold everything; the top says most.
     if (lines_.size() > height) lines_.resize(height);
     std::string text;
     for (const std::string& line : lines_) absl::StrAppend(&text, text.empty() ? "" : "\n", line);
@@ -122,6 +132,7 @@ class View {
   void Append(std::vector<std::string> more, const std::string& title) {
     if (more.empty()) return;
     const auto height = static_cast<size_t>(std::max(1, screen_.height));
+    // Titles are part of the height.
     if (lines_.size() + more.size() + 1 > height) more.erase(more.begin());
     lines_.push_back(NewLine().Add(title, Style::kBold).Take());
     Append(more);
@@ -130,6 +141,7 @@ class View {
   void Header() {
     const v1::JobStatus& job = state_.job;
     std::string progress = ProgressLine(job, state_.now);
+    // Texts of jobs may contain control characters: they are shown as such.
     if (!job.error().empty()) absl::StrAppend(&progress, "  (", ForTerminal(job.error()), ")");
     const bool bad = job.state() == v1::JOB_STATE_FAILED;
     lines_.push_back(NewLine().Add(progress, bad ? Style::kRed : Style::kBold).Take());
@@ -142,6 +154,7 @@ class View {
                          .Take());
     Loss();
     Goodput();
+    // An empty line separates what is about the job from what is about ranks.
     lines_.emplace_back();
   }
 
@@ -162,6 +175,7 @@ class View {
     const v1::Goodput& goodput = state_.job.goodput();
     Line line = NewLine();
     line.Add("goodput  ");
+    // Time in which the job was stopped is nobody's loss.
     const double all = goodput.total() - goodput.stopped();
     if (all <= 0) {
       lines_.push_back(line.Add("-", Style::kDim).Take());
@@ -176,6 +190,7 @@ class View {
                                                     {"lost work", goodput.lost_work()},
                                                     {"degraded", goodput.degraded()}};
     for (const auto& [name, seconds] : parts) {
+      // Shares below a second would flicker.
       if (seconds >= 1) line.Add(absl::StrCat("  ", name, " ", DurationText(seconds)));
     }
     lines_.push_back(line.Take());
@@ -189,6 +204,7 @@ class View {
   }
 
   std::string Cell(const v1::RankView& rank) const {
+    // A rank without figures keeps its place in the grid.
     if (!rank.has_figures()) return absl::StrCat("r", rank.rank(), " -");
     const v1::RankFigures& figures = rank.figures();
     return absl::StrFormat("r%d %d %s %.0f%%", rank.rank(), figures.step(),
@@ -201,6 +217,7 @@ class View {
       return {NewLine().Add("no ranks yet", Style::kDim).Take()};
     }
     std::vector<std::string> grid = Grid();
+    // A grid shows positions and neighbours; a summary shows the ends of a range.
     return !grid.empty() && grid.size() <= most ? grid : Stages(most);
   }
 
@@ -214,10 +231,12 @@ class View {
       const Column column = {rank.data(), rank.tensor()};
       stages[rank.pipeline()][column] = &rank;
       columns[column] = absl::StrCat("data ", column.first, " tensor ", column.second);
+      // All cells are equally wide, so that columns stand below each other.
       width = std::max({width, Columns(Cell(rank)), columns[column].size()});
     }
     const std::string last_stage = absl::StrCat("stage ", stages.rbegin()->first);
     const size_t label = last_stage.size() + 2;
+    // The gap after the last column is not needed.
     if (label + columns.size() * (width + 2) - 2 > static_cast<size_t>(screen_.width)) return {};
     Line header = NewLine();
     header.Add(std::string(label, ' '));
@@ -242,6 +261,7 @@ class View {
     int64_t first_step = 0, last_step = 0;
     int64_t least_memory = 0, most_memory = 0;
     double least_wait = 0, most_wait = 0;
+    // The rank that waits least is the one all others wait for.
     int least_waiting = 0;  // the rank for which the others may wait
 
     void Add(const v1::RankView& rank, int64_t memory) {
@@ -251,6 +271,7 @@ class View {
       const int64_t step = rank.figures().step();
       if (known++ == 0) {
         first_step = last_step = step;
+        // The first rank gives both ends of each range.
         least_memory = most_memory = memory;
         least_wait = most_wait = wait;
         least_waiting = rank.rank();
@@ -272,6 +293,7 @@ class View {
     }
     std::vector<std::string> lines;
     for (const auto& [stage, summary] : stages) {
+      // The last line counts what is left out, instead of a stage.
       if (lines.size() + 1 == most && stages.size() > most) {
         lines.push_back(NewLine()
                             .Add(absl::StrCat("and ", stages.size() - lines.size(), " more stages"),
@@ -298,10 +320,12 @@ class View {
   std::vector<std::string> Events() const {
     std::vector<std::string> lines;
     const size_t all = state_.events.size();
+    // The newest events are the ones that matter, so the list is cut at its beginning.
     for (size_t i = all > kMostEvents ? all - kMostEvents : 0; i < all; ++i) {
       const v1::JobEvent& event = state_.events[i];
       const std::string time = TimeText(event.time());
       lines.push_back(NewLine()
+                          // The time of day is enough while somebody watches.
                           .Add(time.size() > 19 ? time.substr(11, 8) : time, Style::kDim)
                           .Add("  " + event.kind(), Style::kBold)
                           .Add("  " + ForTerminal(event.message()))
@@ -319,6 +343,7 @@ class View {
                                                Style::kBold)
                                           .Take()};
     const auto all = static_cast<size_t>(words.size());
+    // A quarter of the screen at most, or the ranks would disappear.
     const size_t most = std::min(kMostLastLines, static_cast<size_t>(screen_.height) / 4);
     for (size_t i = all > most ? all - most : 0; i < all; ++i) {
       lines.push_back(NewLine().Add(LogText(words[static_cast<int>(i)]), Style::kRed).Take());
@@ -339,9 +364,11 @@ std::string Sparkline(const std::vector<double>& values, size_t columns, Glyphs 
   std::vector<double> means;
   const size_t parts = std::min(columns, values.size());
   for (size_t part = 0; part < parts; ++part) {
+    // Parts cover whole ranges of values, so that none is left out between two columns.
     double sum = 0;
     size_t count = 0;
     for (size_t i = part * values.size() / parts; i < (part + 1) * values.size() / parts; ++i) {
+      // A loss that is not finite would make its whole part disappear.
       if (!std::isfinite(values[i])) continue;
       sum += values[i];
       ++count;

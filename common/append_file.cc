@@ -36,16 +36,19 @@ size_t RoundUp(size_t size) { return (size + kAlignment - 1) / kAlignment * kAli
 }  // namespace
 
 WriterThreads::WriterThreads(int most, Start start)
+    // Tests replace threads to see what happens when there are none.
     : most_(most), start_(start != nullptr ? std::move(start) : [](std::function<void()> run) {
         return std::thread(std::move(run));
       }) {}
 
 WriterThreads& WriterThreads::Shared() {
+  // The object is never freed: threads may return to it while the process ends.
   static auto* const shared = new WriterThreads(kMostWriters);
   return *shared;
 }
 
 bool WriterThreads::TryStart(std::function<void()> run, std::vector<std::thread>* threads) {
+  // Counting before comparing keeps two files from taking the last place together.
   if (running_.fetch_add(1) >= most_) {
     --running_;
     return false;
@@ -53,6 +56,7 @@ bool WriterThreads::TryStart(std::function<void()> run, std::vector<std::thread>
   try {
     threads->push_back(start_(std::move(run)));
   } catch (const std::system_error&) {
+    // A system without threads left still writes, in the caller's thread.
     --running_;
     return false;
   }
@@ -74,6 +78,8 @@ absl::StatusOr<std::unique_ptr<AppendFile>> AppendFile::Create(std::string path,
   // A file system without O_DIRECT fails here or at the first write.
   const bool direct = cache == PageCache::kBypass && fcntl(descriptor, F_SETFL, O_DIRECT) == 0;
   std::unique_ptr<AppendFile> file(new AppendFile(path, descriptor, direct, threads));
+  // The room is reserved at once, so that a full disk is
+  // found before the upload and not at its end.
   if (expected_bytes > 0 && fallocate(descriptor, 0, 0, expected_bytes) != 0 && errno == ENOSPC) {
     return FileError(errno, "cannot reserve", path);
   }
@@ -81,6 +87,7 @@ absl::StatusOr<std::unique_ptr<AppendFile>> AppendFile::Create(std::string path,
 }
 
 AppendFile::~AppendFile() {
+  // Writers use the descriptor.
   StopWriters();
   if (descriptor_ >= 0) close(descriptor_);
 }
@@ -98,6 +105,7 @@ absl::Status AppendFile::Append(std::string_view bytes) {
 }
 
 absl::Status AppendFile::HandOver() {
+  // Writers are started when there is a whole block: small files need none.
   if (writers_.size() < kWriters) threads_.TryStart([this] { WriteBlocks(); }, &writers_);
   if (writers_.empty()) return WriteHere();
   MutexLock lock(mutex_);
@@ -106,7 +114,9 @@ absl::Status AppendFile::HandOver() {
   filled_ = 0;
   ++busy_;
   changed_.NotifyAll();
+  // A caller that is faster than the disk waits here, which bounds the memory.
   while (busy_ > static_cast<int>(kWriters)) changed_.Wait(mutex_);
+  // Blocks are used again, as new ones would have to be cleared by the kernel.
   if (!empty_.empty()) {
     filling_ = std::move(empty_.back());
     empty_.pop_back();
@@ -123,6 +133,7 @@ absl::Status AppendFile::WriteHere() {
 
 absl::Status AppendFile::AwaitWriters() {
   MutexLock lock(mutex_);
+  // A block that is being written may still fail.
   while (busy_ != 0) changed_.Wait(mutex_);
   return status_;
 }
@@ -134,9 +145,11 @@ void AppendFile::WriteBlocks() {
     if (full_.empty()) return;
     FullBlock full = std::move(full_.front());
     full_.pop_front();
+    // The disk is written without the lock, so that the next block can be filled.
     lock.Unlock();
     const absl::Status status = Write(full.block.get(), kBlockBytes, full.offset);
     lock.Lock();
+    // The first error is kept: later ones follow from it.
     status_.Update(status);
     empty_.push_back(std::move(full.block));
     --busy_;
@@ -148,6 +161,7 @@ absl::Status AppendFile::Write(const char* bytes, size_t size, int64_t offset) {
   while (size > 0) {
     const ssize_t written = pwrite(descriptor_, bytes, size, offset);
     if (written < 0 && errno == EINTR) continue;
+    // This is how a file system without O_DIRECT answers: the block is written again without it.
     if (written < 0 && errno == EINVAL && direct_.exchange(false)) {
       if (fcntl(descriptor_, F_SETFL, 0) == 0) continue;
       return FileError(EINVAL, "cannot write", path_);
@@ -167,6 +181,7 @@ absl::Status AppendFile::Write(const char* bytes, size_t size, int64_t offset) {
 absl::Status AppendFile::WriteRest() {
   if (filled_ > 0) {
     const size_t padded = direct_ ? RoundUp(filled_) : filled_;
+    // The padding must not contain what the memory held before.
     std::memset(filling_.get() + filled_, 0, padded - filled_);
     TERCIO_RETURN_IF_ERROR(Write(filling_.get(), padded, offset_));
   }
@@ -179,6 +194,7 @@ absl::Status AppendFile::WriteRest() {
 absl::Status AppendFile::Close() {
   TERCIO_RETURN_IF_ERROR(AwaitWriters());
   TERCIO_RETURN_IF_ERROR(WriteRest());
+  // The writes may have returned before the disk had them.
   if (fsync(descriptor_) != 0) return FileError(errno, "cannot sync", path_);
   if (close(std::exchange(descriptor_, -1)) != 0) return FileError(errno, "cannot close", path_);
   return absl::OkStatus();

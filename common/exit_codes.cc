@@ -2,6 +2,7 @@
 
 namespace tercio {
 
+// The codes are a contract with scripts (README.md): values may be added, none changes.
 int ExitCodeOf(const absl::Status& status) {
   switch (status.code()) {
     case absl::StatusCode::kOk:
@@ -9,6 +10,7 @@ int ExitCodeOf(const absl::Status& status) {
     case absl::StatusCode::kInvalidArgument:
     case absl::StatusCode::kOutOfRange:
     case absl::StatusCode::kUnimplemented:
+      // A feature that is not there is refused like a wrong argument.
       return kExitUsage;
     case absl::StatusCode::kNotFound:
       return kExitNotFound;
@@ -23,6 +25,7 @@ int ExitCodeOf(const absl::Status& status) {
     case absl::StatusCode::kAlreadyExists:
     case absl::StatusCode::kResourceExhausted:
     case absl::StatusCode::kDataLoss:
+      // Damage is a state that a person has to resolve, as are the other conflicts.
       return kExitConflict;
     default:
       return kExitInternal;

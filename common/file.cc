@@ -31,6 +31,7 @@ class Descriptor {
   Descriptor(const Descriptor&) = delete;
   Descriptor& operator=(const Descriptor&) = delete;
   int get() const { return value_; }
+  // The caller takes the descriptor over, and this must not close it.
   int Release() { return std::exchange(value_, -1); }
 
  private:
@@ -41,6 +42,7 @@ absl::Status WriteAll(int descriptor, std::string_view content, const std::strin
   while (!content.empty()) {
     const ssize_t written = write(descriptor, content.data(), content.size());
     if (written < 0 && errno == EINTR) continue;
+    // A write of no bytes does not happen for regular files: full disks are errors.
     if (written < 0) return FileError(errno, "cannot write", path);
     content.remove_prefix(static_cast<size_t>(written));
   }
@@ -51,6 +53,7 @@ absl::Status WriteAll(int descriptor, std::string_view content, const std::strin
 absl::StatusOr<std::string> ReadToEnd(int descriptor, const std::string& path, size_t limit) {
   std::string content;
   char buffer[65536];
+  // The size of a file is not asked for: files of /proc have none.
   while (content.size() <= limit) {
     const ssize_t count = read(descriptor, buffer, sizeof(buffer));
     if (count < 0 && errno == EINTR) continue;
@@ -66,6 +69,7 @@ absl::StatusOr<std::string> ReadToEnd(int descriptor, const std::string& path, s
 absl::Status FileError(int error, std::string_view what, std::string_view path) {
   const std::string message = absl::StrCat(std::string(what), " ", std::string(path), ": ",
                                            std::generic_category().message(error));
+  // Exit codes and answers follow from these codes, so that equal causes have equal ones.
   switch (error) {
     case ENOENT:
     case ENOTDIR:
@@ -87,6 +91,7 @@ absl::Status FileError(int error, std::string_view what, std::string_view path) 
 }
 
 absl::Status AsConflict(const absl::Status& status) {
+  // A full disk keeps its code: people look for it.
   if (status.ok() || absl::IsResourceExhausted(status)) return status;
   return absl::FailedPreconditionError(std::string(status.message()));
 }
@@ -101,6 +106,7 @@ absl::StatusOr<std::string> ReadInput(const std::string& path, size_t limit) {
   const bool standard = path == "-";
   const Descriptor file(standard ? -1 : open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (!standard && file.get() < 0) return FileError(errno, "cannot open", path);
+  // The standard input has no descriptor of its own to close.
   auto content = ReadToEnd(standard ? STDIN_FILENO : file.get(), path, limit);
   if (content.ok() && content->size() > limit) {
     return absl::InvalidArgumentError(absl::StrCat(path, ": larger than ", limit, " bytes"));
@@ -110,6 +116,7 @@ absl::StatusOr<std::string> ReadInput(const std::string& path, size_t limit) {
 
 absl::Status WriteFileDurably(const std::string& path, std::string_view content, int mode) {
   static std::atomic<int64_t> count{0};
+  // Threads and processes may write to the same place at the same time.
   const std::string temporary = absl::StrCat(path, ".tmp.", getpid(), ".", ++count);
   {
     // Does not write to a leftover of a process that has died, or through a link that someone has
@@ -118,6 +125,7 @@ absl::Status WriteFileDurably(const std::string& path, std::string_view content,
     const Descriptor file(open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode));
     if (file.get() < 0) return FileError(errno, "cannot create", temporary);
     absl::Status status = WriteAll(file.get(), content, temporary);
+    // The content is on the disk before its name is.
     if (status.ok() && fsync(file.get()) != 0) status = FileError(errno, "cannot sync", temporary);
     if (!status.ok()) {
       unlink(temporary.c_str());
@@ -128,6 +136,7 @@ absl::Status WriteFileDurably(const std::string& path, std::string_view content,
     unlink(temporary.c_str());
     return renamed;
   }
+  // The rename is an entry of the directory, which has to reach the disk as well.
   const std::string parent = std::filesystem::path(path).parent_path().string();
   return SyncPath(parent.empty() ? "." : parent);
 }
@@ -141,6 +150,7 @@ absl::Status SyncPath(const std::string& path) {
 
 absl::Status MakeDirectories(const std::string& path) {
   std::error_code error;
+  // A directory that is there already is no error.
   std::filesystem::create_directories(path, error);
   if (error) return FileError(error.value(), "cannot create directory", path);
   if (!std::filesystem::is_directory(path, error)) {
@@ -151,6 +161,7 @@ absl::Status MakeDirectories(const std::string& path) {
 
 absl::Status RemoveTree(const std::string& path) {
   std::error_code error;
+  // What is not there is removed already.
   std::filesystem::remove_all(path, error);
   return error ? FileError(error.value(), "cannot remove", path) : absl::OkStatus();
 }
@@ -164,6 +175,7 @@ absl::StatusOr<int64_t> FreeBytes(const std::string& path) {
   struct statvfs info = {};
   if (statvfs(path.c_str(), &info) != 0)
     return FileError(errno, "cannot get the free space of", path);
+  // Blocks that only root can use are left out.
   return static_cast<int64_t>(info.f_bavail) * static_cast<int64_t>(info.f_frsize);
 }
 
@@ -175,9 +187,11 @@ bool PathExists(const std::string& path) {
 std::vector<std::string> ListDirectory(const std::string& path) {
   std::vector<std::string> names;
   std::error_code error;
+  // A directory that cannot be read counts as empty.
   for (const auto& entry : std::filesystem::directory_iterator(path, error)) {
     names.push_back(entry.path().filename().string());
   }
+  // The order of the file system is none.
   std::sort(names.begin(), names.end());
   return names;
 }
@@ -209,6 +223,7 @@ absl::StatusOr<std::unique_ptr<FileLock>> FileLock::Lock(const std::string& path
   struct stat held = {};
   struct stat there = {};
   if (fstat(file.get(), &held) != 0) return FileError(errno, "cannot lock", path);
+  // Whoever holds the new file of that name must be waited for as well.
   if (lstat(path.c_str(), &there) != 0 || there.st_ino != held.st_ino) return Lock(path, how);
   return std::unique_ptr<FileLock>(new FileLock(file.Release()));
 }
@@ -230,6 +245,7 @@ absl::StatusOr<std::shared_ptr<const MappedFile>> MappedFile::Open(const std::st
     return absl::InvalidArgumentError(absl::StrCat(path, " is not a regular file"));
   }
   const size_t size = static_cast<size_t>(info.st_size);
+  // A mapping of no bytes is an error.
   if (size == 0) return std::shared_ptr<const MappedFile>(new MappedFile(nullptr, 0));
   void* data = mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.get(), 0);
   if (data == MAP_FAILED) return FileError(errno, "cannot map", path);
@@ -239,6 +255,7 @@ absl::StatusOr<std::shared_ptr<const MappedFile>> MappedFile::Open(const std::st
 void MappedFile::Prefetch(size_t offset, size_t bytes) const {
   if (offset >= size_) return;
   const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  // The kernel wants whole pages.
   const size_t begin = offset / page * page;
   const size_t end = std::min(size_, offset + bytes);
   // Only a hint.

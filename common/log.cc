@@ -15,6 +15,7 @@ namespace tercio {
 namespace {
 
 constexpr std::string_view kLevels[] = {"info", "warning", "error"};
+// Both daemons' lines begin with the time, by which readers recognise them.
 constexpr std::string_view kFirstKey = "time=";
 
 struct Log {
@@ -48,6 +49,7 @@ void AppendQuoted(std::string_view text, std::string* out) {
     } else if (point.code == '\t') {
       out->append("\\t");
     } else if (!IsPrintable(point)) {
+      // JSON has no other way to write a control character.
       absl::StrAppendFormat(out, "\\u%04x", point.code);
     } else {
       out->append(text.substr(at, point.length));
@@ -58,6 +60,7 @@ void AppendQuoted(std::string_view text, std::string* out) {
 }
 
 bool IsPlain(std::string_view text) {
+  // An empty value without quotes would look like a missing one.
   if (text.empty()) return false;
   for (const char c : text) {
     if (c <= ' ' || c > '~' || c == '"' || c == '\\' || c == '=') return false;
@@ -68,6 +71,7 @@ bool IsPlain(std::string_view text) {
 void AppendField(LogFormat format, std::string_view key, std::string_view value, bool quoted,
                  std::string* out) {
   if (format == LogFormat::kJson) {
+    // The first field follows the brace.
     if (out->size() > 1) out->push_back(',');
     out->append("\"").append(key).append("\":");
     if (!quoted) return void(out->append(value));
@@ -89,6 +93,7 @@ bool WriteAll(std::string_view bytes) {
   while (!bytes.empty()) {
     const ssize_t count = write(STDERR_FILENO, bytes.data(), bytes.size());
     if (count < 0 && errno == EINTR) continue;
+    // A log that cannot be written must not stop a daemon, and is counted instead.
     if (count <= 0) return false;
     bytes.remove_prefix(static_cast<size_t>(count));
   }
@@ -97,10 +102,12 @@ bool WriteAll(std::string_view bytes) {
 
 void Write(LogLevel level, std::string_view text, const LogFields& fields) {
   Log& log = TheLog();
+  // The check comes first, as most lines of a quiet daemon are below the level.
   if (level < log.least) return;
   const std::string line =
       FormatLogLine(log.format, {absl::Now(), level, log.program, text}, fields, log.context);
   MutexLock lock(log.mutex);
+  // Nobody could be told of a lost line here; a metric shows the count.
   if (!WriteAll(line)) ++log.lost;
 }
 
@@ -108,6 +115,7 @@ void Write(LogLevel level, std::string_view text, const LogFields& fields) {
 
 std::string FormatLogLine(LogFormat format, const LogEntry& entry, const LogFields& fields,
                           const LogFields& context) {
+  // UTC, so that lines of several machines can be merged.
   const std::string time =
       absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", entry.time, absl::UTCTimeZone());
   std::string line;
@@ -121,6 +129,7 @@ std::string FormatLogLine(LogFormat format, const LogEntry& entry, const LogFiel
     AppendField(format, "program", entry.program, true, &line);
     AppendField(format, "msg", entry.text, true, &line);
   }
+  // The context follows, since the fields of a line say what is special about it.
   for (const LogFields* some : {&fields, &context}) {
     for (const LogField& field : *some) {
       AppendField(format, field.key, field.value, field.quoted, &line);
@@ -141,9 +150,11 @@ std::optional<LogLevel> LogLevelNamed(std::string_view name) {
 
 std::vector<std::pair<std::string, std::string>> ParseLogfmt(std::string_view line) {
   std::vector<std::pair<std::string, std::string>> fields;
+  // Text without this beginning was not written by us.
   if (!line.starts_with(kFirstKey)) return fields;
   while (!line.empty()) {
     const size_t equals = line.find('=');
+    // A line with a field that has no value is no line of ours.
     if (equals == std::string_view::npos) return {};
     std::string& value = fields.emplace_back(std::string(line.substr(0, equals)), "").second;
     line.remove_prefix(equals + 1);
@@ -155,6 +166,7 @@ std::vector<std::pair<std::string, std::string>> ParseLogfmt(std::string_view li
     }
     size_t at = 1;
     for (; at < line.size() && line[at] != '"'; ++at) {
+      // A backslash at the end belongs to a line that was cut.
       if (line[at] != '\\' || at + 1 >= line.size()) {
         value.push_back(line[at]);
         continue;
@@ -179,6 +191,7 @@ std::optional<LogLevel> LevelOfLogLine(std::string_view line) {
   std::string_view rest = line;
   std::string_view end;
   if (Consume(&rest, kFirstKey)) {
+    // A time of another length makes the next check fail.
     rest.remove_prefix(std::min(rest.size(), kTimeLength));
     if (!Consume(&rest, " level=")) return std::nullopt;
     end = " ";
@@ -187,6 +200,7 @@ std::optional<LogLevel> LevelOfLogLine(std::string_view line) {
     if (!Consume(&rest, "\",\"level\":\"")) return std::nullopt;
     end = "\"";
   } else {
+    // Trainers may print anything: such a line has no level.
     return std::nullopt;
   }
   return LogLevelNamed(rest.substr(0, rest.find(end)));
@@ -194,7 +208,9 @@ std::optional<LogLevel> LevelOfLogLine(std::string_view line) {
 
 void InitLogging(std::string_view program) {
   TheLog().program = std::string(program);
+  // A format that was chosen stays, whichever is set up first.
   if (TheLog().format_chosen) return;
+  // People read text; collectors read fields.
   TheLog().format = isatty(STDERR_FILENO) != 0 ? LogFormat::kText : LogFormat::kLogfmt;
 }
 

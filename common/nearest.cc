@@ -15,6 +15,7 @@ constexpr size_t kLongest = 200;
 }  // namespace
 
 int EditDistance(const std::string& a, const std::string& b) {
+  // One row of the table is enough, as each needs only the one before.
   std::vector<int> row(b.size() + 1);
   for (size_t j = 0; j <= b.size(); ++j) row[j] = static_cast<int>(j);
   for (size_t i = 1; i <= a.size(); ++i) {
@@ -33,9 +34,11 @@ std::string Nearest(const std::string& word, const std::vector<std::string>& can
   std::string nearest;
   int least = most;
   for (const std::string& candidate : candidates) {
+    // The difference of the lengths is a bound, which saves most comparisons.
     const auto longer = static_cast<int64_t>(candidate.size()) - static_cast<int64_t>(word.size());
     if (std::abs(longer) > least) continue;
     const int distance = EditDistance(word, candidate);
+    // The first of equally near ones is kept, so that the answer is always the same.
     if (distance > least || (distance == least && !nearest.empty())) continue;
     least = distance;
     nearest = candidate;
@@ -44,6 +47,7 @@ std::string Nearest(const std::string& word, const std::vector<std::string>& can
 }
 
 int LikelyDistance(const std::string& word) {
+  // Long words may have more mistakes; short ones are soon like any other.
   return word.size() < 3 ? 1 : 2 + static_cast<int>(word.size()) / 8;
 }
 

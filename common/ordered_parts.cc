@@ -19,6 +19,7 @@ class PartStream {
   PartStream(int64_t count, int makers, const MakePart& make, absl::Span<const TakePart> takers)
       : make_(make),
         takers_(takers),
+        // A few parts more than makers keep these busy while a taker is slow.
         slots_(static_cast<size_t>(makers + kWaitingParts)),
         taken_(takers.size(), 0),
         end_(count) {}
@@ -26,9 +27,11 @@ class PartStream {
   void MakeParts() {
     for (int64_t index = Claim(); index >= 0; index = Claim()) {
       Slot& slot = SlotOf(index);
+      // The part is made without the lock, in a slot that nobody else has.
       const absl::Status status = make_(index, &slot.part);
       MutexLock lock(mutex_);
       if (!status.ok()) Fail(index, status);
+      // A part that failed is marked as made, too: its takers see the end first.
       slot.made = index;
       changed_.NotifyAll();
     }
@@ -60,6 +63,7 @@ class PartStream {
   // The next part to make, once its slot is free; -1 when there is none.
   int64_t Claim() {
     MutexLock lock(mutex_);
+    // A slot is free when the slowest taker has left it.
     while (next_ < end_ && next_ >= FirstKept() + Window()) changed_.Wait(mutex_);
     return next_ < end_ ? next_++ : -1;
   }
@@ -73,6 +77,7 @@ class PartStream {
 
   // Cancels all parts from this one on.
   void Fail(int64_t index, const absl::Status& status) TERCIO_REQUIRES(mutex_) {
+    // An earlier part has failed already: its error is the one to report.
     if (index >= end_) return;
     end_ = index;
     status_ = status;
@@ -107,6 +112,7 @@ absl::Status StreamParts(int64_t count, int makers, const MakePart& make,
   for (size_t i = 1; i < takers.size(); ++i) {
     threads.emplace_back([&stream, i] { stream.TakeParts(i); });
   }
+  // The caller is a taker itself, so that one thread less is needed.
   stream.TakeParts(0);
   for (std::thread& thread : threads) thread.join();
   return stream.status();

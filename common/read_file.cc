@@ -14,6 +14,7 @@
 namespace tercio {
 namespace {
 
+// One read returns at most 2 GiB; smaller ones can be interrupted earlier.
 constexpr int64_t kMostAtOnce = int64_t{64} << 20;
 
 }  // namespace
@@ -31,6 +32,7 @@ absl::StatusOr<std::unique_ptr<const RandomAccessFile>> RandomAccessFile::Open(
   struct stat info = {};
   const bool known = fstat(descriptor, &info) == 0;
   if (!known || !S_ISREG(info.st_mode)) {
+    // close may change errno.
     const int error = errno;
     close(descriptor);
     if (!known) return FileError(error, "cannot read", path);
@@ -42,10 +44,12 @@ absl::StatusOr<std::unique_ptr<const RandomAccessFile>> RandomAccessFile::Open(
 
 absl::Status RandomAccessFile::Read(int64_t offset, int64_t bytes, char* out) const {
   while (bytes > 0) {
+    // One call may return less than it was asked for.
     const ssize_t got =
         pread(descriptor_, out, static_cast<size_t>(std::min(bytes, kMostAtOnce)), offset);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) return FileError(errno, "cannot read", path_);
+    // The file has become shorter since its manifest was written.
     if (got == 0) {
       return absl::DataLossError(absl::StrCat(path_, ": ends at byte ", offset, ", ", bytes,
                                               " bytes before the end of what is read"));
@@ -58,6 +62,7 @@ absl::Status RandomAccessFile::Read(int64_t offset, int64_t bytes, char* out) co
 }
 
 void RandomAccessFile::ForgetPages(int64_t offset, int64_t bytes) const {
+  // This is only a hint: pages that stay cost nothing but memory.
   (void)posix_fadvise(descriptor_, offset, bytes, POSIX_FADV_DONTNEED);
 }
 

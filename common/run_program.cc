@@ -17,12 +17,14 @@
 namespace tercio {
 namespace {
 
+// The output ends before the process does: this is how often its end is looked for.
 constexpr int kPollMilliseconds = 20;
 
 // Reads until the other end is closed. Returns whether that was in time.
 bool ReadAll(int descriptor, absl::Time deadline, std::string* text) {
   char buffer[4096];
   while (true) {
+    // The deadline holds for the whole output, not for each part of it.
     const double left = absl::ToDoubleMilliseconds(deadline - SteadyNow());
     pollfd entry = {descriptor, POLLIN, 0};
     const int ready = poll(&entry, 1, static_cast<int>(std::clamp(left, 0.0, 1e6)));
@@ -58,6 +60,7 @@ absl::StatusOr<std::string> RunProgram(const std::vector<std::string>& arguments
   const absl::Time deadline = SteadyNow() + patience;
   const absl::StatusOr<pid_t> pid =
       Spawn(arguments, {output[1], errors == ErrorOutput::kDiscarded ? "/dev/null" : ""});
+  // The child's end must be the only one, or the read would never see it close.
   close(output[1]);
   std::string text;
   const bool read = pid.ok() && ReadAll(output[0], deadline, &text);
@@ -67,6 +70,7 @@ absl::StatusOr<std::string> RunProgram(const std::vector<std::string>& arguments
   if (!read || !Wait(*pid, deadline, &status)) {
     // A process that hangs in a driver survives even this.
     kill(*pid, SIGKILL);
+    // A process that was killed is reaped, so that it does not stay as a zombie.
     Wait(*pid, SteadyNow() + absl::Seconds(1), &status);
     return absl::DeadlineExceededError(
         absl::StrCat(program, " did not exit within ", absl::FormatDuration(patience)));

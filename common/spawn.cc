@@ -15,11 +15,13 @@ namespace tercio {
 
 absl::StatusOr<pid_t> Spawn(std::vector<std::string> arguments, const SpawnOptions& options) {
   const std::string program = arguments.front();
+  // The strings are changed by nobody, though the interface would allow it.
   std::vector<char*> pointers;
   for (std::string& argument : arguments) pointers.push_back(argument.data());
   pointers.push_back(nullptr);
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
+  // Children of daemons have nothing to read.
   posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
   posix_spawn_file_actions_adddup2(&actions, options.output, STDOUT_FILENO);
   if (!options.errors.empty()) {
@@ -30,6 +32,7 @@ absl::StatusOr<pid_t> Spawn(std::vector<std::string> arguments, const SpawnOptio
   posix_spawnattr_init(&attributes);
   sigset_t none;
   sigemptyset(&none);
+  // Daemons block signals that their children have to receive.
   posix_spawnattr_setsigmask(&attributes, &none);
   posix_spawnattr_setpgroup(&attributes, 0);
   posix_spawnattr_setflags(
@@ -37,6 +40,7 @@ absl::StatusOr<pid_t> Spawn(std::vector<std::string> arguments, const SpawnOptio
       static_cast<short>(POSIX_SPAWN_SETSIGMASK | (options.own_group ? POSIX_SPAWN_SETPGROUP : 0)));
   pid_t pid = -1;
   const int error =
+      // The search path is used for names without a slash.
       posix_spawnp(&pid, program.c_str(), &actions, &attributes, pointers.data(), environ);
   posix_spawn_file_actions_destroy(&actions);
   posix_spawnattr_destroy(&attributes);

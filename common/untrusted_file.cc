@@ -36,19 +36,23 @@ absl::StatusOr<UntrustedFile> UntrustedFile::OpenFor(const std::string& path, in
   // The parent without a trailing slash, which would follow a link.
   const std::string parent = parts.has_parent_path() ? parts.parent_path().string() : ".";
   const std::string name = parts.filename().string();
+  // The directory is opened first, so that it cannot be exchanged for a link in between.
   const int directory = open(parent.c_str(), O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
   if (directory < 0) return FileError(errno, "cannot open the directory of", path);
   const absl::Cleanup close_directory = [directory] { close(directory); };
   // Without O_NONBLOCK, opening a FIFO would wait for its other end.
   const int file = openat(directory, name.c_str(),
                           flags | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC, kMode);
+  // These two errors are how the kernel reports what the flags above refuse.
   if (file < 0 && errno == ELOOP) return Refused(path, "a symbolic link");
   if (file < 0 && errno == ENXIO) return Refused(path, "a FIFO or a socket");
   if (file < 0) return FileError(errno, "cannot open", path);
   UntrustedFile opened(file, 0);
   struct stat info = {};
+  // The open file is looked at, not its path, which may already be another one.
   if (fstat(file, &info) != 0) return FileError(errno, "cannot read", path);
   if (!S_ISREG(info.st_mode)) return Refused(path, "not a regular file");
+  // Another name could be a file that the user may not write.
   if (info.st_nlink > 1) return Refused(path, "a file with more than one name (hard link)");
   opened.inode_ = info.st_ino;
   return opened;
@@ -62,6 +66,7 @@ UntrustedFile::UntrustedFile(UntrustedFile&& other) noexcept
     : descriptor_(std::exchange(other.descriptor_, -1)), inode_(other.inode_) {}
 
 UntrustedFile& UntrustedFile::operator=(UntrustedFile&& other) noexcept {
+  // The other object closes what this one had.
   std::swap(descriptor_, other.descriptor_);
   std::swap(inode_, other.inode_);
   return *this;
@@ -75,6 +80,7 @@ int64_t UntrustedFile::size() const {
 std::string UntrustedFile::Read(int64_t offset, size_t most) const {
   std::string bytes(most, '\0');
   size_t done = 0;
+  // A file may end before what was asked for.
   while (done < most) {
     const ssize_t count =
         pread(descriptor_, bytes.data() + done, most - done, offset + static_cast<int64_t>(done));

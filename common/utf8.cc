@@ -12,14 +12,18 @@ CodePoint DecodeUtf8(std::string_view text, size_t at) {
   const auto byte = [&](size_t i) { return static_cast<uint8_t>(text[i]); };
   const uint8_t first = byte(at);
   if (first < 0x80) return {first, 1, true};
+  // The number of leading ones gives the length (RFC 3629).
   const uint32_t more = first >> 5 == 6 ? 1 : first >> 4 == 14 ? 2 : first >> 3 == 30 ? 3 : 0;
+  // Text may end within a character.
   if (more == 0 || text.size() - at <= more) return {kReplacement, 1, false};
   uint32_t code = first & (0x3F >> more);
   for (uint32_t k = 1; k <= more; ++k) {
     const uint8_t next = byte(at + k);
+    // Only the first byte is skipped, so that the next character is not lost.
     if (next >> 6 != 2) return {kReplacement, 1, false};
     code = code << 6 | (next & 0x3F);
   }
+  // A longer form than needed could hide characters from checks.
   constexpr uint32_t kSmallest[] = {0, 0x80, 0x800, 0x10000};
   if (code < kSmallest[more] || code >= kCodePoints || (code >= 0xD800 && code <= 0xDFFF)) {
     return {kReplacement, 1, false};
@@ -28,8 +32,10 @@ CodePoint DecodeUtf8(std::string_view text, size_t at) {
 }
 
 CodePoint DecodeUtf8Before(std::string_view text, size_t end) {
+  // A character has four bytes at most.
   for (size_t length = 1; length <= 4 && length <= end; ++length) {
     const CodePoint point = DecodeUtf8(text.substr(0, end), end - length);
+    // The length must fit as well, or the tail of another character would do.
     if (point.valid && point.length == length) return point;
   }
   return {kReplacement, 1, false};
@@ -51,6 +57,7 @@ bool IsPrintable(const CodePoint& point) {
   const bool control = point.code < 0x20 || within(0x7f, 0x9f);
   // Unicode's Bidi_Control.
   const bool turns = point.code == 0x61c || within(0x200e, 0x200f) || within(0x202a, 0x202e) ||
+                     // These turn the direction of text, and let it look like another.
                      within(0x2066, 0x2069);
   return point.valid && !control && !turns;
 }
@@ -63,6 +70,7 @@ std::string ForDisplay(std::string_view text, std::string_view kept) {
     if (IsPrintable(point) || (point.valid && kept.find(text[at]) != kept.npos)) {
       shown.append(text.substr(at, point.length));
     } else {
+      // One sign for each byte shows that something was there.
       shown.push_back('?');
     }
     at += point.length;

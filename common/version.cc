@@ -19,6 +19,7 @@ namespace {
 
 // (major, minor).
 std::optional<std::pair<int, int>> Parse(const std::string& version) {
+  // The patch level is left out: such versions always fit together.
   const std::vector<std::string> parts = absl::StrSplit(version, '.');
   std::pair<int, int> parsed;
   if (parts.size() < 2 || !absl::SimpleAtoi(parts[0], &parsed.first) ||
@@ -34,6 +35,7 @@ absl::Status CheckVersions(const std::string& theirs_name, const std::string& th
                            const std::string& ours_name, const std::string& ours) {
   const auto other = Parse(theirs);
   const auto own = Parse(ours);
+  // A cluster is upgraded one daemon at a time, so that neighbours have to fit.
   const bool together = other.has_value() && own.has_value() && other->first == own->first &&
                         std::abs(other->second - own->second) <= 1;
   if (together) return absl::OkStatus();

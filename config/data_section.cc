@@ -15,13 +15,17 @@
 namespace tercio::config {
 namespace {
 
+// Train and validation are blends of the same form, and share their code.
 using Blend = google::protobuf::RepeatedPtrField<v1::WeightedData>;
 
+// More are most likely a mistake of the script that has written the file.
 constexpr size_t kMostDatasets = 256;
+// One text for both keys, so that they describe the same forms.
 constexpr char kForms[] =
     "expected a path, a list of paths (one data set in parts), or a list of {path, weight}";
 
 std::string Resolve(const std::string& directory, const std::string& path) {
+  // Paths are resolved on the machine of the job file; the nodes see them absolute.
   if (path.empty() || path[0] == '/') return path;
   return (std::filesystem::path(directory) / path).lexically_normal().string();
 }
@@ -33,11 +37,13 @@ class DataParser {
 
   // A list under `key` of the section.
   void ParseList(const YAML::Node& list, const std::string& key, Blend* out) {
+    // The size is checked before anything is read, so that a long list causes one fault.
     if (list.size() == 0 || list.size() > kMostDatasets) {
       Fault(list, key,
             absl::StrCat("a list of ", list.size(), " data sets; expected 1 to ", kMostDatasets));
       return;
     }
+    // A list of paths is one data set in parts, without a weight; a single map makes it a blend.
     const bool plain =
         std::all_of(list.begin(), list.end(), [](const YAML::Node& n) { return n.IsScalar(); });
     if (plain) {
@@ -59,6 +65,7 @@ class DataParser {
  private:
   void ParseWeighted(Section data, const std::string& place, v1::WeightedData* out) {
     const YAML::Node path = data.Get("path");
+    // Each data set is read to its end, so that all of its faults are reported.
     if (!path.IsDefined()) {
       data.Fault("path", "missing; a data set of a blend needs it");
     } else if (path.IsScalar() || path.IsSequence()) {
@@ -72,6 +79,7 @@ class DataParser {
       data.Fault("weight", "missing; a data set of a blend needs its share of the samples");
     } else if (!given.IsScalar() || !YAML::convert<double>::decode(given, weight) ||
                !std::isfinite(weight) || weight <= 0) {
+      // A weight of 0 would be a data set that nobody reads but everybody checks.
       data.Fault("weight", absl::StrCat(given.IsScalar() ? given.Scalar() : "a list or map",
                                         " is not a positive number; leave the data set out to ",
                                         "give it no share"));
@@ -85,6 +93,7 @@ class DataParser {
       AddPath(node, place, out);
       return;
     }
+    // An empty list would be a data set without samples.
     if (node.size() == 0) Fault(node, place, "empty; name at least one file");
     for (const YAML::Node& path : node) {
       if (path.IsScalar()) {
@@ -101,6 +110,7 @@ class DataParser {
   }
 
   void Fault(const YAML::Node& node, const std::string& place, const std::string& what) {
+    // yaml-cpp counts lines from 0, editors from 1.
     faults_->Add(node.Mark().line + 1, place, what);
   }
 
@@ -108,6 +118,7 @@ class DataParser {
   Faults* faults_;
 };
 
+// The extension decides: no file is opened here.
 bool IsText(const std::string& path) {
   return absl::EndsWith(path, ".txt") || absl::EndsWith(path, ".jsonl");
 }
@@ -121,6 +132,7 @@ bool AnyText(const std::string& path, const Blend& blend) {
 // The weights that a model starts from come with a tokenizer.
 void ParseTokenizer(Section* data, const std::string& directory, const v1::ModelSpec& model,
                     v1::DataSpec* out) {
+  // Tokenised formats have their ids already; a tokenizer is needed for text only.
   const bool text = AnyText(out->train(), out->train_blend()) ||
                     AnyText(out->validation_path(), out->validation_blend());
   const std::string usual = model.from().empty() ? "bytes" : model.from();
@@ -131,6 +143,7 @@ void ParseTokenizer(Section* data, const std::string& directory, const v1::Model
                 "a vocab.txt or tokenizer.json");
   }
   const std::string tokenizer = data->Text("tokenizer", text ? usual : "");
+  // Two names stand for tokenizers that need no file.
   const bool path = !tokenizer.empty() && tokenizer != "bytes" && tokenizer != "chars";
   out->set_tokenizer(path ? Resolve(directory, tokenizer) : tokenizer);
 }
@@ -148,6 +161,7 @@ struct ModelKind {
 };
 
 void ParseMasking(Section* data, const ModelKind& kind, v1::DataSpec* out) {
+  // A key that has no effect would promise something else than what happens.
   if (!kind.bert || kind.labelled) {
     if (data->Has("masking")) {
       data->Fault("masking", kind.bert
@@ -159,6 +173,7 @@ void ParseMasking(Section* data, const ModelKind& kind, v1::DataSpec* out) {
   }
   Section masking = data->Child("masking");
   v1::MaskingSpec* spec = out->mutable_masking();
+  // 15 % is what Devlin et al. 2019 mask.
   spec->set_probability(masking.Number("probability", 0.15, 0.001, 0.999));
   spec->set_whole_word(masking.Flag("whole_word", false));
   masking.Finish();
@@ -173,6 +188,7 @@ void ParseSpecialTokens(Section* data, const ModelKind& kind, v1::DataSpec* out)
   }
   Section special = data->Child("special_tokens");
   const auto id = [&special](const char* key) {
+    // All four are needed: training with a guessed id would look right for a long time.
     if (!special.Has(key)) special.Fault(key, "missing; name all of cls, sep, mask and pad");
     return static_cast<int32_t>(special.Integer(key, 0, 0, (1 << 30) - 1));
   };
@@ -185,6 +201,7 @@ void ParseSpecialTokens(Section* data, const ModelKind& kind, v1::DataSpec* out)
 }
 
 void ParseKeys(Section* data, const ModelKind& kind, v1::DataSpec* out) {
+  // A missing key is usual; an empty one can only be a mistake.
   const auto key = [data](const char* name, const char* usual) {
     const std::string value = data->Text(name, usual);
     if (value.empty()) data->Fault(name, "an empty key");
@@ -194,6 +211,7 @@ void ParseKeys(Section* data, const ModelKind& kind, v1::DataSpec* out) {
   if (kind.labelled) {
     out->set_text_pair_key(key("text_pair_key", "text_pair"));
     out->set_label_key(key("label_key", "label"));
+    // One column cannot be the text and its label.
     const std::set<std::string> distinct = {out->text_key(), out->text_pair_key(),
                                             out->label_key()};
     if (distinct.size() < 3) {
@@ -201,6 +219,7 @@ void ParseKeys(Section* data, const ModelKind& kind, v1::DataSpec* out) {
     }
     return;
   }
+  // These keys are known, so that the message can say where they belong.
   for (const char* name : {"text_pair_key", "label_key"}) {
     if (!data->Has(name)) continue;
     data->Fault(name, absl::StrCat("only a classifier (architecture bert with model.labels) has ",
@@ -208,6 +227,7 @@ void ParseKeys(Section* data, const ModelKind& kind, v1::DataSpec* out) {
   }
 }
 
+// JSON texts are YAML, with everything escaped that needs it.
 std::string Quoted(const std::string& text) { return nlohmann::json(text).dump(); }
 
 std::string BlendYaml(const Blend& blend) {
@@ -217,6 +237,7 @@ std::string BlendYaml(const Blend& blend) {
     for (const std::string& path : data.paths()) {
       absl::StrAppend(&paths, paths.empty() ? "" : ", ", Quoted(path));
     }
+    // Weights are written with all digits: another blend would be another order of samples.
     absl::StrAppend(&yaml, "\n    - {path: [", paths,
                     "], weight: ", nlohmann::json(data.weight()).dump(), "}");
   }
@@ -228,6 +249,7 @@ std::string BlendYaml(const Blend& blend) {
 void ParseData(Section data, const std::string& directory, const v1::ModelSpec& model,
                Faults* faults, v1::DataSpec* out) {
   DataParser parser(directory, faults);
+  // The node is asked for, not its text: the key has several forms.
   const YAML::Node train = data.Get("train");
   if (!train.IsDefined()) {
     data.Fault("train", "missing; name a .txt or .jsonl file, a Megatron PREFIX or an llm.c .bin");
@@ -241,6 +263,7 @@ void ParseData(Section data, const std::string& directory, const v1::ModelSpec& 
   }
   const YAML::Node validation = data.Get("validation");
   double fraction = 0;
+  // A number is a share of the training data; a path that looks like one can be written ./0.1.
   if (validation.IsDefined() && validation.IsScalar() &&
       YAML::convert<double>::decode(validation, fraction)) {
     out->set_validation_fraction(data.Number("validation", 0, 0, 0.999));
@@ -251,9 +274,11 @@ void ParseData(Section data, const std::string& directory, const v1::ModelSpec& 
   } else if (validation.IsDefined()) {
     out->set_validation_path(Resolve(directory, data.Text("validation", "")));
   }
+  // The tokenizer depends on the formats of both, so it follows them.
   ParseTokenizer(&data, directory, model, out);
   const ModelKind kind(model);
   ParseKeys(&data, kind, out);
+  // Lines that cannot be read stop a job unless this is asked for.
   out->set_skip_bad_lines(data.Flag("skip_bad_lines", false));
   ParseMasking(&data, kind, out);
   ParseSpecialTokens(&data, kind, out);
@@ -264,6 +289,7 @@ std::string DataYaml(const v1::DataSpec& data) {
   std::string yaml =
       absl::StrCat("data:\n  train: ", data.train_blend().empty() ? Quoted(data.train())
                                                                   : BlendYaml(data.train_blend()));
+  // At most one of the three was given.
   if (!data.validation_blend().empty()) {
     absl::StrAppend(&yaml, "\n  validation: ", BlendYaml(data.validation_blend()));
   } else if (!data.validation_path().empty()) {
@@ -271,6 +297,7 @@ std::string DataYaml(const v1::DataSpec& data) {
   } else if (data.validation_fraction() > 0) {
     absl::StrAppend(&yaml, "\n  validation: ", nlohmann::json(data.validation_fraction()).dump());
   }
+  // What is empty was not given and has no default here, so that the text reads back as the same.
   if (!data.tokenizer().empty())
     absl::StrAppend(&yaml, "\n  tokenizer: ", Quoted(data.tokenizer()));
   if (!data.text_key().empty()) absl::StrAppend(&yaml, "\n  text_key: ", Quoted(data.text_key()));
@@ -278,6 +305,7 @@ std::string DataYaml(const v1::DataSpec& data) {
                                    std::pair("label_key", data.label_key())}) {
     if (!value.empty()) absl::StrAppend(&yaml, "\n  ", key, ": ", Quoted(value));
   }
+  // Only bert has these sections, and their presence is part of the message.
   if (data.has_masking()) {
     absl::StrAppend(
         &yaml, "\n  masking: {probability: ", nlohmann::json(data.masking().probability()).dump(),

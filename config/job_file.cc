@@ -29,10 +29,13 @@
 namespace tercio::config {
 namespace {
 
+// Larger numbers are mistakes; this is far below what a double can hold.
 constexpr double kLargest = 1e30;
 // A job has a few hundred bytes; anything much larger is some other file.
 constexpr size_t kMaximumJobFileBytes = size_t{1} << 20;
+// The default is also written for jobs of versions that did not have the key.
 constexpr double kSpikeThreshold = 10;
+// The name is part of labels of metrics and of lines in tables.
 constexpr size_t kMostNameBytes = 256;
 
 std::string NotYet(const std::string& what) {
@@ -51,29 +54,35 @@ class JobParser {
       : faults_(*faults), root_(root, "", faults), directory_(std::move(directory)) {}
 
   absl::StatusOr<v1::JobSpec> Parse() {
+    // A job without a name is called "job"; one that is given and empty is a mistake.
     spec_.set_name(root_.Text("name", "job"));
     if (const std::string fault = FaultOfName(spec_.name()); !fault.empty()) {
       root_.Fault("name", fault);
     } else if (spec_.name().empty()) {
       root_.Fault("name", "empty; give the job a name, or leave the key out");
     }
+    // The model is read first: its kind decides which keys the data section may have.
     ParseModel(root_.Child("model"), directory_, spec_.mutable_model());
     ParseData(root_.Child("data"), directory_, spec_.model(), &faults_, spec_.mutable_data());
+    // The data's tokenizer knows the size exactly; a preset only says what was published.
     if (HasVocabularyOfPreset(root_.Get("model")) && !spec_.data().tokenizer().empty()) {
       spec_.mutable_model()->clear_vocab_size();
     }
     ParseTraining(root_.Child("training"));
     ParseParallelism();
+    // Resources come after parallelism and training: they settle the ranks and the precision.
     ParseResources(root_.Child("resources"));
     ParseCheckpoint(root_.Child("checkpoint"));
     ParseFaultTolerance(root_.Child("fault_tolerance"));
     ParseTensorBoard();
+    // The keys that nobody has asked for are known only when all sections were read.
     root_.Finish();
     // Sums over sizes are meaningful only where each size is possible.
     if (faults_.empty()) {
       const absl::Status sizes = plan::CheckSizes(spec_);
       if (!sizes.ok()) root_.Fault("model", std::string(sizes.message()));
     }
+    // All faults are reported together, so that a file is mended in one go.
     TERCIO_RETURN_IF_ERROR(faults_.ToStatus());
     return std::move(spec_);
   }
@@ -82,10 +91,12 @@ class JobParser {
   void ParseTraining(Section training) {
     v1::TrainingSpec* out = spec_.mutable_training();
     for (const char* key : {"steps", "global_batch"}) {
+      // The reading below would report a missing key as a default, which hides the mistake.
       if (!training.Has(key)) training.Fault(key, "missing; a job needs it");
     }
     out->set_steps(training.Integer("steps", 1, 1));
     out->set_global_batch(training.Integer("global_batch", 1, 1, plan::kMostSequences));
+    // `auto` is not a number; it stays 0, which lets the planner choose.
     if (training.Text("micro_batch", "auto") != "auto") {
       out->set_micro_batch(training.Integer("micro_batch", 1, 1, plan::kMostSequences));
     }
@@ -98,6 +109,7 @@ class JobParser {
     out->set_tf32(training.Flag("tf32", false));
     out->set_fp8(training.Flag("fp8", false));
     out->set_seed(static_cast<uint64_t>(
+        // A seed is an unsigned number of 64 bits; YAML's integers are signed.
         training.Integer("seed", 1337, 0, std::numeric_limits<int64_t>::max())));
     Section evaluate = training.Child("evaluate");
     out->mutable_evaluate()->set_every_steps(evaluate.Integer("every_steps", 0, 0));
@@ -106,6 +118,7 @@ class JobParser {
     out->set_label_smoothing(training.Number("label_smoothing", 0, 0, 0.999));
     ParsePatterns(training, "frozen", out->mutable_frozen());
     out->set_trace_step(training.Integer("trace_step", 0, 0));
+    // The lanes follow from the batch alone, so that they are part of the job, not of a layout.
     out->set_lanes(plan::LaneCount(out->global_batch()));
     training.Finish();
   }
@@ -113,12 +126,14 @@ class JobParser {
   void ParseOptimizer(Section optimizer) {
     v1::OptimizerSpec* out = spec_.mutable_training()->mutable_optimizer();
     out->set_name(optimizer.OneOf("name", v1::OPTIMIZER_KIND_ADAMW));
+    // No default suits every model, and a wrong one is noticed late.
     if (!optimizer.Has("learning_rate")) {
       optimizer.Fault("learning_rate", "missing; a job needs it (3e-4 is a common start)");
     }
     out->set_learning_rate(optimizer.Number("learning_rate", 3e-4, 0, kLargest));
     out->set_beta1(0.9);
     out->set_beta2(0.95);
+    // Both numbers are checked here: a list has no range that Section could check.
     const YAML::Node betas = optimizer.Get("betas");
     if (betas.IsDefined()) {
       double first = 0;
@@ -147,6 +162,7 @@ class JobParser {
     if (!list.IsSequence()) return section.Fault(key, "expected a list of tensor names");
     for (const YAML::Node& pattern : list) {
       *out->Add() = pattern.IsScalar() ? pattern.Scalar() : "";
+      // Without sizes the tensors are not known, and the missing sizes are faults already.
       if (spec_.model().hidden() > 0 && spec_.model().heads() > 0 &&
           !plan::MatchesAnyTensor(spec_.model(), out->at(out->size() - 1))) {
         section.Fault(key, absl::StrCat("no tensor of the model is named '",
@@ -161,8 +177,10 @@ class JobParser {
     out->set_kind(schedule.OneOf("kind", v1::LEARNING_RATE_SCHEDULE_COSINE));
     out->set_warmup_steps(schedule.Integer("warmup_steps", 0, 0));
     out->set_min_learning_rate(schedule.Number("min_learning_rate", 0, 0, kLargest));
+    // Without a key the rate decays until the last step.
     out->set_decay_steps(schedule.Integer("decay_steps", training->steps(), 0));
     if (out->kind() == v1::LEARNING_RATE_SCHEDULE_WSD) {
+      // The other kinds have no such phase, so that the key is unknown there and reported.
       out->set_decay_fraction(schedule.Number("decay_fraction", 0.2, 0, 1));
     }
     schedule.Finish();
@@ -171,6 +189,7 @@ class JobParser {
   void ParseParallelism() {
     v1::ParallelismSpec* out = spec_.mutable_parallelism();
     const YAML::Node node = root_.Get("parallelism");
+    // The planner takes these as well where it chooses (AllLayouts).
     if (!node.IsDefined() || (node.IsScalar() && node.Scalar() == "auto")) {
       out->set_automatic(true);
       out->set_schedule(v1::PIPELINE_SCHEDULE_1F1B);
@@ -179,18 +198,23 @@ class JobParser {
     }
     Section section = root_.Child("parallelism");
     const auto degree = [&](const char* key, int fallback) {
+      // A degree beyond this is a mistake; their product is checked with the resources.
       return static_cast<int32_t>(section.Integer(key, fallback, 1, 1 << 16));
     };
     out->set_tensor(degree("tensor", 1));
     out->set_pipeline(degree("pipeline", 1));
+    // 0 lets the data degree follow from the number of ranks.
     out->set_data(section.Has("data") ? degree("data", 1) : 0);
     out->set_virtual_pipeline(degree("virtual_pipeline", 1));
     out->set_context_parallel(degree("context_parallel", 1));
+    // More than one chunk per stage means the interleaved schedule: no other has them.
     out->set_schedule(section.OneOf("schedule", out->virtual_pipeline() > 1
                                                     ? v1::PIPELINE_SCHEDULE_INTERLEAVED
                                                     : v1::PIPELINE_SCHEDULE_1F1B));
     out->set_sequence_parallel(section.Flag("sequence_parallel", false));
     out->set_tensor_overlap(static_cast<int32_t>(section.Integer("tensor_overlap", 1, 1, 64)));
+    // The key exists and the combination does not: to ignore
+    // it would promise a speed that is not there.
     if (out->tensor_overlap() > 1 && out->sequence_parallel()) {
       section.Fault("tensor_overlap", NotYet("a value above 1 with sequence_parallel"));
     }
@@ -205,6 +229,7 @@ class JobParser {
     v1::ResourcesSpec* out = spec_.mutable_resources();
     out->set_device(resources.OneOf("device", v1::DEVICE_KIND_CPU));
     out->set_collectives(resources.OneOf("collectives", v1::COLLECTIVES_AUTO));
+    // The message stores the exception, so that its default of false is the usual case.
     out->set_no_cuda_graphs(!resources.Flag("cuda_graphs", true));
     if (out->device() != v1::DEVICE_KIND_AUTO) {
       ResolveDevice(&spec_,
@@ -227,6 +252,7 @@ class JobParser {
                       "nccl sums in its own order: training.reproducibility: exact needs host");
     }
     const v1::ParallelismSpec& parallelism = spec_.parallelism();
+    // The section's ranks are not read yet, so the degrees alone give this number.
     const int named = plan::RanksOfJob(spec_);  // of its degrees
     const bool given = resources.Has("ranks");
     out->set_ranks(static_cast<int32_t>(resources.Integer("ranks", named, 1, plan::kMostRanks)));
@@ -237,6 +263,7 @@ class JobParser {
                                ": a job has at most ", plan::kMostRanks, " ranks"));
     } else if (given && !parallelism.automatic() && parallelism.data() > 0 &&
                out->ranks() != named) {
+      // Where a degree is left out it follows from the ranks; where all are named they must agree.
       resources.Fault("ranks",
                       absl::StrCat(out->ranks(), ", but parallelism names tensor ",
                                    parallelism.tensor(), " x pipeline ", parallelism.pipeline(),
@@ -253,6 +280,7 @@ class JobParser {
     v1::CheckpointSpec* out = spec_.mutable_checkpoint();
     out->set_every_steps(checkpoint.Integer("every_steps", 500, 0));
     out->set_keep_last(static_cast<int32_t>(checkpoint.Integer("keep_last", 3, 1, 1 << 20)));
+    // null and a missing key mean the same: no interval in time.
     if (checkpoint.Text("every_seconds", "null") != "null") {
       out->set_every_seconds(checkpoint.Seconds("every_seconds", 0));
     }
@@ -260,15 +288,18 @@ class JobParser {
     out->set_peer_copies(
         static_cast<int32_t>(checkpoint.Integer("peer_copies", 0, 0, plan::kMostPeerCopies)));
     out->set_timeout_seconds(checkpoint.Seconds("timeout", plan::kSaveTimeoutSeconds));
+    // Seconds has no lower bound of its own.
     if (out->timeout_seconds() == 0) {
       checkpoint.Fault("timeout", "expected more than 0; 10m is the default");
     }
     const std::string path = checkpoint.Text("path", "");
+    // Such a text would otherwise become a directory named after the protocol.
     if (absl::StrContains(path, "://")) {
       checkpoint.Fault("path", NotYet(absl::StrCat("'", path, "', which is not a directory,")));
     } else if (checkpoint.Has("path") && path.empty()) {
       checkpoint.Fault("path", "expected the directory for the job's checkpoints");
     } else if (!path.empty()) {
+      // Paths are relative to the job file, not to where the command was started.
       out->set_path(Resolved(path));
     }
     checkpoint.Finish();
@@ -281,6 +312,7 @@ class JobParser {
     out->set_elastic_min_ranks(
         static_cast<int32_t>(fault_tolerance.Integer("elastic_min_ranks", 0, 0, 1 << 20)));
     out->set_elastic_wait_seconds(fault_tolerance.Seconds("elastic_wait", kElasticWaitSeconds));
+    // `auto` is 0: the deadline is learned from the steps (coordinator/core/watchdog.h).
     if (fault_tolerance.Text("hang_timeout", "auto") != "auto") {
       out->set_hang_timeout_seconds(fault_tolerance.Seconds("hang_timeout", 1));
       if (out->hang_timeout_seconds() == 0) {
@@ -292,6 +324,7 @@ class JobParser {
     out->set_stragglers(fault_tolerance.OneOf("stragglers", v1::STRAGGLER_POLICY_REPORT));
     out->set_on_spike(fault_tolerance.OneOf("on_spike", v1::ON_SPIKE_REPORT));
     out->set_spike_threshold(
+        // A threshold below three deviations would take ordinary steps for spikes.
         fault_tolerance.Number("spike_threshold", kSpikeThreshold, 3, kLargest));
     out->set_check_replicas_every(fault_tolerance.Integer("check_replicas_every", 100, 0));
     fault_tolerance.Finish();
@@ -320,12 +353,15 @@ class JobParser {
 
 // Sets a dotted key in the tree, making the maps on the way.
 void Override(YAML::Node root, const std::string& text, Faults* faults) {
+  // The value may contain the sign as well; keys do not.
   const size_t equals = text.find('=');
   const std::string key = text.substr(0, equals);
+  // Faults of this key point to the command line from now on, even a fault of its form.
   faults->Overridden(key, text);
   if (equals == std::string::npos || equals == 0) return faults->Add(0, key, "expected KEY=VALUE");
   const std::vector<std::string> keys = absl::StrSplit(key, '.');
   try {
+    // The value is YAML, so that lists and maps can be given, too.
     const YAML::Node value = YAML::Load(text.substr(equals + 1));
     YAML::Node node = root;
     for (size_t i = 0; i + 1 < keys.size(); ++i) {
@@ -340,6 +376,7 @@ void Override(YAML::Node root, const std::string& text, Faults* faults) {
   }
 }
 
+// The parser wants all events handled; only the starts of documents are of interest.
 class DocumentStarts : public YAML::EventHandler {
  public:
   void OnDocumentStart(const YAML::Mark& mark) override { line = mark.line + 1; }
@@ -392,6 +429,7 @@ absl::StatusOr<v1::JobSpec> ParseJobText(const std::string& text, const std::str
                                          const std::string& directory,
                                          const std::vector<std::string>& overrides) {
   TERCIO_RETURN_IF_ERROR(CheckUtf8(text, name));
+  // Texts from the command line end up in the same tree.
   for (const std::string& change : overrides) {
     TERCIO_RETURN_IF_ERROR(CheckUtf8(change, "--set"));
   }
@@ -401,9 +439,11 @@ absl::StatusOr<v1::JobSpec> ParseJobText(const std::string& text, const std::str
       return absl::InvalidArgumentError(absl::StrCat(name, ": expected a job (a map of keys)"));
     }
     Faults faults(name);
+    // YAML::Load reads the first document only, and the rest would be ignored silently.
     if (const int line = LineOfSecondDocument(text); line > 0) {
       faults.Add(line, "", "a second document (after ---); a file holds one job");
     }
+    // Changes are made to the tree, so that they are checked like the file itself.
     for (const std::string& change : overrides) Override(root, change, &faults);
     return JobParser(root, &faults, directory).Parse();
   } catch (const YAML::Exception& error) {
@@ -414,9 +454,11 @@ absl::StatusOr<v1::JobSpec> ParseJobText(const std::string& text, const std::str
 
 absl::StatusOr<v1::JobSpec> ParseJobFile(const std::string& path,
                                          const std::vector<std::string>& overrides) {
+  // The size is bounded before parsing: YAML of a gigabyte would take many times as much.
   TERCIO_ASSIGN_OR_RETURN(const std::string text, ReadInput(path, kMaximumJobFileBytes));
   std::error_code error;
   const std::filesystem::path absolute = std::filesystem::absolute(path, error);
+  // Without the directory relative paths would have no meaning.
   if (error) return FileError(error.value(), "cannot determine the working directory of", path);
   return ParseJobText(text, path == "-" ? "stdin" : path, absolute.parent_path().string(),
                       overrides);
@@ -432,6 +474,7 @@ std::string WordOr(E value, E otherwise) {
 
 // A list after its key; nothing where it is empty.
 std::string Patterns(const char* key, const google::protobuf::RepeatedPtrField<std::string>& list) {
+  // A key without values is left out, since an empty list is not what a person writes.
   if (list.empty()) return "";
   return absl::StrCat(key,
                       nlohmann::json(std::vector<std::string>(list.begin(), list.end())).dump());
@@ -467,6 +510,7 @@ std::string CheckpointYaml(const v1::JobSpec& spec) {
   absl::StrAppend(&yaml, ", peer_copies: ", checkpoint.peer_copies(),
                   ", timeout: ", Number(plan::SaveTimeoutSeconds(spec)), "s");
   if (!checkpoint.path().empty()) {
+    // A JSON text is YAML, too, with every character that needs it escaped.
     absl::StrAppend(&yaml, ", path: ", nlohmann::json(checkpoint.path()).dump());
   }
   return yaml + "}\n";
@@ -483,6 +527,7 @@ std::string FaultOfName(const std::string& name) {
   if (name.size() > kMostNameBytes) {
     return absl::StrCat("has ", name.size(), " bytes; expected at most ", kMostNameBytes);
   }
+  // What is displayed differently has characters that could steer a terminal.
   return ForDisplay(name) == name ? "" : "has control characters; leave them out";
 }
 
@@ -492,6 +537,7 @@ void ResolveDevice(v1::JobSpec* spec, AutoDevice meant) {
     resources.set_device(meant == AutoDevice::kCuda ? v1::DEVICE_KIND_CUDA : v1::DEVICE_KIND_CPU);
   }
   v1::TrainingSpec& training = *spec->mutable_training();
+  // bf16 is what GPUs are fast in; CPUs would only round to it.
   if (training.precision() == v1::PRECISION_AUTO) {
     training.set_precision(resources.device() == v1::DEVICE_KIND_CUDA ? v1::PRECISION_BF16
                                                                       : v1::PRECISION_FP32);
@@ -507,6 +553,7 @@ std::string EffectiveYaml(const v1::JobSpec& spec) {
     return value > 0 ? absl::StrCat(value) : std::string("auto");
   };
   const auto flag = [](bool value) { return value ? "true" : "false"; };
+  // Texts of people are quoted; the keys' own values never need it.
   std::string yaml = absl::StrCat("name: ", quoted(spec.name()), "\n", ModelYaml(spec.model()));
   absl::StrAppend(&yaml, DataYaml(spec.data()), "training:\n  steps: ", training.steps(),
                   "\n  global_batch: ", training.global_batch(),
@@ -560,6 +607,8 @@ std::string EffectiveYaml(const v1::JobSpec& spec) {
 
 absl::StatusOr<v1::JobSpec> ChangeJob(const v1::JobSpec& spec,
                                       const std::vector<std::string>& changes) {
+  // The job is written and read again, so that a change passes the
+  // same checks as a file; the paths in it are absolute by now.
   return ParseJobText(EffectiveYaml(spec), "job " + spec.name(), "/", changes);
 }
 

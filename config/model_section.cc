@@ -29,12 +29,14 @@ constexpr Preset kPresets[] = {
     {"gpt2-774m", v1::ARCHITECTURE_GPT2, 36, 1280, 20, 20, 5120, 1024, 50257, 0, true},
     {"gpt2-1.5b", v1::ARCHITECTURE_GPT2, 48, 1600, 25, 25, 6400, 1024, 50257, 0, true},
     {"llama2-7b", v1::ARCHITECTURE_LLAMA, 32, 4096, 32, 32, 11008, 4096, 32000, 10000, false},
+    // The context is that of Llama 3's first release; later ones scale their positions.
     {"llama3-8b", v1::ARCHITECTURE_LLAMA, 32, 4096, 32, 8, 14336, 8192, 128256, 500000, false},
     {"llama3-70b", v1::ARCHITECTURE_LLAMA, 80, 8192, 64, 8, 28672, 8192, 128256, 500000, false},
     {"bert-base", v1::ARCHITECTURE_BERT, 12, 768, 12, 12, 3072, 512, 30522, 0, true},
     {"bert-large", v1::ARCHITECTURE_BERT, 24, 1024, 16, 16, 4096, 512, 30522, 0, true},
 };
 
+// A preset is a model like any other from here on: each of its sizes may be changed.
 std::optional<v1::ModelSpec> FindPreset(const std::string& name) {
   for (const Preset& preset : kPresets) {
     if (name != preset.name) continue;
@@ -55,6 +57,7 @@ std::optional<v1::ModelSpec> FindPreset(const std::string& name) {
   return std::nullopt;
 }
 
+// The list is part of the error, so that nobody has to look it up.
 std::string PresetNames() {
   std::string names;
   for (const Preset& preset : kPresets) {
@@ -71,13 +74,17 @@ int64_t DefaultFfn(const v1::ModelSpec& model) {
 
 void ParseRopeScaling(Section scaling, v1::ModelSpec* out) {
   const std::string kind = scaling.OneOf("kind", "llama3", {"llama3", "linear", "dynamic", "yarn"});
+  // Other kinds have names of their own in published configurations: they
+  // are recognised, so that the message can say what is missing.
   if (kind != "llama3") scaling.Fault("kind", kind + " is not supported by this version");
   v1::RopeScaling* rope = out->mutable_rope_scaling();
+  // The defaults are those of Llama 3.1.
   rope->set_factor(scaling.Number("factor", 8, 1, 1e6));
   rope->set_low_freq_factor(scaling.Number("low_freq_factor", 1, 1e-6, 1e6));
   rope->set_high_freq_factor(scaling.Number("high_freq_factor", 4, 1e-6, 1e6));
   rope->set_original_context(
       static_cast<int32_t>(scaling.Integer("original_context", 8192, 1, 1 << 30)));
+  // The blend between the two frequencies divides by their difference.
   if (rope->high_freq_factor() <= rope->low_freq_factor()) {
     scaling.Fault("high_freq_factor", "must be above low_freq_factor");
   }
@@ -90,11 +97,13 @@ void ParsePositions(Section& model, const v1::ModelSpec& base, v1::ModelSpec* ou
     out->set_rope_theta(model.Number("rope_theta", theta, 1, 1e12));
     if (base.has_rope_scaling()) *out->mutable_rope_scaling() = base.rope_scaling();
     if (model.Has("rope_scaling")) ParseRopeScaling(model.Child("rope_scaling"), out);
+    // Rotary positions turn pairs of dimensions.
     if (out->heads() > 0 && out->hidden() / out->heads() % 2 != 0) {
       model.Fault("heads", "hidden / heads must be even for rotary positions");
     }
     return;
   }
+  // To ignore a key of another architecture would let a mistake pass.
   for (const char* key : {"rope_theta", "rope_scaling"}) {
     if (model.Has(key)) model.Fault(key, "only llama has rotary positions");
   }
@@ -111,8 +120,10 @@ void ParseLabels(Section& model, const v1::ModelSpec& base, v1::ModelSpec* out) 
     out->set_labels(out->label_names_size());
   } else {
     out->set_labels(static_cast<int32_t>(model.Integer("labels", base.labels(), 0, 1 << 16)));
+    // Names of another number of classes would be wrong; those of the same number stay.
     if (out->labels() == base.labels()) *out->mutable_label_names() = base.label_names();
   }
+  // With one class every answer is right, and nothing is learned.
   if (out->labels() == 1) model.Fault("labels", "a classifier needs at least two classes");
 }
 
@@ -129,6 +140,8 @@ void ParseEncoder(Section& model, const v1::ModelSpec& base, v1::ModelSpec* out)
       model.Integer("token_types", base.token_types() > 0 ? base.token_types() : 2, 2, 1 << 16)));
   ParseLabels(model, base, out);
   out->set_sentence_order(
+      // Sentence order is a task of pretraining: a classifier
+      // that starts from such a model leaves it.
       model.Flag("sentence_order", out->labels() == 0 && base.sentence_order()));
   if (out->labels() > 0 && out->sentence_order()) {
     model.Fault("sentence_order",
@@ -142,6 +155,7 @@ void ParseEncoder(Section& model, const v1::ModelSpec& base, v1::ModelSpec* out)
   if (out->kv_heads() != out->heads()) model.Fault("kv_heads", "must equal heads for bert");
 }
 
+// The sizes may each be possible and not fit together.
 void CheckHeads(Section& model, const v1::ModelSpec& spec) {
   if (spec.hidden() % spec.heads() != 0) {
     model.Fault("hidden",
@@ -169,6 +183,7 @@ v1::ModelSpec UnnamedModel(Section& model) {
 
 // The section names every size itself: that of a job which was submitted once.
 bool IsComplete(Section& model) {
+  // A job that is resumed is written out completely, including what came from the directory.
   for (const char* key : {"architecture", "layers", "hidden", "heads", "kv_heads", "ffn_hidden",
                           "context", "bias", "tied_head", "norm_eps", "vocab_size"}) {
     if (!model.Has(key)) return false;
@@ -188,6 +203,8 @@ void ParseSizes(Section& model, const v1::ModelSpec& base, bool named, v1::Model
   const v1::Architecture architecture = model.OneOf("architecture", base.architecture());
   out->set_architecture(architecture);
   const auto size = [&](const char* key, int64_t of_base, int64_t otherwise, int64_t most) {
+    // A size that is missing is reported and then replaced,
+    // so that later checks do not fail with it.
     if (!named && !model.Has(key)) model.Fault(key, "missing; a model needs it");
     return static_cast<int32_t>(model.Integer(key, named ? of_base : otherwise, 1, most));
   };
@@ -195,6 +212,7 @@ void ParseSizes(Section& model, const v1::ModelSpec& base, bool named, v1::Model
   out->set_hidden(size("hidden", base.hidden(), 768, plan::kMostHidden));
   out->set_heads(size("heads", base.heads(), 12, plan::kMostHidden));
   out->set_context(size("context", base.context(), 1024, plan::kMostContext));
+  // These follow from the other sizes where they are not given.
   const auto optional = [&](const char* key, int64_t of_base, int64_t otherwise) {
     return static_cast<int32_t>(
         model.Integer(key, of_base > 0 ? of_base : otherwise, 1, plan::kMostFfn));
@@ -206,9 +224,11 @@ void ParseSizes(Section& model, const v1::ModelSpec& base, bool named, v1::Model
     model.Fault("bias", "biases in llama are not supported by this version");
   out->set_dropout(model.Number("dropout", 0, 0, 0.999));
   out->set_untied_head(!model.Flag("tied_head", !base.untied_head()));
+  // The epsilons are those of the published models.
   const double eps = architecture == v1::ARCHITECTURE_BERT ? 1e-12 : 1e-5;
   out->set_norm_eps(
       model.Number("norm_eps", base.norm_eps() > 0 ? base.norm_eps() : eps, 1e-12, 1));
+  // 0 lets the data decide.
   out->set_vocab_size(static_cast<int32_t>(
       model.Integer("vocab_size", base.vocab_size(), 0, plan::kMostVocabulary)));
   ParsePositions(model, base, out);
@@ -224,6 +244,7 @@ void ParseFrom(Section& model, const std::string& directory, v1::ModelSpec* out)
     model.Fault("preset", "the model comes from " + path + "; leave one of the two out");
     return;
   }
+  // Only the description is read here; weights stay with the trainers.
   const absl::StatusOr<v1::ModelSpec> source = checkpoint::DescribeModel(path);
   // A job that resumes from its own checkpoints no longer needs the directory, and where only nodes
   // can see it they do the comparison.
@@ -236,6 +257,7 @@ void ParseFrom(Section& model, const std::string& directory, v1::ModelSpec* out)
     return;
   }
   ParseSizes(model, *source, /*named=*/true, out);
+  // Every difference is reported by its key, as for the rest of the section.
   for (const checkpoint::ModelDifference& difference : checkpoint::DifferencesOf(*out, *source)) {
     model.Fault(difference.key, absl::StrCat(difference.ours, ", but the model in ", path, " has ",
                                              difference.theirs));
@@ -264,6 +286,7 @@ namespace {
 
 std::string EncoderYaml(const v1::ModelSpec& model) {
   const std::string labels =
+      // Names say more than their number, which follows from them.
       model.label_names().empty()
           ? absl::StrCat(model.labels())
           : nlohmann::json(
@@ -286,6 +309,7 @@ std::string ModelYaml(const v1::ModelSpec& model) {
   absl::StrAppend(&yaml, "  architecture: ", plan::TextOf(model.architecture()),
                   "\n  layers: ", model.layers(), "\n  hidden: ", model.hidden(),
                   "\n  heads: ", model.heads(),
+                  // Jobs of older versions have 0, which means as many as heads.
                   "\n  kv_heads: ", model.kv_heads() > 0 ? model.kv_heads() : model.heads());
   absl::StrAppend(&yaml, "\n  ffn_hidden: ", model.ffn_hidden(), "\n  context: ", model.context(),
                   "\n  bias: ", flag(model.bias()), "\n  tied_head: ", flag(!model.untied_head()),

@@ -8,10 +8,12 @@ namespace {
 
 using Job = v1::JobSpec;
 
+// With `auto` the planner may choose more than one.
 bool HasOneTensorRank(const Job& job) {
   return !job.parallelism().automatic() && job.parallelism().tensor() <= 1;
 }
 bool IsOnCpus(const Job& job) { return job.resources().device() == v1::DEVICE_KIND_CPU; }
+// Without the key a job never continues on fewer ranks.
 bool NeverShrinks(const Job& job) { return job.fault_tolerance().elastic_min_ranks() == 0; }
 
 struct Row {
@@ -21,6 +23,7 @@ struct Row {
   const char* why;                // it is idle
 };
 
+// Keys are listed here, not found, since only people know when one cannot matter.
 constexpr Row kRows[] = {
     {"parallelism.sequence_parallel",
      [](const Job& job) { return job.parallelism().sequence_parallel(); }, HasOneTensorRank,
@@ -30,6 +33,7 @@ constexpr Row kRows[] = {
      "parallelism.tensor is 1"},
     {"resources.cuda_graphs", [](const Job& job) { return job.resources().no_cuda_graphs(); },
      IsOnCpus, "resources.device is cpu"},
+    // Its default is compared with, since a job does not tell which keys were written.
     {"fault_tolerance.elastic_wait",
      [](const Job& job) {
        return job.fault_tolerance().elastic_wait_seconds() != kElasticWaitSeconds;
@@ -42,6 +46,7 @@ constexpr Row kRows[] = {
 std::vector<std::string> KeysWithoutEffect(const v1::JobSpec& job) {
   std::vector<std::string> notices;
   for (const Row& row : kRows) {
+    // A key that is at its default was most likely not written, and needs no notice.
     if (!row.given(job) || !row.idle(job)) continue;
     notices.push_back(absl::StrCat(row.key, " has no effect: ", row.why));
   }

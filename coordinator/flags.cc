@@ -10,6 +10,7 @@
 namespace tercio::coordinator {
 
 const std::set<std::string>& LiveFlags() {
+  // These are the flags that Reload applies; all others need a restart.
   static const auto* const names = new std::set<std::string>{
       "allow-drills", "first-backoff", "log-level", "max-streams", "stream-patience"};
   return *names;
@@ -17,13 +18,16 @@ const std::set<std::string>& LiveFlags() {
 
 namespace {
 
+// One function for all durations, so that each has units, a range and an environment variable.
 void AddSeconds(CLI::App& app, const char* name, double* value, const char* variable, double least,
                 const char* help) {
   app.add_option(name, *value, help)
       ->envname(variable)
       ->transform(InSeconds())
+      // A day is longer than any of these waits should be: more is a mistake in the unit.
       ->check(Between(least, 86400.0))
       ->capture_default_str()
+      // The last one wins, so that a script can append to a given command line.
       ->take_last();
 }
 
@@ -33,6 +37,7 @@ void AddCheckpointFlags(CLI::App& app, Flags* flags) {
              "how long a job waits for unreadable checkpoints before it fails");
   AddSeconds(app, "--scrub-interval", &flags->scrub_interval, "TERCIO_SCRUB_INTERVAL", 0,
              "verify every byte of each checkpoint this often; 0: only on request");
+  // The range is longer than a day, so AddSeconds does not fit.
   app.add_option(
          "--job-retention", flags->job_retention,
          "forget jobs that ended this long ago (e.g. 90d), but keep their checkpoints; 0: never")
@@ -40,6 +45,7 @@ void AddCheckpointFlags(CLI::App& app, Flags* flags) {
       ->transform(InSeconds())
       ->check(Between(0.0, 36500 * 86400.0))
       ->take_last();
+  // This flag may be repeated, so it does not take the last.
   app.add_option("--checkpoint-root", flags->checkpoint_roots,
                  "directory below which jobs may have a checkpoint.path; repeatable "
                  "(default: anywhere without TLS, nowhere with it)")
@@ -51,6 +57,7 @@ void AddCheckpointFlags(CLI::App& app, Flags* flags) {
 int ParseFlags(int argc, char** argv, Flags* flags, bool* done) {
   CLI::App app("Tercio coordinator: plans, places and watches training jobs.",
                "tercio-coordinator");
+  // All text flags are alike: an environment variable, the default in the help, the last wins.
   const auto add = [&](const char* name, auto* value, const char* variable, const char* help) {
     app.add_option(name, *value, help)->envname(variable)->capture_default_str()->take_last();
   };
@@ -61,6 +68,7 @@ int ParseFlags(int argc, char** argv, Flags* flags, bool* done) {
   add("--metrics-listen", &flags->metrics_listen, "TERCIO_METRICS_LISTEN", "HOST:PORT of /metrics");
   add("--health-listen", &flags->health_listen, "TERCIO_HEALTH_LISTEN",
       "HOST:PORT of a plain-text gRPC health service for probes (default: none)");
+  // The least value differs: some waits may be nothing, a heartbeat may not.
   const auto add_seconds = [&](const char* name, double* value, const char* variable, double least,
                                const char* help) {
     AddSeconds(app, name, value, variable, least, help);
@@ -106,6 +114,7 @@ int ParseFlags(int argc, char** argv, Flags* flags, bool* done) {
                "answer queries about the state directory only; run no jobs");
   app.add_flag("--parent-death", flags->parent_death,
                "exit when the process that started this one exits");
+  // The configuration file and what all daemons share are read there.
   const int code = ParseDaemonFlags(app, argc, argv, done);
   flags->settings = SettingsOf(app);
   return code;
@@ -118,8 +127,10 @@ absl::Status CheckFlags(const Flags& flags) {
     return absl::InvalidArgumentError(absl::StrCat(
         flags.listen, " is not loopback: --read-only serves without TLS, on loopback only"));
   }
+  // Both ports would be open to other machines without certificates.
   for (const std::string& address : {flags.listen, flags.metrics_listen}) {
     if (IsLoopback(address) || flags.tls.given()) continue;
+    // The access directory of `init` is TLS as well.
     if (PathExists(Access::DirectoryOf(flags.state_dir))) continue;
     return absl::InvalidArgumentError(absl::StrCat(
         address, " is not loopback: create an authority with `tercio-coordinator init --state-dir ",

@@ -43,6 +43,7 @@ namespace {
 
 // For each of the waits at the end.
 constexpr absl::Duration kStopGrace = absl::Seconds(5);
+// Lookers hold the lock for microseconds: one pause is nearly always enough.
 constexpr int kLookers = 5;
 constexpr absl::Duration kLookersPatience = absl::Milliseconds(10);
 
@@ -75,6 +76,7 @@ Settings MakeSettings(const Flags& flags) {
   settings.job_retention = flags.job_retention;
   settings.make_plan = [](const v1::JobSpec& spec, const std::vector<plan::DeviceSlot>& slots,
                           const RankShare& share) {
+    // The ranks run in step, so the share of the worst node stands for all (ShareOfRanks).
     plan::Cluster cluster;
     cluster.threads_per_rank = share.threads;
     cluster.memory_bytes = share.memory_bytes;
@@ -87,6 +89,7 @@ Settings MakeSettings(const Flags& flags) {
   };
   settings.smaller_layout = [](const v1::JobSpec& spec, int least, int most, const RankShare& share,
                                int* ranks) {
+    // Only memory limits how few ranks can hold the model; speed is not asked here.
     return plan::SmallerLayout(spec, least, most, share.memory_bytes, ranks);
   };
   return settings;
@@ -105,6 +108,7 @@ StreamLimits LimitsOf(const Flags& flags) {
 // SIGHUP: applies the settings that can change at run time; a file with errors changes nothing.
 void Reload(int argc, char** argv, Flags* flags, Coordinator& coordinator, StreamHub& streams) {
   Flags fresh;
+  // A flag that is gone from the file gets its default back, so a fresh set is parsed.
   bool done = false;
   const int code = ParseFlags(argc, argv, &fresh, &done);
   if (done || code != kExitOk) {
@@ -114,6 +118,7 @@ void Reload(int argc, char** argv, Flags* flags, Coordinator& coordinator, Strea
   coordinator.Change({fresh.first_backoff, fresh.allow_drills});
   streams.SetLimits(LimitsOf(fresh));
   LogReload(flags->settings, fresh.settings, LiveFlags());
+  // Only live settings are taken over: the others are still in use as they were.
   for (const std::string& name : LiveFlags()) flags->settings[name] = fresh.settings[name];
 }
 
@@ -167,6 +172,7 @@ absl::Status RunCoordinator(const Flags& flags, const Lifecycle& life) {
   TERCIO_ASSIGN_OR_RETURN(const auto health, HealthServer::Listen(flags.health_listen));
   TERCIO_ASSIGN_OR_RETURN(const auto access, Access::Open(AccessSettings(flags)));
   checkpoint::Store checkpoints(flags.state_dir + "/checkpoints");
+  // No save is under way yet, so whatever is unfinished has been left by a crash.
   if (!flags.read_only) RemoveUnfinishedSaves(checkpoints);
   const OpenFor use = flags.read_only ? OpenFor::kReading : OpenFor::kWriting;
   TERCIO_ASSIGN_OR_RETURN(auto store, Store::Open(flags.state_dir + "/state.sqlite", use));
@@ -185,6 +191,7 @@ absl::Status RunCoordinator(const Flags& flags, const Lifecycle& life) {
   const std::string metrics_address = metrics == nullptr ? "" : metrics->address();
   Server server(*access, *coordinator, streams, calls, flags, metrics_address);
   std::string address;
+  // The address is known only now: port 0 lets the system choose.
   TERCIO_RETURN_IF_ERROR(server.Listen(flags, &address));
   TERCIO_RETURN_IF_ERROR(access->ServeEnrolment(
       [&coordinator](const std::string& node) { return coordinator->MayBeHere(node); }));
@@ -195,6 +202,7 @@ absl::Status RunCoordinator(const Flags& flags, const Lifecycle& life) {
               metrics_address.c_str(), health == nullptr ? "" : " health=",
               health == nullptr ? "" : health->address().c_str(), flags.state_dir.c_str(),
               enroll.empty() ? "" : " enroll=", enroll.c_str());
+  // Scripts and tests wait for this line through a pipe, which is buffered.
   std::fflush(stdout);
   DaemonLoop loop;
   // For reading only there is no thread that decides.
@@ -211,6 +219,7 @@ absl::Status RunCoordinator(const Flags& flags, const Lifecycle& life) {
   loop.stop_signals = life.stop_signals;
   const int signal = RunDaemonLoop(life.manager, loop);
   LogInfo(absl::StrCat("signal ", signal, ": stopping"));
+  // The core stops first: callers that wait for it get their answer before the server ends.
   coordinator->Stop();
   const bool idle = EndsWithin(kStopGrace, [&server] { server.Shutdown(); }) &&
                     coordinator->Drain(kStopGrace) && server.Drain(kStopGrace);
@@ -227,13 +236,16 @@ absl::Status RunCoordinator(const Flags& flags, const Lifecycle& life) {
 
 int main(int argc, char** argv) {
   using namespace tercio;  // NOLINT: main
+  // These commands print for people and have exit codes of their own; no daemon starts.
   if (coordinator::IsAccessCommand(argc, argv)) return coordinator::RunAccessCommand(argc, argv);
+  // A daemon may be started without the standard streams; a database must not get their numbers.
   HoldStandardStreams();
   if (argc == 3 && std::string_view(argv[1]) == coordinator::kVerifyFlag) {
     return coordinator::RunVerifyChild(argv[2]);
   }
   coordinator::Lifecycle life;
   life.stop_signals = BlockDaemonSignals();
+  // Without this the kernel would clear every page again for each message of an upload.
   KeepFreedMemory();
   RaiseFileLimit();
   coordinator::Flags flags;

@@ -43,13 +43,16 @@ Server::Server(Access& access, Coordinator& coordinator, StreamHub& streams, Rpc
       checkpoints_(access.gate(), *checkpoint_host_) {}
 
 absl::Status Server::Listen(const Flags& flags, std::string* address) {
+  // Certificates are read at each handshake, so that a renewed one needs no restart.
   const auto credentials = MakeServerCredentials(access_.identity());
   grpc::EnableDefaultHealthCheckService(true);
+  // Reflection lets standard tools such as grpcurl call the services.
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   grpc::ServerBuilder builder;
   ConfigureServer(builder, kMostCallThreads);
   GuardedCheckpointService::Configure(builder);
   std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> creators;
+  // Interceptors see every call, so that refused ones are measured, too.
   creators.push_back(calls_.MakeInterceptors());
   creators.push_back(access_.gate().MakeStreamWatches());
   builder.experimental().SetInterceptorCreators(std::move(creators));
@@ -57,6 +60,7 @@ absl::Status Server::Listen(const Flags& flags, std::string* address) {
   builder.AddListeningPort(flags.listen, credentials, &port);
   builder.RegisterService(&jobs_);
   builder.RegisterService(&access_.service());
+  // A reader of a state directory must not let agents in: nothing here decides.
   if (!flags.read_only) {
     builder.RegisterService(&nodes_);
     builder.RegisterService(&checkpoints_);
@@ -76,6 +80,7 @@ absl::Status Server::Listen(const Flags& flags, std::string* address) {
 void Server::ShowHealth(const DaemonHealth& health) { SetHealth(*server_, health); }
 
 void Server::Shutdown() {
+  // Streams to agents never end by themselves, so a shutdown must not wait for them.
   server_->Shutdown(std::chrono::system_clock::now() + std::chrono::milliseconds(200));
 }
 

@@ -19,6 +19,7 @@ namespace {
 
 using Json = nlohmann::json;
 
+// Each child reads a disk as fast as it can and computes digests on a core or more.
 constexpr int kMostChildren = 2;
 constexpr int kNice = 10;
 // A terabyte at 100 MB/s.
@@ -41,6 +42,7 @@ class Turn {
  public:
   Turn() : places_(ThePlaces()) {
     MutexLock lock(places_.mutex);
+    // The place is waited for, not refused: verifications of the schedule have time.
     while (places_.children >= kMostChildren) places_.left.Wait(places_.mutex);
     ++places_.children;
   }
@@ -63,6 +65,7 @@ absl::StatusOr<std::vector<checkpoint::Finding>> FindingsOf(const std::string& t
   for (const Json& item : json) {
     if (!item.is_object()) return absl::InternalError("the verifier returned an unexpected result");
     findings.push_back(
+        // Values have defaults, since a child of an unexpected version must not end this process.
         {item.value("path", ""), item.value("problem", ""), item.value("damaged", false)});
   }
   return findings;
@@ -73,6 +76,7 @@ absl::StatusOr<std::vector<checkpoint::Finding>> FindingsOf(const std::string& t
 std::vector<checkpoint::Finding> VerifyInChild(const std::string& directory) {
   const Turn turn;
   const absl::StatusOr<std::string> text =
+      // The program is the running one, even where its file was replaced by an update.
       RunProgram({"/proc/self/exe", kVerifyFlag, directory}, kPatience);
   absl::StatusOr<std::vector<checkpoint::Finding>> findings =
       text.ok() ? FindingsOf(*text) : text.status();
@@ -84,6 +88,7 @@ std::vector<checkpoint::Finding> VerifyInChild(const std::string& directory) {
 }
 
 int RunVerifyChild(const std::string& directory) {
+  // A child must not go on reading when the coordinator has died.
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   // Training on this machine has priority.
   (void)setpriority(PRIO_PROCESS, 0, kNice);
@@ -92,6 +97,7 @@ int RunVerifyChild(const std::string& directory) {
     json.push_back(
         {{"path", finding.path}, {"problem", finding.problem}, {"damaged", finding.damaged}});
   }
+  // A path may have bytes that are no UTF-8, which would be an exception.
   const std::string text = json.dump(-1, ' ', false, Json::error_handler_t::replace);
   return std::fwrite(text.data(), 1, text.size(), stdout) == text.size() ? 0 : 1;
 }

@@ -13,10 +13,12 @@
 namespace tercio::data {
 namespace {
 
+// Protobuf cannot tell an empty key from a missing one, and no member has an empty name.
 std::string OrElse(const std::string& text, const char* otherwise) {
   return text.empty() ? otherwise : text;
 }
 
+// Ids that a person wrote are checked before they reach the embedding table, which they index.
 absl::Status CheckInVocabulary(const v1::SpecialTokens& special, int32_t vocab_size) {
   for (const auto& [name, id] :
        {std::pair("cls", special.cls()), std::pair("sep", special.sep()),
@@ -33,6 +35,7 @@ absl::Status CheckInVocabulary(const v1::SpecialTokens& special, int32_t vocab_s
 absl::StatusOr<v1::SpecialTokens> SpecialTokensOf(
     const v1::DataSpec& data, const std::optional<tokenizer::Tokenizer>& tokenizer, bool masks,
     int32_t vocab_size) {
+  // What the job says counts before the tokenizer, so that a wrong guess by name can be corrected.
   if (data.has_special_tokens()) {
     TERCIO_RETURN_IF_ERROR(CheckInVocabulary(data.special_tokens(), vocab_size));
     return data.special_tokens();
@@ -44,6 +47,7 @@ absl::StatusOr<v1::SpecialTokens> SpecialTokensOf(
         "tokenizer in data.tokenizer");
   }
   const tokenizer::Tokenizer::BertIds ids = tokenizer->bert_ids();
+  // All that is missing is named at once, which spares a person one run for each.
   std::vector<std::string> missing;
   if (!ids.cls.has_value()) missing.push_back("[CLS]");
   if (!ids.sep.has_value()) missing.push_back("[SEP]");
@@ -58,11 +62,13 @@ absl::StatusOr<v1::SpecialTokens> SpecialTokensOf(
   v1::SpecialTokens special;
   special.set_cls(*ids.cls);
   special.set_sep(*ids.sep);
+  // A classifier without a mask gets another valid id; no rule of its samples uses it.
   special.set_mask(ids.mask.value_or(*ids.pad));
   special.set_pad(*ids.pad);
   return special;
 }
 
+// Whole words need the tokenizer, because ids alone do not show where a word begins.
 absl::StatusOr<std::shared_ptr<const std::vector<bool>>> ContinuationsOf(
     const std::optional<tokenizer::Tokenizer>& tokenizer) {
   if (!tokenizer.has_value()) {
@@ -73,6 +79,7 @@ absl::StatusOr<std::shared_ptr<const std::vector<bool>>> ContinuationsOf(
   }
   std::optional<std::vector<bool>> continues = tokenizer->WordContinuations();
   if (!continues.has_value()) {
+    // A space at the end of a token belongs to the word before it and tells nothing of the next.
     return absl::InvalidArgumentError(absl::StrCat(
         "data.masking.whole_word: the tokenizer (", tokenizer->kind(),
         ") puts spaces at the end of words, so its ids do not show where words begin; ",
@@ -89,6 +96,7 @@ Objective ObjectiveOf(const v1::ModelSpec& model) {
 }
 
 int32_t HighestSpecialToken(const v1::DataSpec& data) {
+  // Without a tokenizer the vocabulary is found from the data, which may lack the special tokens.
   if (!data.has_special_tokens()) return -1;
   const v1::SpecialTokens& special = data.special_tokens();
   return std::max({special.cls(), special.sep(), special.mask(), special.pad()});
@@ -106,19 +114,24 @@ absl::StatusOr<MaskingRules> MaskingRulesOf(const v1::DataSpec& data, const v1::
   rules.sep = special.sep();
   rules.mask = special.mask();
   rules.pad = special.pad();
+  // Zero is what Protobuf returns for a key that is missing, and leaves BERT's 15 %.
   if (data.masking().probability() > 0) rules.probability = data.masking().probability();
   rules.sentence_order = model.sentence_order();
+  // Fewer tokens than a sample needs would leave it without anything to predict or to compare.
   if (rules.most_tokens() < rules.least_tokens()) {
     return absl::InvalidArgumentError(
         absl::StrCat("model.context is ", rules.context, ", but a sample ",
                      rules.sentence_order ? "of two segments " : "", "needs at least ",
                      rules.context - rules.most_tokens() + rules.least_tokens()));
   }
+  // With one type the model could not see which segment a token belongs to. Zero means that the job
+  // leaves the number to its default.
   if (rules.sentence_order && model.token_types() == 1) {
     return absl::InvalidArgumentError(
         "model.token_types is 1, but model.sentence_order needs 2 to tell the segments apart");
   }
   if (data.masking().whole_word()) {
+    // The table is only made for jobs that use it, since not every tokenizer can make one.
     TERCIO_ASSIGN_OR_RETURN(rules.continues_word, ContinuationsOf(tokenizer));
   }
   return rules;
@@ -141,6 +154,7 @@ absl::StatusOr<LabelRules> LabelRulesOf(const v1::DataSpec& data, const v1::Mode
   rules.text_pair_key = OrElse(data.text_pair_key(), "text_pair");
   rules.label_key = OrElse(data.label_key(), "label");
   rules.skip_bad_lines = data.skip_bad_lines();
+  // Two texts with [CLS] and two [SEP] need three, and a fourth leaves room for one token.
   if (rules.context < 4) {
     return absl::InvalidArgumentError(
         absl::StrCat("model.context is ", rules.context, ", but a sample needs at least 4"));
@@ -152,6 +166,8 @@ absl::StatusOr<LabelRules> LabelRulesOf(const v1::DataSpec& data, const v1::Mode
   return rules;
 }
 
+// Whatever changes samples is in here, since nodes with different samples must get different
+// digests.
 std::string Describe(const MaskingRules& rules) {
   return nlohmann::json{{"context", rules.context},
                         {"vocab_size", rules.vocab_size},
@@ -170,6 +186,8 @@ std::string Describe(const LabelRules& rules) {
                         {"label_names", rules.label_names},
                         {"keys", {rules.text_key, rules.text_pair_key, rules.label_key}},
                         {"skip_bad_lines", rules.skip_bad_lines}}
+      // Names and keys come from the job and may not be UTF-8, for which dump would throw
+      // otherwise.
       .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 

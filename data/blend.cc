@@ -14,6 +14,7 @@ namespace {
 // Weights written as short decimals or fractions have errors near 1e-16 after the division.
 constexpr double kWhole = 1e-9;
 
+// A share that rounds to 0 units would never give a sample, so it does not count as whole.
 bool AllWhole(absl::Span<const double> shares, int64_t period) {
   for (const double share : shares) {
     const double units = share * static_cast<double>(period);
@@ -42,8 +43,10 @@ std::vector<int64_t> RoundedUnits(absl::Span<const double> shares, int64_t perio
   std::vector<size_t> order(shares.size());
   std::iota(order.begin(), order.end(), size_t{0});
   std::stable_sort(order.begin(), order.end(),
+                   // A stable order gives ties to the first data set, on every node alike.
                    [&](size_t a, size_t b) { return remainders[a] > remainders[b]; });
   int64_t missing = period - std::accumulate(units.begin(), units.end(), int64_t{0});
+  // The loop ends even if errors of rounding leave more to give than there are data sets.
   for (size_t i = 0; missing > 0; i = (i + 1) % order.size(), --missing) ++units[order[i]];
   return units;
 }
@@ -56,6 +59,8 @@ Blend::Blend(std::vector<int64_t> units) : units_(std::move(units)) {
   // lag[d] = u[d] * (i + 1) - W * count[d], kept as a running sum: all in whole numbers.
   std::vector<int64_t> lag(units_.size(), 0);
   std::vector<uint32_t> count(units_.size(), 0);
+  // Sums of fractions would differ in their last bits and might choose otherwise elsewhere, so the
+  // table is computed with integers only.
   for (int64_t i = 0; i < period; ++i) {
     size_t chosen = 0;
     for (size_t d = 0; d < units_.size(); ++d) {
@@ -74,6 +79,7 @@ absl::StatusOr<Blend> Blend::Create(absl::Span<const double> weights) {
   }
   double sum = 0;
   for (size_t d = 0; d < weights.size(); ++d) {
+    // The negated comparison refuses NaN, too.
     if (!(weights[d] > 0) || !std::isfinite(weights[d])) {
       return absl::InvalidArgumentError(absl::StrCat("weight ", d, " is ", weights[d],
                                                      "; a weight is a positive number (leave the "
@@ -81,11 +87,14 @@ absl::StatusOr<Blend> Blend::Create(absl::Span<const double> weights) {
     }
     sum += weights[d];
   }
+  // Each weight is finite, but their sum may overflow, and all shares would be 0.
   if (!std::isfinite(sum)) {
     return absl::InvalidArgumentError("the sum of the weights is not finite; use smaller ones");
   }
   std::vector<double> shares;
   for (const double weight : weights) shares.push_back(weight / sum);
+  // The shortest period keeps the table small and the shares exact after as few samples as
+  // possible.
   for (int64_t period = 1; period <= kLongestPeriod; ++period) {
     if (!AllWhole(shares, period)) continue;
     std::vector<int64_t> units = ExactUnits(shares, period);

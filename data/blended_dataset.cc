@@ -15,6 +15,7 @@ int64_t BlendedDataset::Samples(int64_t context) const {
   if (datasets_.empty()) return 0;
   std::vector<int64_t> samples;
   for (const TokenDataset& dataset : datasets_) samples.push_back(dataset.Samples(context));
+  // A validation must not count a sample twice, so it ends before the first that would repeat.
   return blend_.SamplesBeforeRepeat(samples);
 }
 
@@ -25,6 +26,7 @@ void BlendedDataset::ReadInOrder(int64_t index, int64_t context, int32_t* out) c
 
 void BlendedDataset::ReadShuffled(uint64_t seed, int64_t position, int64_t context,
                                   int32_t* out) const {
+  // The order of data sets is not shuffled, so that every stretch of a run has the blend's shares.
   const Blend::Choice choice = blend_.At(position);
   const TokenDataset& dataset = datasets_[static_cast<size_t>(choice.dataset)];
   const int64_t sample =
@@ -32,6 +34,8 @@ void BlendedDataset::ReadShuffled(uint64_t seed, int64_t position, int64_t conte
   dataset.ReadSample(sample, context, out);
 }
 
+// The first data set keeps the seed, so that a single one has the order that it has without a
+// blend.
 uint64_t SeedOfDataset(uint64_t seed, int dataset) {
   if (dataset == 0) return seed;
   return kernels::SplitMix64(seed ^ kernels::SplitMix64(static_cast<uint64_t>(dataset)));

@@ -25,6 +25,7 @@ absl::StatusOr<std::vector<std::string>> Expand(const std::string& given) {
     return std::vector<std::string>{given};
   }
   glob_t found = {};
+  // The order is made later, over the names of all patterns.
   const int code = glob(given.c_str(), GLOB_NOSORT, nullptr, &found);
   std::vector<std::string> paths(found.gl_pathv, found.gl_pathv + found.gl_pathc);
   globfree(&found);
@@ -34,6 +35,7 @@ absl::StatusOr<std::vector<std::string>> Expand(const std::string& given) {
   return paths;
 }
 
+// Both files of a Megatron pair may be named, and stand for the pair.
 bool HasTokenSuffix(const std::string& path) {
   return absl::EndsWith(path, ".idx") || absl::EndsWith(path, ".bin");
 }
@@ -42,6 +44,8 @@ std::string PrefixOf(const std::string& path) {
   return HasTokenSuffix(path) ? path.substr(0, path.size() - 4) : path;
 }
 
+// A .bin file may be either kind of token file. The index beside it decides, and without one the
+// magic number does.
 DataKind KindOf(const std::string& path) {
   if (absl::EndsWith(path, ".idx") || PathExists(path + ".idx")) return DataKind::kIndexed;
   if (!absl::EndsWith(path, ".bin")) return DataKind::kText;
@@ -72,6 +76,7 @@ const char* KindName(DataKind kind) {
 
 // Digest of token ids as they are stored, and of the tokenizer that made them.
 absl::StatusOr<std::string> DigestOfFile(const std::string& path, const std::string& tokenizer) {
+  // Digests cover the file as it is stored, so ids need not be converted for them.
   TERCIO_ASSIGN_OR_RETURN(const auto file, MappedFile::Open(path));
   Sha256 sha;
   sha.Update(tokenizer);
@@ -84,8 +89,10 @@ absl::StatusOr<TokenFiles> OpenOne(DataKind kind, const std::string& path, Conte
   if (kind == DataKind::kLlmc) {
     TERCIO_ASSIGN_OR_RETURN(const LlmcTokens file, OpenLlmcTokens(path));
     one.tokens = file.tokens;
+    // The format does not store where documents end, so the file counts as one.
     one.borders = DocumentBorders::OneDocument(file.tokens.tokens());
     one.dtype = NameOf(file.type);
+    // Nobody needs a digest that the agent has already computed for this attempt.
     if (check == ContentCheck::kDone) return one;
     TERCIO_ASSIGN_OR_RETURN(one.digest, DigestOfFile(path, ""));
     return one;
@@ -96,6 +103,7 @@ absl::StatusOr<TokenFiles> OpenOne(DataKind kind, const std::string& path, Conte
   one.dtype = NameOf(dataset.type);
   one.documents = dataset.documents;
   one.tokenizer = dataset.tokenizer;
+  // The content may be larger than memory, and reading it once for each attempt is enough.
   if (check == ContentCheck::kDone) return one;
   TERCIO_ASSIGN_OR_RETURN(
       one.digest, DigestOfFile(path + ".bin", one.tokenizer ? one.tokenizer->ToJson() : ""));
@@ -104,6 +112,7 @@ absl::StatusOr<TokenFiles> OpenOne(DataKind kind, const std::string& path, Conte
 }
 
 absl::StatusOr<DatasetSummary> InspectTexts(const DataFiles& files, const std::string& text_key) {
+  // Lines are judged one by one, and a text must stay whole to count as one document.
   TERCIO_ASSIGN_OR_RETURN(TextSource source, TextSource::Open(files.paths, /*split_bytes=*/0));
   DatasetSummary summary;
   summary.format = source.json(0) ? "jsonl" : "text";
@@ -112,6 +121,7 @@ absl::StatusOr<DatasetSummary> InspectTexts(const DataFiles& files, const std::s
   options.text_key = text_key;
   TextPiece piece;
   std::string storage;
+  // Every line is read, so that a person sees the number of all bad ones at once.
   while (source.Next(&piece)) {
     const absl::StatusOr<std::string_view> text = TextOf(piece, options, &storage);
     if (text.ok()) {
@@ -133,12 +143,14 @@ absl::StatusOr<DataFiles> FindDataFiles(absl::Span<const std::string> given) {
     names.insert(names.end(), found.begin(), found.end());
   }
   if (names.empty()) return absl::InvalidArgumentError("no file is given");
+  // All nodes must see the files in the same order, whatever their directories return.
   std::sort(names.begin(), names.end());
   DataFiles files;
   std::set<std::string> pairs;
   for (const std::string& name : names) {
     const DataKind kind = KindOf(name);
     TERCIO_RETURN_IF_ERROR(CheckThere(name, kind));
+    // The first file sets the kind of the data set, and the message below names it.
     if (files.paths.empty()) files.kind = kind;
     if (kind != files.kind) {
       return absl::InvalidArgumentError(absl::StrCat(
@@ -155,6 +167,7 @@ absl::StatusOr<DataFiles> FindDataFiles(absl::Span<const std::string> given) {
 }
 
 absl::StatusOr<TokenFiles> OpenTokenFiles(const DataFiles& files, ContentCheck check) {
+  // The parts share their mappings, so joining them copies no token.
   TokenFiles all;
   std::vector<TokenDataset> parts;
   std::vector<DocumentBorders> borders;
@@ -165,6 +178,7 @@ absl::StatusOr<TokenFiles> OpenTokenFiles(const DataFiles& files, ContentCheck c
     if (parts.empty()) {
       all = one;
     } else if (one.tokenizer != all.tokenizer) {
+      // Ids of different tokenizers mean different texts, and no later check would notice it.
       return absl::InvalidArgumentError(absl::StrCat(
           path, ": was made with a different tokenizer than ", files.paths.front(),
           "; tokenise both with the same (--tokenizer ", files.paths.front(), ".tokenizer.json)"));
@@ -172,6 +186,8 @@ absl::StatusOr<TokenFiles> OpenTokenFiles(const DataFiles& files, ContentCheck c
       *all.documents += one.documents.value_or(0);
     }
     digests += one.digest;
+    // The number of tokens separates files: without it a border could move from one to the next
+    // unnoticed.
     absl::StrAppend(&index_digests, one.index_digest, " ", one.tokens.tokens(), "\n");
     parts.push_back(std::move(one.tokens));
     borders.push_back(std::move(one.borders));
@@ -180,6 +196,7 @@ absl::StatusOr<TokenFiles> OpenTokenFiles(const DataFiles& files, ContentCheck c
   all.borders = DocumentBorders::Concatenate(borders);
   if (check == ContentCheck::kDone) return all;
   all.index_digest = Sha256Hex(index_digests);
+  // One file keeps its own digest, which is that of the same data named directly.
   if (parts.size() > 1) all.digest = Sha256Hex(digests);
   return all;
 }
@@ -194,6 +211,7 @@ absl::StatusOr<DatasetSummary> InspectDataset(const std::string& path,
   summary.documents = tokens.documents;
   summary.tokens = tokens.tokens.tokens();
   summary.dtype = tokens.dtype;
+  // A tokenizer says how many ids there may be; without one only those that occur are known.
   if (tokens.tokenizer.has_value()) {
     summary.vocab_size = tokens.tokenizer->vocab_size();
   } else {

@@ -9,6 +9,7 @@
 namespace tercio::data {
 namespace {
 
+// The tables lie in a mapped file at any alignment, so a number cannot be read in place.
 int64_t NumberAt(const char* table, int64_t index) {
   int64_t value;
   std::memcpy(&value, table + index * static_cast<int64_t>(sizeof(value)), sizeof(value));
@@ -30,6 +31,7 @@ int64_t FirstSequence(const IndexTables& tables, int64_t document) {
 
 int64_t DocumentsOf(const IndexTables& tables) {
   if (tables.sequences == 0) return 0;
+  // An index without borders still holds tokens, and they are one document.
   if (tables.border_count == 0) return 1;
   const int64_t last = NumberAt(tables.borders, tables.border_count - 1);
   return tables.border_count - 1 + (last < tables.sequences ? 1 : 0);
@@ -53,6 +55,7 @@ int64_t FirstWhere(int64_t begin, int64_t end, const Holds& holds) {
 
 void DocumentBorders::Add(Part part) {
   part.first_document = all_documents_;
+  // Numbers of documents and tokens run through all parts, so that a search finds the part.
   part.first_token = all_tokens_;
   all_documents_ += part.documents;
   all_tokens_ += part.tables.tokens;
@@ -85,11 +88,13 @@ DocumentBorders DocumentBorders::Concatenate(absl::Span<const DocumentBorders> p
 
 DocumentBorders DocumentBorders::Slice(int64_t begin, int64_t end) const {
   TERCIO_CHECK(begin >= 0 && begin <= end && end <= tokens());
+  // The slice keeps the tables of the whole and only moves its window over them.
   DocumentBorders slice = *this;
   slice.begin_ = begin_ + begin;
   slice.end_ = begin_ + end;
   slice.first_document_ = FirstEndingBehind(slice.begin_);
   const int64_t behind =
+      // Nothing lies in an empty slice, though a document may span its position.
       begin == end ? slice.first_document_
                    : FirstWhere(slice.first_document_, all_documents_, [&](int64_t document) {
                        return WholeDocument(document).begin >= slice.end_;
@@ -108,6 +113,7 @@ const DocumentBorders::Part& DocumentBorders::PartOf(int64_t document) const {
 DocumentBorders::Range DocumentBorders::WholeDocument(int64_t document) const {
   const Part& part = PartOf(document);
   const IndexTables& tables = part.tables;
+  // An llm.c file has no tables, and is a single document.
   if (tables.owner == nullptr) return {part.first_token, part.first_token + tables.tokens};
   const int64_t here = document - part.first_document;
   const int64_t next =
@@ -117,6 +123,7 @@ DocumentBorders::Range DocumentBorders::WholeDocument(int64_t document) const {
 }
 
 int64_t DocumentBorders::FirstEndingBehind(int64_t token) const {
+  // The ends of documents ascend, also where some of them are empty.
   return FirstWhere(0, all_documents_,
                     [&](int64_t document) { return WholeDocument(document).end > token; });
 }
@@ -124,6 +131,7 @@ int64_t DocumentBorders::FirstEndingBehind(int64_t token) const {
 DocumentBorders::Range DocumentBorders::Document(int64_t document) const {
   TERCIO_CHECK(document >= 0 && document < document_count_);
   const Range whole = WholeDocument(first_document_ + document);
+  // A document that the slice cuts has only the part that lies within.
   return {std::max(whole.begin, begin_) - begin_, std::min(whole.end, end_) - begin_};
 }
 
@@ -135,6 +143,7 @@ std::vector<int64_t> DocumentBorders::SequencesBetween(int64_t document, int64_t
   std::vector<int64_t> found;
   if (tables.owner == nullptr) return found;
   const int64_t shift = part.first_token - begin_;
+  // The first sequence at or before `begin` starts the segment itself, and is no border in it.
   int64_t sequence = FirstWhere(0, tables.sequences, [&](int64_t candidate) {
     return FirstToken(tables, candidate) + shift > begin;
   });

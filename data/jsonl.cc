@@ -18,6 +18,7 @@ class MemberFinder : public nlohmann::json::json_sax_t {
       : keys_(keys), only_text_(only_text), found_(keys.size()) {}
 
   bool null() override {
+    // A null counts as a missing member, unless the text itself must be there.
     if (depth_ == 0 || only_text_) return Value("null");
     if (wanted_.has_value()) found_[*wanted_].reset();
     wanted_.reset();
@@ -25,6 +26,7 @@ class MemberFinder : public nlohmann::json::json_sax_t {
   }
   bool boolean(bool) override { return Value("true or false"); }
   bool number_integer(number_integer_t value) override { return Number(value); }
+  // The parser reports all numbers without a sign here, so those that fit are ordinary ones.
   bool number_unsigned(number_unsigned_t value) override {
     return value > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())
                ? Value("a number above 2^63-1")
@@ -35,18 +37,21 @@ class MemberFinder : public nlohmann::json::json_sax_t {
   }
   bool binary(binary_t&) override { return Value("binary data"); }
   bool string(string_t& value) override {
+    // A text that nobody asked for is skipped, and only at the top of the line a fault.
     if (!wanted_.has_value()) return Value("text");
     found_[*wanted_] = std::move(value);
     wanted_.reset();
     return true;
   }
   bool key(string_t& name) override {
+    // Only members of the outermost object count: a nested object may have the same keys.
     wanted_.reset();
     const auto known = depth_ == 1 ? std::find(keys_.begin(), keys_.end(), name) : keys_.end();
     if (known != keys_.end()) wanted_ = static_cast<size_t>(known - keys_.begin());
     return true;
   }
   bool start_object(std::size_t) override {
+    // The value is judged at the depth at which it stands, before its members are entered.
     if (!Value("an object")) return false;
     ++depth_;
     return true;
@@ -60,6 +65,7 @@ class MemberFinder : public nlohmann::json::json_sax_t {
   bool end_array() override { return End(); }
   bool parse_error(std::size_t position, const std::string&,
                    const nlohmann::detail::exception&) override {
+    // The parser's own text quotes the line, which may be long and no business of a log.
     fault_ = absl::StrCat("not valid JSON at byte ", position);
     return false;
   }
@@ -70,6 +76,7 @@ class MemberFinder : public nlohmann::json::json_sax_t {
   }
 
  private:
+  // A number at the top is as wrong as any other value there, though it may be wanted elsewhere.
   bool Number(int64_t value) {
     if (depth_ == 0 || only_text_ || !wanted_.has_value()) return Value("a number");
     found_[*wanted_] = value;
@@ -103,6 +110,8 @@ class MemberFinder : public nlohmann::json::json_sax_t {
 
 absl::StatusOr<std::vector<std::optional<JsonValue>>> MembersOfJsonLine(
     std::string_view line, absl::Span<const std::string> keys) {
+  // The parser passes events instead of building a tree, for a line may have large members that
+  // nobody wants.
   MemberFinder finder(keys, /*only_text=*/false);
   nlohmann::json::sax_parse(line.begin(), line.end(), &finder);
   return std::move(finder).Take();
@@ -117,6 +126,7 @@ absl::StatusOr<std::string> TextOfJsonLine(std::string_view line, std::string_vi
     return absl::InvalidArgumentError(absl::StrCat(
         "the object has no key '", wanted, "'; name the key of the text with data.text_key"));
   }
+  // With only_text no value but a text was ever stored, so this access cannot fail.
   return std::get<std::string>(*std::move(found[0]));
 }
 

@@ -24,6 +24,7 @@ struct Line {
 };
 
 // The lengths to which two texts are cut, so that both together are at most `most` tokens.
+// Each text keeps at least half of the space, so that a long one cannot displace the other.
 std::pair<size_t, size_t> LongestFirst(size_t first, size_t second, size_t most) {
   if (first + second <= most) return {first, second};
   const size_t half = most / 2;
@@ -38,6 +39,7 @@ std::string NamesOf(const LabelRules& rules) {
 
 absl::StatusOr<int32_t> LabelOf(const JsonValue& value, const LabelRules& rules) {
   if (const auto* name = std::get_if<std::string>(&value)) {
+    // A text is always a name, even if it looks like a number.
     const auto found = std::find(rules.label_names.begin(), rules.label_names.end(), *name);
     if (found != rules.label_names.end()) {
       return static_cast<int32_t>(found - rules.label_names.begin());
@@ -49,6 +51,7 @@ absl::StatusOr<int32_t> LabelOf(const JsonValue& value, const LabelRules& rules)
                            " names there, or use numbers from 0 to ", rules.labels - 1)
             : absl::StrCat("not one of ", NamesOf(rules))));
   }
+  // A value that is not a name is a number: MembersOfJsonLine returns nothing else.
   const int64_t number = std::get<int64_t>(value);
   if (number >= 0 && number < rules.labels) return static_cast<int32_t>(number);
   return absl::InvalidArgumentError(absl::StrCat("label ", number, " is outside 0 to ",
@@ -69,18 +72,22 @@ absl::StatusOr<std::string> TextAt(std::optional<JsonValue> value, const std::st
 
 absl::StatusOr<Line> ReadLine(std::string_view text, const tokenizer::Tokenizer& tokenizer,
                               const LabelRules& rules) {
+  // Three members in one pass over the line, since reading it is most of the work.
   const std::string keys[] = {rules.text_key, rules.text_pair_key, rules.label_key};
   TERCIO_ASSIGN_OR_RETURN(auto members, MembersOfJsonLine(text, keys));
   TERCIO_ASSIGN_OR_RETURN(const std::string first,
                           TextAt(std::move(members[0]), rules.text_key, "text_key"));
   Line line;
+  // Without a label a line teaches nothing, and guessing one would spoil the training.
   if (!members[2].has_value()) {
     return absl::InvalidArgumentError(absl::StrCat("the object has no key '", rules.label_key,
                                                    "'; name the key with data.label_key"));
   }
   TERCIO_ASSIGN_OR_RETURN(line.label, LabelOf(*members[2], rules));
   TERCIO_ASSIGN_OR_RETURN(line.first, tokenizer.Encode(first));
+  // An empty text would be a sample of special tokens only.
   if (line.first.empty()) return absl::InvalidArgumentError("the text has no tokens");
+  // Only some lines need a second text: one file may mix both forms.
   if (members[1].has_value()) {
     TERCIO_ASSIGN_OR_RETURN(const std::string second,
                             TextAt(std::move(members[1]), rules.text_pair_key, "text_pair_key"));
@@ -91,9 +98,11 @@ absl::StatusOr<Line> ReadLine(std::string_view text, const tokenizer::Tokenizer&
 
 void Append(const Line& line, const LabelRules& rules, LabelledExamples* out) {
   const bool pair = line.second.has_value();
+  // The special tokens around the texts take two places, or three for a pair.
   const auto most = static_cast<size_t>(rules.context - (pair ? 3 : 2));
   const auto [first, second] =
       LongestFirst(line.first.size(), pair ? line.second->size() : 0, most);
+  // Examples are cut when they are read, since the ids behind the cut are never used.
   out->examples.push_back({static_cast<int64_t>(out->ids.size()), static_cast<int32_t>(first),
                            static_cast<int32_t>(second), line.label, pair});
   const auto append = [out](const std::vector<int32_t>& ids, size_t count) {
@@ -108,9 +117,11 @@ void Append(const Line& line, const LabelRules& rules, LabelledExamples* out) {
 absl::StatusOr<LabelledExamples> ReadLabelledExamples(const std::vector<std::string>& paths,
                                                       const tokenizer::Tokenizer& tokenizer,
                                                       const LabelRules& rules) {
+  // Below that a pair would have no place for a token of each text.
   TERCIO_CHECK_GE(rules.context, 4);
   for (const std::string& path : paths) {
     if (IsJsonl(path)) continue;
+    // Other files have no labels, and are refused before any of them is read.
     return absl::InvalidArgumentError(absl::StrCat(
         path, ": a classifier (model.labels) learns from .jsonl files with a text and a label in ",
         "each line"));
@@ -121,6 +132,8 @@ absl::StatusOr<LabelledExamples> ReadLabelledExamples(const std::vector<std::str
   const std::function<Result(const TextPiece&)> work = [&](const TextPiece& piece) {
     return ReadLine(piece.text, tokenizer, rules);
   };
+  // This runs on the caller's thread in the order of the lines, so `all` needs no lock and does not
+  // depend on the number of threads.
   const std::function<absl::Status(const TextPiece&, Result)> take = [&](const TextPiece& piece,
                                                                          Result line) {
     if (line.ok()) {
@@ -129,6 +142,7 @@ absl::StatusOr<LabelledExamples> ReadLabelledExamples(const std::vector<std::str
     }
     const std::string what =
         absl::StrCat(PlaceOf(source, piece), std::string(line.status().message()));
+    // By default a bad line ends the job, since data that shrinks unnoticed is worse.
     if (!rules.skip_bad_lines) {
       return absl::InvalidArgumentError(
           absl::StrCat(what, "; fix the line, or skip such lines (data.skip_bad_lines: true)"));
@@ -141,9 +155,11 @@ absl::StatusOr<LabelledExamples> ReadLabelledExamples(const std::vector<std::str
   return all;
 }
 
+// The key is not used, for such a sample contains no random decision.
 void LabelledDataset::Read(int64_t sample, SampleKey, Sample* out) const {
   TERCIO_CHECK(sample >= 0 && sample < samples());
   const LabelledExamples::Example& example = all_->examples[static_cast<size_t>(begin_ + sample)];
+  // Every field is written, because callers pass the same sample again.
   const auto context = static_cast<size_t>(rules_.context);
   out->inputs.assign(context, rules_.pad);
   out->targets.assign(context, kNoTarget);
@@ -158,6 +174,7 @@ void LabelledDataset::Read(int64_t sample, SampleKey, Sample* out) const {
     const auto types_begin = place - out->inputs.data();
     place = std::copy(ids + example.first, ids + example.first + example.second, place);
     *place++ = rules_.sep;
+    // A model with one token type has no second row in its table.
     std::fill(out->types.begin() + types_begin, out->types.begin() + (place - out->inputs.data()),
               rules_.token_types > 1 ? 1 : 0);
   }
@@ -168,6 +185,7 @@ int64_t LabelledDataset::tokens() const {
   int64_t sum = 0;
   for (int64_t i = begin_; i < end_; ++i) {
     const LabelledExamples::Example& example = all_->examples[static_cast<size_t>(i)];
+    // The special tokens are left out, so that the number is one of the data and not of the model.
     sum += example.first + example.second;
   }
   return sum;

@@ -16,6 +16,8 @@ constexpr int64_t kDocumentsOfEntry = 64;
 // Decisions of a sample: about the sample itself, and about each position.
 enum Decision : uint64_t { kCut = 1, kSwap, kOrder, kReplacement, kRandomId };
 
+// Decisions are hashes of what they are about, so that a sample does not depend on the thread, the
+// node or the order in which samples are read.
 class Decisions {
  public:
   Decisions(SampleKey key, int64_t sample)
@@ -24,6 +26,7 @@ class Decisions {
             static_cast<uint64_t>(sample))) {}
 
   uint64_t At(Decision decision, int64_t position = 0) const {
+    // The position has the lower 32 bits, so that no two decisions have the same input.
     return kernels::SplitMix64(key_ ^ (uint64_t{decision} << 32 | static_cast<uint64_t>(position)));
   }
 
@@ -32,10 +35,13 @@ class Decisions {
 };
 
 // A number below `bound` from 64 random bits.
+// The upper half of the product is nearly uniform, and needs no loop as a remainder without bias
+// would.
 uint64_t Below(uint64_t random, uint64_t bound) {
   return static_cast<uint64_t>((static_cast<unsigned __int128>(random) * bound) >> 64);
 }
 
+// The upper 53 bits are what a double holds exactly, so the result is below 1.
 double Fraction(uint64_t random) { return static_cast<double>(random >> 11) * 0x1p-53; }
 
 // Positions [begin, begin + size) that are masked together.
@@ -55,6 +61,7 @@ class Masker {
     int64_t maskable = 0;
     for (const Word& word : words) maskable += word.size;
     if (maskable == 0) return;
+    // At least one token is predicted, so that a short sample is not read for nothing.
     const int64_t budget =
         std::max<int64_t>(1, std::llround(rules_.probability * static_cast<double>(maskable)));
     std::sort(words.begin(), words.end(), [](const Word& a, const Word& b) {
@@ -63,6 +70,7 @@ class Masker {
     int64_t taken = 0;
     for (const Word& word : words) {
       if (taken >= budget) break;
+      // A word that does not fit is passed over, not cut; the first one is taken whatever its size.
       if (taken > 0 && taken + word.size > budget) continue;
       for (int32_t i = 0; i < word.size; ++i) MaskToken(word.begin + i);
       taken += word.size;
@@ -70,6 +78,7 @@ class Masker {
   }
 
  private:
+  // A prediction of a special token would teach nothing, since they stand at known places.
   bool IsSpecial(int32_t id) const {
     return id == rules_.cls || id == rules_.sep || id == rules_.mask || id == rules_.pad;
   }
@@ -100,6 +109,7 @@ class Masker {
     int32_t& input = sample_->inputs[static_cast<size_t>(position)];
     sample_->targets[static_cast<size_t>(position)] = input;
     const double choice = Fraction(decisions_.At(kReplacement, position));
+    // These are BERT's shares, so that fine-tuning, where no mask occurs, is not a surprise.
     if (choice < 0.8) {
       input = rules_.mask;
     } else if (choice < 0.9) {
@@ -120,6 +130,7 @@ MaskedDataset::MaskedDataset(TokenDataset tokens, DocumentBorders borders, Maski
   TERCIO_CHECK_EQ(tokens_.tokens(), borders_.tokens());
   TERCIO_CHECK_GE(rules_.most_tokens(), rules_.least_tokens());
   for (int64_t document = 0; document < borders_.documents(); ++document) {
+    // An entry for each document would be too much memory for a corpus of short ones.
     if (document % kDocumentsOfEntry == 0) samples_before_.push_back(samples_);
     samples_ += SamplesOf(document);
   }
@@ -133,6 +144,7 @@ int64_t MaskedDataset::SamplesOf(int64_t document) const {
 }
 
 MaskedDataset::Piece MaskedDataset::PieceOf(int64_t sample) const {
+  // The last entry at or before the sample begins at most 64 documents before it.
   const auto entry = std::upper_bound(samples_before_.begin(), samples_before_.end(), sample) - 1;
   int64_t document = (entry - samples_before_.begin()) * kDocumentsOfEntry;
   int64_t index = sample - *entry;
@@ -142,6 +154,7 @@ MaskedDataset::Piece MaskedDataset::PieceOf(int64_t sample) const {
   int64_t end = std::min(begin + rules_.most_tokens(), range.end);
   int32_t last = 0;
   tokens_.Read(end - 1, 1, &last);
+  // The piece puts a [SEP] of its own there, and two would be one more than in other samples.
   if (end == range.end && last == rules_.sep) --end;
   return {document, {begin, end}};
 }
@@ -151,6 +164,7 @@ int64_t MaskedDataset::CutPlace(const Piece& piece, uint64_t random) const {
   if (!rules_.sentence_order) return end - begin;
   const std::vector<int64_t> borders = borders_.SequencesBetween(piece.document, begin, end);
   if (borders.empty()) {
+    // Without borders of sentences both segments still get at least one token each.
     return 1 + static_cast<int64_t>(Below(random, static_cast<uint64_t>(end - begin - 1)));
   }
   return borders[Below(random, borders.size())] - begin;
@@ -167,6 +181,7 @@ void MaskedDataset::Read(int64_t sample, SampleKey key, Sample* out) const {
   const bool swapped = rules_.sentence_order && (decisions.At(kSwap) >> 63) != 0;
   if (swapped) std::swap(first, second);
 
+  // Every field is written, because callers pass the same sample again.
   out->inputs.assign(context, rules_.pad);
   out->targets.assign(context, kNoTarget);
   out->types.assign(context, 0);
@@ -186,6 +201,7 @@ void MaskedDataset::Read(int64_t sample, SampleKey key, Sample* out) const {
               1);
   }
   out->length = static_cast<int32_t>(place - out->inputs.data());
+  // Masking is last, as it needs the special tokens in their places to leave them out.
   Masker(rules_, decisions, out).Mask();
 }
 

@@ -56,6 +56,7 @@ absl::Status Fault(const std::string& path, const std::string& what) {
 using Blended = google::protobuf::RepeatedPtrField<v1::WeightedData>;
 
 // The data sets of one side: a single path, or a blend.
+// A message names all paths of a data set, since any of them may be at fault.
 absl::StatusOr<std::vector<Source>> FindSources(const std::string& path, const Blended& blend) {
   std::vector<Source> sources;
   if (!path.empty()) {
@@ -94,8 +95,10 @@ class Preparation {
         cache_dir_(cache_dir),
         check_(check),
         objective_(ObjectiveOf(model)) {
+    // Protobuf cannot tell an empty key from a missing one.
     text_.text_key = spec.text_key().empty() ? "text" : spec.text_key();
     text_.skip_bad_lines = spec.skip_bad_lines();
+    // Preparation runs before the training starts, so it may use the whole machine.
     text_.threads = MachineCores();
   }
 
@@ -140,10 +143,12 @@ absl::Status Preparation::FindTokenizer() {
     if (source->files.kind != DataKind::kText) continue;
     texts.insert(texts.end(), source->files.paths.begin(), source->files.paths.end());
   }
+  // "chars" needs texts to take its characters from; without any it names nothing.
   if (texts.empty() && (spec_.tokenizer().empty() || spec_.tokenizer() == "chars")) {
     return absl::OkStatus();  // the one beside the files, if there is one
   }
   absl::StatusOr<tokenizer::Tokenizer> tokenizer = ChooseTokenizer(spec_.tokenizer(), texts, text_);
+  // The message begins with the key of the job, which is what a person has to change.
   if (!tokenizer.ok()) {
     return absl::Status(
         tokenizer.status().code(),
@@ -157,11 +162,13 @@ absl::Status Preparation::FindTokenizer() {
 absl::StatusOr<std::string> Preparation::CacheEntry(const Source& source) const {
   Sha256 sha;
   sha.Update(tokenizer_->ToJson());
+  // Sentences change the index but not the ids, so the same text needs a second entry.
   if (model_.sentence_order()) sha.Update("\nsentences\n");
   const bool one_text = source.files.paths.size() == 1 && !IsJsonl(source.files.paths[0]);
   for (const std::string& path : source.files.paths) {
     TERCIO_ASSIGN_OR_RETURN(const auto file, OpenText(path));
     if (!one_text) {
+      // The sizes separate files and keys, so that no two lists of inputs give the same bytes.
       sha.Update(absl::StrCat("\n", IsJsonl(path) ? "jsonl" : "text", " ", file->content().size(),
                               " ", text_.skip_bad_lines, " ", text_.text_key.size(), " ",
                               text_.text_key, "\n"));
@@ -175,18 +182,25 @@ absl::StatusOr<std::string> Preparation::CacheEntry(const Source& source) const 
 absl::Status Preparation::CachedTokens(Source* source) {
   TERCIO_ASSIGN_OR_RETURN(const std::string prefix, CacheEntry(*source));
   TERCIO_RETURN_IF_ERROR(MakeDirectories(cache_dir_));
+  // The lock waits: of several processes on a node one makes the entry and the others read it.
   TERCIO_ASSIGN_OR_RETURN(const auto lock, FileLock::Acquire(prefix + ".lock", WhenHeld::kWait));
+  // This precedes the reading, so that no trimming removes the entry in between.
   if (auto use = UseCacheEntry(prefix)) prepared_.uses.push_back(std::move(use));
+  // The agent holds the entry for processes whose rights do not suffice to mark it.
   prepared_.cache_entries.push_back(prefix.substr(cache_dir_.size() + 1));
   const DataFiles entry = {DataKind::kIndexed, {prefix}};
+  // Whoever finds the entry made needs the same notice, so it is kept beside it.
   const std::string notice = prefix + ".notice";
   absl::StatusOr<TokenFiles> cached = OpenTokenFiles(entry, check_);
+  // An entry that cannot be read is made again: a cache may be damaged, but never stops a job.
   if (!cached.ok() || cached->tokenizer != tokenizer_) {
     TokenizeOptions options;
     options.text = text_;
     options.split_sentences = model_.sentence_order();
     TERCIO_ASSIGN_OR_RETURN(const TokenizeReport report,
                             TokenizeTexts(source->files.paths, *tokenizer_, prefix, options));
+    // The notice is written after the tokens; if the process dies in between, only the notice is
+    // lost.
     if (report.skipped_lines > 0) {
       TERCIO_RETURN_IF_ERROR(
           WriteFileDurably(notice, SkippedLinesNotice(report.skipped_lines, report.first_skipped)));
@@ -206,7 +220,9 @@ void Preparation::Take(TokenFiles files, Source* source) const {
   source->tokens = std::move(files.tokens);
   source->borders = std::move(files.borders);
   source->tokenizer = std::move(files.tokenizer);
+  // Without reading the content there is no digest, and whoever checked it has one.
   if (check_ == ContentCheck::kDone) return;
+  // Borders decide the samples of a masked model, while a causal one sees only the ids.
   source->digest = objective_ == Objective::kMasked ? Sha256Hex(files.digest + files.index_digest)
                                                     : std::move(files.digest);
 }
@@ -216,6 +232,8 @@ absl::Status Preparation::OpenTokens(Source* source) {
   TERCIO_ASSIGN_OR_RETURN(TokenFiles files, OpenTokenFiles(source->files, check_));
   Take(std::move(files), source);
   if (!source->tokenizer.has_value()) return absl::OkStatus();
+  // The first tokenizer beside token files becomes that of the job, and the others are compared
+  // with it.
   if (!tokenizer_.has_value()) tokenizer_ = source->tokenizer;
   if (*source->tokenizer == *tokenizer_) return absl::OkStatus();
   return Fault(
@@ -230,9 +248,11 @@ absl::Status Preparation::OpenTokens(Source* source) {
 absl::Status Preparation::CheckVocabulary() {
   int32_t highest = -1;
   const Source* with_highest = nullptr;
+  // A vocabulary has to come from somewhere: without tokenizer and job the data are read for it.
   const bool known = tokenizer_.has_value() || model_.vocab_size() > 0;
   const bool looks = check_ == ContentCheck::kHere || !known;
   for (const Source* source : sides_.All()) {
+    // Ids that a tokenizer has just made need no look.
     if (source->files.kind == DataKind::kText || !looks) continue;
     TERCIO_ASSIGN_OR_RETURN(const int32_t here, source->tokens.HighestToken(source->name));
     if (here > highest) with_highest = source;
@@ -241,12 +261,16 @@ absl::Status Preparation::CheckVocabulary() {
   const int32_t given = model_.vocab_size();
   prepared_.vocab_size = tokenizer_  ? tokenizer_->vocab_size()
                          : given > 0 ? given
+                                     // Special tokens may be above every id of the data.
                                      : std::max(highest, HighestSpecialToken(spec_)) + 1;
+  // The embedding table would be too small for the tokenizer's ids. Only a tokenizer can cause
+  // this, since without one the given size is the size.
   if (given > 0 && given < prepared_.vocab_size) {
     return absl::InvalidArgumentError(absl::StrCat(
         "model.vocab_size is ", given, ", but the tokenizer '", tokenizer_->kind(), "' has ",
         prepared_.vocab_size, " ids; leave model.vocab_size out or make it at least that"));
   }
+  // With model.from the size belongs to the weights, which may have rows that no id uses.
   if (given > prepared_.vocab_size && model_.from().empty()) {
     prepared_.notices.push_back(absl::StrCat("model.vocab_size ", given,
                                              " is not used: the tokenizer has ",
@@ -265,6 +289,8 @@ std::vector<Share> Preparation::Shares() const {
   std::vector<Share> shares;
   for (const Source& source : sides_.train) {
     const int64_t all = source.size();
+    // The fraction is taken of each source, so that a blend is validated on all of its parts.
+    // Rounding down is in the contract, for every node must cut at the same place.
     const auto kept = static_cast<int64_t>(
         std::floor(static_cast<double>(all) * (1.0 - spec_.validation_fraction())));
     shares.push_back({&source, true, 0, kept});
@@ -297,6 +323,7 @@ absl::Status Preparation::MakeCausal() {
   std::vector<TokenDataset> validation;
   for (const Share& share : Shares()) {
     const int64_t tokens = share.end - share.begin;
+    // The last token of a sample is only a target, so a sample needs one more than the context.
     if (tokens <= model_.context()) {
       return Fault(
           share.source->name,
@@ -321,15 +348,18 @@ absl::Status Preparation::MakeCausal() {
 absl::Status Preparation::MakeMasked() {
   TERCIO_ASSIGN_OR_RETURN(const MaskingRules rules,
                           MaskingRulesOf(spec_, model_, tokenizer_, prepared_.vocab_size));
+  // The rules are part of the digest, since they change samples without changing the data.
   rules_ = Describe(rules);
   const std::vector<Share> shares = Shares();
   std::vector<std::shared_ptr<const SampleDataset>> datasets;
   for (const Share& share : shares) {
     datasets.push_back(std::make_shared<const MaskedDataset>(
+        // Tokens and borders are cut at the same place, so that their positions agree.
         share.source->tokens.Slice(share.begin, share.end),
         share.source->borders.Slice(share.begin, share.end), rules));
     (share.trains ? prepared_.train_tokens : prepared_.validation_tokens) +=
         share.end - share.begin;
+    // Documents shorter than a sample are left out, so tokens alone do not mean that there is one.
     if (datasets.back()->samples() > 0) continue;
     return Fault(share.source->name,
                  absl::StrCat(share.name(), " has no document of ", rules.least_tokens(),
@@ -346,11 +376,13 @@ absl::Status Preparation::ReadExamples(const LabelRules& rules, Source* source) 
     prepared_.notices.push_back(SkippedLinesNotice(read.skipped_lines, read.first_skipped));
   }
   source->examples = std::make_shared<const LabelledExamples>(std::move(read));
+  // Whoever checked the content has the digest; the files are not read a second time for it.
   if (check_ == ContentCheck::kDone) return absl::OkStatus();
   Sha256 sha;
   sha.Update(tokenizer_->ToJson());
   for (const std::string& path : source->files.paths) {
     TERCIO_ASSIGN_OR_RETURN(const auto file, OpenText(path));
+    // The size separates files, so that a line cannot move from one to the next unnoticed.
     sha.Update(absl::StrCat("\n", file->content().size(), "\n"));
     sha.Update(file->content());
   }
@@ -365,12 +397,14 @@ absl::Status Preparation::MakeLabelled() {
                  "holds tokens, but a classifier (model.labels) learns from .jsonl files with a "
                  "text and a label in each line");
   }
+  // Texts are present, since all sources are texts, so FindTokenizer has chosen a tokenizer.
   TERCIO_ASSIGN_OR_RETURN(LabelRules rules, LabelRulesOf(spec_, model_, *tokenizer_));
   rules.threads = text_.threads;
   rules_ = Describe(rules);
   for (Source* source : sides_.All()) TERCIO_RETURN_IF_ERROR(ReadExamples(rules, source));
   const std::vector<Share> shares = Shares();
   std::vector<std::shared_ptr<const SampleDataset>> datasets;
+  // A class without examples is never predicted, which a person should know before the training.
   std::vector<int64_t> examples_of_label(static_cast<size_t>(rules.labels), 0);
   for (const Share& share : shares) {
     if (share.begin == share.end) {
@@ -381,6 +415,7 @@ absl::Status Preparation::MakeLabelled() {
     const auto dataset = std::make_shared<const LabelledDataset>(share.source->examples,
                                                                  share.begin, share.end, rules);
     (share.trains ? prepared_.train_tokens : prepared_.validation_tokens) += dataset->tokens();
+    // Only training counts: a class that is missing in validation does no harm.
     if (share.trains) dataset->CountLabels(&examples_of_label);
     datasets.push_back(dataset);
   }
@@ -398,6 +433,7 @@ absl::Status Preparation::TakeSamples(const std::vector<Share>& shares,
   std::vector<std::shared_ptr<const SampleDataset>> train;
   std::vector<std::shared_ptr<const SampleDataset>> validation;
   for (size_t i = 0; i < shares.size(); ++i) {
+    // Data sets keep the order of the shares, which is the order of the blend's weights.
     (shares[i].trains ? train : validation).push_back(std::move(datasets[i]));
   }
   TERCIO_ASSIGN_OR_RETURN(Blend blend, BlendOfTraining());
@@ -425,6 +461,7 @@ absl::StatusOr<std::string> Preparation::DigestOfSides() const {
     TERCIO_ASSIGN_OR_RETURN(const Blend of_validation, BlendOfValidation());
     digest = Sha256Hex(digest + DigestOf(sides_.validation, of_validation));
   }
+  // A causal job has no rules, and its digest is that of the data alone.
   return rules_.empty() ? digest : Sha256Hex(absl::StrCat(digest, "\n", rules_));
 }
 
@@ -432,8 +469,11 @@ absl::StatusOr<PreparedData> Preparation::Prepare() {
   TERCIO_ASSIGN_OR_RETURN(sides_.train, FindSources(spec_.train(), spec_.train_blend()));
   TERCIO_ASSIGN_OR_RETURN(sides_.validation,
                           FindSources(spec_.validation_path(), spec_.validation_blend()));
+  // Validation may be missing, but without training data there is no job.
   if (sides_.train.empty()) return absl::InvalidArgumentError("data.train names no files");
+  // Texts cannot be opened as tokens before their tokenizer is known.
   TERCIO_RETURN_IF_ERROR(FindTokenizer());
+  // A classifier reads its texts directly, and keeps no tokens in the cache.
   if (objective_ != Objective::kLabelled) {
     for (Source* source : sides_.All()) TERCIO_RETURN_IF_ERROR(OpenTokens(source));
     TERCIO_RETURN_IF_ERROR(CheckVocabulary());
@@ -447,6 +487,8 @@ absl::StatusOr<PreparedData> Preparation::Prepare() {
       break;
     case Objective::kLabelled:
       TERCIO_RETURN_IF_ERROR(MakeLabelled());
+      // The tokenizer decides the vocabulary here, too, but the lines are read first: their faults
+      // are more common.
       TERCIO_RETURN_IF_ERROR(CheckVocabulary());
       break;
   }
@@ -460,6 +502,7 @@ absl::StatusOr<PreparedData> Preparation::Prepare() {
 }  // namespace
 
 absl::StatusOr<int32_t> ExpectedVocabulary(const v1::DataSpec& spec) {
+  // This tokenizer can be opened without looking at the data.
   if (!spec.tokenizer().empty() && spec.tokenizer() != "chars") {
     TERCIO_ASSIGN_OR_RETURN(const tokenizer::Tokenizer tokenizer,
                             ChooseTokenizer(spec.tokenizer(), {}, {}));
@@ -476,6 +519,7 @@ absl::StatusOr<int32_t> ExpectedVocabulary(const v1::DataSpec& spec) {
     } else if (source->files.kind == DataKind::kIndexed) {
       TERCIO_ASSIGN_OR_RETURN(const IndexedDataset dataset,
                               OpenIndexedDataset(source->files.paths.front()));
+      // One tokenizer is enough, since PrepareData refuses data sets whose tokenizers differ.
       if (dataset.tokenizer.has_value()) return dataset.tokenizer->vocab_size();
     }
   }

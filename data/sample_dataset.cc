@@ -14,6 +14,7 @@ int64_t BlendedSamples::samples() const {
 
 void BlendedSamples::ReadInOrder(int64_t index, Sample* out) const {
   const Blend::Choice choice = blend_.At(index);
+  // The key is constant, so that validation losses can be compared between steps and runs.
   datasets_[static_cast<size_t>(choice.dataset)]->Read(choice.draw, kValidationKey, out);
 }
 
@@ -21,7 +22,9 @@ void BlendedSamples::ReadShuffled(uint64_t seed, int64_t position, Sample* out) 
   const Blend::Choice choice = blend_.At(position);
   const SampleDataset& dataset = *datasets_[static_cast<size_t>(choice.dataset)];
   const uint64_t seed_of_dataset = SeedOfDataset(seed, choice.dataset);
+  // The epoch is that of the data set, which may pass through several while another has one.
   const auto epoch = static_cast<uint64_t>(choice.draw / dataset.samples());
+  // The order and the decisions of a sample have the same seed, so one number fixes both.
   dataset.Read(SampleAt(seed_of_dataset, dataset.samples(), choice.draw), {seed_of_dataset, epoch},
                out);
 }

@@ -8,15 +8,20 @@
 namespace tercio::data {
 namespace {
 
+// Reading keeps no state, so that any number of engines may share one source.
 class CausalSamples : public CausalSource {
  public:
   CausalSamples(PreparedData data, const v1::JobSpec& spec)
+      // These members are copied, since the job's message may die before the source.
       : data_(std::move(data)),
         training_(spec.training()),
         context_(spec.model().context()),
+        // The number is computed once, as the blend is searched for it.
         validation_samples_(data_.validation.Samples(context_)) {}
 
   void ReadTraining(int64_t step, int64_t sequence, int32_t* out) override {
+    // The position depends on step and sequence alone, so a resumed run reads what it would have
+    // read.
     data_.train.ReadShuffled(training_.seed(), plan::FirstSampleOfStep(training_, step) + sequence,
                              context_, out);
   }
@@ -57,6 +62,7 @@ class BertSamples : public SampleSource {
 }  // namespace
 
 std::unique_ptr<SampleSource> MakeSampleSource(PreparedData data, const v1::JobSpec& spec) {
+  // Causal samples are cut from tokens without special tokens, BERT's are made by rules.
   if (ObjectiveOf(spec.model()) == Objective::kCausal) {
     return std::make_unique<CausalSamples>(std::move(data), spec);
   }

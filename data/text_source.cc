@@ -15,12 +15,14 @@ bool IsJsonl(std::string_view path) {
 
 absl::StatusOr<std::shared_ptr<const MappedFile>> OpenText(const std::string& path) {
   std::error_code error;
+  // A directory can be opened like a file, and would fail later with a message about mapping it.
   if (std::filesystem::is_directory(path, error)) {
     return absl::InvalidArgumentError(absl::StrCat(
         path, ": is a directory, not a text; name a file in it, or several with a pattern like ",
         path, "/*.jsonl"));
   }
   TERCIO_ASSIGN_OR_RETURN(auto file, MappedFile::Open(path));
+  // An empty file cannot be mapped, and is a mistake more often than intended.
   if (file->content().empty()) {
     return absl::InvalidArgumentError(
         absl::StrCat(path, ": the file is empty; name a file that holds text"));
@@ -33,6 +35,7 @@ absl::StatusOr<TextSource> TextSource::Open(const std::vector<std::string>& path
   TextSource source;
   source.split_bytes_ = split_bytes;
   for (const std::string& path : paths) {
+    // All files are opened at once, so that a missing one is found before hours of work.
     TERCIO_ASSIGN_OR_RETURN(auto file, OpenText(path));
     source.bytes_ += static_cast<int64_t>(file->content().size());
     source.files_.push_back({path, std::move(file), IsJsonl(path)});
@@ -44,6 +47,7 @@ bool TextSource::Next(TextPiece* piece) {
   while (place_.input < inputs()) {
     const File& file = files_[static_cast<size_t>(place_.input)];
     if (place_.offset >= static_cast<int64_t>(file.file->content().size())) {
+      // A new file begins with line 1, which messages name.
       place_ = {place_.input + 1, 0, 1};
     } else if (file.json) {
       if (NextLine(file, piece)) return true;
@@ -55,6 +59,7 @@ bool TextSource::Next(TextPiece* piece) {
   return false;
 }
 
+// Place and line advance over blank lines as well, so that messages name the line of an editor.
 bool TextSource::NextLine(const File& file, TextPiece* piece) {
   const std::string_view rest = file.file->content().substr(static_cast<size_t>(place_.offset));
   const size_t end = rest.find('\n');
@@ -63,6 +68,7 @@ bool TextSource::NextLine(const File& file, TextPiece* piece) {
   place_.offset += static_cast<int64_t>(line.size()) + (end == std::string_view::npos ? 0 : 1);
   ++place_.line;
   if (IsBlank(line)) return false;
+  // The end is kept with the piece, since a run that resumes begins at the end of the last one.
   *piece = {line, true, true, begin, place_};
   return true;
 }
@@ -73,6 +79,8 @@ void TextSource::NextPart(const File& file, TextPiece* piece) {
   if (split_bytes_ > 0 && size > static_cast<size_t>(split_bytes_)) {
     size = static_cast<size_t>(split_bytes_);
     // Avoids cutting within a character: the bytes after its first one begin with the bits 10.
+    // The step back stops after three bytes, the most that continue a character: what is not UTF-8
+    // is cut anywhere.
     for (int back = 0; back < 3 && (static_cast<uint8_t>(rest[size]) & 0xC0) == 0x80; ++back) {
       if (size > 1) --size;
     }
@@ -83,6 +91,7 @@ void TextSource::NextPart(const File& file, TextPiece* piece) {
 }
 
 bool TextSource::Has(const TextPlace& place) const {
+  // The place comes from a journal on disk, where anything may stand.
   if (place.input < 0 || place.offset < 0 || place.line < 1 || place.input > inputs()) return false;
   if (place.input == inputs()) return place.offset == 0;
   return place.offset <= static_cast<int64_t>(content(place.input).size());

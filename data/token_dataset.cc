@@ -10,6 +10,7 @@
 namespace tercio::data {
 namespace {
 
+// The bytes of a mapped file have any alignment.
 template <typename T>
 T ElementAt(const std::byte* from, int64_t index) {
   T value;
@@ -83,7 +84,9 @@ TokenDataset::TokenDataset(std::shared_ptr<const void> owner, const void* bytes,
 }
 
 void TokenDataset::Add(Part part) {
+  // An empty part would share its beginning with the next, and the search for a part would find it.
   if (part.count == 0) return;
+  // Positions are assigned here, so a part may come from another data set with other positions.
   part.begin = count_;
   count_ += part.count;
   parts_.push_back(std::move(part));
@@ -92,6 +95,7 @@ void TokenDataset::Add(Part part) {
 TokenDataset TokenDataset::Concatenate(absl::Span<const TokenDataset> parts) {
   TokenDataset whole;
   for (const TokenDataset& one : parts) {
+    // The mappings are shared, so joining data sets copies no token.
     for (const Part& part : one.parts_) whole.Add(part);
   }
   return whole;
@@ -99,25 +103,31 @@ TokenDataset TokenDataset::Concatenate(absl::Span<const TokenDataset> parts) {
 
 int64_t TokenDataset::Samples(int64_t context) const {
   TERCIO_CHECK_GE(context, 1);
+  // The last token is only a target, so it begins no sample.
   return count_ > 0 ? (count_ - 1) / context : 0;
 }
 
 void TokenDataset::ReadSample(int64_t index, int64_t context, int32_t* out) const {
   TERCIO_CHECK(index >= 0 && index < Samples(context));
+  // One more id than the context is read: neighbouring samples share the token in between.
   Read(index * context, context + 1, out);
 }
 
 void TokenDataset::Read(int64_t begin, int64_t count, int32_t* out) const {
+  // The comparison with a difference cannot overflow, unlike one with a sum.
   TERCIO_CHECK(begin >= 0 && count >= 0 && begin <= count_ - count);
   if (count == 0) return;
+  // The part before the first one that begins later holds the position; no part is empty.
   auto part =
       std::upper_bound(parts_.begin(), parts_.end(), begin,
                        [](int64_t place, const Part& other) { return place < other.begin; }) -
       1;
+  // A sample may span several files.
   while (count > 0) {
     const int64_t skipped = begin - part->begin;
     const int64_t here = std::min(count, part->count - skipped);
     const std::byte* from = part->bytes + skipped * BytesOf(part->type);
+    // The type is decided once for a part and not for each id, so the inner loop can be vectorised.
     WithType(part->type, [&](auto element) {
       for (int64_t i = 0; i < here; ++i) {
         out[i] = static_cast<int32_t>(ElementAt<decltype(element)>(from, i));
@@ -131,12 +141,14 @@ void TokenDataset::Read(int64_t begin, int64_t count, int32_t* out) const {
 }
 
 absl::StatusOr<int32_t> TokenDataset::HighestToken(const std::string& name) const {
+  // Ids are int32 everywhere behind this class, so larger ones in a file would wrap.
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
   int64_t highest = -1;
   int64_t bad_place = -1;
   int64_t bad_id = 0;
   for (const Part& part : parts_) {
     WithType(part.type, [&](auto element) {
+      // The first bad id ends the search, since the whole file may be of another type.
       for (int64_t i = 0; i < part.count && bad_place < 0; ++i) {
         const auto id = static_cast<int64_t>(ElementAt<decltype(element)>(part.bytes, i));
         highest = std::max(highest, id);
@@ -155,10 +167,12 @@ absl::StatusOr<int32_t> TokenDataset::HighestToken(const std::string& name) cons
 
 TokenDataset TokenDataset::Slice(int64_t begin, int64_t end) const {
   TERCIO_CHECK(begin >= 0 && begin <= end && end <= count_);
+  // A slice shares the mappings of the whole, and keeps only the parts that it touches.
   TokenDataset slice;
   for (const Part& part : parts_) {
     const int64_t from = std::max(begin, part.begin);
     const int64_t to = std::min(end, part.begin + part.count);
+    // Parts outside the slice would be empty ones.
     if (from >= to) continue;
     slice.Add({part.owner, part.bytes + (from - part.begin) * BytesOf(part.type), part.type, 0,
                to - from});

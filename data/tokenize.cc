@@ -27,15 +27,19 @@ std::string KeyOf(const std::vector<std::string>& paths, const tokenizer::Tokeni
                         {"append_end_of_text", options.append_end_of_text},
                         {"split_sentences", options.split_sentences}};
   for (const std::string& path : paths) {
+    // A missing file leaves zeros here, and has been reported when the texts were opened.
     struct stat info = {};
     stat(path.c_str(), &info);
     key["inputs"].push_back(
+        // A digest stands for the path, which may not be UTF-8. The number of the file tells a file
+        // from another that was renamed to its name.
         {Sha256Hex(path), info.st_size, info.st_ino, info.st_mtim.tv_sec, info.st_mtim.tv_nsec});
   }
   return Sha256Hex(key.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
 }
 
 // The result of a thread for a piece.
+// Threads only encode; what depends on the order is left to the thread that takes the results.
 struct Encoded {
   std::vector<int32_t> ids;
   std::vector<size_t> sentence_ends;       // positions in `ids`, except the last
@@ -77,6 +81,7 @@ Encoded Run::Encode(const TextPiece& piece) const {
   std::string storage;
   const absl::StatusOr<std::string_view> text = TextOf(piece, options_.text, &storage);
   if (!text.ok()) {
+    // Whether a bad line is an error is decided in order, so that the first one is reported.
     encoded.line = text.status();
     return encoded;
   }
@@ -88,16 +93,20 @@ Encoded Run::Encode(const TextPiece& piece) const {
       encoded.status = ids.status();
       return encoded;
     }
+    // The end of the last sentence is the end of the document, which Take knows.
     if (!encoded.ids.empty()) encoded.sentence_ends.push_back(encoded.ids.size());
     encoded.ids.insert(encoded.ids.end(), ids->begin(), ids->end());
   }
   if (options_.split_sentences) return encoded;
+  // A part of a cut text is no document, so only its last part may get the id.
   const bool ends = piece.ends_document && (piece.json || options_.append_end_of_text);
+  // A .jsonl line without text is no document, and gets no id of its own.
   const bool empty = piece.json && encoded.ids.empty();
   if (ends && !empty && end_of_text_.has_value()) encoded.ids.push_back(*end_of_text_);
   return encoded;
 }
 
+// This runs on one thread, in the order of the documents, whatever the number of threads is.
 absl::Status Run::Take(const TextPiece& piece, Encoded encoded) {
   if (!encoded.line.ok()) {
     const std::string what =
@@ -122,7 +131,9 @@ absl::Status Run::Take(const TextPiece& piece, Encoded encoded) {
     TERCIO_RETURN_IF_ERROR(writer_->Append(ids.subspan(begin)));
     if (piece.ends_document) writer_->EndDocument();
   }
+  // The place is taken before the commit, whose note would name the piece again otherwise.
   taken_ = piece.end;
+  // Blocks bound what a run that was killed has to repeat.
   if (writer_->uncommitted_bytes() < options_.block_bytes) return absl::OkStatus();
   return writer_->Commit(Note());
 }
@@ -133,6 +144,7 @@ absl::Status Run::BatchDone() {
                                      writer_->documents(),  writer_->tokens(),
                                      report_.skipped_lines, report_.resumed};
   if (options_.progress(progress)) return absl::OkStatus();
+  // Stopping saves what the last block does not hold yet, so the next run repeats nothing.
   TERCIO_RETURN_IF_ERROR(writer_->Commit(Note()));
   return absl::CancelledError("stopped; run the same command again to continue from here");
 }
@@ -143,13 +155,16 @@ std::string Run::Note() const {
                          {"line", taken_.line},
                          {"skipped_lines", report_.skipped_lines},
                          {"first_skipped", report_.first_skipped}})
+      // The place of a skipped line may be in a file whose name is not UTF-8.
       .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
 absl::Status Run::Continue(const std::string& prefix) {
+  // Without a journal of an earlier run everything starts at the beginning.
   if (!writer_->resumed_note().has_value()) return absl::OkStatus();
   const nlohmann::json note =
       nlohmann::json::parse(*writer_->resumed_note(), nullptr, /*allow_exceptions=*/false);
+  // The journal's digests protect the note from damage, but not from a writer of another version.
   bool good =
       note.is_object() && note.contains("first_skipped") && note["first_skipped"].is_string();
   for (const char* key : {"input", "offset", "line", "skipped_lines"}) {
@@ -164,6 +179,7 @@ absl::Status Run::Continue(const std::string& prefix) {
   report_.skipped_lines = note["skipped_lines"];
   report_.first_skipped = note["first_skipped"];
   report_.resumed = true;
+  // The source skips what the writer has kept; together they give the bytes of one single run.
   source_.GoTo(taken_);
   return absl::OkStatus();
 }
@@ -176,9 +192,11 @@ absl::StatusOr<TokenizeReport> Run::ToEnd() {
       [this](const TextPiece& piece, Encoded encoded) { return Take(piece, std::move(encoded)); };
   TERCIO_RETURN_IF_ERROR(
       ForEachPiece(source_, options_.text.threads, encode, take, [this] { return BatchDone(); }));
+  // Finish requires that nothing is uncommitted.
   TERCIO_RETURN_IF_ERROR(writer_->Commit(Note()));
   report_.documents = writer_->documents();
   report_.tokens = writer_->tokens();
+  // The data set is not finished, so an earlier one of this name stays.
   if (report_.tokens == 0) {
     return absl::InvalidArgumentError(
         absl::StrCat(source_.path(0), source_.inputs() > 1 ? " and the other files" : "",
@@ -212,6 +230,7 @@ absl::StatusOr<TokenizeReport> TokenizeTexts(const std::vector<std::string>& pat
         "the index stores where sentences end, without end-of-text ids; omit --append-eod or "
         "--split-sentences");
   }
+  // A sentence may span a cut, so texts whose sentences matter stay whole.
   const bool may_cut = MayCutText(tokenizer) && !options.split_sentences;
   TERCIO_ASSIGN_OR_RETURN(TextSource source,
                           TextSource::Open(paths, may_cut ? kTextPieceBytes : 0));
@@ -219,6 +238,7 @@ absl::StatusOr<TokenizeReport> TokenizeTexts(const std::vector<std::string>& pat
                           IndexedDatasetWriter::Open(prefix, TokenTypeFor(tokenizer.vocab_size()),
                                                      KeyOf(paths, tokenizer, options)));
   Run run(std::move(source), tokenizer, options, std::move(writer));
+  // The writer has recovered by now, so its note tells where to continue.
   TERCIO_RETURN_IF_ERROR(run.Continue(prefix));
   return run.ToEnd();
 }

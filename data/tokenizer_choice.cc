@@ -19,6 +19,7 @@ absl::Status ChoiceFault(const std::string& where, const absl::Status& status) {
 // The distinct characters of a text, as the bytes that the first byte of each announces; CharsOf
 // checks whether they are UTF-8.
 std::set<std::string> DistinctCharacters(std::string_view text) {
+  // Most characters are ASCII, for which an array is much cheaper than a set of strings.
   std::array<bool, 128> ascii = {};
   std::set<std::string_view> longer;
   for (size_t i = 0; i < text.size();) {
@@ -79,6 +80,7 @@ absl::StatusOr<tokenizer::Tokenizer> CharsOfFiles(const std::vector<std::string>
 absl::StatusOr<tokenizer::Tokenizer> ChooseTokenizer(const std::string& name,
                                                      const std::vector<std::string>& texts,
                                                      const TextOptions& options) {
+  // These two names take precedence over files of the same name.
   if (name == "bytes") return tokenizer::Tokenizer::Bytes();
   if (name == "chars") return CharsOfFiles(texts, options);
   if (!PathExists(name)) {

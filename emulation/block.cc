@@ -19,12 +19,15 @@ constinit thread_local dim3 gridDim;
 namespace tercio::emulation {
 namespace {
 
+// Kernels that write past the end mostly do so by little, so the guard need not be large.
 constexpr size_t kGuardBytes = 256;
 constexpr char kGuard = '\xa5';
 constexpr char kPoison = '\xff';  // NaN in every format, -1 as an integer
+// Kernels read shared memory as vectors and tiles, for which a GPU's is aligned at least like this.
 constexpr size_t kSharedAlignment = 128;
 
 bool SamePlace(const Place& a, const Place& b) {
+  // Files of one name may come from several translation units, each with its own copy of the text.
   return a.line == b.line && (a.file == b.file || std::strcmp(a.file, b.file) == 0);
 }
 
@@ -37,6 +40,7 @@ std::string Triple(uint3 value) {
          std::to_string(value.z) + ")";
 }
 
+// CUDA numbers threads with x first.
 uint3 ThreadIndex(uint32_t thread, dim3 size) {
   return {thread % size.x, thread / size.x % size.y, thread / size.x / size.y};
 }
@@ -58,13 +62,16 @@ void Block::Run(const Grid& grid, uint3 index, const Orders& orders, uint64_t se
   index_ = index;
   count_ = grid.threads.x * grid.threads.y * grid.threads.z;
   threads_.assign(count_, Thread());
+  // Indices are computed once, since every switch of threads sets one.
   for (uint32_t i = 0; i < count_; ++i) threads_[i].index = ThreadIndex(i, grid.threads);
   warps_.assign((count_ + kWarpLanes - 1) / kWarpLanes, Warp());
+  // The counters of the previous block mean nothing here, even if it ended in the middle.
   returned_ = at_barrier_ = predicates_ = 0;
   blockIdx = index;
   blockDim = grid.threads;
   gridDim = grid.blocks;
   PrepareSharedMemory();
+  // The seed advances with each shuffle, so that one block sees several orders.
   FillOrder(orders.threads, NextRandom(seed), count_, order_);
   while (returned_ < count_) {
     bool progress = false;
@@ -76,6 +83,7 @@ void Block::Run(const Grid& grid, uint3 index, const Orders& orders, uint64_t se
       Resume(thread);
     }
     if (!progress) ExplainStandstill();
+    // A fixed order stays the same in every round; a shuffled one exposes more races if it changes.
     if (orders.threads == Order::kShuffled) {
       FillOrder(orders.threads, NextRandom(seed), count_, order_);
     }
@@ -87,6 +95,7 @@ void Block::Resume(uint32_t thread) {
   Thread& resumed = threads_[thread];
   current_ = thread;
   SetPosition(thread);
+  // A fiber is taken only when the thread first runs, as most threads of a simple kernel share one.
   if (resumed.state == State::kNotStarted) {
     if (idle_.empty()) {
       fibers_.push_back(std::make_unique<Fiber>(&Block::FiberBody, this));
@@ -110,12 +119,14 @@ void Block::RunThreads() {
       threads_[current_].state = State::kReturned;
       ++returned_;
     } while (NextToStart());
+    // The fiber is free only now: until here it could still start a thread itself.
     idle_.push_back(threads_[current_].fiber);
     Fiber::Suspend();
   }
 }
 
 bool Block::NextToStart() {
+  // Another fiber may already hold the next thread, which then cannot be started here.
   if (cursor_ >= count_ || threads_[order_[cursor_]].state != State::kNotStarted) return false;
   Fiber* fiber = threads_[current_].fiber;
   current_ = order_[cursor_++];
@@ -128,6 +139,7 @@ bool Block::NextToStart() {
 void Block::SetPosition(uint32_t thread) { threadIdx = threads_[thread].index; }
 
 void Block::Wait(State state, Place where) {
+  // State and place are what messages tell of a thread that waits.
   threads_[current_].state = state;
   threads_[current_].where = where;
 }
@@ -138,6 +150,7 @@ int Block::Barrier(BarrierKind kind, bool predicate, Place where) {
   self.barrier = kind;
   ++at_barrier_;
   predicates_ += predicate ? 1 : 0;
+  // The last thread to arrive releases all, so that no order of the threads can hang.
   if (at_barrier_ == count_) ReleaseBarrier();
   Fiber::Suspend();
   return barrier_result_;
@@ -145,6 +158,7 @@ int Block::Barrier(BarrierKind kind, bool predicate, Place where) {
 
 void Block::ReleaseBarrier() {
   const Thread& self = threads_[current_];
+  // A barrier is one place in the source for all threads; on a GPU different ones may hang.
   for (uint32_t i = 0; i < count_; ++i) {
     Thread& thread = threads_[i];
     if (thread.barrier != self.barrier || !SamePlace(thread.where, self.where)) {
@@ -175,6 +189,7 @@ uint64_t Block::WarpExchange(WarpOperation operation, uint32_t mask, uint64_t va
   const uint32_t lane = current_ % kWarpLanes;
   const uint32_t lanes = std::min<uint32_t>(kWarpLanes, count_ - warp * kWarpLanes);
   Thread& self = threads_[current_];
+  // The state is set before the checks, which describe what the thread is doing.
   Wait(State::kAtWarp, where);
   self.operation = operation;
   self.mask = mask;
@@ -191,6 +206,7 @@ uint64_t Block::WarpExchange(WarpOperation operation, uint32_t mask, uint64_t va
     Fail(NameOf(current_) + Doing(current_) + " with width " + std::to_string(width));
   }
   warps_[warp].waiting |= 1u << lane;
+  // A warp operation waits for the lanes of its mask only, not for the whole warp.
   if ((warps_[warp].waiting & mask) == mask) ReleaseWarp(warp, mask);
   Fiber::Suspend();
   return self.result;
@@ -199,6 +215,7 @@ uint64_t Block::WarpExchange(WarpOperation operation, uint32_t mask, uint64_t va
 void Block::ReleaseWarp(uint32_t warp, uint32_t mask) {
   const uint32_t first = warp * kWarpLanes;
   const Thread& self = threads_[current_];
+  // Each step clears the lowest bit that is set, so only the lanes of the mask are visited.
   for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
     const uint32_t other = first + static_cast<uint32_t>(std::countr_zero(rest));
     const Thread& thread = threads_[other];
@@ -207,6 +224,7 @@ void Block::ReleaseWarp(uint32_t warp, uint32_t mask) {
       FailDiverged(other, current_);
     }
   }
+  // Results are computed before any lane runs again and changes the values that others read.
   for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
     const auto lane = static_cast<uint32_t>(std::countr_zero(rest));
     threads_[first + lane].result = Exchanged(first, lane);
@@ -219,6 +237,7 @@ void Block::ReleaseWarp(uint32_t warp, uint32_t mask) {
 uint64_t Block::Exchanged(uint32_t first, uint32_t lane) const {
   const Thread& thread = threads_[first + lane];
   const int own = static_cast<int>(lane);
+  // The width is a power of two, so this is the first lane of the part.
   const int begin = own & ~(thread.width - 1);
   const int end = begin + thread.width;
   int source = own;
@@ -234,6 +253,7 @@ uint64_t Block::Exchanged(uint32_t first, uint32_t lane) const {
       return ballot;
     }
     case WarpOperation::kShuffle:
+      // A plain shuffle wraps around within its part, unlike the other three.
       source = begin + (thread.operand & (thread.width - 1));
       break;
     case WarpOperation::kShuffleUp:
@@ -249,6 +269,7 @@ uint64_t Block::Exchanged(uint32_t first, uint32_t lane) const {
   // Beyond its part of the warp a lane keeps its own value; XOR may reach back to earlier parts.
   const bool too_low = thread.operation != WarpOperation::kShuffleXor && source < begin;
   if (too_low || source < 0 || source >= end) source = own;
+  // A GPU gives such a lane an undefined value, which tests would not notice.
   if ((thread.mask >> source & 1) == 0) {
     Fail(NameOf(first + lane) + Doing(first + lane) + " and reads from lane " +
          std::to_string(source) + ", which is not in the mask");
@@ -263,9 +284,11 @@ void Block::PrepareSharedMemory() {
   const auto address = reinterpret_cast<uintptr_t>(shared_memory_.data());
   shared_ =
       shared_memory_.data() + (kSharedAlignment - address % kSharedAlignment) % kSharedAlignment;
+  // Shared memory begins with NaN, so that reading it before writing shows in results.
   std::memset(shared_, kPoison, bytes);
   std::memset(shared_ + bytes, kGuard, kGuardBytes);
 #if defined(__SANITIZE_ADDRESS__)
+  // With AddressSanitizer the first wrong access ends the program where it happens.
   ASAN_POISON_MEMORY_REGION(shared_ + bytes, kGuardBytes);
 #endif
 }
@@ -299,6 +322,7 @@ std::string Block::Doing(uint32_t thread) const {
     case State::kAtBarrier:
       return std::string(" waits at ") + kBarriers[static_cast<int>(t.barrier)] + " (" +
              Describe(t.where) + ")";
+    // The mask is what a lane most often gets wrong, so it is part of the message.
     case State::kAtWarp: {
       char mask[16];
       std::snprintf(mask, sizeof(mask), "0x%08x", t.mask);
@@ -315,6 +339,7 @@ std::string Block::Doing(uint32_t thread) const {
 void Block::Fail(const std::string& what) const {
   std::fprintf(stderr, "emulated CUDA: kernel %s, block %s: %s\n", KernelName(grid_->kernel),
                Triple(index_).c_str(), what.c_str());
+  // abort leaves a core and a stack, which an exception through fibers could not.
   std::abort();
 }
 
@@ -331,6 +356,7 @@ void Block::ExplainStandstill() const {
     const uint32_t first = i / kWarpLanes * kWarpLanes;
     for (uint32_t j = 0; j < count_; ++j) {
       const Thread& other = threads_[j];
+      // At a barrier every other thread counts, at a warp operation only those of the mask.
       const bool meant =
           waiting.state == State::kAtBarrier ||
           (j >= first && j < first + kWarpLanes && (waiting.mask >> (j - first) & 1) != 0);

@@ -25,6 +25,7 @@ struct cublasLtMatmulDescOpaque {
   const float* b_scale = nullptr;
   bool tf32 = false;
 };
+// The library counts by columns: `leading` lies between the beginnings of two of them.
 struct cublasLtMatrixLayoutOpaque {
   cudaDataType_t type;
   int64_t rows;
@@ -33,6 +34,7 @@ struct cublasLtMatrixLayoutOpaque {
 };
 struct cublasLtMatmulPreferenceOpaque {
   uint64_t workspace_bytes = 0;
+  // The default allows all schemes of reduction, as the library does.
   uint32_t reductions = 7;
   uint32_t alignment[4] = {256, 256, 256, 256};  // of A, B, C, D
 };
@@ -41,7 +43,9 @@ namespace {
 
 using Layout = cublasLtMatrixLayoutOpaque;
 
+// An algorithm that was not made here, or was damaged, lacks this number.
 constexpr uint64_t kMagic = 0x7465726369756c74;
+// The split needs a workspace, so that tests see what happens without one.
 constexpr uint64_t kSplitWorkspace = 64 << 10;
 constexpr int64_t kSplitDepth = 32;  // products of this depth or more can be split
 // On the device's clock: number 1, which comes first, takes longer by half.
@@ -53,6 +57,7 @@ int64_t Microseconds(uint64_t number, int64_t products) {
 constexpr uint64_t kSideAlignment = 16;   // of biases and auxiliary matrices
 constexpr int64_t kAuxiliaryLeading = 8;  // leading dimensions are multiples of this
 constexpr int64_t kEightBitUnit = 16;     // likewise sizes and addresses of factors of 8 bits
+// Ada and Hopper are the first to multiply numbers of 8 bits.
 constexpr int kEightBitCapability = 89;
 
 // The content of an algorithm, in cublasLtMatmulAlgo_t::data.
@@ -66,6 +71,7 @@ struct Problem {
   const Layout* d;
 };
 
+// The reason goes to stderr, since a status says too little to find the mistake by.
 cublasStatus_t Refuse(cublasStatus_t status, const std::string& why) {
   std::fprintf(stderr, "cublasLt: %s: %s\n", cublasLtGetStatusName(status), why.c_str());
   return status;
@@ -73,6 +79,7 @@ cublasStatus_t Refuse(cublasStatus_t status, const std::string& why) {
 
 uint64_t Alignment(const void* pointer) {
   const auto address = reinterpret_cast<uintptr_t>(pointer);
+  // The lowest set bit of an address is its alignment.
   return address == 0 ? 256 : address & ~(address - 1);
 }
 
@@ -87,6 +94,7 @@ bool IsType(cudaDataType_t type) {
   return type == CUDA_R_32F || type == CUDA_R_16F || type == CUDA_R_16BF || IsEightBits(type);
 }
 
+// The hash stands for the problem in an algorithm, which is refused for any other one.
 uint64_t Hash(const Problem& p) {
   uint64_t hash = 0xcbf29ce484222325;
   const auto add = [&hash](int64_t value) {
@@ -114,6 +122,7 @@ bool HasAuxiliary(cublasLtEpilogue_t epilogue) {
          epilogue == CUBLASLT_EPILOGUE_DGELU;
 }
 
+// These are rules of the library's documentation, which a GPU enforces only for some shapes.
 cublasStatus_t CheckSides(const Problem& p) {
   const auto& desc = *p.desc;
   if (HasBias(desc.epilogue)) {
@@ -125,6 +134,7 @@ cublasStatus_t CheckSides(const Problem& p) {
       return Refuse(CUBLAS_STATUS_NOT_SUPPORTED, "the bias is not aligned");
     }
   } else if (desc.bias != nullptr) {
+    // A bias that nothing reads is a mistake of the caller.
     return Refuse(CUBLAS_STATUS_INVALID_VALUE, "there is a bias, but the epilogue has none");
   }
   if (!HasAuxiliary(desc.epilogue)) {
@@ -145,6 +155,7 @@ cublasStatus_t CheckSides(const Problem& p) {
 }
 
 // Compute capability of the current device: 10 * major + minor.
+// The capability is a setting of the emulation, so that tests can have an older device.
 int Capability() {
   int device = 0;
   int major = 0;
@@ -159,6 +170,7 @@ cublasStatus_t CheckEightBits(const Problem& p) {
   const auto& desc = *p.desc;
   const auto refuse = [](const char* why) { return Refuse(CUBLAS_STATUS_NOT_SUPPORTED, why); };
   if (Capability() < kEightBitCapability) return refuse("8 bits on an older device");
+  // cuBLASLt has no product of two factors of E5M2.
   if (p.a->type == CUDA_R_8F_E5M2 && p.b->type == CUDA_R_8F_E5M2) {
     return refuse("both factors are E5M2");
   }
@@ -174,6 +186,7 @@ cublasStatus_t CheckEightBits(const Problem& p) {
   if (desc.epilogue == CUBLASLT_EPILOGUE_BIAS && p.d->type == CUDA_R_32F) {
     return refuse("8 bits with a bias of 32");
   }
+  // cuBLASLt demands that 16 divides all sizes of such factors.
   for (const Layout* layout : {p.a, p.b, p.d}) {
     if ((layout->rows | layout->columns | layout->leading) % kEightBitUnit != 0) {
       return refuse("8 bits, but sizes that 16 does not divide");
@@ -195,13 +208,16 @@ cublasStatus_t CheckProblem(const Problem& p) {
   if (k != k_of_b || p.d->rows != m || p.d->columns != n || p.c->rows != m || p.c->columns != n) {
     return Refuse(CUBLAS_STATUS_INVALID_VALUE, "the sizes of the matrices do not fit");
   }
+  // Tercio adds to the result itself, so nothing else needs to be emulated.
   if (p.c->type != p.d->type || p.c->leading != p.d->leading) {
     return Refuse(CUBLAS_STATUS_NOT_SUPPORTED, "C does not have the layout of D");
   }
+  // These products have rules of their own, and only they have scales.
   if (IsEightBits(p.a->type) && IsEightBits(p.b->type)) return CheckEightBits(p);
   if (p.desc->a_scale != nullptr || p.desc->b_scale != nullptr) {
     return Refuse(CUBLAS_STATUS_INVALID_VALUE, "scales of more than 8 bits");
   }
+  // A result may have the format of the factors, or fp32; Tercio needs no other mixture.
   if (p.a->type != p.b->type || (p.d->type != p.a->type && p.d->type != CUDA_R_32F)) {
     return Refuse(CUBLAS_STATUS_NOT_SUPPORTED, "these types are not multiplied");
   }
@@ -254,6 +270,7 @@ double Factor(const cublasLtMatmulDescOpaque& desc, const void* from, cudaDataTy
   const double value = Read(from, type, index);
   if (!desc.tf32 || type != CUDA_R_32F) return value;
   int exponent = 0;
+  // frexp puts 0 before the point, so 11 bits are the leading one and ten more.
   const double fraction = std::frexp(value, &exponent);
   return std::ldexp(std::nearbyint(std::ldexp(fraction, 11)), exponent - 11);
 }
@@ -261,6 +278,7 @@ double Factor(const cublasLtMatmulDescOpaque& desc, const void* from, cudaDataTy
 // The value written to D, from the sum; the auxiliary matrix is written or read.
 float Finish(const Product& p, int64_t i, int64_t j, float sum) {
   const cublasLtMatmulDescOpaque& desc = p.desc;
+  // The gradient of the bias is an output, and not added.
   if (HasBias(desc.epilogue) && desc.epilogue != CUBLASLT_EPILOGUE_BGRADB) {
     sum += static_cast<float>(Read(desc.bias, p.d.type, i));
   }
@@ -269,6 +287,7 @@ float Finish(const Product& p, int64_t i, int64_t j, float sum) {
   if (desc.epilogue == CUBLASLT_EPILOGUE_DGELU) {
     return static_cast<float>(sum * GeluSlope(Read(desc.auxiliary, p.d.type, at)));
   }
+  // The forward pass keeps the input of GELU, which the gradient reads.
   Write(const_cast<void*>(desc.auxiliary), p.d.type, at, sum);
   return static_cast<float>(Gelu(sum));
 }
@@ -276,6 +295,7 @@ float Finish(const Product& p, int64_t i, int64_t j, float sum) {
 // Sums of B over the depth, one for each column of D.
 void WriteBiasGradient(const Product& p, int64_t depth, int64_t b_column, int64_t b_depth) {
   for (int64_t j = 0; j < p.d.columns; ++j) {
+    // The sum is in double, so that its own rounding does not hide the kernel's.
     double sum = 0;
     for (int64_t k = 0; k < depth; ++k) sum += Read(p.b_data, p.b.type, j * b_column + k * b_depth);
     Write(const_cast<void*>(p.desc.bias), p.d.type, j, static_cast<float>(sum));
@@ -286,6 +306,7 @@ void Multiply(const Product& p) {
   const bool transpose_a = p.desc.transpose_a == CUBLAS_OP_T;
   const bool transpose_b = p.desc.transpose_b == CUBLAS_OP_T;
   const int64_t depth = transpose_a ? p.a.rows : p.a.columns;
+  // These strides make one loop serve all four combinations of transposes.
   const int64_t a_row = transpose_a ? p.a.leading : 1;
   const int64_t a_depth = transpose_a ? 1 : p.a.leading;
   const int64_t b_column = transpose_b ? 1 : p.b.leading;
@@ -299,9 +320,11 @@ void Multiply(const Product& p) {
           partial += Factor(p.desc, p.a_data, p.a.type, i * a_row + k * a_depth) *
                      Factor(p.desc, p.b_data, p.b.type, j * b_column + k * b_depth);
         }
+        // Parts are rounded to fp32 one by one, as when they pass through a workspace.
         sum += static_cast<float>(partial);
       }
       sum *= p.alpha;
+      // Scales apply to the sum, before anything is added to it.
       if (p.desc.a_scale != nullptr) sum *= *p.desc.a_scale * *p.desc.b_scale;
       const int64_t at = j * p.d.leading + i;
       // If beta is 0, C may hold anything.
@@ -314,6 +337,7 @@ void Multiply(const Product& p) {
 
 template <typename T>
 cublasStatus_t Set(T& to, const void* value, size_t bytes) {
+  // A wrong size of an attribute would read past the caller's variable.
   if (value == nullptr || bytes != sizeof(T)) {
     return Refuse(CUBLAS_STATUS_INVALID_VALUE, "the attribute has another size");
   }
@@ -376,6 +400,7 @@ cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) { return Delete(handle);
 
 cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* desc, cublasComputeType_t compute,
                                         cudaDataType_t scale) {
+  // Any other kind of sum would need arithmetic that nobody tests here.
   if ((compute != CUBLAS_COMPUTE_32F && compute != CUBLAS_COMPUTE_32F_FAST_TF32) ||
       scale != CUDA_R_32F) {
     return Refuse(CUBLAS_STATUS_NOT_SUPPORTED, "sums in other formats than fp32");
@@ -418,6 +443,7 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
 cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* layout, cudaDataType type,
                                           uint64_t rows, uint64_t columns, int64_t leading) {
   if (!IsType(type)) return Refuse(CUBLAS_STATUS_INVALID_VALUE, "an unknown type");
+  // The real library refuses empty matrices, so callers have to avoid them.
   if (rows == 0 || columns == 0) return Refuse(CUBLAS_STATUS_INVALID_VALUE, "an empty matrix");
   if (leading < static_cast<int64_t>(rows)) {
     return Refuse(CUBLAS_STATUS_INVALID_VALUE, "columns that overlap");
@@ -463,22 +489,27 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
                                               cublasLtMatmulPreference_t preference, int requested,
                                               cublasLtMatmulHeuristicResult_t* results,
                                               int* returned) {
+  // The checks come before anything is read through these pointers.
   if (handle == nullptr || preference == nullptr || results == nullptr || returned == nullptr ||
       requested < 1) {
     return Refuse(CUBLAS_STATUS_INVALID_VALUE, "a null argument");
   }
   const Problem problem{desc, a, b, c, d};
   const cublasStatus_t status = CheckProblem(problem);
+  // An impossible problem has no algorithms, and its reason was reported.
   if (status != CUBLAS_STATUS_SUCCESS) return status;
   *returned = 0;
   const uint32_t(&alignment)[4] = preference->alignment;
   const Layout* layouts[4] = {a, b, c, d};
   for (int i = 0; i < 4; ++i) {
+    // An alignment below an element's size can never be met.
     const size_t least = IsEightBits(a->type) ? kEightBitUnit : BytesOf(layouts[i]->type);
     if (alignment[i] < least) {
       return Refuse(CUBLAS_STATUS_NOT_SUPPORTED, "elements that are not aligned");
     }
   }
+  // Both conditions decide whether a second algorithm is offered, for which callers have to
+  // prepare.
   const int64_t depth = desc->transpose_a == CUBLAS_OP_T ? a->rows : a->columns;
   const bool splits = depth >= kSplitDepth && preference->workspace_bytes >= kSplitWorkspace &&
                       (preference->reductions & CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE) != 0;
@@ -486,10 +517,12 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
     cublasLtMatmulHeuristicResult_t& result = results[(*returned)++];
     result = {};
     const uint64_t workspace = number == 1 ? kSplitWorkspace : 0;
+    // The declared alignments travel in the algorithm, so that a call can be held to them.
     result.algo = {{kMagic, number, Hash(problem), uint64_t{alignment[0]} << 32 | alignment[1],
                     uint64_t{alignment[2]} << 32 | alignment[3], workspace, 0, 0}};
     result.workspaceSize = workspace;
     result.state = CUBLAS_STATUS_SUCCESS;
+    // The numbers have no sign, so the loop ends here and not by its condition.
     if (number == 0) break;
   }
   return CUBLAS_STATUS_SUCCESS;
@@ -502,6 +535,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
                               cublasLtMatrixLayout_t d_layout,
                               const cublasLtMatmulAlgo_t* algorithm, void* workspace,
                               size_t workspace_bytes, cudaStream_t stream) {
+  // c may be null where beta is 0.
   if (handle == nullptr || alpha == nullptr || beta == nullptr || a == nullptr || b == nullptr ||
       d == nullptr || algorithm == nullptr) {
     return Refuse(CUBLAS_STATUS_INVALID_VALUE, "a null argument");
@@ -509,26 +543,31 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
   const Problem problem{desc, a_layout, b_layout, c_layout, d_layout};
   const cublasStatus_t status = CheckProblem(problem);
   if (status != CUBLAS_STATUS_SUCCESS) return status;
+  // An algorithm from another problem would run on a GPU, with any result.
   const uint64_t(&words)[8] = algorithm->data;
   if (words[kIsMagic] != kMagic || words[kNumber] > 1 || words[kProblem] != Hash(problem)) {
     return Refuse(CUBLAS_STATUS_NOT_SUPPORTED, "the algorithm is for another problem");
   }
   float beta_value = 0;
+  // beta may lie at any alignment.
   std::memcpy(&beta_value, beta, sizeof(float));
   if (Alignment(a) < words[kAlignmentAB] >> 32 || Alignment(b) < (words[kAlignmentAB] & ~0u) ||
       Alignment(d) < (words[kAlignmentCD] & ~0u) ||
       (beta_value != 0 && Alignment(c) < words[kAlignmentCD] >> 32)) {
     return Refuse(CUBLAS_STATUS_NOT_SUPPORTED, "a matrix is less aligned than declared");
   }
+  // A GPU would write past a workspace that is too small.
   if (words[kWorkspace] > workspace_bytes ||
       (words[kWorkspace] > 0 && Alignment(workspace) < 256)) {
     return Refuse(CUBLAS_STATUS_INVALID_VALUE, "the workspace is too small, or not aligned");
   }
+  // The library may support this, but Tercio never needs it, so it is taken for a mistake.
   if (beta_value != 0 && c != d) {
     return Refuse(CUBLAS_STATUS_NOT_SUPPORTED, "C is not D");
   }
   float alpha_value = 0;
   std::memcpy(&alpha_value, alpha, sizeof(float));
+  // The descriptors are copied, since the caller may change them before the work runs.
   const Product product{*desc,
                         *a_layout,
                         *b_layout,
@@ -541,6 +580,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
                         beta_value,
                         words[kNumber] == 1 ? 2 : 1};
   const int64_t depth = desc->transpose_a == CUBLAS_OP_T ? a_layout->rows : a_layout->columns;
+  // The work runs later, in an order that the emulation chooses.
   const auto run = [product] {
     Multiply(product);
     return true;

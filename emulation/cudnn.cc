@@ -20,16 +20,20 @@ struct cudnnContext {
 
 namespace tercio::emulation {
 
+// The definition is in cudnn_descriptor.cc, beside the table that it reads.
 std::string MissingAttribute(const Descriptor& descriptor);
 
 namespace {
 
 constexpr int kEngines = 4;
+// Each engine but the last has a fault that real ones have, so that callers must choose well.
 enum Engine { kDrawsBits, kWantsTooMuch, kThinksBetter, kExecutes };
+// No device has this much memory.
 constexpr int64_t kTooMuch = int64_t{1} << 50;
 constexpr uintptr_t kWorkspaceAlignment = 16;
 
 CudnnSettings settings;
+// Tests count plans and executions, to see what was kept and what was made again.
 std::atomic<int64_t> plans{0};
 std::atomic<int64_t> executions{0};
 
@@ -38,6 +42,7 @@ const Descriptor& GraphOf(const Descriptor& config) {
 }
 
 // Makes `to` (an engine, or its configuration) a descriptor that the library returns.
+// An engine carries its graph, since everything that is asked of it follows from the graph.
 void Fill(const Descriptor& from, int engine, Descriptor* to) {
   to->engine = engine;
   to->values[CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH] =
@@ -50,10 +55,12 @@ cudnnStatus_t FinalizePlan(const Descriptor& plan) {
   if (config.type != CUDNN_BACKEND_ENGINECFG_DESCRIPTOR) {
     return RefuseCudnn(CUDNN_STATUS_BAD_PARAM, "a plan without an engine");
   }
+  // A real library may rank an engine and refuse it only when the plan is made.
   if (config.engine == kThinksBetter) {
     return RefuseCudnn(CUDNN_STATUS_NOT_SUPPORTED,
                        "this engine does not support the graph after all");
   }
+  // Only the plans that can be executed count.
   if (config.engine == kExecutes) ++plans;
   return CUDNN_STATUS_SUCCESS;
 }
@@ -61,6 +68,7 @@ cudnnStatus_t FinalizePlan(const Descriptor& plan) {
 cudnnStatus_t FinalizePack(const Descriptor& pack) {
   const auto ids = pack.All<int64_t>(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS);
   const auto pointers = pack.All<void*>(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS);
+  // A second pointer for one tensor would replace the first without notice.
   if (ids.size() != pointers.size() ||
       std::set<int64_t>(ids.begin(), ids.end()).size() != ids.size()) {
     return RefuseCudnn(CUDNN_STATUS_BAD_PARAM, "there must be one pointer for each tensor");
@@ -73,6 +81,7 @@ cudnnStatus_t FinalizePack(const Descriptor& pack) {
 
 cudnnStatus_t CopyOut(const void* from, size_t each, int64_t have, int64_t requested,
                       int64_t* count, void* to) {
+  // The number that exists is returned even if fewer are requested, as by the library.
   *count = have;
   if (to != nullptr) std::memcpy(to, from, each * static_cast<size_t>(std::min(have, requested)));
   return CUDNN_STATUS_SUCCESS;
@@ -82,6 +91,7 @@ cudnnStatus_t CopyOut(const void* from, size_t each, int64_t have, int64_t reque
 cudnnStatus_t HandOut(const Descriptor& from, cudnnBackendDescriptorType_t type, int first,
                       int64_t requested, void* elements) {
   for (int64_t i = 0; i < requested; ++i) {
+    // The caller makes these descriptors, and they must be untouched.
     Descriptor* to = FindDescriptor(static_cast<cudnnBackendDescriptor_t*>(elements)[i]);
     if (to == nullptr || to->type != type || to->finalized) {
       return RefuseCudnn(CUDNN_STATUS_BAD_PARAM, "not a new descriptor of this type");
@@ -94,6 +104,7 @@ cudnnStatus_t HandOut(const Descriptor& from, cudnnBackendDescriptorType_t type,
 bool Overlap(const void* a, int64_t a_bytes, const void* b, int64_t b_bytes) {
   const auto* first = static_cast<const char*>(a);
   const auto* second = static_cast<const char*>(b);
+  // Ranges overlap if each begins before the other ends.
   return first < second + b_bytes && second < first + a_bytes;
 }
 
@@ -107,16 +118,19 @@ struct Call {
 };
 
 cudnnStatus_t CheckMemory(const Call& call, int64_t id, const GraphTensor& tensor, int device) {
+  // The pointer may be any address, so it is checked before anything is read through it.
   const void* pointer = call.addresses.at(id);
   const int64_t bytes = tensor.Span() * tensor.ElementBytes();
   if (reinterpret_cast<uintptr_t>(pointer) % static_cast<uintptr_t>(tensor.alignment) != 0) {
     return RefuseCudnn(CUDNN_STATUS_BAD_PARAM_MISALIGNED_POINTER,
                        "tensor " + std::to_string(id) + " is less aligned than declared");
   }
+  // A host address would work in the emulation and fail on a GPU.
   if (!LiesOnDevice(device, pointer, static_cast<size_t>(bytes), "cudnnBackendExecute")) {
     return RefuseCudnn(CUDNN_STATUS_BAD_PARAM,
                        "tensor " + std::to_string(id) + " is not on the handle's device");
   }
+  // The library uses its workspace while it reads and writes tensors.
   if (Overlap(pointer, bytes, call.workspace, call.program.workspace_bytes)) {
     return RefuseCudnn(CUDNN_STATUS_BAD_PARAM,
                        "tensor " + std::to_string(id) + " lies in the workspace");
@@ -128,6 +142,7 @@ cudnnStatus_t Bind(const Descriptor& pack, int device, Call* call) {
   const auto ids = pack.All<int64_t>(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS);
   const auto pointers = pack.All<void*>(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS);
   call->workspace = pack.One<void*>(CUDNN_ATTR_VARIANT_PACK_WORKSPACE);
+  // The size is known from the graph, and the caller must provide all of it.
   const auto bytes = static_cast<size_t>(call->program.workspace_bytes);
   if (reinterpret_cast<uintptr_t>(call->workspace) % kWorkspaceAlignment != 0 ||
       !LiesOnDevice(device, call->workspace, bytes, "cudnnBackendExecute's workspace")) {
@@ -140,12 +155,14 @@ cudnnStatus_t Bind(const Descriptor& pack, int device, Call* call) {
       return RefuseCudnn(CUDNN_STATUS_BAD_PARAM,
                          "a pointer for tensor " + std::to_string(ids[i]) + ", which has none");
     }
+    // Scalars are read now, as the library does, so the caller may change them after the call.
     if (tensor->second.is_scalar) {
       call->scalars[ids[i]] = *static_cast<const float*>(pointers[i]);
     } else {
       call->addresses[ids[i]] = pointers[i];
     }
   }
+  // Each tensor in memory needs a pointer, whether the caller uses its values or not.
   for (const auto& [id, tensor] : call->program.tensors) {
     if (tensor.is_virtual) continue;
     if (tensor.is_scalar ? call->scalars.count(id) == 0 : call->addresses.count(id) == 0) {
@@ -161,6 +178,7 @@ cudnnStatus_t Bind(const Descriptor& pack, int device, Call* call) {
 }  // namespace
 
 void ConfigureCudnn(const CudnnSettings& to) {
+  // The counts begin at zero with each configuration, as tests expect.
   settings = to;
   plans = 0;
   executions = 0;
@@ -171,7 +189,9 @@ CudnnCounts GetCudnnCounts() { return {plans, executions, LiveDescriptors()}; }
 void* OpenCudnn() { return settings.present ? &settings : nullptr; }
 
 void* FindInCudnn(void* library, const char* name) {
+  // Only the handle that OpenCudnn gave out is a library.
   if (library != &settings) return nullptr;
+  // Callers look functions up by name, as with dlsym, so a missing one shows here as there.
   static const std::map<std::string, void*> functions = {
       {"cudnnGetVersion", reinterpret_cast<void*>(&cudnnGetVersion)},
       {"cudnnGetErrorString", reinterpret_cast<void*>(&cudnnGetErrorString)},
@@ -223,6 +243,7 @@ const char* cudnnGetErrorString(cudnnStatus_t status) {
 }
 
 cudnnStatus_t cudnnCreate(cudnnHandle_t* handle) {
+  // The fault makes the library present but unusable, as with a wrong driver.
   if (settings.fault == CudnnFault::kNoHandle) {
     return RefuseCudnn(CUDNN_STATUS_NOT_INITIALIZED, "the library does not start");
   }
@@ -253,6 +274,7 @@ cudnnStatus_t cudnnBackendFinalize(cudnnBackendDescriptor_t handle) {
   }
   std::string why = MissingAttribute(*descriptor);
   cudnnStatus_t status = CUDNN_STATUS_SUCCESS;
+  // Further checks read the attributes, so they need all of them.
   if (why.empty()) {
     Program program;
     switch (descriptor->type) {
@@ -260,6 +282,8 @@ cudnnStatus_t cudnnBackendFinalize(cudnnBackendDescriptor_t handle) {
         why = CheckTensor(*descriptor);
         break;
       case CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR:
+        // A graph is compiled when it is finalized, to find its mistakes as early as the library
+        // does.
         why = Compile(*descriptor, &program);
         break;
       case CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR:
@@ -273,6 +297,7 @@ cudnnStatus_t cudnnBackendFinalize(cudnnBackendDescriptor_t handle) {
     }
   }
   if (!why.empty()) return RefuseCudnn(CUDNN_STATUS_BAD_PARAM, why);
+  // A descriptor that was refused stays open, and cannot be used.
   descriptor->finalized = status == CUDNN_STATUS_SUCCESS;
   return status;
 }
@@ -282,6 +307,7 @@ cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t handle,
                                        cudnnBackendAttributeType_t type, int64_t requested,
                                        int64_t* count, void* elements) {
   const Descriptor* from = FindDescriptor(handle);
+  // A query for none has no memory to write to.
   if (!IsUsable(handle) || count == nullptr || (requested > 0) != (elements != nullptr)) {
     return RefuseCudnn(CUDNN_STATUS_BAD_PARAM, "not a finalized descriptor, or nowhere to write");
   }
@@ -301,12 +327,14 @@ cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t handle,
       from->type == CUDNN_BACKEND_ENGINE_DESCRIPTOR) {
     const cudnnBackendNumericalNote_t notes[] = {CUDNN_NUMERICAL_NOTE_TENSOR_CORE,
                                                  CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC};
+    // The first engine says that its bits do not repeat, which callers must heed.
     return CopyOut(notes, sizeof(notes[0]), from->engine == kDrawsBits ? 2 : 1, requested, count,
                    elements);
   }
   if (name == CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE && type == CUDNN_TYPE_INT64 &&
       from->type == CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR) {
     const Descriptor& config = *from->Of(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG);
+    // The program is made again each time, since descriptors hold nothing but attributes.
     Program program;
     Compile(GraphOf(config), &program);
     const int64_t bytes = config.engine == kWantsTooMuch ? kTooMuch : program.workspace_bytes;
@@ -318,6 +346,7 @@ cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t handle,
 
 cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescriptor_t plan_handle,
                                   cudnnBackendDescriptor_t pack_handle) {
+  // The fault comes before all checks, as a real failure can come at any call.
   if (settings.fault == CudnnFault::kCannotExecute) {
     return RefuseCudnn(CUDNN_STATUS_EXECUTION_FAILED, "an injected fault");
   }
@@ -331,6 +360,7 @@ cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescriptor_t
       pack.type != CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR) {
     return RefuseCudnn(CUDNN_STATUS_BAD_PARAM, "not a plan and its pointers");
   }
+  // A plan holds kernels of one device and one handle.
   if (plan.One<cudnnHandle_t>(CUDNN_ATTR_EXECUTION_PLAN_HANDLE) != handle) {
     return RefuseCudnn(CUDNN_STATUS_BAD_PARAM, "the plan belongs to another handle");
   }
@@ -338,6 +368,7 @@ cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescriptor_t
   if (config.engine != kExecutes) {
     return RefuseCudnn(CUDNN_STATUS_NOT_SUPPORTED, "this engine is not emulated");
   }
+  // The call outlives this function: its work runs later.
   auto call = std::make_shared<Call>();
   Compile(GraphOf(config), &call->program);
   call->ignore_mask = settings.fault == CudnnFault::kIgnoresMask;
@@ -345,6 +376,7 @@ cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescriptor_t
   if (status != CUDNN_STATUS_SUCCESS) return status;
   ++executions;
   const cudaError_t error = EnqueueWork(handle->stream, "cudnnBackendExecute", [call] {
+    // A workspace has no defined content, so a program that relies on it must fail.
     std::memset(call->workspace, 0xff, static_cast<size_t>(call->program.workspace_bytes));
     Run(call->program, call->addresses, call->scalars, call->ignore_mask);
     return true;

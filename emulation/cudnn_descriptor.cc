@@ -8,9 +8,12 @@
 namespace tercio::emulation {
 namespace {
 
+// Lists have no limit in the library; this one only has to be above all that occur.
 constexpr int64_t kAny = 1 << 20;
 
 // An attribute that may be set, and its number of elements.
+// Everything that is not in this table is refused, as the library refuses attributes of another
+// descriptor.
 struct Rule {
   cudnnBackendDescriptorType_t owner;
   cudnnBackendAttributeName_t name;
@@ -19,6 +22,8 @@ struct Rule {
   int64_t most = 1;
 };
 
+// The table follows the library's reference; optional attributes are those that it says have a
+// default.
 constexpr Rule kRules[] = {
     {CUDNN_BACKEND_TENSOR_DESCRIPTOR, CUDNN_ATTR_TENSOR_UNIQUE_ID, CUDNN_TYPE_INT64},
     {CUDNN_BACKEND_TENSOR_DESCRIPTOR, CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_TYPE_DATA_TYPE},
@@ -79,6 +84,7 @@ constexpr Rule kRules[] = {
     {CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR, CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR},
 };
 
+// Sizes are those of the C types that the library's interface names.
 size_t BytesOf(cudnnBackendAttributeType_t type) {
   switch (type) {
     case CUDNN_TYPE_BOOLEAN:
@@ -101,16 +107,20 @@ const Rule* FindRule(const Descriptor& owner, cudnnBackendAttributeName_t name) 
 }
 
 struct Registry {
+  // Descriptors may be made by several threads at once.
   std::mutex mutex;
+  // Handles are numbers and never addresses, so that one that was destroyed is never found again.
   uintptr_t last = 0;
   std::map<cudnnBackendDescriptor_t, std::unique_ptr<Descriptor>> live;
 };
 Registry& TheRegistry() {
+  // The registry is never destroyed, since descriptors may be released while the process ends.
   static Registry* registry = new Registry();
   return *registry;
 }
 
 std::string& LastError() {
+  // The last error belongs to a thread, as in the library.
   static thread_local std::string error;
   return error;
 }
@@ -125,12 +135,14 @@ const Descriptor* Descriptor::Of(cudnnBackendAttributeName_t name) const {
 
 cudnnStatus_t RefuseCudnn(cudnnStatus_t status, const std::string& why) {
   std::fprintf(stderr, "cudnn: %s: %s\n", cudnnGetErrorString(status), why.c_str());
+  // The reason is kept for cudnnGetLastErrorString, which callers put into their messages.
   LastError() = why;
   return status;
 }
 
 Descriptor* FindDescriptor(cudnnBackendDescriptor_t handle) {
   Registry& registry = TheRegistry();
+  // The lock covers the search alone: a descriptor itself is used by one thread at a time.
   const std::lock_guard lock(registry.mutex);
   const auto found = registry.live.find(handle);
   return found == registry.live.end() ? nullptr : found->second.get();
@@ -142,11 +154,13 @@ int64_t LiveDescriptors() {
   return static_cast<int64_t>(registry.live.size());
 }
 
+// A descriptor is usable only while everything that it refers to is, all the way down.
 bool IsUsable(cudnnBackendDescriptor_t handle) {
   const Descriptor* descriptor = FindDescriptor(handle);
   if (descriptor == nullptr || !descriptor->finalized) return false;
   for (const auto& [name, value] : descriptor->values) {
     const Rule* rule = FindRule(*descriptor, name);
+    // Results that the library hands out have no rule, and refer to their graph.
     if (rule != nullptr && rule->type != CUDNN_TYPE_BACKEND_DESCRIPTOR) continue;
     const auto named = descriptor->All<cudnnBackendDescriptor_t>(name);
     if (!std::all_of(named.begin(), named.end(), IsUsable)) return false;
@@ -171,6 +185,7 @@ cudnnStatus_t cudnnBackendCreateDescriptor(cudnnBackendDescriptorType_t type,
   made->type = type;
   auto& registry = tercio::emulation::TheRegistry();
   const std::lock_guard lock(registry.mutex);
+  // Numbers begin at 1, so that no handle is null.
   *descriptor = reinterpret_cast<cudnnBackendDescriptor_t>(++registry.last);
   registry.live.emplace(*descriptor, std::move(made));
   return CUDNN_STATUS_SUCCESS;
@@ -191,6 +206,7 @@ cudnnStatus_t cudnnBackendSetAttribute(cudnnBackendDescriptor_t handle,
   if (descriptor == nullptr) {
     return RefuseCudnn(CUDNN_STATUS_BAD_PARAM, "not a valid descriptor");
   }
+  // The library has read the attributes by now, and would not see a change.
   if (descriptor->finalized) {
     return RefuseCudnn(CUDNN_STATUS_BAD_PARAM, "the descriptor is finalized");
   }
@@ -203,6 +219,7 @@ cudnnStatus_t cudnnBackendSetAttribute(cudnnBackendDescriptor_t handle,
     return RefuseCudnn(CUDNN_STATUS_BAD_PARAM_ATTRIBUTE_TYPE,
                        tercio::emulation::Name(name) + " has another type");
   }
+  // An optional attribute that is set has at least one element, too.
   if (count < std::max<int64_t>(rule->least, 1) || count > rule->most || elements == nullptr) {
     return RefuseCudnn(CUDNN_STATUS_BAD_PARAM, tercio::emulation::Name(name) + " has " +
                                                    std::to_string(count) + " elements");
@@ -210,6 +227,7 @@ cudnnStatus_t cudnnBackendSetAttribute(cudnnBackendDescriptor_t handle,
   if (type == CUDNN_TYPE_BACKEND_DESCRIPTOR) {
     const auto* named = static_cast<const cudnnBackendDescriptor_t*>(elements);
     for (int64_t i = 0; i < count; ++i) {
+      // The real library refuses this as well, since it copies what it needs when it is set.
       if (tercio::emulation::IsUsable(named[i])) continue;
       return RefuseCudnn(
           CUDNN_STATUS_BAD_PARAM_NOT_FINALIZED,
@@ -217,6 +235,7 @@ cudnnStatus_t cudnnBackendSetAttribute(cudnnBackendDescriptor_t handle,
     }
   }
   const auto* bytes = static_cast<const unsigned char*>(elements);
+  // The value is copied, since the caller's memory ends with the call.
   descriptor->values[name].assign(
       bytes, bytes + static_cast<size_t>(count) * tercio::emulation::BytesOf(type));
   return CUDNN_STATUS_SUCCESS;

@@ -17,6 +17,7 @@ GraphTensor TensorOf(const Descriptor& d) {
   tensor.alignment = d.One<int64_t>(CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT);
   tensor.is_virtual = d.One<bool>(CUDNN_ATTR_TENSOR_IS_VIRTUAL);
   tensor.is_scalar = d.One<bool>(CUDNN_ATTR_TENSOR_IS_BY_VALUE);
+  // The table of rules has checked that there are four of each.
   const auto dims = d.All<int64_t>(CUDNN_ATTR_TENSOR_DIMENSIONS);
   const auto strides = d.All<int64_t>(CUDNN_ATTR_TENSOR_STRIDES);
   std::copy(dims.begin(), dims.end(), tensor.dims.begin());
@@ -27,12 +28,14 @@ GraphTensor TensorOf(const Descriptor& d) {
 // Whether all elements have different addresses.
 bool IsInjective(const GraphTensor& tensor) {
   std::array<int, 4> order = {0, 1, 2, 3};
+  // In ascending order each stride must clear all that the smaller ones reach.
   std::sort(order.begin(), order.end(), [&](int a, int b) {
     return tensor.strides[static_cast<size_t>(a)] < tensor.strides[static_cast<size_t>(b)];
   });
   int64_t span = 1;
   for (const int i : order) {
     const auto at = static_cast<size_t>(i);
+    // A single element never moves along its axis, whatever the stride is.
     if (tensor.dims[at] == 1) continue;
     if (tensor.strides[at] < span) return false;
     span += (tensor.dims[at] - 1) * tensor.strides[at];
@@ -46,6 +49,7 @@ bool IsFloat(cudnnDataType_t type) {
 
 class Compiler {
  public:
+  // The program outlives the compiler, which only fills it.
   explicit Compiler(Program* program) : program_(*program) {}
 
   std::string Add(const Descriptor& operation) {
@@ -53,6 +57,8 @@ class Compiler {
     std::string why;
     switch (operation.type) {
       case CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR:
+        // Operands are read before the result is written, so that an operation cannot read its own
+        // output.
         why = Read(operation, CUDNN_ATTR_OPERATION_MATMUL_ADESC, &made.x) +
               Read(operation, CUDNN_ATTR_OPERATION_MATMUL_BDESC, &made.b) +
               Write(operation, CUDNN_ATTR_OPERATION_MATMUL_CDESC, &made.y);
@@ -77,12 +83,14 @@ class Compiler {
       default:
         return "the graph contains something that is not an operation";
     }
+    // The operation is kept even if it is wrong, as the first fault ends the compilation anyway.
     program_.operations.push_back(made);
     return why;
   }
 
   std::string Finish() {
     for (const auto& [id, tensor] : program_.tensors) {
+      // A virtual tensor that nobody reads is work for nothing, and mostly a forgotten operation.
       if (tensor.is_virtual && read_.count(id) == 0) return Name(id) + " is never read";
     }
     return "";
@@ -98,6 +106,7 @@ class Compiler {
       return "an operation has an operand that is not a tensor";
     }
     *id = tensor->One<int64_t>(CUDNN_ATTR_TENSOR_UNIQUE_ID);
+    // One id is one tensor: two descriptors with the same id would be two sizes of the same memory.
     const auto [known, is_new] = known_.emplace(*id, tensor);
     if (!is_new && known->second != tensor) return "two tensors are " + Name(*id);
     if (is_new) program_.tensors.emplace(*id, TensorOf(*tensor));
@@ -106,14 +115,17 @@ class Compiler {
   std::string Read(const Descriptor& owner, cudnnBackendAttributeName_t name, int64_t* id) {
     if (std::string why = Take(owner, name, id); !why.empty()) return why;
     read_.insert(*id);
+    // Virtual tensors exist only within the graph, so their values must come from it.
     if (At(*id).is_virtual && written_.count(*id) == 0) return Name(*id) + " is not written yet";
     return "";
   }
   std::string Write(const Descriptor& owner, cudnnBackendAttributeName_t name, int64_t* id) {
     if (std::string why = Take(owner, name, id); !why.empty()) return why;
     if (At(*id).is_scalar) return Name(*id) + " is a scalar but is written";
+    // Operations run in their order, so a later write would not be seen by the earlier read.
     if (read_.count(*id) > 0) return Name(*id) + " is read before it is written";
     if (!written_.insert(*id).second) return Name(*id) + " is written twice";
+    // Elements that share an address would depend on the order of the writes.
     if (!IsInjective(At(*id))) return Name(*id) + " overlaps itself";
     return "";
   }
@@ -130,6 +142,7 @@ class Compiler {
 
   std::string AddPointwise(const Descriptor& operation, GraphOperation* made) {
     const Descriptor* kind = operation.Of(CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR);
+    // The kind of function is itself a descriptor, and may be of any type.
     if (kind->type != CUDNN_BACKEND_POINTWISE_DESCRIPTOR) return "no function";
     made->mode = kind->One<int>(CUDNN_ATTR_POINTWISE_MODE);
     made->axis = kind->One<int64_t>(CUDNN_ATTR_POINTWISE_AXIS, -1);
@@ -141,6 +154,7 @@ class Compiler {
       why += Read(operation, CUDNN_ATTR_OPERATION_POINTWISE_TDESC, &made->t);
     }
     why += Write(operation, CUDNN_ATTR_OPERATION_POINTWISE_YDESC, &made->y);
+    // Sizes can only be compared once all operands are known.
     if (!why.empty()) return why;
     for (const int64_t id : {made->x, made->b, made->t}) {
       if (id >= 0) why += CheckSpread(id, made->y);
@@ -153,6 +167,7 @@ class Compiler {
     const bool has_b = o.b >= 0;
     const bool has_t = o.t >= 0;
     const bool compares = o.mode == CUDNN_POINTWISE_CMP_GE;
+    // Comparisons have no numbers to compute with, all others are computed in fp32.
     if (precision != (compares ? CUDNN_DATA_BOOLEAN : CUDNN_DATA_FLOAT)) {
       return Name(o.y) + " is computed in the wrong format";
     }
@@ -187,12 +202,14 @@ class Compiler {
 
   std::string CheckMatmul(const GraphOperation& o, const Descriptor& operation) const {
     const Descriptor* kind = operation.Of(CUDNN_ATTR_OPERATION_MATMUL_DESC);
+    // The library could sum in other formats, with other results than those that are compared.
     if (kind->One<cudnnDataType_t>(CUDNN_ATTR_MATMUL_COMP_TYPE) != CUDNN_DATA_FLOAT) {
       return Name(o.y) + " is not summed in fp32";
     }
     const Extents& a = At(o.x).dims;
     const Extents& b = At(o.b).dims;
     const Extents& c = At(o.y).dims;
+    // Groups of query heads share a key head, so the heads of a are a multiple of those of b.
     const bool fits = a[0] == b[0] && a[0] == c[0] && a[1] == c[1] && a[1] % b[1] == 0 &&
                       a[3] == b[2] && c[2] == a[2] && c[3] == b[3];
     const bool floats = IsFloat(At(o.x).type) && IsFloat(At(o.b).type) && IsFloat(At(o.y).type);
@@ -207,6 +224,7 @@ class Compiler {
     if (kind.One<cudnnDataType_t>(CUDNN_ATTR_REDUCTION_COMP_TYPE) != CUDNN_DATA_FLOAT) {
       return Name(o.y) + " is not reduced in fp32";
     }
+    // A reduction adds neighbours in equal shares, so the sizes must divide.
     for (size_t i = 0; i < 4; ++i) {
       if (At(o.x).dims[i] % At(o.y).dims[i] != 0) return Name(o.y) + " does not divide its operand";
     }
@@ -216,6 +234,7 @@ class Compiler {
   std::string CheckReshape(const GraphOperation& o) const {
     const GraphTensor& x = At(o.x);
     const GraphTensor& y = At(o.y);
+    // A view of memory would have two names for the same bytes.
     if (!y.is_virtual) return Name(o.y) + " is a view in memory";
     return x.Elements() == y.Elements() && x.Span() == y.Span()
                ? ""
@@ -231,6 +250,7 @@ class Compiler {
 // Like the library's engine for gradients: those of all scores, padded to tiles, and for a group of
 // query heads those of each.
 int64_t WorkspaceOf(const Program& program) {
+  // Even a small graph has some workspace, so that callers do not rely on none.
   int64_t bytes = 256;
   for (const GraphOperation& o : program.operations) {
     const GraphTensor& y = program.tensors.at(o.y);
@@ -242,6 +262,7 @@ int64_t WorkspaceOf(const Program& program) {
   }
   for (const GraphOperation& o : program.operations) {
     const GraphTensor& x = program.tensors.at(o.x);
+    // Only sums over heads keep all channels; those over keys need no memory.
     const bool adds_heads = o.kind == CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR &&
                             program.tensors.at(o.y).dims[3] == x.dims[3];
     if (adds_heads) bytes += x.Elements() * x.ElementBytes();
@@ -253,6 +274,7 @@ int64_t WorkspaceOf(const Program& program) {
 class Cells {
  public:
   Cells(const GraphTensor& tensor, void* address) : tensor_(tensor), address_(address) {
+    // Values that were never written are NaN, and show in results.
     if (address_ == nullptr) own_.assign(static_cast<size_t>(tensor.Span()), std::nanf(""));
   }
   const GraphTensor& tensor() const { return tensor_; }
@@ -268,6 +290,8 @@ class Cells {
     if (tensor_.type == CUDNN_DATA_BFLOAT16) {
       const __nv_bfloat16 rounded = __float2bfloat16_rn(value);
       if (address_ != nullptr) static_cast<__nv_bfloat16*>(address_)[at] = rounded;
+      // Virtual tensors are rounded to their format, too, as where the library keeps them on the
+      // chip.
       value = __bfloat162float(rounded);
     } else if (tensor_.type == CUDNN_DATA_HALF) {
       const __half rounded = __float2half_rn(value);
@@ -285,6 +309,7 @@ class Cells {
   std::vector<float> own_;
 };
 
+// The order of the elements is fixed, but nothing depends on it.
 template <typename Function>
 void ForEach(const Extents& dims, const Function& function) {
   Extents i{};
@@ -299,10 +324,12 @@ void ForEach(const Extents& dims, const Function& function) {
 
 void Multiply(const Cells& a, const Cells& b, Cells& c) {
   const int64_t depth = a.tensor().dims[3];
+  // Query heads of one group have the same key head.
   const int64_t share = a.tensor().dims[1] / b.tensor().dims[1];
   ForEach(c.tensor().dims, [&](const Extents& i) {
     const int64_t a_at = a.tensor().At({i[0], i[1], i[2], 0});
     const int64_t b_at = b.tensor().At({i[0], i[1] / share, 0, i[3]});
+    // The sum is in double, so that its own rounding does not hide that of the kernel.
     double sum = 0;
     for (int64_t k = 0; k < depth; ++k) {
       sum += static_cast<double>(a.Get(a_at + k * a.tensor().strides[3])) *
@@ -315,6 +342,7 @@ void Multiply(const Cells& a, const Cells& b, Cells& c) {
 void Reduce(int mode, const Cells& x, Cells& y) {
   const bool adds = mode == CUDNN_REDUCE_TENSOR_ADD;
   Extents share{};
+  // A reduced axis has a share above 1, one that stays has 1.
   for (size_t i = 0; i < 4; ++i) share[i] = x.tensor().dims[i] / y.tensor().dims[i];
   ForEach(y.tensor().dims, [&](const Extents& i) {
     double sum = 0;
@@ -324,6 +352,7 @@ void Reduce(int mode, const Cells& x, Cells& y) {
       for (size_t d = 0; d < 4; ++d) at[d] = i[d] * share[d] + j[d];
       const float value = x.Get(x.tensor().At(at));
       sum += value;
+      // NaN is kept, since a maximum that drops it would hide an error.
       max = value > max || value != value ? value : max;
     });
     y.Set(y.tensor().At(i), adds ? static_cast<float>(sum) : max);
@@ -332,6 +361,7 @@ void Reduce(int mode, const Cells& x, Cells& y) {
 
 // The element of a tensor that may have 1 where the index has more.
 float Spread(const Cells* cells, const Extents& index) {
+  // Missing operands are 0, which the function does not read.
   if (cells == nullptr) return 0;
   Extents at{};
   for (size_t d = 0; d < 4; ++d) at[d] = cells->tensor().dims[d] == 1 ? 0 : index[d];
@@ -358,6 +388,7 @@ float Apply(const GraphOperation& o, float x, float b, float t, const Extents& i
     case CUDNN_POINTWISE_CMP_GE:
       return x >= b ? 1.0f : 0.0f;
     default:
+      // A fault of the tests ignores the mask, as an engine with a bug would.
       return t != 0 || ignore_mask ? x : b;
   }
 }
@@ -369,6 +400,7 @@ int64_t GraphTensor::ElementBytes() const {
 }
 
 int64_t GraphTensor::Span() const {
+  // The last element has the largest offset, since strides are positive.
   return At({dims[0] - 1, dims[1] - 1, dims[2] - 1, dims[3] - 1}) + 1;
 }
 
@@ -381,7 +413,9 @@ std::string CheckTensor(const Descriptor& descriptor) {
   if (tensor.is_scalar && (tensor.Elements() != 1 || tensor.type != CUDNN_DATA_FLOAT)) {
     return "a scalar that is not one float";
   }
+  // Indices and booleans are virtual only: memory holds numbers.
   if (!tensor.is_virtual && !IsFloat(tensor.type)) return "this type cannot lie in memory";
+  // The library demands a power of two that holds an element.
   if (tensor.alignment < tensor.ElementBytes() ||
       (tensor.alignment & (tensor.alignment - 1)) != 0) {
     return "the alignment is invalid";
@@ -391,12 +425,14 @@ std::string CheckTensor(const Descriptor& descriptor) {
 
 std::string Compile(const Descriptor& graph, Program* program) {
   Compiler compiler(program);
+  // The operations were given in the order of computation.
   for (cudnnBackendDescriptor_t operation :
        graph.All<cudnnBackendDescriptor_t>(CUDNN_ATTR_OPERATIONGRAPH_OPS)) {
     const std::string why = compiler.Add(*FindDescriptor(operation));
     if (!why.empty()) return why;
   }
   const std::string why = compiler.Finish();
+  // The size follows from the graph alone, so it is known before any execution.
   if (why.empty()) program->workspace_bytes = WorkspaceOf(*program);
   return why;
 }
@@ -408,6 +444,7 @@ void Run(const Program& program, const Addresses& addresses,
     const auto address = addresses.find(id);
     cells.emplace(id, Cells(tensor, address == addresses.end() ? nullptr : address->second));
   }
+  // Scalars are values of the host, and were read when the call was made.
   for (const auto& [id, value] : scalars) cells.at(id).Set(0, value);
   const auto at = [&](int64_t id) { return id < 0 ? nullptr : &cells.at(id); };
   for (const GraphOperation& o : program.operations) {

@@ -6,6 +6,7 @@
 namespace tercio::emulation {
 namespace {
 
+// Both are about the work that this thread runs now, whichever device it belongs to.
 thread_local bool runs_work = false;
 thread_local bool waits_for_other_device = false;
 
@@ -18,6 +19,7 @@ Device::Device(int number, const Settings& settings)
     : index(number),
       memory("device " + std::to_string(number)),
       order(settings.streams),
+      // Each device draws its own numbers, so that an order on one does not repeat on another.
       random(settings.seed + static_cast<uint64_t>(number)),
       max_queued_(settings.max_queued) {}
 
@@ -29,6 +31,7 @@ bool Device::Idle() const {
 cudaError_t Device::Enqueue(CUstream_st& stream, Work work) {
   if (fault() != cudaSuccess) return fault();
   {
+    // Appending does not wait for work that runs, which holds no lock meanwhile.
     std::lock_guard lock(mutex);
     stream.queue.push_back(std::move(work));
     ++stream.enqueued;
@@ -40,6 +43,8 @@ cudaError_t Device::Enqueue(CUstream_st& stream, Work work) {
 cudaError_t Device::RunUntil(CUstream_st* waited, const std::function<bool()>& reached) {
   std::unique_lock lock(mutex);
   while (fault() == cudaSuccess && !reached()) {
+    // Another thread runs work of this device. The timeout covers changes that nobody announces,
+    // such as a fault of the device.
     if (running_) {
       changed_.wait_for(lock, std::chrono::milliseconds(1));
       continue;
@@ -49,10 +54,12 @@ cudaError_t Device::RunUntil(CUstream_st* waited, const std::function<bool()>& r
     lock.unlock();
     bool helped = false;
     if (waits_for_other_device) {
+      // The other device may have nobody who waits for it, and would never proceed by itself.
       for (const auto& other : Process::Get().devices) {
         if (other.get() != this) helped = other->RunOne(nullptr) || helped;
       }
     }
+    // The work may wait for another process, which needs the processor.
     if (!helped) std::this_thread::sleep_for(std::chrono::microseconds(20));
     lock.lock();
   }
@@ -71,6 +78,8 @@ std::vector<CUstream_st*> Device::Candidates(CUstream_st* waited) {
   for (CUstream_st* stream : streams) {
     if (!stream->queue.empty()) candidates.push_back(stream);
   }
+  // The order is drawn even where it is changed afterwards, so that the numbers that follow do not
+  // depend on it.
   for (size_t i = candidates.size(); i > 1; --i) {
     std::swap(candidates[i - 1], candidates[NextRandom(random) % i]);
   }
@@ -94,6 +103,7 @@ bool Device::StepUnderLock(CUstream_st* waited, std::unique_lock<std::mutex>& lo
     runs_work = false;
     lock.lock();
     if (result == Progress::kDone) FinishFront(*stream);
+    // A fault counts as progress, so that whoever waits looks again.
     progress = result != Progress::kWaiting || fault() != cudaSuccess;
     if (progress) break;
   }
@@ -103,6 +113,7 @@ bool Device::StepUnderLock(CUstream_st* waited, std::unique_lock<std::mutex>& lo
   return progress;
 }
 
+// The work is removed by the thread that ran it, under the lock.
 void Device::FinishFront(CUstream_st& stream) {
   stream.queue.pop_front();
   ++stream.finished;

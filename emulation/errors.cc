@@ -9,8 +9,11 @@ struct Entry {
   const char* meaning;
 };
 
+// The macro writes each name once, as a constant and as text.
 #define ENTRY(error, meaning) \
   { error, #error, meaning }
+// The texts are our own: NVIDIA's documentation describes the errors, and code must not depend on
+// their wording.
 constexpr Entry kEntries[] = {
     ENTRY(cudaSuccess, "no error"),
     ENTRY(cudaErrorInvalidValue, "an argument has no valid value"),
@@ -55,6 +58,7 @@ constexpr Entry kEntries[] = {
 #undef ENTRY
 
 const Entry* Find(cudaError_t error) {
+  // A search is quick enough for errors.
   for (const Entry& entry : kEntries) {
     if (entry.error == error) return &entry;
   }
@@ -65,9 +69,11 @@ const Entry* Find(cudaError_t error) {
 
 const char* cudaGetErrorName(cudaError_t error) {
   const Entry* entry = Find(error);
+  // CUDA gives unknown codes this name.
   return entry == nullptr ? "unrecognized error code" : entry->name;
 }
 
+// The meanings are for people, as are CUDA's.
 const char* cudaGetErrorString(cudaError_t error) {
   const Entry* entry = Find(error);
   return entry == nullptr ? "unrecognized error code" : entry->meaning;

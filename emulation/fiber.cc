@@ -52,11 +52,13 @@ namespace tercio::emulation {
 namespace {
 
 constexpr int kSavedRegisters = 6;
+// 61 is a prime, so that the offsets of stacks do not fall into step with the sets of a cache.
 constexpr size_t kOffsets = 61;
 constexpr size_t kOffsetBytes = 192;
 
 constinit thread_local Fiber* current_fiber = nullptr;
 
+// The size is asked for once, since fibers are made by the thousand.
 size_t PageBytes() {
   static const auto bytes = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   return bytes;
@@ -65,10 +67,12 @@ size_t PageBytes() {
 }  // namespace
 
 Fiber::Fiber(void (*body)(void*), void* argument) : body_(body), argument_(argument) {
+  // MAP_NORESERVE costs no memory before a page is touched, and most stacks stay shallow.
   void* mapping = mmap(nullptr, kStackBytes + PageBytes(), PROT_READ | PROT_WRITE,
                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_STACK, -1, 0);
   TERCIO_CHECK(mapping != MAP_FAILED);
   mapping_ = static_cast<char*>(mapping);
+  // A kernel that overflows its stack ends at this page, instead of in the stack of another fiber.
   TERCIO_CHECK_EQ(mprotect(mapping_, PageBytes(), PROT_NONE), 0);
   stack_ = mapping_ + PageBytes();
   // The stack as tercio_fiber_switch leaves it: registers, then the address to continue at. Entry
@@ -86,6 +90,7 @@ Fiber::Fiber(void (*body)(void*), void* argument) : body_(body), argument_(argum
 
 Fiber::~Fiber() {
 #if defined(__SANITIZE_ADDRESS__)
+  // What kernels left poisoned would be reported for whoever gets these addresses next.
   ASAN_UNPOISON_MEMORY_REGION(stack_, kStackBytes);
 #endif
 #if defined(__SANITIZE_THREAD__)
@@ -95,6 +100,7 @@ Fiber::~Fiber() {
 }
 
 void Fiber::Resume() {
+  // A fiber within a fiber would return to the wrong stack.
   TERCIO_CHECK(current_fiber == nullptr);
   current_fiber = this;
 #if defined(__SANITIZE_ADDRESS__)
@@ -113,6 +119,7 @@ void Fiber::Resume() {
 }
 
 void Fiber::Suspend() {
+  // The pointer is read before the switch, as Resume clears it on the other side.
   Fiber* self = current_fiber;
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_start_switch_fiber(&self->inner_fake_stack_, self->outer_bottom_, self->outer_bytes_);

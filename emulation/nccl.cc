@@ -13,10 +13,13 @@
 namespace tercio::emulation {
 namespace {
 
+// The id is the name of shared memory, which all ranks open.
 constexpr char kPrefix[] = "/tercio-nccl-";
+// Far more ranks than a test has; a larger number is a mistake.
 constexpr int kMaxRanks = 1024;
 
 struct Handles {
+  // Communicators are looked up from several threads.
   std::mutex mutex;
   std::map<ncclComm_t, std::shared_ptr<ncclComm>> live;
 };
@@ -30,16 +33,19 @@ std::string& LastError() {
   return error;
 }
 
+// The reason is kept for ncclGetLastError, which callers put into their messages.
 ncclResult_t Refuse(ncclResult_t result, std::string why) {
   LastError() = std::move(why);
   return result;
 }
 
+// Tercio makes only communicators that never block, as it has to notice ranks that die.
 bool IsUsable(const ncclConfig_t* config) {
   return config != nullptr && config->size == sizeof(ncclConfig_t) && config->blocking == 0;
 }
 constexpr char kConfig[] = "only communicators whose configuration sets blocking = 0 are emulated";
 
+// The handle is gone from here on, while work that still runs keeps the communicator.
 std::shared_ptr<ncclComm> Take(ncclComm_t handle) {
   Handles& handles = TheHandles();
   std::lock_guard lock(handles.mutex);
@@ -53,6 +59,7 @@ std::shared_ptr<ncclComm> Take(ncclComm_t handle) {
 ncclResult_t Ready(const std::shared_ptr<ncclComm>& comm) {
   if (comm == nullptr) return Refuse(ncclInvalidArgument, "not a valid communicator");
   std::string message;
+  // A communicator reports its state only when it is asked, and progresses meanwhile.
   const ncclResult_t state = comm->State(&message);
   if (state == ncclInProgress) {
     return Refuse(ncclInvalidArgument, "the communicator is still being made, split or connected");
@@ -63,11 +70,13 @@ ncclResult_t Ready(const std::shared_ptr<ncclComm>& comm) {
 // Whether buffers of these sizes share memory, unless `part` is at `place` in `whole`.
 bool Collide(const std::byte* part, size_t part_bytes, const std::byte* whole, size_t whole_bytes,
              size_t place) {
+  // Buffers may share memory only where NCCL documents a call in place.
   const bool apart = part + part_bytes <= whole || whole + whole_bytes <= part;
   return !apart && part != whole + place;
 }
 
 ncclResult_t CheckBuffers(const ncclComm& comm, const NcclWork& work) {
+  // The count of a reduce-scatter or all-gather is that of one rank.
   const size_t bytes = work.count * NcclBytes(work.type);
   const auto ranks = static_cast<size_t>(comm.ranks());
   const size_t place = static_cast<size_t>(comm.rank()) * bytes;
@@ -77,11 +86,13 @@ ncclResult_t CheckBuffers(const ncclComm& comm, const NcclWork& work) {
   const size_t out_bytes = gathers ? ranks * bytes : bytes;
   const bool reads = work.in != nullptr;
   const bool writes = work.out != nullptr;
+  // A buffer on another device would work in the emulation, whose memory is the host's.
   if ((reads && !LiesOnDevice(comm.device(), work.in, in_bytes, "NCCL")) ||
       (writes && !LiesOnDevice(comm.device(), work.out, out_bytes, "NCCL"))) {
     return Refuse(ncclInvalidArgument, "a buffer does not lie on the communicator's device");
   }
   if (reads && writes &&
+      // The smaller buffer may be this rank's part of the larger one, and nothing else.
       (scatters ? Collide(work.out, out_bytes, work.in, in_bytes, place)
                 : Collide(work.in, in_bytes, work.out, out_bytes, gathers ? place : 0))) {
     return Refuse(ncclInvalidUsage, "the buffers overlap, but not as in an in-place call");
@@ -97,14 +108,17 @@ ncclResult_t Enqueue(const char* what, NcclWork work, ncclComm_t handle, cudaStr
     return Refuse(ncclInvalidArgument, "there is no rank " + std::to_string(work.root));
   }
   const bool message = work.operation == NcclOperation::kMessage;
+  // NCCL does nothing for an empty collective, but an empty message still meets its other side.
   if (work.count == 0 && !message) return ncclSuccess;
   if (work.count > 0) {
+    // A message has one buffer, a collective two.
     if ((work.in == nullptr && !message) || (work.out == nullptr && !message) ||
         (work.in == nullptr && work.out == nullptr)) {
       return Refuse(ncclInvalidArgument, "a buffer is null");
     }
     if (const ncclResult_t fine = CheckBuffers(*comm, work); fine != ncclSuccess) return fine;
   }
+  // NCCL can be captured; Tercio does not do so, and nothing here could tell the order of ranks.
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
   if (cudaStreamIsCapturing(stream, &capture) != cudaSuccess) {
     return Refuse(ncclUnhandledCudaError, "the stream cannot be used");
@@ -113,12 +127,14 @@ ncclResult_t Enqueue(const char* what, NcclWork work, ncclComm_t handle, cudaStr
     return Refuse(ncclInvalidUsage, "calls in a captured stream are not emulated");
   }
   auto begin = [comm, work, what, stream]() mutable {
+    // The number is taken when the call begins, so that ranks agree on the order of calls.
     work.sequence = comm->Issue();
     const cudaError_t error =
         EnqueueWork(stream, what, [comm, work]() mutable { return comm->Step(work); });
     if (error == cudaSuccess) return ncclSuccess;
     return Refuse(ncclUnhandledCudaError, cudaGetErrorString(error));
   };
+  // The first message connects two ranks, during which NCCL has not begun it yet.
   if (message && comm->Connect(begin)) return ncclInProgress;
   return begin();
 }
@@ -126,15 +142,18 @@ ncclResult_t Enqueue(const char* what, NcclWork work, ncclComm_t handle, cudaStr
 ncclResult_t Message(const char* what, bool sends, NcclWork work, int peer, ncclComm_t handle,
                      cudaStream_t stream) {
   const std::shared_ptr<ncclComm> comm = FindNcclComm(handle);
+  // The handle may be wrong, so it is checked before the peer is.
   if (comm == nullptr) return Refuse(ncclInvalidArgument, "not a valid communicator");
   if (comm->ranks() != 2 || peer != 1 - comm->rank()) {
     return Refuse(ncclInvalidUsage,
                   "messages are emulated only between the two ranks of a communicator of two");
   }
+  // The sender counts as the root, as with a broadcast to one rank.
   work.root = sends ? comm->rank() : peer;
   return Enqueue(what, work, handle, stream);
 }
 
+// Both overloads keep the constness of what they are given.
 const std::byte* Bytes(const void* pointer) { return static_cast<const std::byte*>(pointer); }
 std::byte* Bytes(void* pointer) { return static_cast<std::byte*>(pointer); }
 
@@ -150,6 +169,7 @@ std::shared_ptr<ncclComm> FindNcclComm(ncclComm_t handle) {
 ncclComm_t KeepNcclComm(std::shared_ptr<ncclComm> comm) {
   Handles& handles = TheHandles();
   std::lock_guard lock(handles.mutex);
+  // The address is unique while the communicator lives, and is used as a name only.
   const ncclComm_t handle = comm.get();
   handles.live[handle] = std::move(comm);
   return handle;
@@ -192,9 +212,11 @@ const char* ncclGetErrorString(ncclResult_t result) {
   return "unknown result";
 }
 
+// NCCL accepts null here, and so does this.
 const char* ncclGetLastError(ncclComm_t) { return tercio::emulation::LastError().c_str(); }
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
+  // Processes on one machine must not meet in the same memory.
   std::random_device random;
   *id = {};
   std::snprintf(id->internal, sizeof(id->internal), "%s%d-%08x%08x", tercio::emulation::kPrefix,
@@ -210,10 +232,12 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int ranks, ncclUniqueId id
     return Refuse(ncclInvalidArgument,
                   "there is no rank " + std::to_string(rank) + " of " + std::to_string(ranks));
   }
+  // The id may have come over a network, and need not end within its array.
   const std::string name(id.internal, strnlen(id.internal, sizeof(id.internal)));
   if (name.size() == sizeof(id.internal) || name.compare(0, strlen(kPrefix), kPrefix) != 0) {
     return Refuse(ncclInvalidArgument, "not a unique id");
   }
+  // The device is that of the calling thread, as in NCCL.
   int device = 0;
   if (cudaGetDevice(&device) != cudaSuccess) {
     return Refuse(ncclUnhandledCudaError, "the device cannot be used");
@@ -222,6 +246,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int ranks, ncclUniqueId id
   auto made = ncclComm::Open(name, rank, ranks, device, &error);
   if (made == nullptr) return Refuse(ncclInvalidArgument, error);
   *comm = tercio::emulation::KeepNcclComm(std::move(made));
+  // Joining continues when the state is asked for.
   return ncclInProgress;
 }
 
@@ -233,6 +258,7 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* made
   if (color < 0 && color != NCCL_SPLIT_NOCOLOR) {
     return Refuse(ncclInvalidArgument, "there is no color " + std::to_string(color));
   }
+  // The new communicator appears when all ranks have asked for theirs.
   parent->Split(color, key, made);
   return ncclInProgress;
 }
@@ -242,6 +268,7 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
   if (found == nullptr) return Refuse(ncclInvalidArgument, "not a valid communicator");
   std::string message;
   *error = found->State(&message);
+  // The call itself succeeds even where it reports an error of the communicator.
   if (*error != ncclSuccess && *error != ncclInProgress) Refuse(*error, message);
   return ncclSuccess;
 }
@@ -249,6 +276,7 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
   const std::shared_ptr<ncclComm> taken = tercio::emulation::Take(comm);
   if (taken == nullptr) return Refuse(ncclInvalidArgument, "not a valid communicator");
+  // Work that waits for other ranks ends now, instead of never.
   taken->End();
   return ncclSuccess;
 }
@@ -258,12 +286,14 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   if (taken == nullptr) return Refuse(ncclInvalidArgument, "not a valid communicator");
   if (!taken->Busy()) return ncclSuccess;
   taken->End();
+  // On a GPU such a call may hang or crash, which a test has to see.
   std::fprintf(stderr, "NCCL: a communicator was destroyed while calls are in progress\n");
   return Refuse(ncclInvalidUsage, "destroyed while calls are in progress");
 }
 
 ncclResult_t ncclAllReduce(const void* in, void* out, size_t count, ncclDataType_t type,
                            ncclRedOp_t, ncclComm_t comm, cudaStream_t stream) {
+  // Only sums are emulated, so the operation has no name.
   return Enqueue("ncclAllReduce", {NcclOperation::kAllReduce, type, Bytes(in), Bytes(out), count},
                  comm, stream);
 }

@@ -16,6 +16,7 @@ using tercio::emulation::NcclSlot;
 
 namespace {
 
+// The names are for messages about ranks that disagree.
 const char* NameOf(NcclOperation operation) {
   switch (operation) {
     case NcclOperation::kAllReduce:
@@ -50,6 +51,7 @@ const char* NameOfType(int32_t type) {
 
 std::string Describe(const NcclCall& call) {
   const auto operation = static_cast<NcclOperation>(call.operation);
+  // Only these two have a root, and naming one elsewhere would confuse.
   const bool has_root =
       operation == NcclOperation::kBroadcast || operation == NcclOperation::kMessage;
   return std::string(NameOf(operation)) + " #" + std::to_string(call.sequence) + " of " +
@@ -62,12 +64,15 @@ void SumOverRanks(const std::vector<const std::byte*>& parts, size_t elements, s
                   size_t block, std::byte* out, const Sum& sum) {
   const size_t ranks = parts.size();
   for (size_t i = 0; i < elements; ++i) {
+    // NCCL's rings begin each part with another rank, so its sums differ from those in rank order.
     const size_t begin = (first + i) / block + 1;
     const auto part = [&](size_t k) {
       Number number;
+      // The parts lie in shared memory at any alignment.
       std::memcpy(&number, parts[(begin + k) % ranks] + i * sizeof(Number), sizeof(Number));
       return number;
     };
+    // Rounding after each addition is what makes the order show in 16-bit formats.
     Number total = part(0);
     for (size_t k = 1; k < ranks; ++k) total = sum(total, part(k));
     std::memcpy(out + i * sizeof(Number), &total, sizeof(Number));
@@ -130,8 +135,10 @@ std::shared_ptr<ncclComm> ncclComm::Open(const std::string& name, int rank, int 
 
 ncclResult_t ncclComm::State(std::string* message) {
   std::unique_lock lock(mutex_);
+  // Whoever asks for the state also lets the communicator progress, as nothing runs in between.
   if (!ended_ && !joined_) Join();
   if (!ended_ && splitting_) FinishSplit();
+  // The first message begins when its other side has been called, too.
   if (first_message_ != nullptr && segment_->slot(1 - rank_).sends_messages != 0) {
     const auto begin = std::exchange(first_message_, nullptr);
     connected_ = true;
@@ -147,6 +154,7 @@ ncclResult_t ncclComm::State(std::string* message) {
 
 // Called under the lock, like all functions that follow except Issue, Step, End and Busy.
 void ncclComm::Join() {
+  // Ranks may arrive in any order and at any time.
   if (!segment_->Complete()) return;
   joined_ = true;
   state_ = ncclSuccess;
@@ -154,6 +162,7 @@ void ncclComm::Join() {
     for (int b = a + 1; b < ranks_; ++b) {
       const NcclSlot& one = segment_->slot(a);
       const NcclSlot& other = segment_->slot(b);
+      // NCCL refuses two ranks on one device as well.
       if (one.process != other.process || one.device != other.device) continue;
       Fail("Duplicate GPU detected: ranks " + std::to_string(a) + " and " + std::to_string(b) +
            " are both on device " + std::to_string(one.device) + " of process " +
@@ -165,7 +174,9 @@ void ncclComm::Join() {
 void ncclComm::Split(int color, int key, ncclComm_t* made) {
   std::lock_guard lock(mutex_);
   NcclSlot& mine = segment_->slot(rank_);
+  // Two wishes are enough, since no rank can be more than one split ahead of another.
   mine.wishes[splits_ % 2] = {color, key};
+  // The counter is raised last, so that whoever sees it sees the wish, too.
   mine.splits = ++splits_;
   splitting_ = true;
   split_into_ = made;
@@ -177,18 +188,22 @@ void ncclComm::FinishSplit() {
   std::vector<std::pair<int, int>> members;  // key, rank
   for (int r = 0; r < ranks_; ++r) {
     const NcclSlot& slot = segment_->slot(r);
+    // A rank that has not asked yet decides on the groups as well.
     if (slot.splits < splits_) return;
     const auto& wish = slot.wishes[(splits_ - 1) % 2];
     if (wish.color == color) members.emplace_back(wish.key, r);
   }
   splitting_ = false;
   state_ = ncclSuccess;
+  // A rank without a color gets no communicator.
   *split_into_ = nullptr;
   if (color == NCCL_SPLIT_NOCOLOR) return;
+  // Ranks are ordered by key, and by their old number where keys are equal.
   std::sort(members.begin(), members.end());
   const auto place = std::find_if(members.begin(), members.end(),
                                   [this](const auto& member) { return member.second == rank_; });
   std::string error;
+  // The name is the same on all members, and differs from that of any other group.
   auto child = Open(name_ + "." + std::to_string(splits_) + "." + std::to_string(color),
                     static_cast<int>(place - members.begin()), static_cast<int>(members.size()),
                     device_, &error);
@@ -200,6 +215,7 @@ void ncclComm::FinishSplit() {
   *split_into_ = tercio::emulation::KeepNcclComm(std::move(child));
 }
 
+// The message goes to the shared memory, so that all ranks report the same fault.
 bool ncclComm::Fail(const std::string& message) {
   segment_->Fail(message);
   return SeeFault();
@@ -207,6 +223,7 @@ bool ncclComm::Fail(const std::string& message) {
 
 // Returns whether there is a fault.
 bool ncclComm::SeeFault() {
+  // A message is read only after it was written to its end.
   if (segment_->header().fault != NcclHeader::kWritten) return false;
   state_ = ncclInvalidUsage;
   message_ = segment_->header().message;
@@ -215,6 +232,7 @@ bool ncclComm::SeeFault() {
 
 bool ncclComm::Connect(std::function<ncclResult_t()> first_message) {
   std::lock_guard lock(mutex_);
+  // Later messages need no connection.
   if (connected_) return false;
   first_message_ = std::move(first_message);
   state_ = ncclInProgress;
@@ -224,39 +242,47 @@ bool ncclComm::Connect(std::function<ncclResult_t()> first_message) {
 
 uint64_t ncclComm::Issue() {
   std::lock_guard lock(mutex_);
+  // Numbers follow the order of calls, which may be on several streams.
   return issued_++;
 }
 
 void ncclComm::End() {
   std::lock_guard lock(mutex_);
   ended_ = true;
+  // A message that waits for its other side would keep the communicator alive.
   first_message_ = nullptr;
 }
 
 bool ncclComm::Busy() {
   std::lock_guard lock(mutex_);
+  // A message that has not begun is in progress, too.
   return finished_ < issued_ || first_message_ != nullptr;
 }
 
 bool ncclComm::Step(NcclWork& work) {
   std::lock_guard lock(mutex_);
+  // After a fault the work counts as done, so that streams do not wait for it.
   if (ended_ || SeeFault()) return true;
   if (work.sequence != finished_) return false;  // on another stream than the previous call
   while (true) {
     const size_t elements = std::min(PieceElements(work), work.count - work.at);
     if (!work.laid_out) {
+      // A rank's part may be overwritten only after all have read the previous one.
       for (int r = 0; r < ranks_; ++r) {
         if (segment_->slot(r).read < pieces_) return false;
       }
       LayOut(work, elements);
+      // The counter is raised after the data, which readers see then.
       segment_->slot(rank_).published = pieces_ + 1;
       work.laid_out = true;
     }
     for (int r = 0; r < ranks_; ++r) {
       if (segment_->slot(r).published <= pieces_) return false;
     }
+    // The calls are compared before anything is written to the result.
     if (!AllCalledTheSame()) return true;
     Read(work, elements);
+    // From here on others may overwrite what was read.
     segment_->slot(rank_).read = ++pieces_;
     work.laid_out = false;
     work.at += elements;
@@ -281,6 +307,7 @@ bool ncclComm::AllCalledTheSame() {
 }
 
 size_t ncclComm::PieceElements(const NcclWork& work) const {
+  // A piece is as large as a slot.
   const size_t elements = NcclSlot::kBytes / NcclBytes(work.type);
   // A part for every rank.
   return work.operation == NcclOperation::kReduceScatter ? elements / static_cast<size_t>(ranks_)
@@ -295,6 +322,7 @@ void ncclComm::LayOut(const NcclWork& work, size_t elements) {
   const bool sends =
       (work.operation != NcclOperation::kBroadcast && work.operation != NcclOperation::kMessage) ||
       work.root == rank_;
+  // Ranks that only receive lay out their call all the same, for the comparison.
   if (!sends || elements == 0) return;
   if (work.operation != NcclOperation::kReduceScatter) {
     std::memcpy(slot.data, work.in + work.at * size, elements * size);
@@ -311,14 +339,17 @@ void ncclComm::Read(const NcclWork& work, size_t elements) {
   const size_t size = NcclBytes(work.type);
   const auto ranks = static_cast<size_t>(ranks_);
   std::byte* const out = work.out == nullptr ? nullptr : work.out + work.at * size;
+  // Slots are read where they are, without another copy.
   std::vector<const std::byte*> parts;
   for (int r = 0; r < ranks_; ++r) parts.push_back(segment_->slot(r).data);
   switch (work.operation) {
     case NcclOperation::kAllReduce:
+      // NCCL cuts an all-reduce into one part for each rank.
       return SumOverRanks(work.type, parts, elements, work.at, (work.count + ranks - 1) / ranks,
                           out);
     case NcclOperation::kReduceScatter: {
       const auto mine = static_cast<size_t>(rank_);
+      // This rank's part begins at the same place in every slot.
       for (const std::byte*& part : parts) part += mine * elements * size;
       return SumOverRanks(work.type, parts, elements, mine * work.count + work.at, work.count, out);
     }
@@ -331,6 +362,7 @@ void ncclComm::Read(const NcclWork& work, size_t elements) {
       std::memcpy(out, parts[static_cast<size_t>(work.root)], elements * size);
       return;
     case NcclOperation::kMessage:
+      // The sender reads nothing, and has no output.
       if (out != nullptr) {
         std::memcpy(out, parts[static_cast<size_t>(work.root)], elements * size);
       }

@@ -6,6 +6,7 @@
 namespace tercio::emulation {
 namespace {
 
+// The name is for messages of tests, which have to say in what order a kernel failed.
 const char* NameOf(Order order) {
   switch (order) {
     case Order::kAscending:
@@ -21,6 +22,7 @@ const char* NameOf(Order order) {
 }  // namespace
 
 std::vector<Orders> DifferentOrders() {
+  // Threads and blocks are also reversed apart from each other, since a race may hide if both are.
   return {{Order::kAscending, Order::kAscending, 1},
           {Order::kDescending, Order::kDescending, 1},
           {Order::kDescending, Order::kAscending, 1},
@@ -37,14 +39,17 @@ void FillOrder(Order order, uint64_t seed, uint32_t count, std::vector<uint32_t>
   result.resize(count);
   std::iota(result.begin(), result.end(), 0u);
   if (order == Order::kDescending) {
+    // A descending order runs consumers before producers, which shows most missing barriers.
     for (uint32_t i = 0; i < count; ++i) result[i] = count - 1 - i;
   }
   if (order == Order::kShuffled) {
+    // This is the shuffle of Fisher and Yates, whose permutations are all equally likely.
     for (uint32_t i = count; i > 1; --i) std::swap(result[i - 1], result[NextRandom(seed) % i]);
   }
 }
 
 uint64_t NextRandom(uint64_t& state) {
+  // The constants are those of the published algorithm.
   state += 0x9e3779b97f4a7c15u;
   uint64_t mixed = state;
   mixed = (mixed ^ (mixed >> 30)) * 0xbf58476d1ce4e5b9u;

@@ -21,7 +21,9 @@ using tercio::emulation::WorkKind;
 namespace {
 
 constexpr int kVersion = 13000;
+// A few multiprocessors suffice to see whether a kernel divides its work by their number.
 constexpr int kMultiprocessors = 4;
+// These limits are those of CUDA's guide.
 constexpr int kSharedBytes = 48 << 10;
 // The shared memory that a kernel declares itself is not known here: each counts as if it declared
 // this much.
@@ -37,14 +39,17 @@ enum class Place { kDevice, kPinned, kPageable };
 // The place of the memory. Ends the program if it exceeds its allocation.
 Place PlaceOf(const void* pointer, size_t bytes, const char* user) {
   Process& process = Process::Get();
+  // An address tells nothing about its memory, so all allocations are asked.
   for (const auto& device : process.devices) {
     std::lock_guard lock(device->mutex);
     if (device->memory.Contains(pointer, bytes, user)) return Place::kDevice;
   }
   std::lock_guard lock(process.mutex);
+  // Memory that nobody here has allocated is the program's own.
   return process.pinned.Contains(pointer, bytes, user) ? Place::kPinned : Place::kPageable;
 }
 
+// A GPU would follow a wrong direction to an address that means nothing there.
 bool KindFits(cudaMemcpyKind kind, Place to, Place from) {
   const bool to_device = to == Place::kDevice;
   const bool from_device = from == Place::kDevice;
@@ -74,12 +79,15 @@ struct Copy {
 
 cudaError_t SubmitCopy(const Copy& copy, cudaMemcpyKind kind, cudaStream_t stream,
                        const char* name) {
+  // CUDA accepts empty copies with any pointers.
   if (copy.width == 0 || copy.height == 0) return cudaSuccess;
   if (copy.to_pitch < copy.width || copy.from_pitch < copy.width) return cudaErrorInvalidValue;
+  // The last row may end before its pitch, where the allocation may end, too.
   const size_t last = copy.height - 1;
   const Place to = PlaceOf(copy.to, last * copy.to_pitch + copy.width, name);
   const Place from = PlaceOf(copy.from, last * copy.from_pitch + copy.width, name);
   if (!KindFits(kind, to, from)) return cudaErrorInvalidValue;
+  // Such a copy would be synchronous on a GPU, and hide missing waits.
   if (to == Place::kPageable || from == Place::kPageable) {
     Misuse(std::string(name) + ": host memory that is not pinned (cudaMallocHost)");
   }
@@ -111,6 +119,7 @@ cudaError_t cudaGetDeviceCount(int* count) {
 
 cudaError_t cudaSetDevice(int device) {
   if (!Exists(device)) return Return(cudaErrorInvalidDevice);
+  // The device is that of the calling thread, as in CUDA.
   TheThread().device = device;
   return cudaSuccess;
 }
@@ -170,19 +179,24 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
 }
 
 cudaError_t cudaDeviceSynchronize() {
+  // An injected fault or a failed device ends every call here.
   if (const cudaError_t error = Enter("cudaDeviceSynchronize"); error != cudaSuccess) {
     return Return(error);
   }
+  // CUDA forbids waiting for a device while a stream of it is captured.
   if (CapturesHere()) return Return(cudaErrorStreamCaptureUnsupported);
   Device& device = *Process::Get().CurrentDevice();
+  // Without a stream that is waited for, any may run first.
   const cudaError_t error = device.RunUntil(nullptr, [&] { return device.Idle(); });
   std::lock_guard lock(device.mutex);
+  // Everything has finished, so whatever was written past an end is there by now.
   device.memory.CheckGuards();
   return Return(error);
 }
 
 cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer) {
   if (!Exists(device) || !Exists(peer)) return Return(cudaErrorInvalidDevice);
+  // A device needs no access to itself.
   *can = device == peer ? 0 : 1;
   return cudaSuccess;
 }
@@ -191,6 +205,7 @@ cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned int flags) {
   if (const cudaError_t error = Enter("cudaDeviceEnablePeerAccess"); error != cudaSuccess) {
     return Return(error);
   }
+  // Access goes one way: from the current device to the peer.
   Device& device = *Process::Get().CurrentDevice();
   if (!Exists(peer) || peer == device.index) return Return(cudaErrorInvalidDevice);
   if (flags != 0) return Return(cudaErrorInvalidValue);
@@ -200,11 +215,13 @@ cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned int flags) {
 
 cudaError_t cudaGetLastError() {
   const cudaError_t error = cudaPeekAtLastError();
+  // Asking clears the error, but not that of a device that has failed.
   TheThread().last_error = cudaSuccess;
   return error;
 }
 
 cudaError_t cudaPeekAtLastError() {
+  // The device's error comes first, as it explains all later ones.
   const cudaError_t fault = Process::Get().CurrentDevice()->fault();
   return fault != cudaSuccess ? fault : TheThread().last_error;
 }
@@ -213,10 +230,12 @@ cudaError_t cudaMalloc(void** pointer, size_t bytes) {
   if (const cudaError_t error = Enter("cudaMalloc"); error != cudaSuccess) return Return(error);
   if (CapturesHere()) return Return(cudaErrorStreamCaptureUnsupported);
   *pointer = nullptr;
+  // CUDA gives a null pointer for no memory.
   if (bytes == 0) return cudaSuccess;
   const size_t limit = Process::Get().settings.memory_bytes;
   Device& device = *Process::Get().CurrentDevice();
   std::lock_guard lock(device.mutex);
+  // The comparison is written so that it cannot overflow.
   if (bytes > limit - std::min(limit, device.memory.used_bytes())) {
     return Return(cudaErrorMemoryAllocation);
   }
@@ -228,9 +247,11 @@ cudaError_t cudaFree(void* pointer) {
   if (const cudaError_t error = Enter("cudaFree"); error != cudaSuccess) return Return(error);
   if (pointer == nullptr) return cudaSuccess;
   if (CapturesHere()) return Return(cudaErrorStreamCaptureUnsupported);
+  // The memory may belong to another device than the current one.
   for (const auto& device : Process::Get().devices) {
     {
       std::lock_guard lock(device->mutex);
+      // Addresses are looked up under the lock, but the wait must not hold it.
       if (!device->memory.Contains(pointer, 0, "cudaFree")) continue;
     }
     // CUDA waits for the device, too.
@@ -255,6 +276,7 @@ cudaError_t cudaMallocHost(void** pointer, size_t bytes) {
   if (const cudaError_t error = Enter("cudaMallocHost"); error != cudaSuccess) return Return(error);
   if (CapturesHere()) return Return(cudaErrorStreamCaptureUnsupported);
   Process& process = Process::Get();
+  // Pinned memory belongs to no device.
   std::lock_guard lock(process.mutex);
   *pointer = bytes == 0 ? nullptr : process.pinned.Allocate(bytes);
   return cudaSuccess;
@@ -265,6 +287,7 @@ cudaError_t cudaFreeHost(void* pointer) {
   if (pointer == nullptr) return cudaSuccess;
   if (CapturesHere()) return Return(cudaErrorStreamCaptureUnsupported);
   Process& process = Process::Get();
+  // Work of any device may still use pinned memory.
   for (const auto& device : process.devices) {
     const cudaError_t error = device->RunUntil(nullptr, [&] { return device->Idle(); });
     if (error != cudaSuccess) return Return(error);
@@ -277,9 +300,11 @@ cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind 
   if (const cudaError_t error = Enter("cudaMemcpy"); error != cudaSuccess) return Return(error);
   if (CapturesHere()) return Return(cudaErrorStreamCaptureUnsupported);
   if (bytes == 0) return cudaSuccess;
+  // A copy that waits may use any host memory.
   if (!KindFits(kind, PlaceOf(to, bytes, "cudaMemcpy"), PlaceOf(from, bytes, "cudaMemcpy"))) {
     return Return(cudaErrorInvalidValue);
   }
+  // Work in streams is not waited for: the streams of Tercio never synchronize with others.
   std::memmove(to, from, bytes);
   return cudaSuccess;
 }
@@ -299,6 +324,7 @@ cudaError_t cudaMemcpyPeerAsync(void* to, int to_device, const void* from, int f
     return Return(error);
   }
   if (!Exists(to_device) || !Exists(from_device)) return Return(cudaErrorInvalidDevice);
+  // Addresses are checked against the devices that were named, for on a GPU each has its own.
   if (!tercio::emulation::LiesOnDevice(to_device, to, bytes, "cudaMemcpyPeerAsync") ||
       !tercio::emulation::LiesOnDevice(from_device, from, bytes, "cudaMemcpyPeerAsync")) {
     return Return(cudaErrorInvalidValue);
@@ -341,19 +367,24 @@ cudaError_t EnqueueKernel(const cudaLaunchConfig_t& config, const void* kernel,
   }
   const dim3 blocks = config.gridDim;
   const dim3 threads = config.blockDim;
+  // Products of three numbers of 32 bits may overflow 32 bits.
   const uint64_t per_block = uint64_t{threads.x} * threads.y * threads.z;
+  // These are the limits of CUDA's guide for all compute capabilities in use.
   if (per_block == 0 || per_block > kMaxThreadsPerBlock || threads.z > 64 || blocks.x == 0 ||
       blocks.x > INT32_MAX || blocks.y == 0 || blocks.y > 65535 || blocks.z == 0 ||
       blocks.z > 65535) {
     return Return(cudaErrorInvalidConfiguration);
   }
+  // Attributes of launches would be ignored, so none may be asked for.
   if (config.numAttrs != 0) return Return(cudaErrorInvalidValue);
   Device& device = *Process::Get().CurrentDevice();
+  // The lock is held only for the limit, and not while the kernel runs.
   {
     std::lock_guard lock(device.mutex);
     const auto allowed = device.kernel_shared_bytes.find(kernel);
     const int usual = kSharedBytes - kDeclaredSharedBytes;
     const int most = allowed == device.kernel_shared_bytes.end() ? usual : allowed->second;
+    // More shared memory than usual has to be allowed for the kernel first.
     if (config.dynamicSmemBytes > static_cast<size_t>(std::max(most, usual))) {
       return Return(cudaErrorInvalidValue);
     }
@@ -361,12 +392,15 @@ cudaError_t EnqueueKernel(const cudaLaunchConfig_t& config, const void* kernel,
   const size_t shared_bytes = config.dynamicSmemBytes;
   return Return(
       Submit(config.stream, {WorkKind::kKernel, [=, &device] {
+                               // A fault named "kernel" happens when the kernel runs, as a real one
+                               // does.
                                if (const cudaError_t error = TakeFault(device.index, "kernel");
                                    error != cudaSuccess) {
                                  device.Fail(error);
                                  return Progress::kDone;
                                }
                                Process& process = Process::Get();
+                               // Orders may change between the launch and the run.
                                Orders orders;
                                {
                                  std::lock_guard lock(process.mutex);
@@ -382,6 +416,7 @@ cudaError_t SetKernelAttribute(const void* kernel, cudaFuncAttribute attribute, 
   if (const cudaError_t error = Enter("cudaFuncSetAttribute"); error != cudaSuccess) {
     return Return(error);
   }
+  // No kernel may ask for more than the device has beside what it declares itself.
   if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize || value < 0 ||
       value > kSharedBytesOptin - kDeclaredSharedBytes) {
     return Return(cudaErrorInvalidValue);

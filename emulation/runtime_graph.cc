@@ -34,15 +34,18 @@ struct Execution {
 
   // One step of one line.
   bool RunOne() {
+    // The first line is drawn, so that lines that do not wait for each other change places.
     const size_t first = NextRandom(random) % lines->size();
     for (size_t i = 0; i < lines->size(); ++i) {
       const size_t line = (first + i) % lines->size();
       if (positions[line] == (*lines)[line].size()) continue;
       const GraphNode& node = (*lines)[line][positions[line]];
+      // Nodes of a line that has not come that far may still be missing.
       if (node.wait_line >= 0 && positions[static_cast<size_t>(node.wait_line)] < node.wait_count) {
         continue;
       }
       const Progress progress = node.work.step();
+      // A node may need several steps, for instance a collective.
       if (progress == Progress::kDone) ++positions[line];
       if (progress != Progress::kWaiting) return true;
     }
@@ -50,6 +53,7 @@ struct Execution {
   }
 
   Progress Step() {
+    // CUDA runs the launches of one executable one after the other.
     if (!started && *busy) return Progress::kWaiting;
     started = *busy = true;
     const bool progress = Finished() || RunOne();
@@ -63,7 +67,9 @@ struct Execution {
 
 }  // namespace
 
+// The seed makes an execution repeatable.
 Work GraphWork(const CUgraphExec_st& executable, uint64_t seed) {
+  // The execution holds the nodes, so the executable may be destroyed or updated meanwhile.
   auto execution = std::make_shared<Execution>(Execution{executable.lines, executable.busy, seed});
   return {WorkKind::kGraph, [execution] { return execution->Step(); }};
 }
@@ -86,6 +92,7 @@ bool Joined(const GraphLines& lines) {
 }
 
 cudaGraphExecUpdateResult Compare(const GraphLines& before, const GraphLines& after) {
+  // CUDA only updates graphs of the same shape.
   if (before.size() != after.size()) return cudaGraphExecUpdateErrorTopologyChanged;
   for (size_t line = 0; line < before.size(); ++line) {
     if (before[line].size() != after[line].size()) return cudaGraphExecUpdateErrorTopologyChanged;
@@ -95,6 +102,7 @@ cudaGraphExecUpdateResult Compare(const GraphLines& before, const GraphLines& af
       if (a.wait_line != b.wait_line || a.wait_count != b.wait_count) {
         return cudaGraphExecUpdateErrorTopologyChanged;
       }
+      // Only parameters may differ, and the kind is none.
       if (a.work.kind != b.work.kind) return cudaGraphExecUpdateErrorNodeTypeChanged;
     }
   }
@@ -109,16 +117,19 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t handle, cudaStreamCaptureMode mo
   }
   CUstream_st* stream = FindStream(handle);
   if (stream == nullptr) return Return(cudaErrorInvalidResourceHandle);
+  // A stream can only be in one capture.
   if (stream->capture != nullptr) return Return(cudaErrorInvalidValue);
   auto capture = std::make_shared<Capture>();
   capture->mode = mode;
   capture->thread = std::this_thread::get_id();
   capture->origin = stream;
   capture->lines.resize(1);
+  // The first stream is the one at which the capture has to end.
   capture->streams = {stream};
   stream->capture = capture;
   stream->line = 0;
   Process& process = Process::Get();
+  // The process knows all captures, since some calls are forbidden during any of them.
   std::lock_guard lock(process.mutex);
   process.captures.push_back(capture);
   return cudaSuccess;
@@ -131,18 +142,22 @@ cudaError_t cudaStreamEndCapture(cudaStream_t handle, cudaGraph_t* graph) {
   }
   CUstream_st* stream = FindStream(handle);
   if (stream == nullptr) return Return(cudaErrorInvalidResourceHandle);
+  // The pointer keeps the capture while its streams forget it.
   const std::shared_ptr<Capture> capture = stream->capture;
   if (capture == nullptr) return Return(cudaErrorInvalidValue);
   if (capture->origin != stream) {
     capture->invalid = true;
     return Return(cudaErrorStreamCaptureUnmatched);
   }
+  // CUDA binds a capture to its thread, unless it is relaxed.
   if (capture->mode != cudaStreamCaptureModeRelaxed &&
       capture->thread != std::this_thread::get_id()) {
     return Return(cudaErrorStreamCaptureWrongThread);
   }
+  // The streams are free again even if the capture has failed.
   for (CUstream_st* part : capture->streams) part->capture = nullptr;
   if (capture->invalid) return Return(cudaErrorStreamCaptureInvalidated);
+  // A stream that was never joined would be missing in the graph.
   if (!Joined(capture->lines)) return Return(cudaErrorStreamCaptureUnjoined);
   auto made = std::make_unique<CUgraph_st>();
   made->lines = std::make_shared<GraphLines>(std::move(capture->lines));
@@ -175,6 +190,7 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph,
   const auto found = process.graphs.find(graph);
   if (found == process.graphs.end() || flags != 0) return Return(cudaErrorInvalidValue);
   auto made = std::make_unique<CUgraphExec_st>();
+  // The nodes are shared and never changed, so a graph may be instantiated again and again.
   made->lines = found->second->lines;
   *executable = made.get();
   process.executables[made.get()] = std::move(made);
@@ -194,6 +210,7 @@ cudaError_t cudaGraphExecUpdate(cudaGraphExec_t executable, cudaGraph_t graph,
     return Return(cudaErrorInvalidValue);
   }
   *result = {Compare(*target->second->lines, *found->second->lines), nullptr, nullptr};
+  // The executable stays as it was, so that the caller can make a new one.
   if (result->result != cudaGraphExecUpdateSuccess) return Return(cudaErrorGraphExecUpdateFailure);
   target->second->lines = found->second->lines;
   return cudaSuccess;
@@ -212,6 +229,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t handle) {
     std::lock_guard lock(process.mutex);
     const auto found = process.executables.find(executable);
     if (found == process.executables.end()) return Return(cudaErrorInvalidValue);
+    // Each launch has another seed, so that lines change places between launches.
     work = tercio::emulation::GraphWork(*found->second, process.settings.seed + stream->enqueued);
     ++process.graph_launches;
   }

@@ -17,6 +17,7 @@ namespace {
 
 constexpr int kGreatestPriority = -5;
 
+// Tickets tell one recording of an event from the next.
 bool Reached(CUevent_st::State& state, uint64_t ticket) {
   std::lock_guard lock(state.mutex);
   return state.completed >= ticket;
@@ -30,6 +31,7 @@ uint64_t LastRecord(CUevent_st::State& state) {
 // Refuses a call that is not allowed on a capturing stream.
 cudaError_t RefuseCapture(CUstream_st& stream) {
   if (stream.capture == nullptr) return cudaSuccess;
+  // CUDA invalidates the capture, not only the call.
   stream.capture->invalid = true;
   return cudaErrorStreamCaptureUnsupported;
 }
@@ -44,9 +46,11 @@ cudaError_t WaitInCapture(CUstream_st& stream, const CUevent_st& event,
     capture->lines.emplace_back();
     capture->streams.push_back(&stream);
   } else if (stream.capture != capture) {
+    // Two captures cannot become one graph.
     capture->invalid = stream.capture->invalid = true;
     return cudaErrorStreamCaptureMerge;
   }
+  // The wait itself does nothing: the node's place in its line is what counts.
   capture->lines[static_cast<size_t>(stream.line)].push_back(
       {{WorkKind::kEventWait, [] { return Progress::kDone; }}, event.line, event.count});
   return cudaSuccess;
@@ -64,6 +68,7 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned int flag
   if (const cudaError_t error = Enter("cudaStreamCreate"); error != cudaSuccess) {
     return Return(error);
   }
+  // Streams that synchronize with the default stream would hide missing waits.
   if (flags != cudaStreamNonBlocking) {
     tercio::emulation::Misuse("only streams with cudaStreamNonBlocking are supported");
   }
@@ -72,6 +77,7 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned int flag
   *stream = made.get();
   Process& process = Process::Get();
   Device& device = *process.CurrentDevice();
+  // The device must know the stream before the handle can be used.
   {
     std::lock_guard lock(device.mutex);
     device.streams.insert(made.get());
@@ -93,11 +99,13 @@ cudaError_t cudaStreamDestroy(cudaStream_t handle) {
   CUstream_st* stream = FindStream(handle);
   if (stream == nullptr) return Return(cudaErrorInvalidResourceHandle);
   if (const cudaError_t error = RefuseCapture(*stream); error != cudaSuccess) return Return(error);
+  // The order of locks is process, then device.
   Process& process = Process::Get();
   std::lock_guard process_lock(process.mutex);
   Device& device = process.device(stream->device);
   std::lock_guard lock(device.mutex);
   stream->destroyed = true;
+  // The last work to finish removes a stream that still has some.
   if (stream->queue.empty()) device.streams.erase(stream);
   return cudaSuccess;
 }
@@ -110,6 +118,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
   if (stream == nullptr) return Return(cudaErrorInvalidResourceHandle);
   if (const cudaError_t error = RefuseCapture(*stream); error != cudaSuccess) return Return(error);
   Device& device = Process::Get().device(stream->device);
+  // What is enqueued from now on is not waited for.
   uint64_t last = 0;
   {
     std::lock_guard lock(device.mutex);
@@ -125,6 +134,7 @@ cudaError_t cudaStreamQuery(cudaStream_t handle) {
   CUstream_st* stream = FindStream(handle);
   if (stream == nullptr) return Return(cudaErrorInvalidResourceHandle);
   if (const cudaError_t error = RefuseCapture(*stream); error != cudaSuccess) return Return(error);
+  // A caller that polls and never waits would see nothing happen otherwise.
   Device& device = Process::Get().device(stream->device);
   device.RunOne(stream);
   if (device.fault() != cudaSuccess) return Return(device.fault());
@@ -140,15 +150,18 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t event_handle, u
   CUevent_st* event = FindEvent(event_handle);
   if (stream == nullptr || event == nullptr) return Return(cudaErrorInvalidResourceHandle);
   if (flags != 0) return Return(cudaErrorInvalidValue);
+  // An event of a capture stands for a place in the graph, and not for a moment.
   if (event->captured) {
     const std::shared_ptr<Capture> capture = event->capture.lock();
     if (capture == nullptr) return Return(cudaErrorInvalidValue);
     return Return(WaitInCapture(*stream, *event, capture));
   }
+  // Captured work cannot wait for what happens outside of the graph.
   if (stream->capture != nullptr) {
     stream->capture->invalid = true;
     return Return(cudaErrorStreamCaptureIsolation);
   }
+  // A wait is for the recording that is the last one now.
   const uint64_t ticket = LastRecord(*event->state);
   const int device = stream->device;
   // Waiting is not bound to the current device.
@@ -164,6 +177,7 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void*
   if (const cudaError_t error = Enter("cudaLaunchHostFunc"); error != cudaSuccess) {
     return Return(error);
   }
+  // The function runs on whichever thread runs the work, as CUDA promises no thread either.
   return Return(Submit(stream, {WorkKind::kHostFunction, [function, user_data] {
                                   function(user_data);
                                   return Progress::kDone;
@@ -202,16 +216,19 @@ cudaError_t cudaEventRecord(cudaEvent_t handle, cudaStream_t stream_handle) {
     return Return(error);
   CUstream_st* stream = FindStream(stream_handle);
   CUevent_st* event = FindEvent(handle);
+  // CUDA demands that an event and its stream belong to one device.
   if (stream == nullptr || event == nullptr || event->device != stream->device) {
     return Return(cudaErrorInvalidResourceHandle);
   }
   event->captured = stream->capture != nullptr;
   if (event->captured) {
+    // The event may outlive the capture, so it does not keep it.
     event->capture = stream->capture;
     event->line = stream->line;
     event->count = stream->capture->lines[static_cast<size_t>(stream->line)].size();
     return cudaSuccess;
   }
+  // The ticket is taken when the call is made, and reached when the work runs.
   uint64_t ticket = 0;
   {
     std::lock_guard lock(event->state->mutex);
@@ -222,8 +239,12 @@ cudaError_t cudaEventRecord(cudaEvent_t handle, cudaStream_t stream_handle) {
                     .device(stream->device)
                     .Enqueue(*stream, {WorkKind::kEventRecord, [state = event->state, ticket] {
                                          std::lock_guard lock(state->mutex);
+                                         // Recordings on several streams may finish in any order,
+                                         // and the latest one counts.
                                          state->completed = std::max(state->completed, ticket);
                                          const int device = state->stream->device;
+                                         // The time is the device's virtual one, so that timings
+                                         // repeat.
                                          state->microseconds =
                                              Process::Get().device(device).clock();
                                          return Progress::kDone;
@@ -237,8 +258,10 @@ cudaError_t cudaEventSynchronize(cudaEvent_t handle) {
   CUevent_st* event = FindEvent(handle);
   if (event == nullptr) return Return(cudaErrorInvalidResourceHandle);
   if (event->captured) return Return(cudaErrorCapturedEvent);
+  // The state outlives the event, which may be destroyed during the wait.
   const std::shared_ptr<CUevent_st::State> state = event->state;
   const uint64_t ticket = LastRecord(*state);
+  // An event that was never recorded counts as reached, as in CUDA.
   if (ticket == 0) return cudaSuccess;
   Device& device = Process::Get().device(state->stream->device);
   return Return(device.RunUntil(state->stream, [&] { return Reached(*state, ticket); }));
@@ -268,6 +291,7 @@ cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEve
   }
   for (CUevent_st* event : {first, second}) {
     const uint64_t ticket = LastRecord(*event->state);
+    // A time needs two recordings that have happened.
     if (ticket == 0) return Return(cudaErrorInvalidResourceHandle);
     if (!Reached(*event->state, ticket)) return Return(cudaErrorNotReady);
   }

@@ -18,6 +18,7 @@ double Log(double x) {
   const double s = (mantissa - 1) / (mantissa + 1);  // |s| < 0.172
   const double s2 = s * s;
   double sum = 0;
+  // Terms up to 17 leave less than the error named above.
   for (int k = 17; k >= 1; k -= 2) sum = sum * s2 + 1.0 / k;
   return 2 * s * sum + exponent * 0.69314718055994531;
 }
@@ -51,6 +52,7 @@ void SinCosTurn(double t, double* sine, double* cosine) {
 
 // Box-Muller: two normal values from two words.
 void NormalPair(uint32_t a, uint32_t b, double* out) {
+  // The 1 keeps the logarithm away from 0.
   const double u = (static_cast<double>(a) + 1.0) * (1.0 / 4294967296.0);  // (0, 1]
   const double radius = std::sqrt(-2 * Log(u));
   double sine = 0;

@@ -12,6 +12,7 @@ std::vector<v1::BucketRange> BucketsOfStage(const v1::ModelSpec& model, const v1
   std::vector<v1::BucketRange> buckets;
   for (const StageTensor& entry : stage_tensors.tensors) {
     if (buckets.empty() || buckets.back().ready_after_layer() != entry.layer) {
+      // Padding between two tensors belongs to the bucket before it, so that buckets leave no gap.
       if (!buckets.empty()) buckets.back().set_end(entry.gradient_offset);
       v1::BucketRange bucket;
       bucket.set_begin(entry.gradient_offset);
@@ -19,7 +20,9 @@ std::vector<v1::BucketRange> BucketsOfStage(const v1::ModelSpec& model, const v1
       buckets.push_back(bucket);
     }
   }
+  // The stage has at least one tensor: a layer, or the embedding.
   buckets.back().set_end(stage_tensors.gradient_elements);
+  // The backward pass completes the last bucket first.
   std::reverse(buckets.begin(), buckets.end());
   return buckets;
 }

@@ -5,6 +5,7 @@
 namespace tercio::plan {
 
 int64_t BatchOfStep(const v1::TrainingSpec& training, int64_t step) {
+  // Skips are stored by the step after which they were made, so that earlier steps keep their data.
   int64_t batch = step;
   for (const v1::DataSkip& skip : training.data_skips()) {
     if (skip.after_step() < step) batch += skip.batches();
@@ -24,10 +25,13 @@ void SkipSpike(int64_t resume_step, int64_t bad_step, v1::TrainingSpec* training
   }
   v1::DataSkip* fresh = changed.add_data_skips();
   fresh->set_after_step(resume_step);
+  // The next batch is the one that would have followed the bad step:
+  // everything in between is skipped, whether it was read or not.
   fresh->set_batches(BatchOfStep(*training, bad_step + 1) - 1 - BatchOfStep(changed, resume_step));
   for (const v1::DataSkip& skip : training->data_skips()) {
     if (skip.after_step() <= bad_step) continue;
     v1::DataSkip* later = changed.add_data_skips();
+    // Later skips move with the steps they follow, since the run is now that many steps behind.
     later->set_after_step(skip.after_step() - (bad_step - resume_step));
     later->set_batches(skip.batches());
   }

@@ -15,6 +15,7 @@ constexpr Entry kGpus[] = {
     {"GB200", {2500e12, 1250e12, 80e12, 8e12, 900e9}},
     {"B200", {2250e12, 1125e12, 80e12, 8e12, 900e9}},
     {"H200", {989e12, 494e12, 67e12, 4.8e12, 450e9}},
+    // Longer names come before those that they contain.
     {"H100 PCIe", {756e12, 378e12, 51e12, 2e12, 64e9}},
     {"H100", {989e12, 494e12, 67e12, 3.35e12, 450e9}},
     {"A100-SXM4-40GB", {312e12, 156e12, 19.5e12, 1.555e12, 300e9}},
@@ -27,6 +28,7 @@ constexpr Entry kGpus[] = {
 }  // namespace
 
 std::optional<GpuFigures> FiguresOf(std::string_view model) {
+  // The driver adds to the name ("NVIDIA H100 80GB HBM3"), so that parts of it are compared.
   for (const Entry& entry : kGpus) {
     if (model.find(entry.name) != std::string_view::npos) return entry.figures;
   }
@@ -34,6 +36,7 @@ std::optional<GpuFigures> FiguresOf(std::string_view model) {
 }
 
 double PeakFlops(const GpuFigures& figures, const v1::TrainingSpec& training) {
+  // Sums are fp32 in every precision; the inputs decide the rate.
   if (FormatOf(training) != kernels::Format::kFloat32) return figures.flops_per_second;
   return training.tf32() ? figures.tf32_flops_per_second : figures.fp32_flops_per_second;
 }

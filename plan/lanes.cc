@@ -10,13 +10,16 @@ namespace tercio::plan {
 int LaneCount(int64_t global_batch) {
   TERCIO_CHECK_GE(global_batch, 1);
   int lanes = 1;
+  // Eight lanes serve data degrees up to eight; more would cost memory for sums that few need.
   while (lanes < 8 && global_batch % (2 * lanes) == 0) lanes *= 2;
   return lanes;
 }
 
+// A degree that does not divide the lanes gets one, and bits of its own.
 int LanesPerDataRank(int lanes, int data) { return lanes % data == 0 ? lanes / data : 1; }
 
 int GradientBuffers(int lanes_per_rank) {
+  // A binary counter of n lanes has as many sums alive as n has bits.
   return std::bit_width(static_cast<unsigned>(lanes_per_rank));
 }
 
@@ -27,11 +30,13 @@ int MergesAfterLane(int lane) { return std::countr_one(static_cast<unsigned>(lan
 LaneSegments SegmentsOfMicroBatch(int index, int micro_batch, int64_t sequences_per_rank,
                                   int lanes_per_rank) {
   TERCIO_CHECK_EQ(sequences_per_rank % lanes_per_rank, 0);
+  // Lanes end at whole sequences, since a sequence is the unit that ranks are given.
   const int64_t per_lane = sequences_per_rank / lanes_per_rank;
   LaneSegments segments;
   const int64_t begin = int64_t{index} * micro_batch;
   for (int64_t at = begin; at < begin + micro_batch;) {
     const int64_t lane = at / per_lane;
+    // A segment ends with its micro-batch or with its lane, whichever comes first.
     const int64_t end = std::min(begin + micro_batch, (lane + 1) * per_lane);
     LaneSegment segment;
     segment.lane = static_cast<int>(lane);

@@ -26,11 +26,14 @@ absl::Status CheckSizes(const v1::JobSpec& job) {
                {"training.global_batch", job.training().global_batch(), kMostSequences},
                {"training.micro_batch", job.training().micro_batch(), kMostSequences},
                {"resources.ranks", job.resources().ranks(), kMostRanks}};
+  // Each size is checked alone before their product is formed.
   for (const auto& [key, value, most] : sizes) {
     if (value <= most) continue;
     return absl::InvalidArgumentError(absl::StrCat(key, ": ", value, ", at most ", most));
   }
+  // A double cannot overflow here, and its rounding does not matter near 2^59.
   const double tokens = static_cast<double>(job.training().global_batch()) * model.context();
+  // Some sixteen values of hidden and four of the feed-forward width are kept per token and layer.
   const double width = 16.0 * model.hidden() + 4.0 * model.ffn_hidden();
   if (tokens * width * model.layers() <= kMostActivations) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(

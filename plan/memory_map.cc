@@ -44,6 +44,7 @@ class Cutter {
  public:
   int64_t Take(int64_t bytes) {
     const int64_t at = next_;
+    // A piece without bytes, such as a buffer this stage does not need, leaves the end where it is.
     if (bytes > 0) end_ = at + bytes;
     next_ += RoundUp(bytes, kAlignment);
     return at;
@@ -59,12 +60,14 @@ class Cutter {
 
 class TableBuilder {
  public:
+  // Buffers that are not needed are entered with 0 bytes, so that every name is found.
   void Add(const std::string& name, v1::BufferKind kind, int64_t bytes) {
     const int64_t offset = table_.total_bytes();
     v1::Buffer* buffer = Append(name, kind, bytes);
     buffer->set_offset_bytes(offset);
     table_.set_total_bytes(offset + RoundUp(bytes, kAlignment));
   }
+  // What lies on the host has an arena of its own.
   void AddOnHost(const std::string& name, v1::BufferKind kind, int64_t bytes) {
     const int64_t offset = table_.host_bytes();
     v1::Buffer* buffer = Append(name, kind, bytes);
@@ -117,6 +120,7 @@ int64_t CopyElements(const v1::JobSpec& job, const v1::Layout& layout, const Sta
 // `of_first` beside them.
 int64_t SavedElements(const v1::JobSpec& job, const v1::Layout& layout, const StageTensors& stage,
                       int64_t of_first) {
+  // The largest load counts: all data ranks of a stage get the same memory table.
   std::vector<int64_t> elements(static_cast<size_t>(layout.data()));
   elements[0] = of_first;
   const std::vector<int> savers = SavingDataRanks(stage, layout.data());
@@ -158,6 +162,7 @@ int64_t AttentionWorkspace(const v1::JobSpec& job, const StageShape& shape) {
 // For the operations of a GPU: of layers, of the head, and over whole tensors.
 int64_t DeviceWorkspace(const v1::JobSpec& job, const StageShape& shape,
                         const StageTensors& tensors) {
+  // Operations of the CPU have buffers of their own, which are sized for their threads.
   if (!OnGpu(job)) return 0;
   kernels::cuda::ScratchShapes layers;
   layers.rows = shape.rows;
@@ -167,17 +172,21 @@ int64_t DeviceWorkspace(const v1::JobSpec& job, const StageShape& shape,
   layers.product_bytes = kProductWorkspace;
   layers.library_attention_bytes = AttentionWorkspace(job, shape);
   for (const StageTensor& entry : tensors.tensors) {
+    // Digests look at one tensor at a time, norms at all of them in one pass.
     layers.digest_count = std::max(layers.digest_count, entry.elements);
     layers.squares_count += entry.elements;
   }
   kernels::cuda::ScratchShapes head;
   head.rows = shape.chunk_rows;
   head.sum_columns = shape.last ? shape.vocabulary : 0;
+  // The head and the layers never run at the same time, so they share the room.
   return std::max(kernels::cuda::CudaScratchBytes(layers), kernels::cuda::CudaScratchBytes(head));
 }
 
 void AddWorkspace(const v1::JobSpec& job, const StageShape& shape, const StageTensors& tensors,
                   int threads, TableBuilder* table) {
+  // The widest gradient is that of query, key and value or that of
+  // the feed-forward part, and only one of them is alive.
   const int64_t wide = std::max(shape.qkv, shape.up);
   const auto add = [&](const char* name, int64_t count) {
     table->Values(name, v1::BUFFER_KIND_WORKSPACE, shape.precision, count);
@@ -185,6 +194,7 @@ void AddWorkspace(const v1::JobSpec& job, const StageShape& shape, const StageTe
   add("workspace.branch", shape.rows * shape.hidden);
   // Without dropout a branch's gradient is that of its sum.
   add("workspace.branch_gradient", job.model().dropout() > 0 ? shape.local_rows * shape.hidden : 0);
+  // A gathered input and a sum of local rows exist only where ranks hold parts of the rows.
   add("workspace.gathered", shape.sequence_parallel ? shape.rows * shape.hidden : 0);
   add("workspace.local_sum", shape.sequence_parallel ? shape.local_rows * shape.hidden : 0);
   add("workspace.norm_gradient", shape.rows * shape.hidden);
@@ -224,11 +234,14 @@ void AddHead(const StageShape& shape, int tensor, TableBuilder* table) {
     table->Floats(name, v1::BUFFER_KIND_WORKSPACE, count);
   };
   AddClasses(shape, table);
+  // A classifier predicts no tokens, so there is nothing more to make room for.
   if (shape.classes > 0 && !shape.masked_head) return;
   if (shape.masked_head) {
     for (const char* name : {"head.rows", "head.transform", "head.activation", "head.norm",
                              "head.gradient", "head.transform_gradient"}) {
       table->Values(name, v1::BUFFER_KIND_WORKSPACE, shape.precision,
+                    // A masked head works on the predicted rows only; in
+                    // the worst case these are all of them.
                     shape.chunk_rows * shape.hidden);
     }
     add("head.norm_mean", shape.chunk_rows);
@@ -237,6 +250,7 @@ void AddHead(const StageShape& shape, int tensor, TableBuilder* table) {
   table->Values("head.logits", v1::BUFFER_KIND_WORKSPACE, shape.precision,
                 shape.chunk_rows * shape.vocabulary);
   add("head.stats", shape.chunk_rows * kernels::kCrossEntropyStats);
+  // The statistics of all tensor ranks are gathered, since each has a part of the vocabulary.
   add("head.all_stats", shape.chunk_rows * kernels::kCrossEntropyStats * tensor);
   add("head.lse", shape.chunk_rows);
   add("head.loss", shape.chunk_rows);
@@ -264,6 +278,7 @@ void AddFp8(const v1::Layout& layout, const StageShape& shape, TableBuilder* tab
     table->Add(name, v1::BUFFER_KIND_WORKSPACE, bytes);
   };
   add("fp8.input", shape.rows * MostFp8Inputs(shape));
+  // One linear part is computed at a time, so the largest of the four sizes the buffers.
   add("fp8.gradient", shape.rows * MostFp8Outputs(shape));
   add("fp8.turned_gradient", shape.rows * MostFp8Outputs(shape));
   const int64_t slots = layers * kFp8SlotsOfLayer;
@@ -284,11 +299,13 @@ void AddCommunication(const v1::JobSpec& job, const v1::Layout& layout, const St
     table->Floats(name, v1::BUFFER_KIND_COMMUNICATION, count);
   };
   int64_t bucket = 0;
+  // Buckets are reduced one after the other, so that the largest one sizes the scratch.
   for (const v1::BucketRange& range : BucketsOfStage(job.model(), layout, stage)) {
     bucket = std::max(bucket, range.end() - range.begin());
   }
   const int64_t flow = shape.local_rows * shape.hidden;
   table->Values("gradient_flow.0", v1::BUFFER_KIND_COMMUNICATION, shape.precision, flow);
+  // The second buffer receives while the first one is computed in; one stage receives nothing.
   table->Values("gradient_flow.1", v1::BUFFER_KIND_COMMUNICATION, shape.precision,
                 layout.pipeline() > 1 ? flow : 0);
   // Sums of GPUs are NCCL's, which has buffers of its own, or are made on the host.
@@ -300,6 +317,7 @@ void AddCommunication(const v1::JobSpec& job, const v1::Layout& layout, const St
   add_scratch("data_scratch", bucket, layout.data());
   const ModelTraits traits = TraitsOf(job.model());
   const bool tied = traits.tied_head && traits.head != Head::kNone;
+  // On one stage both uses of the table add to the same rank, so that nothing is exchanged.
   const bool tied_exchange = tied && layout.pipeline() > 1 && (shape.first || shape.last);
   add("tied_gradient", tied_exchange ? shape.vocabulary * shape.hidden : 0);
   const auto here = static_cast<int64_t>(TensorsOfStage(job.model(), layout, stage).tensors.size());
@@ -317,6 +335,7 @@ void AddCommunication(const v1::JobSpec& job, const v1::Layout& layout, const St
 // The embedding reads inputs, and types; a head what it predicts; a bert's attention lengths.
 void AddTokens(const StageShape& shape, TableBuilder* table) {
   const auto add = [&](const char* name, bool needed, int64_t of_sequence) {
+    // All tokens of a step are loaded at once, so they cost memory for every micro-batch.
     const int64_t bytes =
         shape.sequences_per_rank * of_sequence * static_cast<int64_t>(sizeof(int32_t));
     table->Add(name, v1::BUFFER_KIND_WORKSPACE, needed ? bytes : 0);
@@ -372,6 +391,7 @@ Recompute RecomputeOf(const v1::Layout& layout) {
 std::vector<RowPiece> PiecesOfRows(int64_t rows, int parts) {
   std::vector<RowPiece> pieces;
   for (int64_t i = 0; i < parts; ++i) {
+    // Multiplying before dividing keeps the lengths within one row of each other.
     const int64_t first = rows * i / parts;
     const int64_t end = rows * (i + 1) / parts;
     if (end > first) pieces.push_back({first, end - first});
@@ -391,6 +411,7 @@ StageShape ShapeOfStage(const v1::JobSpec& job, const v1::Layout& layout, int st
   shape.sequence_parallel = layout.sequence_parallel() && layout.tensor() > 1;
   shape.local_rows = shape.sequence_parallel ? shape.rows / layout.tensor() : shape.rows;
   shape.tensor_overlap =
+      // Sums in pieces are not built for rows that are divided already (config/job_file.cc).
       layout.tensor() > 1 && !shape.sequence_parallel ? std::max(1, layout.tensor_overlap()) : 1;
   shape.hidden = model.hidden();
   shape.attention = model.hidden() / layout.tensor();
@@ -406,6 +427,7 @@ StageShape ShapeOfStage(const v1::JobSpec& job, const v1::Layout& layout, int st
   shape.masked_head = traits.head == Head::kMaskedToken;
   shape.classes = traits.classes;
   shape.vocabulary = PaddedVocabulary(model.vocab_size(), layout.tensor()) / layout.tensor();
+  // A layout without interleaving may leave this at 0.
   shape.chunks = std::max(1, layout.virtual_pipeline());
   shape.layers = model.layers() / (layout.pipeline() * shape.chunks);
   shape.recompute = RecomputeOf(layout);
@@ -424,6 +446,8 @@ StageShape ShapeOfStage(const v1::JobSpec& job, const v1::Layout& layout, int st
 LayerActivations ActivationsOfLayer(const StageShape& shape) {
   Cutter own;
   Cutter shared;
+  // What is computed again lies in a buffer that all
+  // layers share, for one layer needs it at a time.
   const auto take = [&](bool again, int64_t bytes) {
     return LayerField{again ? shared.Take(bytes) : own.Take(bytes), again};
   };
@@ -458,6 +482,7 @@ SlotActivations ActivationsOfSlot(const StageShape& shape) {
   at.layer_stride = ActivationsOfLayer(shape).total;
   cut.Take(at.layer_stride * shape.layers);
   at.output = cut.Take(shape.local_rows * shape.hidden * value);
+  // The final norm belongs to the last stage alone, and post-norm models have none.
   const int64_t final_rows = shape.last && !shape.post_norm ? shape.local_rows : 0;
   at.final_norm = cut.Take(final_rows * shape.hidden * value);
   at.final_mean = cut.Take(final_rows * kFloat);
@@ -471,6 +496,7 @@ SlotActivations ActivationsOfSlot(const StageShape& shape) {
 }
 
 int SumsPerSequence(const v1::ModelSpec& model) {
+  // The number of predicted tokens is known beforehand only where every token is predicted.
   return TraitsOf(model).head == Head::kNextToken ? 1 : 3;
 }
 
@@ -486,8 +512,10 @@ std::vector<int> SavingDataRanks(const StageTensors& tensors, int data) {
   const std::vector<StageTensor>& all = tensors.tensors;
   std::vector<size_t> largest_first;
   for (size_t i = 0; i < all.size(); ++i) {
+    // A tied head is saved with the lookup, whose weight it is.
     if (all[i].role != TensorRole::kHead) largest_first.push_back(i);
   }
+  // The sort is stable: every rank has to come to the same assignment by itself.
   std::stable_sort(largest_first.begin(), largest_first.end(),
                    [&](size_t a, size_t b) { return all[a].elements > all[b].elements; });
   std::vector<int> savers(all.size(), -1);
@@ -508,6 +536,7 @@ v1::MemoryTable MemoryOfStage(const v1::JobSpec& job, const v1::Layout& layout, 
   const int lanes = LanesPerDataRank(LanesOf(job, layout), layout.data());
   TableBuilder table;
   table.Floats("parameters", v1::BUFFER_KIND_PARAMETER, tensors.parameter_elements);
+  // In fp32 the model reads the master weights themselves.
   if (shape.precision.format != kernels::Format::kFloat32) {
     table.Values("parameters.compute", v1::BUFFER_KIND_PARAMETER, shape.precision,
                  tensors.parameter_elements);
@@ -551,6 +580,7 @@ const v1::Buffer& FindBuffer(const v1::MemoryTable& table, const std::string& na
   for (const v1::Buffer& buffer : table.buffers()) {
     if (buffer.name() == name) return buffer;
   }
+  // The table comes from this same file: a missing name is a fault of the program, not of a job.
   std::fprintf(stderr, "no buffer %s in the memory table\n", name.c_str());
   std::abort();
 }

@@ -15,8 +15,10 @@ class TensorList {
 
   void Embedding() {
     Matrix("embedding.token.weight", model_.vocab_size(), model_.hidden(), Shard::kRows,
+           // Rows of the token table are cut as those of the head, so that both can be one tensor.
            Initialization::kNormal);
     tensors.back().vocabulary = true;
+    // Rotary positions are computed inside attention and have no weights.
     if (!traits_.learned_positions) return;
     Matrix("embedding.position.weight", model_.context(), model_.hidden(), Shard::kWhole,
            Initialization::kNormal);
@@ -29,6 +31,7 @@ class TensorList {
     if (!traits_.post_norm) Norm("final_norm");
     if (traits_.head == Head::kMaskedToken) MaskedHead();
     if (traits_.classes > 0) Pooler();
+    // A tied head is the token table; listing it twice would save it twice.
     if (traits_.tied_head || traits_.head == Head::kNone) return;
     Matrix("head.weight", model_.vocab_size(), model_.hidden(), Shard::kRows,
            Initialization::kNormal);
@@ -66,6 +69,8 @@ class TensorList {
     Vector(name + ".weight", model_.hidden(), Shard::kWhole, Initialization::kOnes);
     if (!traits_.rms_norm) Bias(name + ".bias", model_.hidden(), Shard::kWhole);
   }
+  // The order within a layer is that of the forward pass;
+  // keys of randomness and flat offsets follow from it.
   void Layer(int layer) {
     const std::string at = absl::StrCat("layers.", layer, ".");
     const int64_t c = model_.hidden();
@@ -75,17 +80,21 @@ class TensorList {
         traits_.post_norm ? Initialization::kNormal : Initialization::kResidualNormal;
     Norm(at + "attention_norm");
     const int64_t k = traits_.kv_heads * traits_.head_dim;
+    // Grouped-query attention has fewer heads of keys and values than of queries.
     const std::pair<const char*, int64_t> parts[] = {{"query", c}, {"key", k}, {"value", k}};
     for (const auto& [part, rows] : parts) {
       Matrix(absl::StrCat(at, "attention.", part, ".weight"), rows, c, Shard::kRows,
              Initialization::kNormal);
     }
+    // Weights come first, then biases: each three lie side by side as one matrix and one vector.
     for (const auto& [part, rows] : parts) {
       Bias(absl::StrCat(at, "attention.", part, ".bias"), rows, Shard::kRows);
     }
+    // A product cut by columns needs one sum after it, and its bias is added once, after the sum.
     Matrix(at + "attention.output.weight", c, c, Shard::kColumns, residual);
     Bias(at + "attention.output.bias", c, Shard::kWhole);
     Norm(at + "mlp_norm");
+    // The gate and the up part are multiplied elementwise, so both are cut alike.
     if (traits_.gated_mlp) {
       Matrix(at + "mlp.gate.weight", f, c, Shard::kRows, Initialization::kNormal);
     }
@@ -106,8 +115,11 @@ class TensorList {
     tensor.columns = columns;
     tensor.is_vector = is_vector;
     tensor.shard = shard;
+    // Vectors, which are biases and norms, are never decayed, as is usual.
     tensor.weight_decay = !is_vector;
     tensor.initialization = initialization;
+    // The index is the key of the tensor's random numbers:
+    // inserting a tensor in the middle would change every run.
     tensor.index = static_cast<int>(tensors.size());
     tensors.push_back(tensor);
   }
@@ -129,6 +141,7 @@ bool FollowsWithoutGap(const std::string& name, bool gated) {
          (gated && name.find("mlp.up.weight") != std::string::npos);
 }
 
+// Sixteen floats are 64 bytes: a cache line, and the widest vectors.
 int64_t RoundUp16(int64_t value) { return (value + 15) / 16 * 16; }
 
 class StageBuilder {
@@ -143,8 +156,10 @@ class StageBuilder {
     entry.tensor = tensor;
     entry.role = role;
     entry.layer = layer;
+    // The first rank has the most rows, and all ranks use the same offsets.
     const TensorShard shard = ShardOfRank(tensor, tensor_degree_, 0, padded_);
     entry.elements = shard.local_rows * shard.local_columns;
+    // Gaps would tear apart what is read as one matrix.
     if (!FollowsWithoutGap(tensor.name, gated_)) {
       stage_.gradient_elements = RoundUp16(stage_.gradient_elements);
       if (own_parameter) stage_.parameter_elements = RoundUp16(stage_.parameter_elements);
@@ -155,6 +170,7 @@ class StageBuilder {
       entry.parameter_offset = stage_.parameter_elements;
       stage_.parameter_elements += entry.elements;
     } else {
+      // A tied head beside its lookup reads the lookup's weights, which are the first of the stage.
       entry.parameter_offset = stage_.tensors.front().parameter_offset;
     }
     stage_.tensors.push_back(entry);
@@ -172,6 +188,7 @@ class StageBuilder {
 }  // namespace
 
 std::vector<LogicalTensor> ModelTensors(const v1::ModelSpec& model) {
+  // Padding and offsets are undefined without a vocabulary; a plan fills it in before.
   TERCIO_CHECK_GT(model.vocab_size(), 0);
   TensorList list(model);
   list.Embedding();
@@ -189,6 +206,8 @@ bool BelongsToTask(std::string_view name) {
 }
 
 int64_t PaddedVocabulary(int64_t vocab_size, int tensor) {
+  // Every tensor rank gets the same number of rows, a
+  // multiple of what vectors and tensor cores take.
   const int64_t unit = int64_t{16} * tensor;
   return (vocab_size + unit - 1) / unit * unit;
 }
@@ -199,6 +218,7 @@ TensorShard ShardOfRank(const LogicalTensor& tensor, int tensor_degree, int tens
   shard.row_end = shard.local_rows = tensor.rows;
   shard.column_end = shard.local_columns = tensor.columns;
   if (tensor.shard == Shard::kRows) {
+    // Padding belongs to the last ranks; what lies beyond the vocabulary is held but not saved.
     shard.local_rows = (tensor.vocabulary ? padded_vocabulary : tensor.rows) / tensor_degree;
     shard.row_begin = std::min(tensor.rows, tensor_index * shard.local_rows);
     shard.row_end = std::min(tensor.rows, (tensor_index + 1) * shard.local_rows);
@@ -212,6 +232,7 @@ TensorShard ShardOfRank(const LogicalTensor& tensor, int tensor_degree, int tens
 
 StageTensors TensorsOfStage(const v1::ModelSpec& model, const v1::Layout& layout, int stage) {
   const std::vector<LogicalTensor> all = ModelTensors(model);
+  // The layers are ascending, which the search below relies on.
   const std::vector<int> mine = LayersOfStage(model.layers(), layout, stage);
   const bool first = stage == 0;
   const bool last = stage == layout.pipeline() - 1;
@@ -231,6 +252,7 @@ StageTensors TensorsOfStage(const v1::ModelSpec& model, const v1::Layout& layout
       builder.Add(tensor, TensorRole::kPlain, model.layers(), true);
     }
   }
+  // The head comes last, in flat order too: its gradient is the first to be complete.
   if (last && tied) builder.Add(all.front(), TensorRole::kHead, model.layers(), !first);
   return builder.Finish();
 }
@@ -241,6 +263,7 @@ std::vector<int> LayersOfStage(int layers, const v1::Layout& layout, int stage) 
   const int run = layers / (layout.pipeline() * chunks);
   std::vector<int> result;
   for (int chunk = 0; chunk < chunks; ++chunk) {
+    // Chunks go round the stages, so that a stage's chunks are pipeline runs apart.
     for (int i = 0; i < run; ++i) result.push_back((chunk * layout.pipeline() + stage) * run + i);
   }
   return result;
@@ -265,7 +288,9 @@ double FlopsPerToken(const v1::ModelSpec& model, AttentionCount count) {
   const double products = layers * (2 * c * (c + keys) + (traits.gated_mlp ? 3 : 2) * c * f) +
                           predicted * c * model.vocab_size();
   const bool half = count == AttentionCount::kCausalHalf && traits.causal;
+  // Scores and values are two products of two operations each, once forward and twice backward.
   const double attention = (half ? 6.0 : 12.0) * layers * c * model.context();
+  // Each weight costs two operations in the forward pass and four in the backward pass.
   return 6 * products + attention;
 }
 

@@ -6,11 +6,13 @@ namespace {
 
 void AddEncoderTraits(const v1::ModelSpec& model, ModelTraits* traits) {
   traits->causal = false;
+  // An empty value means the original, whose norms follow.
   traits->post_norm = model.norm() != v1::NORM_PLACEMENT_PRE;
   traits->exact_gelu = true;
   traits->token_types = model.token_types() > 0 ? model.token_types() : 2;
   traits->head = model.labels() > 0 ? Head::kNone : Head::kMaskedToken;
   traits->classes = model.labels() > 0 ? model.labels() : model.sentence_order() ? 2 : 0;
+  // The published models use this one; another changes what loaded weights compute.
   traits->norm_eps = 1e-12f;
 }
 
@@ -36,6 +38,7 @@ ModelTraits TraitsOf(const v1::ModelSpec& model) {
   traits.tied_head = !model.untied_head();
   traits.kv_heads = model.kv_heads() > 0 ? model.kv_heads() : model.heads();
   traits.head_dim = model.hidden() / model.heads();
+  // A model that was loaded says which one it was trained with.
   if (model.norm_eps() > 0) traits.norm_eps = static_cast<float>(model.norm_eps());
   return traits;
 }

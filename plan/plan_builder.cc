@@ -29,6 +29,7 @@ constexpr int64_t kTokensPerMicroBatch = 2048;
 constexpr int64_t kTokensPerGpuMicroBatch = 65536;
 
 v1::StagePlan BuildStage(const v1::JobSpec& job, const v1::Layout& layout, int stage, int threads) {
+  // The whole stage follows from the layout, so that trainers need not derive any of it.
   const ScheduleShape schedule = ShapeOfSchedule(layout);
   const std::vector<int> layers = LayersOfStage(job.model().layers(), layout, stage);
   v1::StagePlan plan;
@@ -48,6 +49,7 @@ std::vector<int64_t> Divisors(int64_t value) {
   for (int64_t i = 1; i * i <= value; ++i) {
     if (value % i == 0) result.push_back(i);
   }
+  // Only the smaller divisor of each pair was found; its partner follows from it.
   for (size_t i = result.size(); i-- > 0;) {
     if (const int64_t other = value / result[i]; other > result[i]) result.push_back(other);
   }
@@ -56,6 +58,7 @@ std::vector<int64_t> Divisors(int64_t value) {
 
 // Beyond kMostRanks it stays just above: degrees come from users.
 int RanksOfDegrees(int tensor, int pipeline, int data) {
+  // 64 bits hold any product of two factors that are bounded like this.
   int64_t ranks = 1;
   for (const int degree : {tensor, pipeline, data}) {
     ranks = std::min<int64_t>(ranks * std::max(1, degree), kMostRanks + 1);
@@ -70,6 +73,7 @@ std::string NearestLayouts(const v1::JobSpec& job, const v1::Layout& wanted, int
     std::string text;
   };
   std::vector<Option> options;
+  // All factorisations are looked at, since a person may want to change any of the three.
   for (int tensor = 1; tensor <= ranks; ++tensor) {
     if (ranks % tensor != 0) continue;
     for (int pipeline = 1; pipeline <= ranks / tensor; ++pipeline) {
@@ -78,6 +82,7 @@ std::string NearestLayouts(const v1::JobSpec& job, const v1::Layout& wanted, int
       layout.set_tensor(tensor);
       layout.set_pipeline(pipeline);
       layout.set_data(ranks / tensor / pipeline);
+      // The micro-batch is set to 1, which divides every share: the degrees alone are judged.
       layout.set_micro_batch(1);
       layout.set_micro_batches(
           static_cast<int>(job.training().global_batch() / std::max(1, layout.data())));
@@ -89,8 +94,10 @@ std::string NearestLayouts(const v1::JobSpec& job, const v1::Layout& wanted, int
     }
   }
   if (options.empty()) return absl::StrCat("no layout of ", ranks, " ranks works for this model");
+  // The sort is stable, so that equally near ones keep the order of their degrees.
   std::stable_sort(options.begin(), options.end(),
                    [](const Option& a, const Option& b) { return a.distance < b.distance; });
+  // Three suggestions fit into one line of an error.
   if (options.size() > 3) options.resize(3);
   std::vector<std::string> texts;
   for (const Option& option : options) texts.push_back(option.text);
@@ -103,6 +110,7 @@ absl::StatusOr<v1::Collectives> ChooseCollectives(const v1::JobSpec& job,
   if (!OnGpu(job)) return v1::COLLECTIVES_UNSPECIFIED;
   const v1::Collectives wanted = job.resources().collectives();
   if (wanted == v1::COLLECTIVES_HOST) return v1::COLLECTIVES_HOST;
+  // Two slots are the same GPU where more ranks are placed than there are GPUs, as in tests.
   std::map<std::pair<std::string, int>, size_t> holder;
   for (size_t rank = 0; rank < slots.size(); ++rank) {
     const DeviceSlot& slot = slots[rank];
@@ -126,6 +134,7 @@ int64_t ChooseMicroBatch(const v1::JobSpec& job, int pipeline, int data, int64_t
   for (const int64_t candidate : Divisors(share)) {
     if (less_than > 0 && candidate >= less_than) break;
     const bool fits = candidate * job.model().context() <= most;
+    // Two micro-batches per stage keep the bubble below half of the work.
     const bool fills = pipeline == 1 || share / candidate >= 2 * pipeline;
     if (candidate == 1 || (fits && fills)) best = candidate;
   }
@@ -134,6 +143,7 @@ int64_t ChooseMicroBatch(const v1::JobSpec& job, int pipeline, int data, int64_t
 
 absl::StatusOr<v1::Plan> BuildPlan(const v1::JobSpec& job, const v1::Layout& layout,
                                    const std::vector<DeviceSlot>& slots, int threads_per_rank) {
+  // The layout may come from another planner, so that it is checked again.
   TERCIO_RETURN_IF_ERROR(CheckLayout(job, layout, static_cast<int>(slots.size())));
   if (!IsNamed(layout.schedule())) {
     return absl::InvalidArgumentError(
@@ -160,6 +170,7 @@ absl::StatusOr<v1::Plan> BuildPlan(const v1::JobSpec& job, const v1::Layout& lay
   }
   plan.set_threads_per_rank(threads_per_rank);
   for (const v1::ProcessGroup& group : ProcessGroups(layout)) *plan.add_groups() = group;
+  // Stages are stored once: the ranks of a stage differ in nothing else than their coordinates.
   for (int stage = 0; stage < layout.pipeline(); ++stage) {
     *plan.add_stages() = BuildStage(job, layout, stage, threads_per_rank);
   }
@@ -183,6 +194,7 @@ v1::RankPlan SliceWithoutStage(const v1::Plan& plan, int rank) {
 }
 
 v1::RankPlan SliceForRank(const v1::Plan& plan, int rank) {
+  // The trainer's plan is complete in itself: it never asks the coordinator for more.
   v1::RankPlan slice = SliceWithoutStage(plan, rank);
   *slice.mutable_stage() = plan.stages(plan.ranks(rank).pipeline_index());
   return slice;
@@ -191,6 +203,7 @@ v1::RankPlan SliceForRank(const v1::Plan& plan, int rank) {
 int RanksOfJob(const v1::JobSpec& job) {
   const v1::ParallelismSpec& wanted = job.parallelism();
   const int named = RanksOfDegrees(wanted.tensor(), wanted.pipeline(), wanted.data());
+  // With `auto`, or without a data degree, the number of ranks decides the degrees.
   if (wanted.automatic() || wanted.data() == 0) {
     return std::max(job.resources().ranks(), wanted.automatic() ? 1 : named);
   }
@@ -220,6 +233,7 @@ absl::StatusOr<v1::Layout> LayoutOfJob(const v1::JobSpec& job) {
   const int model_ranks = layout.tensor() * layout.pipeline();
   const int ranks = job.resources().ranks() > 0 ? job.resources().ranks()
                                                 : model_ranks * std::max(1, wanted.data());
+  // The data degree is what is left of the ranks, rounded down: CheckLayout refuses a remainder.
   layout.set_data(wanted.data() > 0 ? wanted.data() : std::max(1, ranks / model_ranks));
   layout.set_micro_batch(
       job.training().micro_batch() > 0
@@ -229,6 +243,7 @@ absl::StatusOr<v1::Layout> LayoutOfJob(const v1::JobSpec& job) {
                                                 (int64_t{layout.data()} * layout.micro_batch())));
   const absl::Status status = CheckLayout(job, layout, ranks);
   if (!status.ok()) {
+    // A rule that was broken helps less than a layout that works.
     return absl::InvalidArgumentError(
         absl::StrCat(std::string(status.message()), "; ", NearestLayouts(job, layout, ranks)));
   }

@@ -12,6 +12,7 @@
 namespace tercio::plan {
 namespace {
 
+// Members are given by first, stride and size, so that a group of any size is one small message.
 v1::ProcessGroup Group(const std::string& name, v1::GroupKind kind, int first, int stride,
                        int size) {
   v1::ProcessGroup group;
@@ -31,6 +32,7 @@ struct Partition {
   int stride;
   int size;
 
+  // Nothing is searched: a rank's groups cost the same in a job of any size.
   v1::ProcessGroup GroupOf(int rank) const {
     const int block = rank / (stride * size);
     const int inside = rank % stride;
@@ -39,6 +41,7 @@ struct Partition {
   }
 };
 
+// Tensor ranks are neighbours, since they exchange the most and should share a node.
 std::array<Partition, 3> Partitions(const v1::Layout& layout) {
   return {
       {{"tensor", v1::GROUP_KIND_TENSOR, 1, layout.tensor()},
@@ -46,6 +49,7 @@ std::array<Partition, 3> Partitions(const v1::Layout& layout) {
        {"pipeline", v1::GROUP_KIND_PIPELINE, layout.tensor() * layout.data(), layout.pipeline()}}};
 }
 
+// All faults begin alike, so that people recognise the rule behind them.
 absl::Status Impossible(const std::string& what) {
   return absl::InvalidArgumentError(absl::StrCat("impossible layout: ", what));
 }
@@ -66,6 +70,7 @@ Coordinates CoordinatesOfRank(const v1::Layout& layout, int rank) {
 }
 
 int RankOfCoordinates(const v1::Layout& layout, const Coordinates& at) {
+  // The inverse of CoordinatesOfRank: both follow the formula in the header.
   return (at.pipeline * layout.data() + at.data) * layout.tensor() + at.tensor;
 }
 
@@ -99,6 +104,7 @@ std::vector<int> RanksOf(const v1::ProcessGroup& group) {
 
 int IndexInGroup(const v1::ProcessGroup& group, int rank) {
   const int offset = rank - group.first();
+  // The group may come from a message, so that nothing is assumed about its numbers.
   if (group.stride() <= 0 || offset < 0 || offset % group.stride() != 0) return -1;
   const int index = offset / group.stride();
   return index < group.size() ? index : -1;
@@ -109,6 +115,7 @@ absl::Status CheckLayout(const v1::JobSpec& job, const v1::Layout& layout, int r
   const int tensor = layout.tensor();
   const int pipeline = layout.pipeline();
   const int data = layout.data();
+  // The degrees come first: the rules below divide by them.
   if (tensor < 1 || pipeline < 1 || data < 1 || layout.context_parallel() < 1) {
     return Impossible(absl::StrCat("every degree must be at least 1 (tensor ", tensor,
                                    ", pipeline ", pipeline, ", data ", data, ")"));
@@ -118,6 +125,7 @@ absl::Status CheckLayout(const v1::JobSpec& job, const v1::Layout& layout, int r
                                    " = ", WorldSize(layout), " ranks, but resources.ranks is ",
                                    ranks));
   }
+  // Heads are what attention is cut by; a half one cannot be computed.
   if (model.heads() % tensor != 0) {
     return Impossible(
         absl::StrCat("tensor ", tensor, " does not divide model.heads ", model.heads()));
@@ -126,6 +134,7 @@ absl::Status CheckLayout(const v1::JobSpec& job, const v1::Layout& layout, int r
     return Impossible(
         absl::StrCat("tensor ", tensor, " does not divide model.kv_heads ", model.kv_heads()));
   }
+  // Ranks hold equal parts of every sequence's rows.
   if (layout.sequence_parallel() && model.context() % tensor != 0) {
     return Impossible(absl::StrCat("sequence_parallel: tensor ", tensor,
                                    " does not divide model.context ", model.context()));
@@ -135,6 +144,7 @@ absl::Status CheckLayout(const v1::JobSpec& job, const v1::Layout& layout, int r
         absl::StrCat("tensor ", tensor, " does not divide model.ffn_hidden ", model.ffn_hidden()));
   }
   const int chunks = std::max(1, layout.virtual_pipeline());
+  // Every stage has equally many layers: their memory and time are planned as one.
   if (model.layers() % (int64_t{pipeline} * chunks) != 0) {
     return Impossible(absl::StrCat("pipeline ", pipeline,
                                    chunks > 1 ? absl::StrCat(" x virtual_pipeline ", chunks) : "",
@@ -146,17 +156,20 @@ absl::Status CheckLayout(const v1::JobSpec& job, const v1::Layout& layout, int r
                                    ": interleaved needs 2 or more, the others 1"));
   }
   if (chunks > 1 && pipeline < 2) return Impossible("interleaved needs pipeline 2 or more");
+  // Every rank has to run equally many micro-batches of the same size.
   const int64_t batch = job.training().global_batch();
   const int64_t unit = int64_t{data} * layout.micro_batch();
   if (layout.micro_batch() < 1 || batch % unit != 0) {
     return Impossible(absl::StrCat("training.global_batch ", batch, " is not a multiple of data ",
                                    data, " x micro_batch ", layout.micro_batch()));
   }
+  // The interleaved order works in groups of as many micro-batches as there are stages.
   if (chunks > 1 && batch / unit % pipeline != 0) {
     return Impossible(absl::StrCat("interleaved needs a multiple of pipeline ", pipeline,
                                    " micro-batches, global_batch / (data x micro_batch) is ",
                                    batch / unit));
   }
+  // A plan from elsewhere must not contradict itself.
   if (layout.micro_batches() != batch / unit) {
     return Impossible(absl::StrCat("micro_batches is ", layout.micro_batches(),
                                    ", but global_batch / (data x micro_batch) is ", batch / unit));

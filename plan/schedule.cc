@@ -25,16 +25,20 @@ Work WorkAt(const ScheduleShape& shape, bool forward, int k) {
   const int group = k / (shape.stages * shape.chunks);
   const int within = k % (shape.stages * shape.chunks);
   const int chunk = within / shape.stages;
+  // The backward pass goes through the chunks in reverse, as it does through the layers.
   return {forward, group * shape.stages + within % shape.stages,
           forward ? chunk : shape.chunks - 1 - chunk};
 }
 
 // Forwards before the first backward.
 int WarmUp(const ScheduleShape& shape, int stage) {
+  // gpipe runs all forwards first; the others as few as keep the last stage busy.
   const int all = shape.micro_batches * shape.chunks;
   if (shape.kind == v1::PIPELINE_SCHEDULE_GPIPE) return all;
   if (shape.chunks == 1) return std::min(shape.stages - stage - 1, all);
+  // With one group only there is nothing to interleave before all forwards are done.
   if (shape.micro_batches == shape.stages) return all;
+  // Narayanan et al. 2021, section 2.2.2: two for each later stage, and all chunks but the last.
   return std::min((shape.stages - stage - 1) * 2 + (shape.chunks - 1) * shape.stages, all);
 }
 
@@ -56,6 +60,8 @@ std::vector<Work> WorkOfStage(const ScheduleShape& shape, int stage) {
 class StageList {
  public:
   StageList(const ScheduleShape& shape, int stage)
+      // The number of slots follows from the order of the
+      // work, so that the lists fit the memory map.
       : shape_(shape), stage_(stage), slots_(ActivationSlots(shape, stage)) {
     for (const Work& work : WorkOfStage(shape, stage)) {
       work_.push_back(work);
@@ -66,17 +72,21 @@ class StageList {
 
   std::vector<v1::Action> Build() {
     for (const Work& work : work_) {
+      // Receives are posted before the work: the message may travel while the stage computes.
       PostActivations();
       if (!work.forward) PostGradients();
       if (work.forward) {
         if (!ReceivesActivation(work)) TakeSlot(work);
         Add(v1::ACTION_KIND_FORWARD, work);
         ++forwards_done_;
+        // A send follows its work at once, since the next stage may be waiting for it.
         if (!IsEnd(work)) Add(v1::ACTION_KIND_SEND_ACTIVATION, work);
       } else {
         Add(v1::ACTION_KIND_BACKWARD, work);
         if (ReceivesActivation(work)) Add(v1::ACTION_KIND_SEND_GRADIENT, work);
         ++backwards_done_;
+        // The slot is given back only after the backward
+        // pass, which reads what the forward pass left.
         free_.insert(slot_of_.at({work.micro_batch, work.chunk}));
       }
     }
@@ -134,6 +144,8 @@ class StageList {
     free_.erase(free_.begin());
   }
 
+  // The buffer is the stage's own affair; its parity follows the order of the
+  // backwards, so that two gradients that are alive never share one.
   int FlowOf(const Work& work) const {
     const int group = shape_.stages * shape_.chunks;
     const int k = shape_.chunks == 1 ? work.micro_batch
@@ -173,6 +185,7 @@ class StageList {
 }  // namespace
 
 ScheduleShape ShapeOfSchedule(const v1::Layout& layout) {
+  // Callers have checked the name (BuildPlan).
   ScheduleShape shape;
   shape.kind = layout.schedule();
   shape.stages = layout.pipeline();
@@ -187,6 +200,7 @@ std::vector<v1::Action> StageActions(const ScheduleShape& shape, int stage) {
   return StageList(shape, stage).Build();
 }
 
+// The trainer allocates this many; StageList aborts where it would need one more.
 int ActivationSlots(const ScheduleShape& shape, int stage) {
   int in_flight = 0;
   int most = 0;

@@ -11,6 +11,7 @@
 namespace tercio::plan {
 namespace {
 
+// A backward pass has twice the products of a forward pass.
 constexpr double kForwardTime = 1;
 constexpr double kBackwardTime = 2;
 
@@ -27,6 +28,8 @@ class Simulation {
   }
 
   absl::StatusOr<ScheduleReport> Run() {
+    // Stages are played in turn until none can move: the result does not
+    // depend on the order, since an action that is ready stays ready.
     bool moved = true;
     while (moved) {
       moved = false;
@@ -62,11 +65,13 @@ class Simulation {
   bool Ready(size_t stage, const v1::Action& action) const {
     const int place = Place(stage, action);
     const Item item{place, action.micro_batch()};
+    // Only what waits for another stage is asked here; the rest is checked when it is executed.
     switch (action.kind()) {
       case v1::ACTION_KIND_FORWARD:
         return place == 0 || activation_sent_.contains(item);
       case v1::ACTION_KIND_BACKWARD:
         return (place == LastPlace() || gradient_sent_.contains(item)) && Free(stage, action);
+      // A receive may write into a buffer only after what was sent from it has left.
       case v1::ACTION_KIND_RECEIVE_GRADIENT:
         return Free(stage, action);
       default:
@@ -90,6 +95,7 @@ class Simulation {
     switch (action.kind()) {
       case v1::ACTION_KIND_RECEIVE_ACTIVATION:
         s.activations_posted.insert(item);
+        // The orders are compared at the end, since the sender may run ahead of the receiver.
         order_[{stage, true}].push_back(item);
         return TakeSlot(stage, action, item);
       case v1::ACTION_KIND_RECEIVE_GRADIENT:
@@ -101,9 +107,11 @@ class Simulation {
       case v1::ACTION_KIND_BACKWARD:
         return Backward(stage, action, item);
       case v1::ACTION_KIND_SEND_ACTIVATION:
+        // A send before its work would send what is not computed yet.
         if (action.micro_batch() >= s.forwards[action.chunk()]) {
           return Fault(stage, "activation sent before its forward");
         }
+        // The time of a send is that of its work: messages themselves cost nothing.
         activation_sent_[{place + 1, action.micro_batch()}] = s.time;
         sends_[{NextStage(stage), true}].push_back({place + 1, action.micro_batch()});
         return absl::OkStatus();
@@ -122,9 +130,11 @@ class Simulation {
 
   absl::Status Forward(size_t stage, const v1::Action& action, const Item& item) {
     Stage& s = state_[stage];
+    // Ascending order in every schedule is what makes sums independent of it.
     if (action.micro_batch() != s.forwards[action.chunk()]++) {
       return Fault(stage, "forward out of order");
     }
+    // The first place receives no message, whose receive would have taken the slot.
     if (item.first == 0) {
       if (absl::Status status = TakeSlot(stage, action, item); !status.ok()) return status;
     } else {
@@ -132,6 +142,7 @@ class Simulation {
       s.time = std::max(s.time, activation_sent_.at(item));
     }
     if (s.slot_owner[action.slot()] != item) return Fault(stage, "forward in another's slot");
+    // A stage's time is divided among its chunks, which together are the whole stage.
     s.time += kForwardTime / shape_.chunks;
     report_.max_in_flight[stage] = std::max(report_.max_in_flight[stage], ++s.in_flight);
     return absl::OkStatus();
@@ -150,6 +161,7 @@ class Simulation {
       s.time = std::max(s.time, gradient_sent_.at(item));
     }
     if (s.slot_owner[action.slot()] != item) return Fault(stage, "backward in another's slot");
+    // The slot is free after the backward pass, which has read the last of what it holds.
     s.slot_owner.erase(action.slot());
     s.time += kBackwardTime / shape_.chunks;
     --s.in_flight;
@@ -169,6 +181,7 @@ class Simulation {
   absl::StatusOr<ScheduleReport> Finish() {
     double end = 0;
     for (size_t stage = 0; stage < stages_.size(); ++stage) {
+      // A stage that could not finish its list waits for a message that never comes.
       if (state_[stage].at < stages_[stage].size()) return Fault(stage, "deadlock");
       for (int chunk = 0; chunk < shape_.chunks; ++chunk) {
         if (state_[stage].forwards[chunk] != shape_.micro_batches ||
@@ -184,12 +197,14 @@ class Simulation {
       }
       end = std::max(end, state_[stage].time);
     }
+    // The busiest stage without any wait would take this long.
     const double ideal = (kForwardTime + kBackwardTime) * shape_.micro_batches;
     report_.bubble_ratio = (end - ideal) / ideal;
     return report_;
   }
 
   absl::Status Fault(size_t stage, const std::string& what) const {
+    // The position is part of the message, since lists have hundreds of actions.
     std::string where = "the end";
     const size_t at = state_[stage].at;
     if (at < stages_[stage].size()) {

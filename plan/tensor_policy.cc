@@ -11,6 +11,8 @@ bool MatchesPattern(std::string_view name, std::string_view pattern) {
   size_t taken = 0;
   size_t at = 0;
   size_t i = 0;
+  // Going back to the last star is enough, since what earlier ones matched can stay as
+  // it is: the time is bounded by both lengths multiplied, whatever the pattern.
   while (i < name.size()) {
     if (at < pattern.size() && pattern[at] == '*') {
       star = at++;
@@ -25,6 +27,7 @@ bool MatchesPattern(std::string_view name, std::string_view pattern) {
       return false;
     }
   }
+  // Stars at the end match nothing.
   while (at < pattern.size() && pattern[at] == '*') ++at;
   return at == pattern.size();
 }
@@ -36,12 +39,14 @@ TensorPolicy PolicyOf(const LogicalTensor& tensor, const v1::TrainingSpec& train
     });
   };
   TensorPolicy policy;
+  // The job's patterns only take decay away: norms and biases never have any.
   policy.weight_decay = tensor.weight_decay && !named(training.optimizer().no_decay());
   policy.frozen = named(training.frozen());
   return policy;
 }
 
 bool MatchesAnyTensor(const v1::ModelSpec& model, std::string_view pattern) {
+  // Names do not depend on the vocabulary, but the list of tensors wants one.
   v1::ModelSpec sized = model;
   sized.set_vocab_size(std::max(1, model.vocab_size()));
   const std::vector<LogicalTensor> tensors = ModelTensors(sized);

@@ -11,6 +11,8 @@ namespace {
 
 using nlohmann::json;
 
+// A token that holds white space could reach over a place at which a text is cut, so the matcher
+// has to know of it before any text is cut.
 bool HasSpace(std::string_view text) {
   for (size_t i = 0; i < text.size();) {
     const CodePoint point = DecodeUtf8(text, i);
@@ -38,6 +40,7 @@ size_t SpacesBefore(std::string_view text, size_t at) {
   return at;
 }
 
+// A flag that is not a boolean is refused: read as false it would change ids without a word.
 absl::StatusOr<bool> Flag(const json& entry, const char* key) {
   if (!entry.contains(key)) return false;
   if (!entry[key].is_boolean()) {
@@ -57,6 +60,8 @@ absl::StatusOr<std::vector<AddedToken>> ParseAddedTokens(const json& list) {
       return absl::InvalidArgumentError("added_tokens: an entry has no id or no content");
     }
     AddedToken token;
+    // The id is checked at 64 bits, since a cast would turn a number out of range into the id of
+    // another token.
     const auto id = entry["id"].get<int64_t>();
     token.content = entry["content"].get<std::string>();
     if (id < 0 || id > INT32_MAX) {
@@ -71,6 +76,8 @@ absl::StatusOr<std::vector<AddedToken>> ParseAddedTokens(const json& list) {
       if (!flag.ok()) return flag.status();
       *value = *flag;
     }
+    // The library asks which characters surround such a token. Split does not, and would find it
+    // where the library does not.
     const absl::StatusOr<bool> single_word = Flag(entry, "single_word");
     if (!single_word.ok()) return single_word.status();
     if (*single_word) {
@@ -101,6 +108,7 @@ absl::StatusOr<AddedTokenMatcher> AddedTokenMatcher::Create(const std::vector<Ad
   size_t bytes = 0;
   for (const AddedToken& token : tokens) {
     const std::string form = token.normalized ? normalize(token.content) : token.content;
+    // The limit is that of a trie, so the forms that are searched for count, not the contents.
     bytes += form.size();
     if (bytes > ByteTrie::kMostBytes) {
       return absl::InvalidArgumentError("added_tokens: more than 16 MiB of text");
@@ -111,6 +119,9 @@ absl::StatusOr<AddedTokenMatcher> AddedTokenMatcher::Create(const std::vector<Ad
           absl::StrCat("added_tokens: '", token.content, "' is empty or appears twice"));
     }
     part.tokens.push_back(token);
+    // A cut leaves white space to the part behind it, where a token before it could no longer take
+    // it. Both forms of a token count: texts are cut before they are normalized, and searched
+    // after.
     if (token.right_strip || HasSpace(form) || HasSpace(token.content)) {
       matcher.allows_cuts_ = false;
     }
@@ -120,14 +131,18 @@ absl::StatusOr<AddedTokenMatcher> AddedTokenMatcher::Create(const std::vector<Ad
 
 void AddedTokenMatcher::Part::Split(std::string_view text, OnPlain on_plain, OnId on_id) const {
   size_t done = 0;  // everything before it has been returned
+  // Most texts have no such tokens to look for, and none of their bytes is visited then.
   size_t at = tokens.empty() ? text.size() : 0;
   while (at < text.size()) {
     const ByteTrie::Match match = trie.LongestPrefix(text.substr(at));
     if (match.length == 0) {
+      // Single bytes may be skipped, since tokens are UTF-8 and begin at no byte within a
+      // character.
       ++at;
       continue;
     }
     const AddedToken& token = tokens[static_cast<size_t>(match.value)];
+    // White space that the token before has taken is not taken a second time.
     const size_t begin = token.left_strip ? std::max(done, SpacesBefore(text, at)) : at;
     at += match.length;
     if (begin > done) on_plain(text.substr(done, begin - done));

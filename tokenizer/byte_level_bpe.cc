@@ -41,6 +41,7 @@ const std::array<uint32_t, 256>& CharacterOfByte() {
 
 // The bytes of a token that is written in these characters; nullopt if it has others.
 std::optional<std::string> BytesOfToken(std::string_view token) {
+  // The table is never destroyed, so that the order of destruction at exit does not matter.
   static const auto& byte_of = *new absl::flat_hash_map<uint32_t, char>([] {
     absl::flat_hash_map<uint32_t, char> table;
     for (size_t byte = 0; byte < 256; ++byte) {
@@ -52,6 +53,7 @@ std::optional<std::string> BytesOfToken(std::string_view token) {
   for (size_t i = 0; i < token.size();) {
     const CodePoint point = DecodeUtf8(token, i);
     const auto found = byte_of.find(point.code);
+    // Not every token is made of bytes: special tokens may stand in a vocabulary as they are read.
     if (!point.valid || found == byte_of.end()) return std::nullopt;
     bytes.push_back(found->second);
     i += point.length;
@@ -110,15 +112,20 @@ absl::Status ByteLevelBpeModel::ReadTokens() {
     const std::string* const token = vocabulary.token(id);
     if (token == nullptr) continue;
     std::optional<std::string> bytes = BytesOfToken(*token);
+    // Words are compared as bytes, so the tokens that replace their merges are kept as bytes, too.
     if (bytes.has_value() && definition_.ignore_merges) id_of_word_[*bytes] = id;
     bytes_of_[static_cast<size_t>(id)] = bytes.has_value() ? *std::move(bytes) : *token;
   }
+  // Added tokens come second. They may share an id with the vocabulary, and their content is text
+  // and not written in the characters of bytes.
   for (const AddedToken& token : definition_.added) {
     bytes_of_[static_cast<size_t>(token.id)] = token.content;
   }
   if (definition_.unknown.has_value() && vocabulary.token(*definition_.unknown) == nullptr) {
     return BpeFault("the unknown token is not in the vocabulary");
   }
+  // A byte without a token becomes the unknown one. Only where there is none of that either does a
+  // text with this byte fail.
   for (size_t byte = 0; byte < 256; ++byte) {
     std::string character;
     AppendUtf8(CharacterOfByte()[byte], &character);
@@ -131,11 +138,14 @@ absl::Status ByteLevelBpeModel::ReadMerges() {
   const Vocabulary& vocabulary = definition_.vocabulary;
   for (size_t rank = 0; rank < definition_.merges.size(); ++rank) {
     const auto& [left, right] = definition_.merges[rank];
+    // ByteLevelBpeFromJson passes ids that no vocabulary has as -1, and leaves their refusal to
+    // this check.
     const std::string* const left_token = vocabulary.token(left);
     const std::string* const right_token = vocabulary.token(right);
     if (left_token == nullptr || right_token == nullptr) {
       return BpeFault(absl::StrCat("merge ", rank, " is of tokens that are not in the vocabulary"));
     }
+    // The format names only the two halves, so the token that they make is found by its text.
     const std::optional<int32_t> merged = vocabulary.Find(absl::StrCat(*left_token, *right_token));
     if (!merged.has_value()) {
       return BpeFault(absl::StrCat("merge ", rank, " makes '", *left_token, *right_token,
@@ -147,6 +157,7 @@ absl::Status ByteLevelBpeModel::ReadMerges() {
 }
 
 bool ByteLevelBpeModel::EncodeWord(std::string_view word, std::vector<int32_t>* ids) const {
+  // The library takes such a word as it is (Llama 3), even where no order of merges leads to it.
   if (definition_.ignore_merges) {
     if (const auto found = id_of_word_.find(absl::string_view(word.data(), word.size()));
         found != id_of_word_.end()) {
@@ -157,6 +168,7 @@ bool ByteLevelBpeModel::EncodeWord(std::string_view word, std::vector<int32_t>* 
   const size_t begin = ids->size();
   for (const char c : word) {
     const int32_t id = byte_ids_[static_cast<uint8_t>(c)];
+    // What was appended stays behind, since the caller drops all ids after a failure.
     if (id == kNoToken) return false;
     ids->push_back(id);
   }
@@ -167,6 +179,7 @@ bool ByteLevelBpeModel::EncodeWord(std::string_view word, std::vector<int32_t>* 
 bool ByteLevelBpeModel::EncodePlain(std::string_view text, WordCache* cache,
                                     std::vector<int32_t>* ids) const {
   std::string prefixed;
+  // AddedTokenMatcher passes no empty section, so there is a first character.
   if (definition_.add_prefix_space && text.front() != ' ') {
     prefixed.append(" ").append(text);
     text = prefixed;
@@ -176,6 +189,7 @@ bool ByteLevelBpeModel::EncodePlain(std::string_view text, WordCache* cache,
     const std::string_view word = text.substr(at, end - at);
     at = end;
     WordCache::Entry* const entry = cache->Find(word, cache_owner_);
+    // The cache holds only words that were encoded: a word with an unknown byte fails each time.
     if (entry != nullptr && entry->Get(ids)) continue;
     const size_t begin = ids->size();
     if (!EncodeWord(word, ids)) return false;
@@ -186,8 +200,10 @@ bool ByteLevelBpeModel::EncodePlain(std::string_view text, WordCache* cache,
 
 absl::StatusOr<std::vector<int32_t>> ByteLevelBpeModel::EncodePart(std::string_view text) const {
   std::vector<int32_t> ids;
+  // Tokens of prose cover about four bytes; with three there is rarely a second allocation.
   ids.reserve(text.size() / 3 + 1);
   WordCache& cache = WordCache::OfThisThread();
+  // The callbacks cannot stop the search, so a failure is kept until it ends.
   bool known = true;
   const auto on_id = [&](int32_t id) { ids.push_back(id); };
   added_->SplitRaw(
@@ -212,6 +228,7 @@ absl::Status ByteLevelBpeModel::UnknownByte(std::string_view text) const {
           "train it with all 256 bytes in its initial alphabet"));
     }
   }
+  // Each byte of the text has a token, so it was the space that EncodePlain put before it.
   return absl::InvalidArgumentError("a space is not in the tokenizer's vocabulary");
 }
 
@@ -227,6 +244,7 @@ size_t ByteLevelBpeModel::FindBorder(std::string_view text, size_t from) const {
 }
 
 absl::StatusOr<std::string> ByteLevelBpeModel::Decode(absl::Span<const int32_t> ids) const {
+  // Bytes are joined across tokens, because a character may be divided among them.
   std::string text;
   for (const int32_t id : ids) {
     if (id < 0 || id >= vocab_size() || !bytes_of_[static_cast<size_t>(id)].has_value()) {
@@ -238,6 +256,8 @@ absl::StatusOr<std::string> ByteLevelBpeModel::Decode(absl::Span<const int32_t> 
 }
 
 std::string ByteLevelBpeModel::ToJson() const {
+  // Ids instead of texts, in one list, keep the checkpoint small: a vocabulary has tens of
+  // thousands of merges.
   json merges = json::array();
   for (const auto& [left, right] : definition_.merges) {
     merges.push_back(left);
@@ -282,6 +302,7 @@ absl::StatusOr<std::shared_ptr<const TokenizerModel>> ByteLevelBpeFromJson(const
   if (!merges.is_array() || merges.size() % 2 != 0)
     return BpeFault("'merges' is not a list of pairs");
   for (size_t i = 0; i < merges.size(); i += 2) {
+    // Anything but an id becomes -1, which ReadMerges refuses together with its rank.
     const auto id = [&](const json& entry) {
       const int64_t value = entry.is_number_integer() ? entry.get<int64_t>() : -1;
       return static_cast<int32_t>(value >= 0 && value <= INT32_MAX ? value : -1);
@@ -289,6 +310,7 @@ absl::StatusOr<std::shared_ptr<const TokenizerModel>> ByteLevelBpeFromJson(const
     bpe.merges.emplace_back(id(merges[i]), id(merges[i + 1]));
   }
   TERCIO_ASSIGN_OR_RETURN(bpe.added, ParseAddedTokens(JsonAt(object, "added_tokens")));
+  // Special ids may be those of added tokens, so the size counts both.
   TERCIO_ASSIGN_OR_RETURN(const int32_t size, SizeWithAdded(bpe.vocabulary, bpe.added));
   TERCIO_ASSIGN_OR_RETURN(bpe.special, SpecialIdsFromJson(JsonAt(object, "special"), size));
   return MakeByteLevelBpe(std::move(bpe));

@@ -17,6 +17,7 @@ namespace {
 
 using nlohmann::json;
 
+// These kinds only put tokens around a text or change offsets, and so leave its ids as they are.
 absl::Status CheckPostProcessor(const json& part) {
   if (part.is_null()) return absl::OkStatus();
   const std::string type = TypeOfPart(part);
@@ -28,6 +29,7 @@ absl::Status CheckPostProcessor(const json& part) {
     return UnknownPart("post_processor", part);
   }
   for (const json& each : JsonAt(part, "processors")) {
+    // A sequence within a sequence is refused, which also bounds the depth of this recursion.
     if (TypeOfPart(each) == "Sequence") return UnknownPart("post_processor", part);
     TERCIO_RETURN_IF_ERROR(CheckPostProcessor(each));
   }
@@ -55,6 +57,7 @@ absl::Status ReadBpePreTokenizer(const json& given, ByteLevelBpe* bpe) {
   TERCIO_ASSIGN_OR_RETURN(const bool prefix, JsonFlag(parts[1], "add_prefix_space", true));
   TERCIO_ASSIGN_OR_RETURN(const bool inverted, JsonFlag(parts[0], "invert", false));
   TERCIO_ASSIGN_OR_RETURN(const std::string behavior, JsonText(parts[0], "behavior", ""));
+  // An inverted pattern or another behavior would give other words than the scanner does.
   if (cuts || prefix || inverted || behavior != "Isolated") return unknown();
   TERCIO_ASSIGN_OR_RETURN(const std::string regex,
                           JsonText(JsonAt(parts[0], "pattern"), "Regex", ""));
@@ -68,6 +71,7 @@ absl::Status ReadMerges(const json& merges, ByteLevelBpe* bpe) {
   if (!merges.is_array()) return absl::InvalidArgumentError("model.merges is not a list");
   bpe->merges.reserve(merges.size());
   for (const json& merge : merges) {
+    // The two forms of an entry become one, so that both are checked in the same way.
     TERCIO_ASSIGN_OR_RETURN(const std::string line, MergeLine(merge));
     TERCIO_ASSIGN_OR_RETURN(const auto pair, ParseMerge(bpe->vocabulary, line));
     bpe->merges.push_back(pair);
@@ -75,6 +79,8 @@ absl::Status ReadMerges(const json& merges, ByteLevelBpe* bpe) {
   return absl::OkStatus();
 }
 
+// The export of the tokenizer `bytes` is a byte-level BPE without merges. Only its ids tell that it
+// is `bytes`, which reading it back has to give.
 bool IdsAreBytes(const TokenizerModel& model) {
   for (int32_t byte = 0; byte < 256; ++byte) {
     const auto ids = model.EncodePart(std::string(1, static_cast<char>(byte)));
@@ -94,6 +100,7 @@ absl::StatusOr<std::shared_ptr<const TokenizerModel>> ParseBpe(const json& root,
   if (TypeOfPart(JsonAt(root, "decoder")) != "ByteLevel") {
     return UnknownPart("decoder", JsonAt(root, "decoder"));
   }
+  // Dropout would make ids depend on chance; the other settings change what a word consists of.
   TERCIO_RETURN_IF_ERROR(ExpectNone(model, {"dropout", "continuing_subword_prefix",
                                             "end_of_word_suffix", "fuse_unk", "byte_fallback"}));
   TERCIO_ASSIGN_OR_RETURN(bpe.ignore_merges, JsonFlag(model, "ignore_merges", false));
@@ -106,12 +113,15 @@ absl::StatusOr<std::shared_ptr<const TokenizerModel>> ParseBpe(const json& root,
           absl::StrCat("model.unk_token '", unknown, "' is not in the vocabulary"));
     }
   }
+  // Merges name tokens, so the vocabulary is read before them; whether a missing cut matters
+  // depends on the merges, so the pre-tokenizer is read after them.
   TERCIO_RETURN_IF_ERROR(ReadMerges(JsonAt(model, "merges"), &bpe));
   TERCIO_RETURN_IF_ERROR(ReadBpePreTokenizer(JsonAt(root, "pre_tokenizer"), &bpe));
   if (const json& added = JsonAt(root, "added_tokens"); !added.is_null()) {
     TERCIO_ASSIGN_OR_RETURN(bpe.added, ParseAddedTokens(added));
   }
   bpe.special = FindSpecialIds(config, bpe.vocabulary, bpe.added);
+  // This is found out before the definition is moved away.
   const bool plain = bpe.merges.empty() && bpe.added.empty() && !bpe.add_prefix_space;
   TERCIO_ASSIGN_OR_RETURN(std::shared_ptr<const TokenizerModel> made,
                           MakeByteLevelBpe(std::move(bpe)));
@@ -127,6 +137,7 @@ absl::StatusOr<std::shared_ptr<const TokenizerModel>> ParseWordLevel(const json&
   if (TypeOfPart(cuts) != "Split" || regex != "[\\s\\S]" || behavior != "Isolated") {
     return UnknownPart("pre_tokenizer", cuts);
   }
+  // `chars` has neither, so a file that has one would give other ids.
   for (const char* const key : {"normalizer", "added_tokens"}) {
     if (const json& value = JsonAt(root, key); !value.empty()) return UnknownPart(key, value);
   }
@@ -136,8 +147,10 @@ absl::StatusOr<std::shared_ptr<const TokenizerModel>> ParseWordLevel(const json&
   TERCIO_ASSIGN_OR_RETURN(const Vocabulary vocabulary,
                           Vocabulary::FromObject(JsonAt(model, "vocab")));
   TERCIO_ASSIGN_OR_RETURN(const std::string unknown, JsonText(model, "unk_token", ""));
+  // With such a token the library would accept unknown characters, which `chars` refuses.
   if (vocabulary.Find(unknown).has_value()) return UnknownPart("model.unk_token", json(unknown));
   std::string characters;
+  // `chars` numbers its characters without gaps, so that each id must have one.
   for (int32_t id = 0; id < vocabulary.size(); ++id) {
     const std::string* const token = vocabulary.token(id);
     if (token == nullptr || token->empty() || DecodeUtf8(*token, 0).length != token->size()) {
@@ -150,6 +163,7 @@ absl::StatusOr<std::shared_ptr<const TokenizerModel>> ParseWordLevel(const json&
 }
 
 absl::Status ReadBertNormalizer(const json& part, WordPiece* definition) {
+  // Without a normalizer the library leaves a text as it is, unlike BERT's defaults.
   if (part.is_null()) {
     definition->clean_text = false;
     definition->space_chinese = false;
@@ -161,6 +175,7 @@ absl::Status ReadBertNormalizer(const json& part, WordPiece* definition) {
   TERCIO_ASSIGN_OR_RETURN(definition->clean_text, JsonFlag(part, "clean_text", true));
   TERCIO_ASSIGN_OR_RETURN(definition->space_chinese, JsonFlag(part, "handle_chinese_chars", true));
   TERCIO_ASSIGN_OR_RETURN(definition->lowercase, JsonFlag(part, "lowercase", true));
+  // null is the usual value, and means that accents go where capitals go.
   TERCIO_ASSIGN_OR_RETURN(definition->strip_accents,
                           JsonFlag(part, "strip_accents", definition->lowercase));
   return absl::OkStatus();
@@ -178,6 +193,7 @@ absl::StatusOr<std::shared_ptr<const TokenizerModel>> ParseWordPiece(const json&
                           JsonText(model, "continuing_subword_prefix", "##"));
   TERCIO_ASSIGN_OR_RETURN(definition.unknown, JsonText(model, "unk_token", "[UNK]"));
   if (const json& most = JsonAt(model, "max_input_chars_per_word"); !most.is_null()) {
+    // A word of more characters is unknown; the count is kept at 32 bits.
     if (!most.is_number_integer() || most.get<int64_t>() < 1 || most.get<int64_t>() > INT32_MAX) {
       return absl::InvalidArgumentError("model.max_input_chars_per_word is not a count");
     }
@@ -185,6 +201,7 @@ absl::StatusOr<std::shared_ptr<const TokenizerModel>> ParseWordPiece(const json&
   }
   const json& decoder = JsonAt(root, "decoder");
   TERCIO_ASSIGN_OR_RETURN(const std::string prefix, JsonText(decoder, "prefix", "##"));
+  // Decode has only one form of continuation, so encoding and decoding must agree on it.
   if (TypeOfPart(decoder) != "WordPiece" || prefix != definition.continuation) {
     return UnknownPart("decoder", decoder);
   }
@@ -199,6 +216,7 @@ absl::StatusOr<std::shared_ptr<const TokenizerModel>> ParseWordPiece(const json&
 
 std::optional<int32_t> FindToken(std::string_view token, const Vocabulary& vocabulary,
                                  const std::vector<AddedToken>& added) {
+  // The library looks for added tokens before all others, so they take precedence.
   for (const AddedToken& each : added) {
     if (each.content == token) return each.id;
   }
@@ -222,6 +240,7 @@ absl::StatusOr<std::shared_ptr<const TokenizerModel>> ParseHuggingFaceJson(const
                                                         : "";
   }
   if (type == "BPE") {
+    // Both kinds call themselves BPE; their decoders and pre-tokenizers tell them apart.
     return HoldsPieces(root) ? ParseHuggingFacePieces(root, config) : ParseBpe(root, config);
   }
   if (type == "WordPiece") return ParseWordPiece(root, config);
@@ -231,6 +250,7 @@ absl::StatusOr<std::shared_ptr<const TokenizerModel>> ParseHuggingFaceJson(const
 
 absl::StatusOr<std::string> MergeLine(const json& merge) {
   if (merge.is_string()) return merge.get<std::string>();
+  // The library writes this form since its version 0.20, since it allows spaces in tokens.
   if (merge.is_array() && merge.size() == 2 && merge[0].is_string() && merge[1].is_string()) {
     return absl::StrCat(merge[0].get<std::string>(), " ", merge[1].get<std::string>());
   }
@@ -240,6 +260,7 @@ absl::StatusOr<std::string> MergeLine(const json& merge) {
 absl::StatusOr<std::pair<int32_t, int32_t>> ParseMerge(const Vocabulary& vocabulary,
                                                        std::string_view line) {
   const size_t space = line.find(' ');
+  // A token that holds a space cannot be told from two, so such a merge is refused.
   if (space == line.npos || line.find(' ', space + 1) != line.npos) {
     return absl::InvalidArgumentError(
         absl::StrCat("the merge '", std::string(line), "' is not of two tokens"));
@@ -256,6 +277,7 @@ absl::StatusOr<std::pair<int32_t, int32_t>> ParseMerge(const Vocabulary& vocabul
 std::string ConfiguredToken(const json& config, const char* role) {
   const json& token = JsonAt(config, role);
   if (token.is_string()) return token.get<std::string>();
+  // transformers writes a token as its text, or as an object with its flags.
   const json& content = JsonAt(token, "content");
   return content.is_string() ? content.get<std::string>() : "";
 }
@@ -266,6 +288,7 @@ SpecialIds FindSpecialIds(const json& config, const Vocabulary& vocabulary,
     const std::string configured = ConfiguredToken(config, role);
     std::optional<int32_t> id;
     if (!configured.empty()) id = FindToken(configured, vocabulary, added);
+    // Files of the library alone name no roles, so the names of well-known models are tried.
     for (const char* const name : usual) {
       if (!id.has_value()) id = FindToken(name, vocabulary, added);
     }

@@ -37,6 +37,8 @@ bool IsSpaceReplacement(const json& part) {
 absl::Status ReadMetaspace(const json& part, SentencePiece* pieces) {
   TERCIO_ASSIGN_OR_RETURN(const std::string scheme, JsonText(part, "prepend_scheme", "always"));
   const bool prefix = scheme != "never";
+  // Older versions of the library write add_prefix_space; where both stand in a file they have to
+  // agree.
   TERCIO_ASSIGN_OR_RETURN(const bool old_prefix, JsonFlag(part, "add_prefix_space", prefix));
   if (JsonAt(part, "replacement") != json(kSpaceSymbol) || (prefix && !old_prefix) ||
       (scheme != "always" && scheme != "first" && prefix)) {
@@ -67,6 +69,7 @@ absl::Status ReadNormalizer(const json& given, SentencePieceRules* rules) {
 absl::Status ReadSpaces(const json& root, SentencePiece* pieces) {
   const json& normalizer = JsonAt(root, "normalizer");
   const json& cuts = UnwrappedPart(JsonAt(root, "pre_tokenizer"), "pretokenizers");
+  // Hugging Face's parts leave extra spaces alone, whereas SentencePiece collapses them by default.
   pieces->rules.remove_extra_whitespaces = false;
   pieces->rules.add_dummy_prefix = false;
   if (cuts.is_null()) return ReadNormalizer(normalizer, &pieces->rules);
@@ -84,11 +87,14 @@ absl::Status CheckDecoder(const json& decoder, bool prefix) {
   for (size_t i = 0; known && i < parts.size(); ++i) {
     const std::string type = TypeOfPart(parts[i]);
     strips = strips || type == "Strip";
+    // Decode has a counterpart for these four and for nothing else.
     known = type == "Replace" || type == "ByteFallback" || type == "Fuse" || type == "Strip";
   }
   return known && strips == prefix ? absl::OkStatus() : UnknownPart("decoder", decoder);
 }
 
+// Byte pieces have exactly this form, with two hexadecimal digits; SentencePiece::Model checks that
+// these name a byte.
 bool IsByteToken(std::string_view token) {
   return token.size() == 6 && token.starts_with("<0x") && token.ends_with('>');
 }
@@ -153,6 +159,7 @@ absl::Status MergeOrder::Read(const json& merges) {
 }
 
 absl::Status MergeOrder::Add(int32_t left, int32_t right) {
+  // ParseMerge has found both ids in the vocabulary, so neither is null.
   const std::string& first = *vocabulary_.token(left);
   const std::string& second = *vocabulary_.token(right);
   const std::optional<int32_t> made = vocabulary_.Find(absl::StrCat(first, second));
@@ -160,10 +167,12 @@ absl::Status MergeOrder::Add(int32_t left, int32_t right) {
     return PiecesFault(absl::StrCat("the merge '", first, " ", second,
                                     "' makes a token that is not in the vocabulary"));
   }
+  // SentencePiece falls back to bytes only after all joining, and never joins them.
   if (IsByteToken(first) || IsByteToken(second)) {
     return PiecesFault(
         absl::StrCat("the merge '", first, " ", second, "' of bytes is not supported"));
   }
+  // A piece has one score, so all merges that make it must be neighbours in the order.
   if (*made != last_ && !places_.emplace(*made, places_.size()).second) {
     return PiecesFault(
         absl::StrCat("the merge '", first, " ", second,
@@ -175,6 +184,7 @@ absl::Status MergeOrder::Add(int32_t left, int32_t right) {
 }
 
 absl::Status MergeOrder::CheckComplete() const {
+  // SentencePiece joins every pair that makes a piece, also one that the file does not list.
   for (const auto& [id, place] : places_) {
     const std::string_view token = *vocabulary_.token(id);
     const size_t at = FirstHalf(token, [&](std::string_view left, std::string_view right) {
@@ -220,6 +230,7 @@ absl::Status ReadPieces(const Vocabulary& vocabulary, const MergeOrder& order,
     } else if (!place.has_value() && !IsOneCharacter(*token) && order.CanBeMade(*token)) {
       type = Type::kControl;  // SentencePiece would make it of two, though no merge does
     }
+    // fp32 holds these ranks exactly up to 2^24, which vocabularies do not reach.
     const size_t rank = place.has_value() ? *place : type == Type::kNormal ? next++ : 0;
     model->pieces.push_back({*token, -static_cast<float>(rank), type});
   }
@@ -245,6 +256,7 @@ absl::StatusOr<std::shared_ptr<const TokenizerModel>> ParseHuggingFacePieces(con
       model, {"dropout", "continuing_subword_prefix", "end_of_word_suffix", "ignore_merges"}));
   TERCIO_ASSIGN_OR_RETURN(pieces.byte_fallback, JsonFlag(model, "byte_fallback", false));
   TERCIO_ASSIGN_OR_RETURN(const bool fuses, JsonFlag(model, "fuse_unk", false));
+  // SentencePiece always makes one piece of a run of unknown characters.
   if (!fuses && !pieces.byte_fallback) return UnknownPart("model.fuse_unk", json(false));
   TERCIO_ASSIGN_OR_RETURN(const std::string unknown, JsonText(model, "unk_token", ""));
   TERCIO_ASSIGN_OR_RETURN(const Vocabulary vocabulary,

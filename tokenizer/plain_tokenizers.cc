@@ -22,6 +22,7 @@ absl::Status ForCodePoints(std::string_view text, const Visit& visit) {
   for (size_t i = 0; i < text.size();) {
     const CodePoint point = DecodeUtf8(text, i);
     if (!point.valid) {
+      // The line costs a scan, which only a failure pays for.
       const auto line =
           std::count(text.begin(), text.begin() + static_cast<ptrdiff_t>(i), '\n') + 1;
       return absl::InvalidArgumentError(absl::StrCat("the text is not UTF-8 at byte ", i, " (line ",
@@ -34,6 +35,7 @@ absl::Status ForCodePoints(std::string_view text, const Visit& visit) {
   return absl::OkStatus();
 }
 
+// Both kinds consist of text alone: whoever needs a special id finds that there is none.
 const SpecialIds& NoSpecialIds() {
   static const SpecialIds none;
   return none;
@@ -48,9 +50,11 @@ class Bytes : public TokenizerModel {
   absl::StatusOr<std::vector<int32_t>> EncodePart(std::string_view text) const override {
     std::vector<int32_t> ids(text.size());
     std::transform(text.begin(), text.end(), ids.begin(),
+                   // The conversion goes by uint8_t, since char is signed on most machines.
                    [](char c) { return static_cast<int32_t>(static_cast<uint8_t>(c)); });
     return ids;
   }
+  // Each byte is a token, so every position is a border.
   size_t FindBorder(std::string_view, size_t from) const override { return from + 1; }
 
   absl::StatusOr<std::string> Decode(absl::Span<const int32_t> ids) const override {
@@ -85,10 +89,13 @@ class Chars : public TokenizerModel {
 
   absl::StatusOr<std::vector<int32_t>> EncodePart(std::string_view text) const override {
     std::vector<int32_t> ids;
+    // A character has at least one byte, so this is the most that is needed.
     ids.reserve(text.size());
     TERCIO_RETURN_IF_ERROR(ForCodePoints(text, [&](uint32_t code) {
       const auto found = id_of_.find(code);
       if (found == id_of_.end()) {
+        // The message shows the character, which a number would hide from whoever prepares the
+        // data.
         std::string character;
         AppendUtf8(code, &character);
         return absl::InvalidArgumentError(
@@ -101,6 +108,7 @@ class Chars : public TokenizerModel {
   }
   // Any byte that does not continue a character.
   size_t FindBorder(std::string_view text, size_t from) const override {
+    // Continuation bytes have the form 10xxxxxx, and a cut before one would divide a character.
     size_t at = from + 1;
     while (at < text.size() && static_cast<uint8_t>(text[at]) >> 6 == 2) ++at;
     return std::min(at, text.size());
@@ -132,6 +140,7 @@ std::shared_ptr<const TokenizerModel> MakeBytes() { return std::make_shared<Byte
 
 absl::StatusOr<std::shared_ptr<const TokenizerModel>> MakeCharsOf(
     const std::vector<std::string_view>& texts) {
+  // A bit for each code point takes 136 KiB, and yields the characters in ascending order.
   std::vector<bool> found(0x110000);
   for (const std::string_view text : texts) {
     TERCIO_RETURN_IF_ERROR(ForCodePoints(text, [&](uint32_t code) {
@@ -156,6 +165,7 @@ absl::StatusOr<std::shared_ptr<const TokenizerModel>> CharsFromJson(const json& 
     codes.push_back(code);
     return absl::OkStatus();
   }));
+  // The id of a character is its rank, so each set of characters has exactly one stored form.
   if (std::adjacent_find(codes.begin(), codes.end(), std::greater_equal<>()) != codes.end()) {
     return absl::InvalidArgumentError("characters are not in ascending order");
   }

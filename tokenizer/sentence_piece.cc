@@ -122,7 +122,9 @@ absl::StatusOr<std::shared_ptr<const TokenizerModel>> SentencePieceModel::Create
     SentencePiece definition) {
   auto model = std::make_shared<SentencePieceModel>();
   model->definition_ = std::move(definition);
+  // All that follows asks the pieces, so they are checked and indexed first.
   TERCIO_RETURN_IF_ERROR(model->ReadPieces());
+  // Rules of normalization would change the text of these pieces, which is found as it is written.
   std::vector<std::string> untouched;
   for (const SentencePiece::Piece& piece : model->definition_.pieces) {
     if (piece.type == Type::kUserDefined) untouched.push_back(piece.text);
@@ -132,6 +134,7 @@ absl::StatusOr<std::shared_ptr<const TokenizerModel>> SentencePieceModel::Create
   TERCIO_ASSIGN_OR_RETURN(model->normalizer_,
                           SentencePieceNormalizer::Create(std::move(rules), untouched));
   model->words_stand_alone_ = model->Splits() || model->WordsStandAlone();
+  // The matcher normalizes the tokens, so those that cannot be supported are refused before.
   TERCIO_RETURN_IF_ERROR(model->CheckAdded());
   TERCIO_ASSIGN_OR_RETURN(model->added_, AddedTokenMatcher::Create(
                                              model->definition_.added, [&](std::string_view text) {
@@ -148,6 +151,7 @@ absl::StatusOr<std::shared_ptr<const TokenizerModel>> SentencePieceModel::Create
 }
 
 absl::Status SentencePieceModel::CheckAdded() const {
+  // Decode and vocab_size know pieces only, so each added token has to be one.
   const SentencePieceRules& rules = definition_.rules;
   for (const AddedToken& token : definition_.added) {
     if (token.id >= vocab_size() || piece(token.id).text != token.content) {
@@ -181,6 +185,7 @@ std::optional<std::string> SentencePieceModel::Prepare(std::string_view text) co
   added_->SplitRaw(
       text,
       [&](std::string_view plain) {
+        // Only the first section begins the text, which decides on its prefix.
         PrepareBetweenAdded(plain, plain.data() == text.data(), &prepared);
       },
       [&](int32_t id) { AppendMark(id, &prepared); });
@@ -208,6 +213,7 @@ void SentencePieceModel::PrepareBetweenAdded(std::string_view plain, bool begins
 
 std::string SentencePieceModel::WithMetaspace(std::string_view section, bool begins_text) const {
   std::string text = normalizer_->Normalize(section);
+  // A section that begins with a space already keeps it as its prefix, unlike in SentencePiece.
   const bool wanted =
       definition_.rules.add_dummy_prefix && (begins_text || !definition_.metaspace->first_only);
   if (wanted && !text.starts_with(kSpaceSymbol)) text.insert(0, kSpaceSymbol);
@@ -217,17 +223,21 @@ std::string SentencePieceModel::WithMetaspace(std::string_view section, bool beg
 absl::Status SentencePieceModel::ReadPieces() {
   size_t bytes = 0;
   byte_ids_.fill(-1);
+  // The surface is appended to decoded text, which is UTF-8.
   if (!IsUtf8(definition_.unknown_surface)) return SentencePieceFault("unk_surface is not UTF-8");
   for (size_t i = 0; i < definition_.pieces.size(); ++i) {
     const SentencePiece::Piece& known = definition_.pieces[i];
     const auto id = static_cast<int32_t>(i);
     bytes += known.text.size();
+    // The limit is that of the tries, which hold nearly all pieces.
     if (bytes > ByteTrie::kMostBytes) return SentencePieceFault("more than 16 MiB of pieces");
     if (known.text.empty() || !IsUtf8(known.text)) {
       return SentencePieceFault(absl::StrCat("piece ", i, " is empty or not UTF-8"));
     }
     if (!std::isfinite(known.score))
+      // A comparison with NaN is always false, and would leave a text without a cover.
       return SentencePieceFault(absl::StrCat("piece ", i, " has no score"));
+    // The keys are views, so the list of pieces does not change after this.
     if (!id_of_.emplace(known.text, id).second) {
       return SentencePieceFault(absl::StrCat("the piece '", known.text, "' appears twice"));
     }
@@ -235,6 +245,7 @@ absl::Status SentencePieceModel::ReadPieces() {
       if (unknown_ != -1) return SentencePieceFault("there are two unknown pieces");
       unknown_ = id;
     }
+    // An unknown character costs more than any normal piece, so this is the lowest of their scores.
     if (known.type == Type::kNormal) least_score_ = std::min(least_score_, known.score);
     if (known.type == Type::kNormal || known.type == Type::kUserDefined ||
         known.type == Type::kUnused) {
@@ -243,7 +254,9 @@ absl::Status SentencePieceModel::ReadPieces() {
     if (known.type == Type::kUserDefined) user_defined_.Insert(known.text, id);
     if (known.type == Type::kByte) TERCIO_RETURN_IF_ERROR(ReadBytePiece(id));
   }
+  // Texts may hold characters that no piece covers, whatever the pieces are.
   if (unknown_ == -1) return SentencePieceFault("there is no unknown piece");
+  // Append looks up any byte, so with byte fallback all 256 need a piece.
   for (size_t byte = 0; byte < 256; ++byte) {
     if (definition_.byte_fallback && byte_ids_[byte] == -1) {
       return SentencePieceFault(absl::StrFormat("byte fallback without the piece <0x%02X>", byte));
@@ -269,6 +282,7 @@ absl::Status SentencePieceModel::ReadBytePiece(int32_t id) {
 // Whether no piece reaches across a space that follows another character, so that words can be
 // encoded separately. BPE may also take unused pieces apart as it saw them made elsewhere.
 bool SentencePieceModel::WordsStandAlone() const {
+  // Words are found by the symbol of the space, which a text without escaping does not have.
   if (!definition_.rules.escape_whitespaces) return false;
   const bool bpe = definition_.algorithm == SentencePiece::Algorithm::kBpe;
   for (const SentencePiece::Piece& piece : definition_.pieces) {
@@ -295,6 +309,7 @@ size_t SentencePieceModel::WordEnd(std::string_view text, size_t from) const {
 
 // The end of a stretch of unigram text that begins at `begin`.
 size_t SentencePieceModel::StretchEnd(std::string_view text, size_t begin) const {
+  // Where words depend on each other a sum may restart nowhere, however long the text is.
   if (!words_stand_alone_ || text.size() - begin <= kStretch) return text.size();
   return WordEnd(text, begin + kStretch - 1);
 }
@@ -307,6 +322,7 @@ size_t SentencePieceModel::FindBorder(std::string_view text, size_t from) const 
   if (!definition_.added.empty() && !definition_.byte_fallback) return text.size();
   if (definition_.algorithm == SentencePiece::Algorithm::kBpe) return WordEnd(text, from);
   size_t end = 0;
+  // The borders are those of EncodePlain on the whole text, which counts from its beginning.
   while (end <= from && end < text.size()) end = StretchEnd(text, end);
   return end;
 }
@@ -333,11 +349,14 @@ absl::StatusOr<std::vector<int32_t>> SentencePieceModel::EncodePart(std::string_
   if (definition_.added.empty()) return EncodePlain(text);
   std::vector<int32_t> ids;
   while (!text.empty()) {
+    // The size is checked, since IdOfMark needs a whole mark.
     if (text.size() >= kBorderMarkBytes && text[0] == kBorderMark) {
       ids.push_back(IdOfMark(text));
       text.remove_prefix(kBorderMarkBytes);
       continue;
     }
+    // The search for the next mark may begin at the second byte: the first one is not a mark here,
+    // or stands alone.
     const size_t end = std::min(text.find(kBorderMark, 1), text.size());
     const std::vector<int32_t> plain = EncodePlain(text.substr(0, end));
     ids.insert(ids.end(), plain.begin(), plain.end());
@@ -351,6 +370,8 @@ std::vector<int32_t> SentencePieceModel::EncodePlain(std::string_view text) cons
   if (definition_.algorithm == SentencePiece::Algorithm::kUnigram) {
     for (size_t at = 0; at < text.size();) {
       const size_t end = StretchEnd(text, at);
+      // Each stretch gets ids of its own, as a thread of its own would give them, and Join fuses a
+      // run that crosses the border.
       std::vector<int32_t> stretch;
       EncodeUnigram(text.substr(at, end - at), &stretch);
       Join(stretch, &ids);
@@ -363,6 +384,7 @@ std::vector<int32_t> SentencePieceModel::EncodePlain(std::string_view text) cons
     return ids;
   }
   WordCache& cache = WordCache::OfThisThread();
+  // What the cache remembers must not depend on the word before, so words are encoded apart.
   std::vector<int32_t> word_ids;
   for (size_t at = 0; at < text.size();) {
     const size_t end = WordEnd(text, at);
@@ -399,22 +421,26 @@ void SentencePieceModel::EncodeUnigram(std::string_view text, std::vector<int32_
       node = matched_.Step(node, static_cast<uint8_t>(text[end++]));
       if (node == ByteTrie::kNone) break;
       const int32_t id = matched_.value(node);
+      // Unigram never uses these pieces; they only keep the place of their id.
       if (id == ByteTrie::kNone || piece(id).type == Type::kUnused) continue;
       const size_t length = end - begin;
       const float gain = piece(id).type == Type::kUserDefined
                              ? static_cast<float>(length - 1) * kUserDefinedScore
                              : piece(id).score;
       Best& target = best[end];
+      // Among equal sums the first one stays, as in the library.
       if (target.length == 0 || gain + score > target.score) {
         target = {gain + score, id, static_cast<uint32_t>(length)};
       }
       covers_character = covers_character || length == character;
     }
     Best& target = best[begin + character];
+    // Where a piece is exactly this character the unknown one is not considered, as in the library.
     if (!covers_character && (target.length == 0 || unknown_score + score > target.score)) {
       target = {unknown_score + score, unknown_, static_cast<uint32_t>(character)};
     }
   }
+  // The covers are linked from the end to the beginning, whereas ids are wanted from the beginning.
   std::vector<size_t> ends;
   for (size_t end = text.size(); end > 0; end -= best[end].length) ends.push_back(end);
   for (auto end = ends.rbegin(); end != ends.rend(); ++end) {
@@ -426,6 +452,7 @@ void SentencePieceModel::EncodeUnigram(std::string_view text, std::vector<int32_
 void SentencePieceModel::EncodeBpe(std::string_view text, std::vector<int32_t>* ids) const {
   std::vector<PieceSymbol> symbols;
   for (size_t at = 0; at < text.size();) {
+    // A user-defined piece is found before any joining, and no joining may change it.
     const size_t whole = user_defined_.LongestPrefix(text.substr(at)).length;
     const size_t length =
         whole != 0 ? whole : std::min(CharacterLength(text[at]), text.size() - at);
@@ -436,6 +463,7 @@ void SentencePieceModel::EncodeBpe(std::string_view text, std::vector<int32_t>* 
     const auto found = id_of_.find(joined);
     if (found == id_of_.end()) return std::nullopt;
     const SentencePiece::Piece& known = piece(found->second);
+    // The library joins nothing into the other kinds: control pieces are never made by a text.
     if (known.type != Type::kNormal && known.type != Type::kUserDefined &&
         known.type != Type::kUnused) {
       return std::nullopt;
@@ -453,6 +481,7 @@ absl::StatusOr<std::string> SentencePieceModel::Decode(absl::Span<const int32_t>
   std::string bytes;  // of a run of byte pieces
   const auto flush = [&] {
     for (size_t i = 0; i < bytes.size();) {
+      // Bytes that are not UTF-8 become U+FFFD, as in the library.
       const CodePoint point = DecodeUtf8(bytes, i);
       AppendUtf8(point.code, &text);
       i += point.length;
@@ -469,6 +498,8 @@ absl::StatusOr<std::string> SentencePieceModel::Decode(absl::Span<const int32_t>
       continue;
     }
     flush();
+    // A prefix that was removed ends the beginning as a text does: the next space is one of the
+    // text.
     if (dropped_space || !text.empty()) at_beginning = false;
     dropped_space = false;
     if (const auto added = added_surfaces_.find(id); added != added_surfaces_.end()) {
@@ -503,6 +534,7 @@ std::optional<std::vector<bool>> SentencePieceModel::WordContinuations() const {
   for (size_t id = 0; id < continues.size(); ++id) {
     const SentencePiece::Piece& known = definition_.pieces[id];
     continues[id] = known.type == Type::kByte ||
+                    // Pieces without the symbol of a space stand within a word.
                     ((known.type == Type::kNormal || known.type == Type::kUnused) &&
                      !known.text.starts_with("\u2581"));
   }
@@ -551,6 +583,7 @@ absl::Status ReadPieceLists(const json& object, std::vector<SentencePiece::Piece
     return SentencePieceFault("pieces, scores and types are not lists of one length");
   }
   for (size_t i = 0; i < pieces.size(); ++i) {
+    // A type that is not a number becomes 0, which the same check refuses.
     const int64_t type = types[i].is_number_integer() ? types[i].get<int64_t>() : 0;
     if (!pieces[i].is_string() || !scores[i].is_number() || type < 1 || type > 6) {
       return SentencePieceFault(absl::StrCat("piece ", i, " has no text, no score or no type"));
@@ -576,6 +609,7 @@ absl::StatusOr<std::shared_ptr<const TokenizerModel>> SentencePieceFromJson(cons
       algorithm == "bpe" ? SentencePiece::Algorithm::kBpe : SentencePiece::Algorithm::kUnigram;
   TERCIO_ASSIGN_OR_RETURN(model.byte_fallback, JsonFlag(object, "byte_fallback", false));
   SentencePieceRules& rules = model.rules;
+  // The defaults are those of the library's messages.
   TERCIO_ASSIGN_OR_RETURN(rules.add_dummy_prefix, JsonFlag(object, "add_dummy_prefix", true));
   TERCIO_ASSIGN_OR_RETURN(rules.remove_extra_whitespaces,
                           JsonFlag(object, "remove_extra_whitespaces", true));
@@ -597,6 +631,7 @@ absl::StatusOr<std::shared_ptr<const TokenizerModel>> SentencePieceFromJson(cons
     TERCIO_ASSIGN_OR_RETURN(how.splits, JsonFlag(metaspace, "splits", false));
     model.metaspace = how;
   }
+  // Special ids are checked against the pieces, so these were read before.
   TERCIO_ASSIGN_OR_RETURN(
       model.special,
       SpecialIdsFromJson(JsonAt(object, "special"), static_cast<int32_t>(model.pieces.size())));

@@ -123,6 +123,7 @@ absl::Status ReadNormalizers(const ModelProto& file, SentencePiece* model) {
 }
 
 void FindControls(const TrainerSpec& trainer, SentencePiece* model) {
+  // As in the library, controls are found by the names in trainer_spec and not by its ids.
   for (size_t id = 0; id < model->pieces.size(); ++id) {
     const SentencePiece::Piece& piece = model->pieces[id];
     if (piece.type != SentencePiece::Type::kControl &&
@@ -130,9 +131,11 @@ void FindControls(const TrainerSpec& trainer, SentencePiece* model) {
       continue;
     }
     const auto known = static_cast<int32_t>(id);
+    // The format has no fields for these roles; ALBERT's models name the pieces like this.
     if (piece.text == "[CLS]") model->special.cls = known;
     if (piece.text == "[SEP]") model->special.separator = known;
     if (piece.text == "[MASK]" || piece.text == "<mask>") model->special.mask = known;
+    // A user-defined piece is found in texts, and therefore cannot mark their ends.
     if (piece.type != SentencePiece::Type::kControl) continue;
     if (piece.text == trainer.bos_piece()) model->special.beginning = known;
     if (piece.text == trainer.eos_piece()) model->special.end_of_text = known;
@@ -158,6 +161,7 @@ absl::StatusOr<SentencePiece> ParseSentencePieceFile(std::string_view bytes) {
   }
   TERCIO_RETURN_IF_ERROR(ReadTrainer(file.trainer_spec(), &model));
   TERCIO_RETURN_IF_ERROR(ReadNormalizers(file, &model));
+  // The fields may come in any order, so names are compared after the last one.
   FindControls(file.trainer_spec(), &model);
   return model;
 }

@@ -25,6 +25,7 @@ struct Candidate {
   size_t right;
   size_t size;  // of both together
   bool operator<(const Candidate& other) const {
+    // The queue's top is the largest: the highest score, and of equal ones the leftmost pair.
     return score != other.score ? score < other.score : left > other.left;
   }
 };
@@ -42,6 +43,7 @@ void TakeApart(std::string_view text, const Halves& halves, std::vector<std::str
       out->push_back(part);
       continue;
     }
+    // The first half is pushed last, so that it is taken, and written, first.
     rest.push_back(found->second.second);
     rest.push_back(found->second.first);
   }
@@ -62,10 +64,13 @@ std::vector<std::string_view> MergePieces(
   const auto offer = [&](size_t left, size_t right) {
     if (left == kNone || right == kNone || symbols[left].frozen || symbols[right].frozen) return;
     const size_t size = symbols[left].text.size() + symbols[right].text.size();
+    // Neighbours lie next to each other in the text, so their union is a view, too.
     const std::string_view joined(symbols[left].text.data(), size);
     const std::optional<PieceScore> piece = score_of(joined);
     if (!piece.has_value()) return;
     queue.push({piece->score, left, right, size});
+    // This is noted even if the pair is not joined here, as in the library, which may take such a
+    // piece apart in another way than it was made.
     if (piece->unused) halves[joined] = {symbols[left].text, symbols[right].text};
   };
   for (size_t i = 0; i + 1 < symbols.size(); ++i) offer(i, i + 1);
@@ -82,11 +87,13 @@ std::vector<std::string_view> MergePieces(
     left.text = std::string_view(left.text.data(), top.size);
     left.next = right.next;
     if (right.next != kNone) symbols[right.next].previous = top.left;
+    // An empty text marks the symbol as gone for the candidates that still name it.
     right.text = {};
     offer(left.previous, top.left);
     offer(top.left, left.next);
   }
   std::vector<std::string_view> parts;
+  // The first symbol is never joined into another, so the chain begins there.
   for (size_t i = symbols.empty() ? kNone : 0; i != kNone; i = symbols[i].next) {
     TakeApart(symbols[i].text, halves, &parts);
   }

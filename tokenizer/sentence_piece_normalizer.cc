@@ -39,6 +39,7 @@ absl::StatusOr<SentencePieceNormalizer> SentencePieceNormalizer::Create(
   SentencePieceNormalizer normalizer;
   const std::string_view map = rules.charsmap;
   if (!map.empty()) {
+    // The file is not trusted: each size is checked before it is used.
     if (map.size() < 4) return NormalizerFault("are truncated");
     const uint32_t bytes = LittleEndian(map);
     if (bytes == 0 || bytes % 4 != 0 || bytes >= map.size() - 4) {
@@ -49,6 +50,8 @@ absl::StatusOr<SentencePieceNormalizer> SentencePieceNormalizer::Create(
       normalizer.units_[i] = LittleEndian(map.substr(4 + 4 * i));
     }
     normalizer.replacements_ = map.substr(4 + bytes);
+    // Each replacement ends with a zero byte, so a view that begins within this block ends in it,
+    // too.
     if (normalizer.replacements_.back() != '\0') return NormalizerFault("end within a text");
     if (!IsUtf8(normalizer.replacements_)) return NormalizerFault("are not UTF-8");
   }
@@ -56,6 +59,7 @@ absl::StatusOr<SentencePieceNormalizer> SentencePieceNormalizer::Create(
   for (const std::string& piece : untouched) {
     total += piece.size();
     if (total > ByteTrie::kMostBytes) return NormalizerFault("leave too many pieces untouched");
+    // Only the keys matter; the value has no use.
     normalizer.untouched_.Insert(piece, 0);
   }
   normalizer.rules_ = std::move(rules);
@@ -85,6 +89,7 @@ SentencePieceNormalizer::Prefix SentencePieceNormalizer::LongestRule(std::string
 
 SentencePieceNormalizer::Prefix SentencePieceNormalizer::ReplacePrefix(
     std::string_view text) const {
+  // User-defined pieces come before the rules, which could divide them otherwise.
   if (!untouched_.empty()) {
     const size_t length = untouched_.LongestPrefix(text).length;
     if (length != 0) return {text.substr(0, length), length};
@@ -108,6 +113,7 @@ std::string SentencePieceNormalizer::Normalize(std::string_view text) const {
   if (text.empty()) return out;
   out.reserve(text.size() + text.size() / 2);
   if (rules_.add_dummy_prefix && !rules_.whitespace_as_suffix) out += space;
+  // The beginning counts as white space, for a rule may still produce a space there.
   bool after_space = rules_.remove_extra_whitespaces;
   while (!text.empty()) {
     const Prefix prefix = ReplacePrefix(text);

@@ -25,6 +25,7 @@ constexpr size_t kPartsOfThread = 4;
 using ModelPointer = std::shared_ptr<const TokenizerModel>;
 
 absl::StatusOr<ModelPointer> ModelFromJson(const nlohmann::json& stored) {
+  // FromJson has found that this key holds a text.
   const std::string kind = stored["kind"];
   if (kind == "bytes") return MakeBytes();
   if (kind == "chars") return CharsFromJson(stored);
@@ -42,6 +43,7 @@ std::vector<std::string_view> CutAtBorders(const TokenizerModel& model, std::str
   size_t begin = 0;
   while (begin < text.size()) {
     const size_t end =
+        // The last part is whatever is left, so no part is much smaller than the others.
         text.size() - begin <= size ? text.size() : model.FindBorder(text, begin + size);
     cut.push_back(text.substr(begin, end - begin));
     begin = end;
@@ -92,6 +94,7 @@ absl::StatusOr<std::vector<int32_t>> Tokenizer::Encode(std::string_view text) co
 
 absl::StatusOr<std::vector<int32_t>> EncodeParallel(const Tokenizer& tokenizer,
                                                     std::string_view text, int threads) {
+  // Without threads there would be no parts, and CutAtBorders divides by their number.
   TERCIO_CHECK(threads >= 1);
   const TokenizerModel& model = tokenizer.model();
   const std::optional<std::string> prepared = model.Prepare(text);
@@ -104,10 +107,12 @@ absl::StatusOr<std::vector<int32_t>> EncodeParallel(const Tokenizer& tokenizer,
   std::vector<absl::StatusOr<std::vector<int32_t>>> encoded(parts.size());
   std::atomic<size_t> next{0};
   const auto work = [&] {
+    // Each thread takes the next part that nobody has, and writes only to that part's place.
     for (size_t i = next++; i < parts.size(); i = next++) encoded[i] = model.EncodePart(parts[i]);
   };
   std::vector<std::thread> others;
   for (size_t i = 1; i < std::min(workers, parts.size()); ++i) others.emplace_back(work);
+  // The calling thread works, too, instead of waiting for the others.
   work();
   for (std::thread& thread : others) thread.join();
 
@@ -119,6 +124,7 @@ absl::StatusOr<std::vector<int32_t>> EncodeParallel(const Tokenizer& tokenizer,
   }
   std::vector<int32_t> ids;
   ids.reserve(count);
+  // The order is that of the text, whichever thread was done first.
   for (const auto& part : encoded) model.Join(*part, &ids);
   return ids;
 }

@@ -22,6 +22,7 @@ namespace {
 using nlohmann::json;
 using ModelPointer = std::shared_ptr<const TokenizerModel>;
 
+// The first that a directory holds counts, so the form with the most details stands first.
 constexpr const char* kNames[] = {"tokenizer.json", "vocab.json", "tokenizer.model", "vocab.txt"};
 
 absl::StatusOr<json> ReadJson(const std::string& path) {
@@ -37,6 +38,7 @@ absl::StatusOr<json> ReadJson(const std::string& path) {
 // none.
 absl::StatusOr<json> ReadConfig(const std::string& directory) {
   json config = json::object();
+  // Later entries replace earlier ones, so tokenizer_config.json counts where both have one.
   for (const char* const name : {"/special_tokens_map.json", "/tokenizer_config.json"}) {
     if (!PathExists(directory + name)) continue;
     TERCIO_ASSIGN_OR_RETURN(const json found, ReadJson(directory + name));
@@ -51,6 +53,7 @@ std::vector<std::string_view> LinesOf(std::string_view text) {
   while (!text.empty()) {
     const size_t end = std::min(text.find('\n'), text.size());
     std::string_view line = text.substr(0, end);
+    // Files that passed through Windows have line ends of two characters.
     if (line.ends_with('\r')) line.remove_suffix(1);
     lines.push_back(line);
     text.remove_prefix(std::min(end + 1, text.size()));
@@ -69,6 +72,7 @@ std::vector<AddedToken> AddSpecialTokens(const json& config, const Vocabulary& v
   for (const std::string& name : names) {
     const std::optional<int32_t> id = vocabulary.Find(name);
     bool is_new = id.has_value() && !name.empty();
+    // Two roles may have the same token, which must be added once.
     for (const AddedToken& token : added) is_new = is_new && token.content != name;
     if (is_new) added.push_back({.id = *id, .content = name, .special = true});
   }
@@ -80,6 +84,7 @@ absl::StatusOr<ModelPointer> LoadHuggingFace(const std::string& path,
   TERCIO_ASSIGN_OR_RETURN(const json config, ReadConfig(directory));
   TERCIO_ASSIGN_OR_RETURN(const json root, ReadJson(path));
   absl::StatusOr<ModelPointer> model = ParseHuggingFaceJson(root, config);
+  // The message tells a way out, since such directories often hold both forms.
   if (!model.ok() && PathExists(directory + "/tokenizer.model")) {
     return absl::InvalidArgumentError(
         absl::StrCat(model.status().message(),
@@ -90,6 +95,7 @@ absl::StatusOr<ModelPointer> LoadHuggingFace(const std::string& path,
 
 absl::StatusOr<ModelPointer> LoadVocabAndMerges(const std::string& path,
                                                 const std::string& directory) {
+  // Ids from that file would be missing without a word, and texts would get other ids.
   if (PathExists(directory + "/added_tokens.json")) {
     return absl::InvalidArgumentError(
         "added_tokens.json beside it is not supported; save the tokenizer as tokenizer.json");
@@ -103,6 +109,7 @@ absl::StatusOr<ModelPointer> LoadVocabAndMerges(const std::string& path,
   size_t number = 0;
   for (const std::string_view line : LinesOf(merges->content())) {
     ++number;
+    // Only this first line is a comment: a merge may begin with the character #.
     if (line.empty() || line.starts_with("#version")) continue;
     const auto pair = ParseMerge(bpe.vocabulary, line);
     if (!pair.ok() || !IsUtf8(line)) {
@@ -112,6 +119,7 @@ absl::StatusOr<ModelPointer> LoadVocabAndMerges(const std::string& path,
     }
     bpe.merges.push_back(*pair);
   }
+  // GPT-2's own files name no special tokens, so its only one is added.
   bpe.added = AddSpecialTokens(config, bpe.vocabulary, {"<|endoftext|>"});
   bpe.special = FindSpecialIds(config, bpe.vocabulary, bpe.added);
   return MakeByteLevelBpe(std::move(bpe));
@@ -120,11 +128,13 @@ absl::StatusOr<ModelPointer> LoadVocabAndMerges(const std::string& path,
 absl::StatusOr<ModelPointer> LoadVocabText(const std::string& path, const std::string& directory) {
   TERCIO_ASSIGN_OR_RETURN(const json config, ReadConfig(directory));
   TERCIO_ASSIGN_OR_RETURN(const auto file, MappedFile::Open(path));
+  // The lines become tokens, and JSON, in which checkpoints store them, holds UTF-8 only.
   if (!IsUtf8(file->content())) return absl::InvalidArgumentError("the file is not UTF-8");
   std::vector<std::optional<std::string>> tokens;
   for (const std::string_view line : LinesOf(file->content())) tokens.emplace_back(line);
   WordPiece definition;
   TERCIO_ASSIGN_OR_RETURN(definition.vocabulary, Vocabulary::FromTokens(std::move(tokens)));
+  // The defaults are those of BertTokenizer.
   TERCIO_ASSIGN_OR_RETURN(definition.lowercase, JsonFlag(config, "do_lower_case", true));
   TERCIO_ASSIGN_OR_RETURN(definition.strip_accents,
                           JsonFlag(config, "strip_accents", definition.lowercase));
@@ -163,6 +173,7 @@ absl::StatusOr<ModelPointer> LoadTokenizerFiles(const std::string& path) {
   std::string file = path;
   if (std::filesystem::is_directory(path, ignored)) {
     file.clear();
+    // All names are tried in their order, and the first that exists stays.
     for (const char* const name : kNames) {
       const std::string candidate = absl::StrCat(path, "/", name);
       if (file.empty() && PathExists(candidate)) file = candidate;
@@ -175,6 +186,7 @@ absl::StatusOr<ModelPointer> LoadTokenizerFiles(const std::string& path) {
     return absl::NotFoundError(absl::StrCat(path, ": no such file"));
   }
   absl::StatusOr<ModelPointer> model = LoadFile(file);
+  // A reader of several files has named the one at fault itself.
   if (model.ok() || model.status().message().find(path) != std::string::npos) return model;
   return absl::Status(model.status().code(), absl::StrCat(file, ": ", model.status().message()));
 }

@@ -19,6 +19,7 @@ constexpr uint32_t kTrailingFirst = 0x11A7;
 constexpr uint32_t kVowels = 21;
 constexpr uint32_t kTrailings = 28;
 
+// Each class is a bit of one table, so that a single load answers all questions on a character.
 void Mark(const CodeRange* ranges, size_t size, uint8_t bit, std::vector<uint8_t>* classes) {
   for (size_t i = 0; i < size; ++i) {
     for (uint32_t code = ranges[i].first; code <= ranges[i].last; ++code) (*classes)[code] |= bit;
@@ -36,6 +37,7 @@ std::vector<uint8_t> MakeClasses() {
   for (size_t i = 0; i < kDecompositionsSize; ++i) {
     classes[kDecompositions[i].code] |= kHasDecomposition;
   }
+  // Syllables are not in the table of decompositions, since arithmetic gives theirs.
   for (uint32_t code = kHangulFirst; code <= kHangulLast; ++code) {
     classes[code] |= kHasDecomposition;
   }
@@ -48,6 +50,8 @@ std::vector<uint8_t> MakeClasses() {
 }
 
 uint8_t CombiningClass(uint32_t code) {
+  // Nearly all characters have class 0, and the table of classes says so without a search. For the
+  // others there is a range, so that the entry before `after` exists.
   if ((CharacterClasses()[code] & kReorders) == 0) return 0;
   const CombiningRange* const end = kCombiningRanges + kCombiningRangesSize;
   const CombiningRange* const after =
@@ -71,6 +75,7 @@ void AppendDecomposition(uint32_t code, std::u32string* out) {
   const Decomposition* const found =
       std::lower_bound(kDecompositions, kDecompositions + kDecompositionsSize, code,
                        [](const Decomposition& entry, uint32_t c) { return entry.code < c; });
+  // The table holds a single step for each character, so its parts are decomposed in turn.
   AppendDecomposition(found->first, out);
   if (found->second != 0) AppendDecomposition(found->second, out);
 }
@@ -78,11 +83,13 @@ void AppendDecomposition(uint32_t code, std::u32string* out) {
 }  // namespace
 
 const uint8_t* CharacterClasses() {
+  // The table is never destroyed, so that threads may encode until the process ends.
   static const std::vector<uint8_t>& classes = *new std::vector<uint8_t>(MakeClasses());
   return classes.data();
 }
 
 void AppendLowercase(uint32_t code, std::u32string* out) {
+  // This is the only character with two letters in lower case, and not in the runs.
   if (code == 0x130) {
     out->append({0x69, 0x307});
     return;
@@ -92,6 +99,7 @@ void AppendLowercase(uint32_t code, std::u32string* out) {
       kLowercaseRuns, end, code, [](uint32_t c, const LowercaseRun& run) { return c < run.first; });
   if (after != kLowercaseRuns) {
     const LowercaseRun& run = *(after - 1);
+    // Runs with a stride of 2 are alphabets in which capitals and small letters alternate.
     if (code <= run.last && (code - run.first) % run.stride == 0) {
       out->push_back(static_cast<uint32_t>(static_cast<int32_t>(code) + run.difference));
       return;
@@ -110,6 +118,8 @@ std::u32string Decompose(const std::u32string& text) {
       ++i;
       continue;
     }
+    // Only marks between two characters of class 0 change places; those of one class keep their
+    // order, as Unicode demands.
     size_t end = i;
     while (end < out.size() && (classes[out[end]] & kReorders) != 0) ++end;
     std::stable_sort(out.begin() + static_cast<ptrdiff_t>(i),

@@ -39,19 +39,24 @@ std::string Normalize(const WordPiece& rules, std::string_view text) {
     i += point.length;
     uint32_t code = point.code;
     if (rules.clean_text) {
+      // Removal comes first, as in BERT, so that a removed character never counts as a space.
       if ((classes[code] & kBertDropped) != 0) continue;
       if ((classes[code] & kSpace) != 0) code = ' ';
     }
+    // With spaces around it each such character becomes a word of its own.
     const bool spaced = rules.space_chinese && IsChinese(code);
     if (spaced) codes.push_back(' ');
     codes.push_back(code);
     if (spaced) codes.push_back(' ');
   }
+  // Accents go before capitals, in the order of the library: a letter may decompose to a capital
+  // with an accent.
   if (rules.strip_accents) {
     codes = Decompose(codes);
     std::erase_if(codes, [&](char32_t code) { return (classes[code] & kMark) != 0; });
   }
   if (rules.lowercase) {
+    // Lower case may take two code points, so it cannot be written in place.
     std::u32string lower;
     lower.reserve(codes.size());
     for (const char32_t code : codes) AppendLowercase(code, &lower);
@@ -70,6 +75,7 @@ std::string Tidy(std::string token) {
       {" ' ", "'"},  {" n't", "n't"}, {" 'm", "'m"},   {" do not", " don't"},
       {" 's", "'s"}, {" 've", "'ve"}, {" 're", "'re"},
   };
+  // The order of the rules matters, for one may produce what another replaces.
   for (const auto& rule : kRules) token = absl::StrReplaceAll(token, {rule});
   return token;
 }
@@ -109,6 +115,7 @@ absl::StatusOr<std::shared_ptr<const TokenizerModel>> WordPieceModel::Create(Wor
   model->definition_ = std::move(definition);
   const WordPiece& rules = model->definition_;
   TERCIO_RETURN_IF_ERROR(model->ReadTokens());
+  // The tokens that normalization changes are searched for in the form that it gives them.
   TERCIO_ASSIGN_OR_RETURN(model->added_,
                           AddedTokenMatcher::Create(rules.added, [&rules](std::string_view text) {
                             return Normalize(rules, text);
@@ -124,6 +131,7 @@ absl::Status WordPieceModel::ReadTokens() {
     return WordPieceFault(absl::StrCat("'", definition_.unknown, "' is not in the vocabulary"));
   }
   unknown_ = *unknown;
+  // A limit of 0 would make every word unknown.
   if (definition_.most_characters < 1) return WordPieceFault("words of less than 1 character");
   token_of_.resize(static_cast<size_t>(vocab_size_));
   size_t bytes = 0;
@@ -132,13 +140,16 @@ absl::Status WordPieceModel::ReadTokens() {
     if (token == nullptr) continue;
     bytes += token->size();
     if (bytes > ByteTrie::kMostBytes)
+      // The limit is that of the tries, and counts each token once, since both share it.
       return WordPieceFault("the vocabulary has more than 16 MiB of text");
     token_of_[static_cast<size_t>(id)] = *token;
+    // Tokens with ## may also begin a word: there the library compares them as they are written.
     beginnings_.Insert(*token, id);
     if (token->starts_with(definition_.continuation)) {
       continuations_.Insert(std::string_view(*token).substr(definition_.continuation.size()), id);
     }
   }
+  // Added tokens come second, since they may replace an entry that decodes to the same text.
   for (const AddedToken& token : definition_.added) {
     token_of_[static_cast<size_t>(token.id)] = token.content;
   }
@@ -147,8 +158,10 @@ absl::Status WordPieceModel::ReadTokens() {
 
 void WordPieceModel::EncodeWord(std::string_view word, std::vector<int32_t>* ids) const {
   int32_t characters = 0;
+  // The limit counts characters, so bytes that continue one (10xxxxxx) do not count.
   for (const char c : word) characters += static_cast<uint8_t>(c) >> 6 != 2;
   const size_t begin = ids->size();
+  // A word that is too long is unknown without a search, as in BERT, which also bounds its cost.
   bool covered = characters <= definition_.most_characters;
   for (size_t at = 0; covered && at < word.size();) {
     const ByteTrie::Match match =
@@ -158,6 +171,7 @@ void WordPieceModel::EncodeWord(std::string_view word, std::vector<int32_t>* ids
     at += match.length;
   }
   if (covered) return;
+  // One part that no token covers makes the whole word unknown.
   ids->resize(begin);
   ids->push_back(unknown_);
 }
@@ -165,6 +179,7 @@ void WordPieceModel::EncodeWord(std::string_view word, std::vector<int32_t>* ids
 void WordPieceModel::EncodePlain(std::string_view text, WordCache* cache,
                                  std::vector<int32_t>* ids) const {
   const uint8_t* const classes = CharacterClasses();
+  // A word of punctuation is encoded like any other, and may be in the cache, too.
   const auto finish = [&](size_t begin, size_t end) {
     if (begin == end) return;
     const std::string_view word = text.substr(begin, end - begin);
@@ -180,6 +195,7 @@ void WordPieceModel::EncodePlain(std::string_view text, WordCache* cache,
     const size_t end = at + point.length;
     if ((classes[point.code] & (kSpace | kBertPunctuation)) != 0) {
       finish(begin, at);
+      // White space only divides, whereas punctuation is a word itself.
       if ((classes[point.code] & kSpace) == 0) finish(at, end);
       begin = end;
     }
@@ -190,12 +206,15 @@ void WordPieceModel::EncodePlain(std::string_view text, WordCache* cache,
 
 absl::StatusOr<std::vector<int32_t>> WordPieceModel::EncodePart(std::string_view text) const {
   std::vector<int32_t> ids;
+  // Tokens of prose cover about four bytes.
   ids.reserve(text.size() / 4 + 1);
   WordCache& cache = WordCache::OfThisThread();
   const auto on_id = [&](int32_t id) { ids.push_back(id); };
   added_->SplitRaw(
       text,
       [&](std::string_view plain) {
+        // Each section is normalized alone: no rule reaches over a token that was found in the raw
+        // text.
         added_->SplitNormalized(
             Normalize(definition_, plain),
             [&](std::string_view words) { EncodePlain(words, &cache, &ids); }, on_id);
@@ -210,6 +229,7 @@ size_t WordPieceModel::FindBorder(std::string_view text, size_t from) const {
   if (!added_->allows_cuts_at_spaces()) return text.size();
   for (size_t at = from + 1; at < text.size(); ++at) {
     if (text[at] != ' ' && text[at] != '\n') continue;
+    // White space before the position could belong to an added token, which takes it.
     if ((CharacterClasses()[DecodeUtf8Before(text, at).code] & kSpace) == 0) return at;
   }
   return text.size();
@@ -223,11 +243,13 @@ absl::StatusOr<std::string> WordPieceModel::Decode(absl::Span<const int32_t> ids
       return UnknownId(id, vocab_size_);
     }
     std::string token = *token_of_[static_cast<size_t>(id)];
+    // The first token keeps its ##, as in the library: it continues no word here.
     if (i > 0) {
       token = token.starts_with(definition_.continuation)
                   ? token.substr(definition_.continuation.size())
                   : absl::StrCat(" ", token);
     }
+    // The library tidies each token by itself, so a rule never matches across two of them.
     text += definition_.tidy_decoded ? Tidy(std::move(token)) : token;
   }
   return text;
@@ -237,6 +259,7 @@ std::optional<std::vector<bool>> WordPieceModel::WordContinuations() const {
   std::vector<bool> continues(static_cast<size_t>(vocab_size_), false);
   for (size_t id = 0; id < continues.size(); ++id) {
     const std::optional<std::string>& token = token_of_[id];
+    // The mark alone is a token like others, and continues nothing.
     continues[id] = token.has_value() && token->size() > definition_.continuation.size() &&
                     token->starts_with(definition_.continuation);
   }
@@ -268,6 +291,7 @@ absl::StatusOr<std::shared_ptr<const TokenizerModel>> MakeWordPiece(WordPiece de
 
 absl::StatusOr<std::shared_ptr<const TokenizerModel>> WordPieceFromJson(const json& object) {
   WordPiece definition;
+  // The defaults are those of BERT's uncased models.
   TERCIO_ASSIGN_OR_RETURN(definition.clean_text, JsonFlag(object, "clean_text", true));
   TERCIO_ASSIGN_OR_RETURN(definition.space_chinese, JsonFlag(object, "space_chinese", true));
   TERCIO_ASSIGN_OR_RETURN(definition.strip_accents, JsonFlag(object, "strip_accents", true));
@@ -282,6 +306,7 @@ absl::StatusOr<std::shared_ptr<const TokenizerModel>> WordPieceFromJson(const js
   definition.most_characters = most.get<int32_t>();
   TERCIO_ASSIGN_OR_RETURN(definition.vocabulary,
                           Vocabulary::FromList(JsonAt(object, "vocabulary")));
+  // Special ids may be those of added tokens, so the size counts both.
   TERCIO_ASSIGN_OR_RETURN(definition.added, ParseAddedTokens(JsonAt(object, "added_tokens")));
   TERCIO_ASSIGN_OR_RETURN(const int32_t size,
                           SizeWithAdded(definition.vocabulary, definition.added));

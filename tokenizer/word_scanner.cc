@@ -9,11 +9,14 @@
 namespace tercio::tokenizer {
 namespace {
 
+// The pattern is compared as text: another one, however similar, may cut words elsewhere.
 constexpr std::string_view kLlama3Regex =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 
 constexpr uint8_t kWordClasses = kLetter | kNumber | kSpace;
 
+// Text is mostly ASCII, and this table stays in the nearest cache, unlike the 1.1 MB of all
+// classes.
 constexpr std::array<uint8_t, 128> MakeAsciiClasses() {
   std::array<uint8_t, 128> classes = {};
   for (int c = 0; c < 128; ++c) {
@@ -90,11 +93,13 @@ class Scanner {
     if (const size_t end = ContractionEnd(at, /*any_case=*/false); end != at) return end;
     const size_t begin = text_[at] == ' ' && At(at + 1).length != 0 ? at + 1 : at;
     const Character first = At(begin);
+    // White space that no word takes is a word itself, and the space before it belongs to it.
     if (first.kind == kSpace) return SpacesEnd(at);
     return RunEnd(begin + first.length, first.kind);
   }
 
   size_t Llama3End(size_t at) const {
+    // The alternatives of the expression are tried in its order, and the first that matches counts.
     if (const size_t end = ContractionEnd(at, /*any_case=*/true); end != at) return end;
     const Character first = At(at);
     const Character second = At(at + first.length);
@@ -112,6 +117,7 @@ class Scanner {
       while (IsLineEnd(end)) ++end;
       return end;
     }
+    // The run of white space is given back to its last line end: \s*[\r\n]+ takes all before it.
     const size_t spaces_end = RunEnd(at, kSpace);
     for (size_t end = spaces_end; end > at; --end) {
       if (IsLineEnd(end - 1)) return end;

@@ -14,6 +14,8 @@ namespace {
 
 using Json = nlohmann::json;
 
+// Far above the sizes of real models; a matrix of two such sizes still has a number of bytes that
+// fits into 64 bits.
 constexpr int64_t kLargestSize = 1 << 24;
 constexpr int64_t kLargestHead = 256;
 
@@ -27,6 +29,7 @@ class ConfigReader {
 
   int32_t Size(const char* key) {
     if (!Has(key)) Damaged(absl::StrCat(key, " is missing"));
+    // A missing size counts as 1, so that the other faults of the file are found as well.
     return SizeOr(key, 1);
   }
   int32_t SizeOr(const char* key, int64_t fallback) {
@@ -43,6 +46,7 @@ class ConfigReader {
   double NumberOr(const char* key, double fallback, double least, double most) {
     if (!Has(key)) return fallback;
     const Json& value = json_[key];
+    // The comparisons are negated, so that NaN is refused, too.
     if (!value.is_number() || !(value.get<double>() >= least) || !(value.get<double>() <= most)) {
       Damaged(absl::StrCat(key, " is ", Shown(value), ", expected a number from ", least, " to ",
                            most));
@@ -84,6 +88,8 @@ class ConfigReader {
   }
 
   void Damaged(const std::string& what) {
+    // Damage decides the kind of error even among other faults, since it puts the whole file in
+    // doubt.
     damaged_ = true;
     faults_.push_back(what);
   }
@@ -101,6 +107,8 @@ class ConfigReader {
 
   // A value of an untrusted file, for a message.
   static std::string Shown(const Json& value) {
+    // Messages go to terminals and logs, which the escapes protect from the file's control
+    // characters.
     const std::string text = value.dump(-1, ' ', /*ensure_ascii=*/true);
     return text.size() <= 80 ? text : text.substr(0, 77) + "...";
   }
@@ -116,12 +124,16 @@ void ReadGpt2(ConfigReader& config, v1::ModelSpec* model) {
   model->set_layers(config.Size("n_layer"));
   model->set_hidden(config.Size("n_embd"));
   model->set_heads(config.Size("n_head"));
+  // GPT-2 has no grouped queries.
   model->set_kv_heads(model->heads());
   model->set_context(config.Size("n_positions"));
+  // The usual defaults here and below are those of transformers' classes.
   model->set_ffn_hidden(config.SizeOr("n_inner", 4 * int64_t{model->hidden()}));
+  // transformers' gpt2 has biases everywhere, and no setting to leave them out.
   model->set_bias(true);
   model->set_norm_eps(config.NumberOr("layer_norm_epsilon", 1e-5, 1e-12, 1));
   model->set_untied_head(!config.FlagOr("tie_word_embeddings", true));
+  // Both names stand for the approximation by tanh.
   config.OnlyText("activation_function", "gelu_new", {"gelu_new", "gelu_pytorch_tanh"});
   config.Only("scale_attn_weights", true, true);
   config.Only("scale_attn_by_inverse_layer_idx", false, false);
@@ -129,6 +141,7 @@ void ReadGpt2(ConfigReader& config, v1::ModelSpec* model) {
 }
 
 void ReadLlama3Scaling(ConfigReader& rope, v1::RopeScaling* out) {
+  // There are no defaults for these numbers, and a wrong guess would change every position.
   for (const char* key :
        {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}) {
     if (!rope.Has(key)) rope.Damaged(absl::StrCat("the llama3 rotary scaling is missing ", key));
@@ -137,6 +150,7 @@ void ReadLlama3Scaling(ConfigReader& rope, v1::RopeScaling* out) {
   out->set_low_freq_factor(rope.NumberOr("low_freq_factor", 1, 1e-6, 1e6));
   out->set_high_freq_factor(rope.NumberOr("high_freq_factor", 4, 1e-6, 1e6));
   out->set_original_context(rope.SizeOr("original_max_position_embeddings", 1));
+  // The interpolation between the two divides by their difference.
   if (out->high_freq_factor() <= out->low_freq_factor()) {
     rope.Impossible("high_freq_factor is not above low_freq_factor");
   }
@@ -153,7 +167,9 @@ absl::Status ReadRotary(ConfigReader& config, const std::string& path, v1::Model
     return absl::OkStatus();
   }
   ConfigReader rope(config.Value(key), absl::StrCat(path, ": ", key));
+  // The base beside the map counts only where the map does not name one.
   model->set_rope_theta(rope.NumberOr("rope_theta", model->rope_theta(), 1, 1e12));
+  // Files before rope_type have the same values under the name of type.
   const std::string kind = rope.TextOr("rope_type", rope.TextOr("type", "default"));
   if (kind == "llama3") {
     ReadLlama3Scaling(rope, model->mutable_rope_scaling());
@@ -175,6 +191,7 @@ void ReadLlama(ConfigReader& config, v1::ModelSpec* model) {
   model->set_ffn_hidden(config.Size("intermediate_size"));
   model->set_norm_eps(config.NumberOr("rms_norm_eps", 1e-6, 1e-12, 1));
   model->set_untied_head(!config.FlagOr("tie_word_embeddings", false));
+  // Both names stand for the same function.
   config.OnlyText("hidden_act", "silu", {"silu", "swish"});
   config.Only("attention_bias", false, false);
   config.Only("mlp_bias", false, false);
@@ -201,6 +218,7 @@ std::string TaskOf(const Json& json) {
 // {"0": "negative", "1": "positive"}, in the order of the numbers. transformers assumes two classes
 // when it is missing.
 void ReadLabels(ConfigReader& config, v1::ModelSpec* model) {
+  // Other types of problems have another loss, which Tercio does not compute.
   config.OnlyText("problem_type", "single_label_classification", {"single_label_classification"});
   if (!config.Has("id2label")) {
     model->set_labels(config.SizeOr("num_labels", 2));
@@ -210,6 +228,7 @@ void ReadLabels(ConfigReader& config, v1::ModelSpec* model) {
   if (!names.is_object() || names.empty() || names.size() > kMostLabels) {
     return config.Damaged("id2label is not a map of classes");
   }
+  // The keys are texts and sorted as such, "10" before "2", so they are looked up by number.
   for (size_t i = 0; i < names.size(); ++i) {
     const std::string key = absl::StrCat(i);
     if (!names.contains(key) || !names[key].is_string()) {
@@ -234,12 +253,14 @@ void ReadBert(ConfigReader& config, const std::string& task, bool post_norm, v1:
   model->set_norm_eps(config.NumberOr("layer_norm_eps", 1e-12, 1e-12, 1));
   config.OnlyText("hidden_act", "gelu", {"gelu"});
   config.OnlyText("position_embedding_type", "absolute", {"absolute"});
+  // The head of Tercio's bert is always the embedding table.
   config.Only("tie_word_embeddings", true, true);
   config.Only("is_decoder", false, false);
   config.Only("add_cross_attention", false, false);
   if (task == "ForSequenceClassification") {
     ReadLabels(config, model);
   } else if (task == "ForPreTraining") {
+    // This class has both heads of BERT's pretraining, the second of which reads the order.
     model->set_sentence_order(true);
   } else if (task != "ForMaskedLM" && task != "Model" && !task.empty()) {
     config.Unsupported(absl::StrCat("architectures: ", ConfigReader::Shown(task)));
@@ -248,6 +269,7 @@ void ReadBert(ConfigReader& config, const std::string& task, bool post_norm, v1:
 
 // Checks what the engine needs of any model.
 void CheckHeads(ConfigReader& config, const v1::ModelSpec& model) {
+  // After a fault sizes may be 1, and further messages about them would mislead.
   if (!config.good()) return;
   if (model.hidden() % model.heads() != 0) {
     config.Impossible(absl::StrCat("hidden size ", model.hidden(), " is not a multiple of ",
@@ -262,6 +284,7 @@ void CheckHeads(ConfigReader& config, const v1::ModelSpec& model) {
     config.Impossible(absl::StrCat("num_key_value_heads ", model.kv_heads(),
                                    " does not divide the ", model.heads(), " heads"));
   }
+  // Only llama turns pairs of channels by their position, and may name another size of heads.
   if (model.architecture() != v1::ARCHITECTURE_LLAMA) return;
   if (head % 2 != 0) config.Unsupported(absl::StrCat("an odd head size, ", head));
   if (const int64_t given = config.SizeOr("head_dim", head); given != head) {
@@ -278,6 +301,7 @@ absl::StatusOr<v1::ModelSpec> ModelOfHuggingFaceConfig(std::string_view text,
   ConfigReader config(json, path);
   v1::ModelSpec model;
   const std::string kind = config.TextOr("model_type", "");
+  // This status is asked for last, since its map is a part of the file with a reader of its own.
   absl::Status rotary;
   if (kind == "gpt2") {
     model.set_architecture(v1::ARCHITECTURE_GPT2);
@@ -294,7 +318,9 @@ absl::StatusOr<v1::ModelSpec> ModelOfHuggingFaceConfig(std::string_view text,
     config.Unsupported(absl::StrCat("model_type: ", ConfigReader::Shown(kind),
                                     " (supported: gpt2, llama, bert, megatron-bert)"));
   }
+  // Quantised weights have scales beside them, and are no numbers by themselves.
   if (config.Has("quantization_config")) config.Unsupported("quantization_config");
+  // A file of an unknown kind has no layers here, and should not be blamed for its sizes, too.
   model.set_vocab_size(model.layers() > 0 ? config.Size("vocab_size") : 0);
   CheckHeads(config, model);
   TERCIO_RETURN_IF_ERROR(config.status());
@@ -321,6 +347,7 @@ nlohmann::ordered_json BertConfig(const v1::ModelSpec& model) {
                            : model.sentence_order() ? "ForPreTraining"
                                                     : "ForMaskedLM";
   nlohmann::ordered_json json = {
+      // The name of the class tells transformers where the norms are.
       {"architectures", {(traits.post_norm ? "Bert" : "MegatronBert") + task}},
       {"model_type", traits.post_norm ? "bert" : "megatron-bert"},
       {"hidden_act", "gelu"},
@@ -335,6 +362,7 @@ nlohmann::ordered_json BertConfig(const v1::ModelSpec& model) {
       {"attention_probs_dropout_prob", model.dropout()}};
   for (int i = 0; i < model.labels(); ++i) {
     const std::string name =
+        // transformers itself gives this name to a class without one.
         i < model.label_names_size() ? model.label_names(i) : absl::StrCat("LABEL_", i);
     json["id2label"][absl::StrCat(i)] = name;
     json["label2id"][name] = i;
@@ -346,6 +374,7 @@ void SetDtype(FloatFormat format, nlohmann::ordered_json* json) {
   const char* const name = format == FloatFormat::kF32   ? "float32"
                            : format == FloatFormat::kF16 ? "float16"
                                                          : "bfloat16";
+  // transformers renamed the key; a file keeps the one that it has.
   for (const char* key : {"dtype", "torch_dtype"}) {
     if (json->contains(key)) (*json)[key] = name;
   }
@@ -392,6 +421,7 @@ std::string HuggingFaceConfig(const v1::ModelSpec& model) {
             {"mlp_bias", false},
             {"rope_theta", model.rope_theta() > 0 ? model.rope_theta() : 10000.0},
             {"rope_scaling", nullptr}};
+    // Any other scaling was refused when the model was read.
     if (model.has_rope_scaling()) {
       const v1::RopeScaling& rope = model.rope_scaling();
       json["rope_scaling"] = {{"rope_type", "llama3"},
@@ -416,6 +446,7 @@ absl::StatusOr<std::string> ChangedHuggingFaceConfig(std::string_view original,
       nlohmann::ordered_json::parse(original, nullptr, /*allow_exceptions=*/false);
   if (!json.is_object()) return absl::DataLossError("the original config.json is not a JSON map");
   const char* context =
+      // The context is the one size that may differ from the model that training started from.
       model.architecture() == v1::ARCHITECTURE_GPT2 ? "n_positions" : "max_position_embeddings";
   json[context] = model.context();
   if (model.architecture() == v1::ARCHITECTURE_BERT) {
@@ -425,6 +456,7 @@ absl::StatusOr<std::string> ChangedHuggingFaceConfig(std::string_view original,
       if (made.contains(key)) json[key] = made[key];
     }
   }
+  // Old files of gpt2 have the context under a second name, too.
   if (json.contains("n_ctx")) json["n_ctx"] = model.context();
   SetDtype(FloatFormat::kF32, &json);
   return json.dump(2) + "\n";

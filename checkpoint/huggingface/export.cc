@@ -64,11 +64,14 @@ std::vector<OutputRows> PartsOfShard(const OutputShard& shard) {
   std::vector<OutputRows> parts;
   for (const OutputTensor& tensor : shard.tensors) {
     if (tensor.weights == nullptr) {
+      // Buffers are small, and are copied as they are.
       parts.push_back({&tensor});
       continue;
     }
     const HuggingFaceTensor& form = *tensor.weights;
+    // A transposed matrix is written with a row for each input.
     const int64_t width = form.transposed ? form.outputs : form.inputs;
+    // A row is never divided, even if it is longer than a part.
     const int64_t step = std::max<int64_t>(1, kExportPartElements / width);
     for (int64_t row = 0; row < form.shape[0]; row += step) {
       parts.push_back({&tensor, row, std::min(form.shape[0], row + step)});
@@ -85,6 +88,7 @@ class Exporter {
   Exporter(const Reader& reader, std::string directory, const ExportOptions& options)
       : reader_(reader), directory_(std::move(directory)), options_(options) {
     v1::ModelSpec model = reader.model();
+    // The forms are those of transformers' class, which always has biases.
     if (model.architecture() == v1::ARCHITECTURE_GPT2) model.set_bias(true);
     forms_ = HuggingFaceTensors(model);
     for (const plan::LogicalTensor& tensor : plan::ModelTensors(reader.model())) {
@@ -130,6 +134,7 @@ class Exporter {
 };
 
 absl::StatusOr<ExportResult> Exporter::Export(OutputDirectory* output) {
+  // Faults of names are found before anything is written.
   TERCIO_RETURN_IF_ERROR(CheckKeptNames());
   const std::vector<std::string> headers = Headers();
   if (headers.empty()) {
@@ -137,10 +142,12 @@ absl::StatusOr<ExportResult> Exporter::Export(OutputDirectory* output) {
   } else {
     TERCIO_RETURN_IF_ERROR(PlanImported(headers));
   }
+  // With nothing to change, the files become the same as those that were imported, bit by bit.
   const bool as_imported =
       !headers.empty() && options_.max_shard_bytes == 0 && !options_.dtype.has_value();
   if (!as_imported) TERCIO_RETURN_IF_ERROR(Reshard());
   TERCIO_RETURN_IF_ERROR(WriteShards(output));
+  // The index of the imported files is among the kept ones, and only fits these files.
   if (!as_imported && shards_.size() > 1) TERCIO_RETURN_IF_ERROR(WriteIndex(output));
   if (headers.empty()) {
     TERCIO_RETURN_IF_ERROR(WriteMade(output));
@@ -180,6 +187,7 @@ absl::Status Exporter::PlanImported(const std::vector<std::string>& headers) {
     const std::string path = absl::StrCat(directory_, "/", kBuffersFile);
     TERCIO_ASSIGN_OR_RETURN(buffers_file_, MappedFile::Open(path));
     const std::string_view content = buffers_file_->content();
+    // The digests are compared in another thread meanwhile, so this content may still be damaged.
     TERCIO_ASSIGN_OR_RETURN(const SafetensorsLayout layout,
                             ParseSafetensors(content, static_cast<int64_t>(content.size())));
     for (const TensorEntry& entry : layout.tensors) {
@@ -189,10 +197,12 @@ absl::Status Exporter::PlanImported(const std::vector<std::string>& headers) {
   }
   for (const std::string& file : headers) {
     OutputShard shard;
+    // Each sizeof counts the zero byte of its text, hence the 2.
     shard.name = file.substr(sizeof(kKeptFolder) - 1,
                              file.size() - sizeof(kKeptFolder) - sizeof(kHeaderSuffix) + 2);
     TERCIO_ASSIGN_OR_RETURN(shard.header, ReadFile(absl::StrCat(directory_, "/", file)));
     TERCIO_ASSIGN_OR_RETURN(SafetensorsLayout layout, ParseSafetensorsHeader(shard.header));
+    // The file is written from its first byte to its last, while the entries come by name.
     std::sort(layout.tensors.begin(), layout.tensors.end(),
               [](const TensorEntry& a, const TensorEntry& b) {
                 return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
@@ -208,10 +218,12 @@ absl::Status Exporter::PlanImported(const std::vector<std::string>& headers) {
 absl::Status Exporter::AddImported(TensorEntry entry, OutputShard* shard) {
   const v1::ModelSpec& model = reader_.model();
   std::string_view suffix = WithoutPrefix(model, entry.name);
+  // A file may hold the tied head once more, which is the embedding table again.
   if (const std::string_view original = TiedCopyOf(model, suffix); !original.empty()) {
     suffix = original;
   }
   OutputTensor tensor;
+  // The shape must agree as well, since the header is written again as it was.
   for (const HuggingFaceTensor& form : forms_) {
     if (form.suffix == suffix && form.shape == entry.shape && FloatFormatOf(entry.dtype)) {
       tensor.weights = &form;
@@ -219,6 +231,8 @@ absl::Status Exporter::AddImported(TensorEntry entry, OutputShard* shard) {
   }
   const auto buffer = buffers_.find(entry.name);
   if (buffer != buffers_.end()) tensor.raw = buffer->second;
+  // What is neither a weight nor a buffer of the right size cannot be written: the checkpoint does
+  // not fit its header.
   if (tensor.weights == nullptr &&
       static_cast<int64_t>(tensor.raw.size()) != entry.end - entry.begin) {
     return absl::DataLossError(absl::StrCat(directory_, ": the kept header of ", shard->name,
@@ -248,11 +262,13 @@ absl::Status Exporter::Reshard() {
   int64_t bytes = 0;
   for (OutputShard& old : shards_) {
     for (OutputTensor& tensor : old.tensors) {
+      // Only weights change their dtype: buffers may hold numbers that are no floats.
       if (tensor.weights != nullptr && options_.dtype.has_value()) {
         tensor.entry.dtype = SafetensorsName(*options_.dtype);
       }
       int64_t size = DtypeBytes(tensor.entry.dtype);
       for (const int64_t extent : tensor.entry.shape) size *= extent;
+      // A tensor that is larger than the limit gets a file of its own, for none is ever divided.
       if (bytes > 0 && bytes + size > most) {
         shards.emplace_back();
         bytes = 0;
@@ -266,6 +282,7 @@ absl::Status Exporter::Reshard() {
                          ? kHuggingFaceFile
                          : absl::StrFormat("model-%05d-of-%05d.safetensors", i + 1, shards.size());
     std::vector<TensorEntry> entries;
+    // The header gives each entry its place, in the order in which the tensors are written.
     for (const OutputTensor& tensor : shards[i].tensors) entries.push_back(tensor.entry);
     shards[i].header = SafetensorsHeader(&entries, kFramework);
   }
@@ -274,6 +291,7 @@ absl::Status Exporter::Reshard() {
 }
 
 absl::Status Exporter::WriteShards(OutputDirectory* output) {
+  // Progress counts headers, too, so that it ends at exactly the total.
   int64_t total = 0;
   for (const OutputShard& shard : shards_) {
     total += static_cast<int64_t>(shard.header.size());
@@ -283,6 +301,7 @@ absl::Status Exporter::WriteShards(OutputDirectory* output) {
   for (const OutputShard& shard : shards_) {
     const std::vector<OutputRows> parts = PartsOfShard(shard);
     const auto make = [&](int64_t index, OutputPart* part) {
+      // The header goes before the tensors as the part with index 0.
       if (index > 0) return MakeRows(parts[static_cast<size_t>(index - 1)], part);
       part->bytes = shard.header;
       return absl::OkStatus();
@@ -298,6 +317,7 @@ absl::Status CheckRange(const std::string& name, FloatFormat format,
                         const std::vector<float>& values) {
   const float bound = BoundOf(format);
   for (const float value : values) {
+    // What was infinite or NaN before is no fault of the conversion.
     if (std::abs(value) < bound || !std::isfinite(value)) continue;
     return absl::InvalidArgumentError(absl::StrCat(
         "tensor ", name, " has the weight ", value, ", which ",
@@ -318,6 +338,7 @@ absl::Status Exporter::MakeRows(const OutputRows& rows, OutputPart* part) const 
   std::vector<float>& values = part->values;
   values.resize(static_cast<size_t>((rows.end - rows.begin) * width));
   // Tensors that the model lacks (the biases of a gpt2 without) are zeros.
+  // Only the parts that exist are read below.
   const bool whole = std::all_of(form.parts.begin(), form.parts.end(), [this](const auto& piece) {
     return present_.contains(piece.tensor);
   });
@@ -351,6 +372,7 @@ absl::Status Exporter::ReadRows(const HuggingFaceTensor& form, int64_t begin, in
   for (const HuggingFacePart& part : form.parts) {
     const int64_t first = std::max(begin, part.begin);
     const int64_t last = std::min(end, part.begin + part.rows);
+    // A part may lie before or behind the rows, or not exist at all.
     if (first >= last || !present_.contains(part.tensor)) continue;
     v1::TensorSlice slice = SliceOf(form, part);
     slice.set_row_begin(first - part.begin);
@@ -365,6 +387,7 @@ absl::Status Exporter::ReadRows(const HuggingFaceTensor& form, int64_t begin, in
 absl::Status Exporter::ReadColumns(const HuggingFaceTensor& form, int64_t begin, int64_t end,
                                    OutputPart* part) const {
   const int64_t count = end - begin;
+  // This memory belongs to the part, and is used again for the next one.
   std::vector<float>& read = part->other_values;
   for (const HuggingFacePart& piece : form.parts) {
     if (!present_.contains(piece.tensor)) continue;
@@ -385,6 +408,7 @@ absl::Status Exporter::WriteIndex(OutputDirectory* output) const {
   int64_t total = 0;
   for (const OutputShard& shard : shards_) {
     for (const OutputTensor& tensor : shard.tensors) map[tensor.entry.name] = shard.name;
+    // The size in transformers' index is that of the tensors without headers.
     total += output->files().at(shard.name).bytes - static_cast<int64_t>(shard.header.size());
   }
   json["metadata"] = {{"total_size", total}};
@@ -400,8 +424,10 @@ absl::Status Exporter::WriteKept(OutputDirectory* output, bool index) const {
       continue;
     }
     const std::string name = path.substr(sizeof(kKeptFolder) - 1);
+    // An index of the imported files does not fit files that were divided in another way.
     if (name == kHuggingFaceIndex && !index) continue;
     TERCIO_ASSIGN_OR_RETURN(const auto kept, MappedFile::Open(directory_ + "/" + path));
+    // The dtype in config.json must be that of the weights.
     if (name == "config.json" && options_.dtype.has_value()) {
       TERCIO_ASSIGN_OR_RETURN(const std::string config,
                               WithDtype(kept->content(), *options_.dtype));
@@ -418,12 +444,14 @@ std::string Exporter::Origin() {
   const std::string& from = reader_.model().from();
   if (from.empty()) return "";
   const absl::StatusOr<ModelFormat> format = FormatOfModel(from);
+  // The export needs the folder only for better files, so its loss is worth a note, not an error.
   if (!format.ok()) {
     result_.notes.push_back(absl::StrCat("training started from ", from,
                                          ", which can no longer be read: config.json is made "
                                          "from the model"));
     return "";
   }
+  // A checkpoint that was imported holds the Hugging Face files in this folder.
   const std::string folder = *format == ModelFormat::kHuggingFace ? from : from + "/hf";
   return PathExists(folder + "/config.json") ? folder : "";
 }
@@ -434,6 +462,7 @@ absl::Status Exporter::WriteMade(OutputDirectory* output) {
   if (!origin.empty()) {
     TERCIO_ASSIGN_OR_RETURN(const std::string original, ReadFile(origin + "/config.json"));
     TERCIO_ASSIGN_OR_RETURN(config, ChangedHuggingFaceConfig(original, reader_.model()));
+    // Not every model has one, and nothing in it depends on the weights.
     if (const auto generation = ReadFile(origin + "/generation_config.json"); generation.ok()) {
       TERCIO_RETURN_IF_ERROR(output->Write("generation_config.json", *generation));
     }
@@ -479,6 +508,7 @@ absl::StatusOr<ExportResult> ExportHuggingFace(const std::string& checkpoint,
                                                const std::string& output_path,
                                                const ExportOptions& options) {
   TERCIO_ASSIGN_OR_RETURN(const auto reader, Reader::Open(checkpoint, DigestCheck::kNone));
+  // Sizes of tensors are computed from this model, so an impossible one must not get further.
   TERCIO_RETURN_IF_ERROR(CheckPossibleModel(reader->model(), checkpoint + "/manifest.json"));
   TERCIO_RETURN_IF_ERROR(CheckHasHuggingFaceForm(reader->model()));
   TERCIO_ASSIGN_OR_RETURN(const auto output,

@@ -30,6 +30,7 @@ struct RowRange {
 std::vector<RowRange> PartsOf(const std::vector<plan::LogicalTensor>& tensors) {
   std::vector<RowRange> parts;
   for (const plan::LogicalTensor& tensor : tensors) {
+    // A row is never divided, even if it is longer than a part.
     const int64_t step = std::max<int64_t>(1, kImportPartElements / tensor.columns);
     for (int64_t row = 0; row < tensor.rows; row += step) {
       parts.push_back({&tensor, row, std::min(tensor.rows, row + step)});
@@ -47,6 +48,7 @@ absl::Status MakeRows(const WeightSource& source, const RowRange& rows, OutputPa
   slice.set_row_end(rows.end);
   slice.set_column_end(rows.tensor->columns);
   part->values.resize(static_cast<size_t>((rows.end - rows.begin) * rows.tensor->columns));
+  // The view is of the memory that the values are read to right after this.
   part->bytes = {reinterpret_cast<const char*>(part->values.data()),
                  part->values.size() * sizeof(float)};
   return source.ReadSlice(slice, part->values.data());
@@ -62,10 +64,12 @@ absl::Status WriteWeights(const WeightSource& source, Manifest* manifest, Output
     if (!tensor.is_vector) entry.shape.push_back(tensor.columns);
     entries.push_back(std::move(entry));
   }
+  // This gives each entry its place, which the manifest repeats below.
   const std::string header = SafetensorsHeader(&entries);
   for (size_t i = 0; i < tensors.size(); ++i) {
     ManifestTensor& tensor = manifest->tensors[tensors[i].name];
     tensor.shape = entries[i].shape;
+    // Offsets in the manifest count from the beginning of the file, header included.
     tensor.pieces.push_back({kWeightsFile, static_cast<int64_t>(header.size()) + entries[i].begin,
                              0, tensors[i].rows, 0, tensors[i].columns});
   }
@@ -89,6 +93,8 @@ absl::Status WriteForm(const HuggingFaceModel& model, OutputDirectory* output) {
         output->Write(absl::StrCat(kKeptFolder, file.name, kHeaderSuffix), file.header()));
     for (const TensorEntry& entry : file.layout.tensors) {
       const v1::ModelSpec& spec = model.model();
+      // Weights are not kept here: their values are in the checkpoint's own file, and a tied copy
+      // has those of its original.
       if (!IsIgnoredBuffer(spec, WithoutPrefix(spec, entry.name))) continue;
       buffers.push_back(entry);
       bytes.append(file.bytes(entry));
@@ -115,6 +121,7 @@ std::vector<std::string> KeptFiles(const std::string& directory) {
   for (const std::string& name : ListDirectory(directory)) {
     const bool known = name == "config.json" || name == "generation_config.json" ||
                        name == kHuggingFaceIndex || IsTokenizerFile(name);
+    // Links to files count, since the hub's cache consists of them.
     std::error_code error;
     if (known && std::filesystem::is_regular_file(directory + "/" + name, error)) {
       kept.push_back(name);
@@ -126,6 +133,7 @@ std::vector<std::string> KeptFiles(const std::string& directory) {
 absl::StatusOr<ImportResult> ImportHuggingFace(const std::string& directory,
                                                const std::string& output_path,
                                                const WriteProgress& progress) {
+  // All files are checked before anything is written.
   TERCIO_ASSIGN_OR_RETURN(const auto model, HuggingFaceModel::Open(directory));
   TERCIO_ASSIGN_OR_RETURN(const auto output,
                           OutputDirectory::Create(output_path, FileDigests::kAll));
@@ -133,10 +141,13 @@ absl::StatusOr<ImportResult> ImportHuggingFace(const std::string& directory,
   result.model = model->model();
   result.parameters = plan::ParameterCount(model->model());
   Manifest manifest;
+  // This is the state of a run before its first step.
   manifest.training_state_json = R"({"lanes":0,"next_sample":0,"seed":0,"step":0,"tokens":0})";
   google::protobuf::util::JsonPrintOptions names;
+  // The keys are spelled as in the .proto file, where readers of the format look them up.
   names.preserve_proto_field_names = true;
   TERCIO_ASSIGN_OR_RETURN(manifest.model_json, plan::ToJson(model->model(), names));
+  // The total counts the weights alone, since everything beside them is small.
   output->ShowProgress(result.parameters * static_cast<int64_t>(sizeof(float)), progress);
   TERCIO_RETURN_IF_ERROR(WriteWeights(*model, &manifest, output.get()));
   result.kept = KeptFiles(directory);
@@ -145,7 +156,9 @@ absl::StatusOr<ImportResult> ImportHuggingFace(const std::string& directory,
     TERCIO_RETURN_IF_ERROR(output->Write(kKeptFolder + name, file->content()));
   }
   TERCIO_RETURN_IF_ERROR(WriteForm(*model, output.get()));
+  // The manifest names all files but itself, so it comes last.
   manifest.files = output->files();
+  // The manifest is checked like one that is read, before it becomes visible.
   TERCIO_RETURN_IF_ERROR(CheckCoverage(manifest));
   TERCIO_RETURN_IF_ERROR(output->Write("manifest.json", ManifestToJson(manifest)));
   TERCIO_RETURN_IF_ERROR(output->Commit());

@@ -40,11 +40,13 @@ bool IsHead(std::string_view suffix) {
 }
 
 const Table& Gpt2() {
+  // The tables are never destroyed, since threads may use them until the process ends.
   static const Table* const table = new Table{
       "transformer.",
       {{"wte.weight", {"embedding.token.weight"}}, {"wpe.weight", {"embedding.position.weight"}}},
       {{"h.*.ln_1.weight", {"layers.*.attention_norm.weight"}},
        {"h.*.ln_1.bias", {"layers.*.attention_norm.bias"}},
+       // c_attn has the three projections side by side, in this order.
        {"h.*.attn.c_attn.weight",
         {"layers.*.attention.query.weight", "layers.*.attention.key.weight",
          "layers.*.attention.value.weight"},
@@ -63,6 +65,7 @@ const Table& Gpt2() {
       {{"ln_f.weight", {"final_norm.weight"}},
        {"ln_f.bias", {"final_norm.bias"}},
        {kHead, {"head.weight"}}},
+      // Old versions saved causal masks, which follow from the context.
       {"h.*.attn.bias", "h.*.attn.masked_bias"},
       {{kHead, "wte.weight"}}};
   return *table;
@@ -82,6 +85,7 @@ const Table& Llama() {
                  {"layers.*.mlp.up_proj.weight", {"layers.*.mlp.up.weight"}},
                  {"layers.*.mlp.down_proj.weight", {"layers.*.mlp.down.weight"}}},
                 {{"norm.weight", {"final_norm.weight"}}, {kHead, {"head.weight"}}},
+                // Old versions saved the frequencies, which follow from rope_theta.
                 {"layers.*.self_attn.rotary_emb.inv_freq", "rotary_emb.inv_freq"},
                 {{kHead, "embed_tokens.weight"}}};
   return *table;
@@ -99,6 +103,7 @@ Table* MakeBert(bool post_norm) {
   table->embedding = {{"embeddings.word_embeddings.weight", {"embedding.token.weight"}},
                       {"embeddings.position_embeddings.weight", {"embedding.position.weight"}},
                       {"embeddings.token_type_embeddings.weight", {"embedding.type.weight"}}};
+  // Post-norm normalises the sum of the embeddings, pre-norm the output of the last layer.
   if (post_norm) AddPair("embeddings.LayerNorm", "embedding.norm", &table->embedding);
   const std::string at = "encoder.layer.*.";
   const auto layer = [&](const std::string& theirs, const std::string& ours) {
@@ -113,6 +118,7 @@ Table* MakeBert(bool post_norm) {
   layer("intermediate.dense", "mlp.up");
   layer("output.dense", "mlp.down");
   if (!post_norm) AddPair("encoder.ln", "final_norm", &table->end);
+  // These belong to tasks; Add leaves out those whose tensors the model lacks.
   AddPair("cls.predictions.transform.dense", "head.transform", &table->end);
   AddPair("cls.predictions.transform.LayerNorm", "head.norm", &table->end);
   table->end.push_back({"cls.predictions.bias", {"head.bias"}});
@@ -120,6 +126,7 @@ Table* MakeBert(bool post_norm) {
   AddPair("cls.seq_relationship", "sentence_order", &table->end);
   AddPair("classifier", "classifier", &table->end);
   table->ignored = {"embeddings.position_ids"};
+  // transformers saves the tied tensors under either name, or under both.
   table->tied = {{"cls.predictions.decoder.weight", "embeddings.word_embeddings.weight"},
                  {"cls.predictions.decoder.bias", "cls.predictions.bias"}};
   return table;
@@ -160,19 +167,23 @@ class Expansion {
     const std::string number = absl::StrCat(layer);
     HuggingFaceTensor tensor;
     tensor.suffix = absl::StrReplaceAll(row.theirs, {{"*", number}});
+    // Heads stand beside the base model, and have no prefix.
     tensor.name = IsHead(tensor.suffix) ? tensor.suffix : table_.prefix + tensor.suffix;
     tensor.transposed = row.form == Form::kTransposed;
     for (const std::string& pattern : row.ours) {
       const auto found = ours_.find(absl::StrReplaceAll(pattern, {{"*", number}}));
+      // A model without this tensor (biases, an untied head, a task) has no such row at all.
       if (found == ours_.end()) return;
       const plan::LogicalTensor& part = found->second;
       tensor.parts.push_back({part.name, tensor.outputs, part.rows});
       tensor.outputs += part.rows;
+      // All parts have the same inputs, so the last one may set them.
       tensor.inputs = part.columns;
       tensor.is_vector = part.is_vector;
     }
     tensor.shape = {tensor.outputs};
     if (!tensor.is_vector) tensor.shape.push_back(tensor.inputs);
+    // The file has the matrix the other way round: [inputs, outputs].
     if (tensor.transposed) std::swap(tensor.shape[0], tensor.shape[1]);
     tensors.push_back(std::move(tensor));
   }
@@ -209,6 +220,7 @@ std::vector<HuggingFaceTensor> HuggingFaceTensors(const v1::ModelSpec& model) {
 
 std::string_view WithoutPrefix(const v1::ModelSpec& model, std::string_view name) {
   const std::string_view prefix = TableOf(model).prefix;
+  // Files of a base model have no prefix.
   if (name.substr(0, prefix.size()) == prefix) name.remove_prefix(prefix.size());
   return name;
 }
@@ -221,6 +233,7 @@ bool IsIgnoredBuffer(const v1::ModelSpec& model, std::string_view suffix) {
 }
 
 std::string_view TiedCopyOf(const v1::ModelSpec& model, std::string_view suffix) {
+  // An untied head is a tensor of its own.
   if (model.untied_head()) return {};
   for (const auto& [copy, original] : TableOf(model).tied) {
     if (suffix == copy) return original;

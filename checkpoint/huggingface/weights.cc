@@ -17,7 +17,9 @@
 namespace tercio::checkpoint {
 namespace {
 
+// A file of another model has hundreds of faults, and the first few say enough.
 constexpr size_t kNamedFaults = 5;
+// A block of fp32 takes 4 KiB, and stays in the nearest cache.
 constexpr int64_t kBlockRows = 64;
 constexpr int64_t kBlockColumns = 16;
 
@@ -39,6 +41,7 @@ class TensorFaults {
     damaged_ = true;
     faults_.push_back(what);
   }
+  // A type that this version cannot read says nothing against the file.
   void Unsupported(const std::string& what) { faults_.push_back(what); }
 
   absl::Status ToStatus() const {
@@ -71,6 +74,7 @@ std::map<std::string, FoundTensor> FindTensors(const std::vector<HuggingFaceMode
   for (const HuggingFaceModel::File& file : files) {
     for (const TensorEntry& entry : file.layout.tensors) {
       const std::string suffix(WithoutPrefix(model, entry.name));
+      // A file may hold a tensor with and without prefix, and only one of them could count.
       if (!found.emplace(suffix, FoundTensor{&file, &entry}).second) {
         faults->Damaged(absl::StrCat("tensor ", Shown(entry.name), " appears twice"));
       }
@@ -82,6 +86,7 @@ std::map<std::string, FoundTensor> FindTensors(const std::vector<HuggingFaceMode
 // Names of the files to read, in the order of their names.
 absl::StatusOr<std::set<std::string>> FilesOfIndex(
     const std::map<std::string, std::string>& weight_map, const std::string& path) {
+  // The map names a file once for each of its tensors.
   std::set<std::string> names;
   for (const auto& [tensor, file] : weight_map) names.insert(file);
   if (names.empty()) return absl::DataLossError(absl::StrCat(path, ": names no files"));
@@ -90,6 +95,7 @@ absl::StatusOr<std::set<std::string>> FilesOfIndex(
 
 absl::Status CheckWeightSlice(const v1::TensorSlice& slice, const std::vector<int64_t>& shape,
                               const std::string& directory) {
+  // Slices are checked before any address is computed from them.
   if (!std::equal(shape.begin(), shape.end(), slice.shape().begin(), slice.shape().end())) {
     return absl::InvalidArgumentError(absl::StrCat(directory, ": tensor ", slice.tensor(), " has ",
                                                    ShapeText(shape),
@@ -115,6 +121,8 @@ absl::StatusOr<std::map<std::string, std::string>> ParseWeightMap(std::string_vi
   std::map<std::string, std::string> weight_map;
   for (const auto& [tensor, value] : json["weight_map"].items()) {
     const std::string file = value.is_string() ? value.get<std::string>() : "";
+    // The name comes from a file that is not trusted, and must not lead out of the directory; open
+    // would cut it at a zero byte.
     if (file.empty() || file.find('/') != std::string::npos ||
         file.find('\0') != std::string::npos || file == "." || file == "..") {
       return absl::DataLossError(
@@ -131,6 +139,7 @@ absl::StatusOr<std::unique_ptr<HuggingFaceModel>> HuggingFaceModel::Open(
   model->directory_ = directory;
   const std::string config = directory + "/config.json";
   TERCIO_ASSIGN_OR_RETURN(const std::string text, ReadFile(config));
+  // The config decides which tensors there have to be, so it is read before the weights.
   TERCIO_ASSIGN_OR_RETURN(model->model_, ModelOfHuggingFaceConfig(text, config));
   model->base_ = IsBaseModelConfig(text);
   TERCIO_RETURN_IF_ERROR(model->OpenFiles());
@@ -147,6 +156,7 @@ absl::Status HuggingFaceModel::OpenFiles() {
   }
   const std::string index = absl::StrCat(directory_, "/", kHuggingFaceIndex);
   if (!PathExists(index)) {
+    // Pickled files can run code when they are loaded, so they never are.
     const bool pickled = PathExists(directory_ + "/pytorch_model.bin") ||
                          PathExists(directory_ + "/pytorch_model.bin.index.json");
     if (pickled) {
@@ -174,6 +184,7 @@ absl::Status HuggingFaceModel::OpenFile(const std::string& name) {
   absl::StatusOr<SafetensorsLayout> layout =
       ParseSafetensors(content, static_cast<int64_t>(content.size()));
   if (!layout.ok()) {
+    // The parser knows no path, and a directory may have dozens of files.
     return absl::DataLossError(absl::StrCat(path, ": ", std::string(layout.status().message())));
   }
   file.layout = *std::move(layout);
@@ -188,6 +199,7 @@ absl::Status HuggingFaceModel::CheckIndex(
   for (const File& file : files_) {
     for (const TensorEntry& entry : file.layout.tensors) there[entry.name] = file.name;
   }
+  // Both directions are compared: a file from another download may lack tensors or have more.
   for (const auto& [tensor, file] : weight_map) {
     const auto found = there.find(tensor);
     if (found == there.end() || found->second != file) {
@@ -205,6 +217,7 @@ absl::Status HuggingFaceModel::CheckIndex(
 
 bool HuggingFaceModel::HasPretrainingHeads(const std::vector<File>& files,
                                            const v1::ModelSpec& model) {
+  // A classifier has one head, whatever else its file holds.
   if (model.architecture() != v1::ARCHITECTURE_BERT || model.labels() > 0) return false;
   for (const File& file : files) {
     for (const TensorEntry& entry : file.layout.tensors) {
@@ -229,6 +242,7 @@ absl::Status HuggingFaceModel::PlaceTensors() {
   for (const HuggingFaceTensor& tensor : HuggingFaceTensors(all)) {
     const auto at = found.find(tensor.suffix);
     if (at == found.end()) {
+      // Heads that a base model lacks are new, and are initialised by the job.
       if (base_ && plan::BelongsToTask(tensor.parts.front().tensor)) continue;
       faults.Damaged(absl::StrCat("tensor ", tensor.name, " is missing"));
       continue;
@@ -236,6 +250,7 @@ absl::Status HuggingFaceModel::PlaceTensors() {
     placed.insert(tensor.suffix);
     const TensorEntry& entry = *at->second.entry;
     const std::optional<FloatFormat> format = FloatFormatOf(entry.dtype);
+    // The shape comes first, since a tensor of another shape is of another model.
     if (entry.shape != tensor.shape) {
       faults.Damaged(absl::StrCat("tensor ", entry.name, " has shape ", ShapeText(entry.shape),
                                   ", config.json gives ", ShapeText(tensor.shape)));
@@ -245,6 +260,7 @@ absl::Status HuggingFaceModel::PlaceTensors() {
     } else {
       const char* data = at->second.file->bytes(entry).data();
       for (const HuggingFacePart& part : tensor.parts) {
+        // The view stays valid: the mapping lives as long as this model.
         places_[part.tensor] = {data,       *format,   tensor.transposed, tensor.is_vector,
                                 part.begin, part.rows, tensor.inputs,     tensor.outputs};
       }
@@ -258,6 +274,8 @@ absl::Status HuggingFaceModel::PlaceTensors() {
                                   plan::TextOf(model_.architecture()), " of this size"));
       continue;
     }
+    // If the copy differed, the head would be untied in truth, and dropping it would change the
+    // model.
     const auto copied = found.find(std::string(original));
     if (copied == found.end() || extra.entry->dtype != copied->second.entry->dtype ||
         extra.file->bytes(*extra.entry) != copied->second.file->bytes(*copied->second.entry)) {
@@ -283,6 +301,7 @@ void HuggingFaceModel::ReadTransposed(const Place& place, const v1::TensorSlice&
     for (int64_t column = 0; column < width; column += kBlockColumns) {
       const int64_t columns = std::min(kBlockColumns, width - column);
       for (int64_t i = 0; i < columns; ++i) {
+        // The matrix is stored with a row for each input, and `place` begins at one of its outputs.
         const int64_t at = (slice.column_begin() + column + i) * place.outputs + place.begin + row;
         WidenFloats(place.format, place.data + at * bytes, rows, block + i * kBlockRows);
       }
@@ -298,6 +317,7 @@ absl::Status HuggingFaceModel::ReadSlice(const v1::TensorSlice& slice, float* ou
     return absl::NotFoundError(absl::StrCat(directory_, " has no tensor ", slice.tensor()));
   }
   const Place& place = found->second;
+  // The shape is that of the canonical tensor, which may be a part of the stored one.
   std::vector<int64_t> shape = {place.rows};
   if (!place.is_vector) shape.push_back(place.inputs);
   TERCIO_RETURN_IF_ERROR(CheckWeightSlice(slice, shape, directory_));
@@ -305,6 +325,7 @@ absl::Status HuggingFaceModel::ReadSlice(const v1::TensorSlice& slice, float* ou
     ReadTransposed(place, slice, out);
     return absl::OkStatus();
   }
+  // Whole rows lie one after the other, and need one call instead of one each.
   const int64_t width = slice.column_end() - slice.column_begin();
   if (width == place.inputs) {
     const int64_t at = (place.begin + slice.row_begin()) * width;

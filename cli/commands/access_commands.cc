@@ -22,6 +22,7 @@ namespace {
 
 // The token from the command line, a file ("-": the standard input) or TERCIO_TOKEN.
 absl::StatusOr<JoinToken> ReadToken(const LoginOptions& options) {
+  // A token among the arguments was meant for this call; a file and the environment follow.
   std::string text = options.token;
   if (text.empty() && options.token_file == "-") {
     text.assign(std::istreambuf_iterator<char>(std::cin), {});
@@ -30,6 +31,7 @@ absl::StatusOr<JoinToken> ReadToken(const LoginOptions& options) {
   } else if (const char* variable = std::getenv("TERCIO_TOKEN"); text.empty() && variable) {
     text = variable;
   }
+  // An empty variable counts as none.
   if (text.empty()) {
     return absl::InvalidArgumentError(
         "a token is required: give --token-file FILE (- reads it from standard input), "
@@ -43,8 +45,10 @@ absl::Status PrintWho(const GlobalOptions& options, Client& client) {
   grpc::ClientContext context;
   v1::WhoAmIResponse who;
   TERCIO_RETURN_IF_ERROR(
+      // The coordinator itself says who calls, so that what is shown is what it believes.
       CallStatus(v1::AccessService::NewStub(client.channel())->WhoAmI(&context, {}, &who), client));
   std::string expires;
+  // Without TLS there is no certificate that could expire.
   if (client.tls().given()) {
     TERCIO_ASSIGN_OR_RETURN(const std::string pem, ReadFile(client.tls().certificate));
     TERCIO_ASSIGN_OR_RETURN(const CertificateFacts facts, ReadCertificate(pem));
@@ -55,6 +59,7 @@ absl::Status PrintWho(const GlobalOptions& options, Client& client) {
                  {"name", who.name()},
                  {"role", who.role()},
                  {"expires", expires}};
+    // Programs get null for what does not exist.
     for (const char* key : {"name", "expires"}) {
       if (json[key] == "") json[key] = nullptr;
     }
@@ -77,15 +82,18 @@ absl::Status LogIn(const LoginOptions& options) {
   EnrolmentRequest request;
   TERCIO_ASSIGN_OR_RETURN(request.token, ReadToken(options));
   request.address = options.enroll;
+  // By default the port is the one after the coordinator's.
   if (request.address.empty()) {
     TERCIO_ASSIGN_OR_RETURN(request.address, EnrolmentAddress(options.coordinator));
   }
   TERCIO_RETURN_IF_ERROR(Enrol(request, LoginDirectory(options.coordinator)));
+  // The address is remembered only when the login has succeeded.
   return WriteFileDurably(ConfigDirectory() + "/coordinator", options.coordinator + "\n", 0600);
 }
 
 absl::Status LogInAndSay(const LoginOptions& options) {
   if (!options.check) TERCIO_RETURN_IF_ERROR(LogIn(options));
+  // The new certificate is used at once, which proves that it works.
   TERCIO_ASSIGN_OR_RETURN(const auto client, Client::Connect(options));
   return PrintWho(options, *client);
 }

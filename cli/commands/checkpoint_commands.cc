@@ -20,6 +20,7 @@ namespace tercio::cli {
 namespace {
 
 absl::Status CheckFormat(const std::string& model_format) {
+  // The option exists from the start, so that another format is no new verb.
   if (model_format == "hf") return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("--format ", model_format, " is not supported by this version; use hf"));
@@ -28,6 +29,7 @@ absl::Status CheckFormat(const std::string& model_format) {
 absl::StatusOr<int> Import(const CheckpointImportOptions& options) {
   TERCIO_RETURN_IF_ERROR(CheckFormat(options.model_format));
   absl::StatusOr<checkpoint::ImportResult> imported;
+  // The block ends the bar before anything else is printed.
   {
     ProgressBar bar(options.directory);
     imported = checkpoint::ImportHuggingFace(
@@ -61,6 +63,7 @@ absl::StatusOr<checkpoint::FloatFormat> DtypeNamed(const std::string& name) {
 absl::StatusOr<std::string> CheckpointOfJob(const CheckpointExportOptions& options) {
   TERCIO_ASSIGN_OR_RETURN(const auto client, Client::Connect(options));
   TERCIO_ASSIGN_OR_RETURN(const auto checkpoints, client->Checkpoints(options.job));
+  // The list is in the order of the steps, so that the newest is the last to match.
   std::string path;
   for (const v1::CheckpointInfo& checkpoint : checkpoints) {
     if (options.step == 0 || checkpoint.step() == options.step) path = checkpoint.path();
@@ -71,6 +74,7 @@ absl::StatusOr<std::string> CheckpointOfJob(const CheckpointExportOptions& optio
             ? absl::StrCat("job ", options.job, " has no checkpoint of step ", options.step)
             : absl::StrCat("job ", options.job, " has no checkpoint"));
   }
+  // The path is one of the coordinator's machine, which may be another.
   if (!PathExists(path + "/manifest.json")) {
     return absl::NotFoundError(
         absl::StrCat("the checkpoint ", path,
@@ -86,9 +90,11 @@ absl::StatusOr<std::string> CheckpointOfJob(const CheckpointExportOptions& optio
 absl::StatusOr<int> Export(const CheckpointExportOptions& options) {
   TERCIO_RETURN_IF_ERROR(CheckFormat(options.model_format));
   checkpoint::ExportOptions how;
+  // Sizes have units, as in the option of transformers that has this name.
   if (!options.max_shard_size.empty()) {
     TERCIO_ASSIGN_OR_RETURN(how.max_shard_bytes, ParseSize(options.max_shard_size));
   }
+  // Without it the weights keep the dtype in which they were imported.
   if (!options.dtype.empty()) {
     TERCIO_ASSIGN_OR_RETURN(how.dtype, DtypeNamed(options.dtype));
   }
@@ -96,6 +102,7 @@ absl::StatusOr<int> Export(const CheckpointExportOptions& options) {
   const absl::StatusOr<std::string> here = FindCheckpoint(options.job, options.step);
   const bool is_path = here.ok() || options.job.find('/') != std::string::npos;
   TERCIO_ASSIGN_OR_RETURN(const std::string path, is_path ? here : CheckpointOfJob(options));
+  // A directory of Hugging Face is what an export makes.
   if (!PathExists(path + "/manifest.json")) {
     return absl::InvalidArgumentError(
         absl::StrCat(path, " is already a Hugging Face directory, not a checkpoint"));
@@ -107,6 +114,7 @@ absl::StatusOr<int> Export(const CheckpointExportOptions& options) {
     exported = checkpoint::ExportHuggingFace(path, options.directory, how);
   }
   TERCIO_ASSIGN_OR_RETURN(const checkpoint::ExportResult result, std::move(exported));
+  // Notes are for people; programs read the result.
   for (const std::string& note : result.notes) std::fprintf(stderr, "note: %s\n", note.c_str());
   if (options.format() != Output::kTable) {
     const Json json = {
@@ -124,6 +132,7 @@ absl::StatusOr<int> Export(const CheckpointExportOptions& options) {
 }  // namespace
 
 int CheckpointImport(const CheckpointImportOptions& options) {
+  // Faults become exit codes in one place.
   const absl::StatusOr<int> code = Import(options);
   return code.ok() ? *code : Fail(code.status());
 }

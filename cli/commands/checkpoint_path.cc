@@ -20,6 +20,7 @@ absl::Status NoSuchStep(const std::string& directory, int64_t step) {
 }  // namespace
 
 absl::StatusOr<std::string> FindCheckpoint(const std::string& given, int64_t step) {
+  // A manifest makes a directory a checkpoint, whatever its name is.
   if (PathExists(given + "/manifest.json")) {
     if (step == 0) return given;
     TERCIO_ASSIGN_OR_RETURN(const auto reader,
@@ -27,12 +28,15 @@ absl::StatusOr<std::string> FindCheckpoint(const std::string& given, int64_t ste
     if (reader->manifest().step != step) return NoSuchStep(given, step);
     return given;
   }
+  // This file is what marks a directory of Hugging Face.
   if (PathExists(given + "/config.json")) return given;
   std::string newest;
   int64_t highest = -1;  // names have eight digits, or more
   for (const std::string& name : ListDirectory(given)) {
     int64_t number = 0;
+    // Other names are remains of saves, or files of people.
     if (!absl::StartsWith(name, "step-") || !absl::SimpleAtoi(name.substr(5), &number)) continue;
+    // Names are compared as numbers, since longer ones would sort wrongly.
     if (number <= highest || (step > 0 && number != step)) continue;
     highest = number;
     newest = name;
@@ -44,6 +48,7 @@ absl::StatusOr<std::string> FindCheckpoint(const std::string& given, int64_t ste
 }
 
 absl::StatusOr<int64_t> ParseSize(const std::string& text) {
+  // Longer units come first, as each of them ends with B.
   constexpr struct {
     const char* name;
     double bytes;
@@ -55,6 +60,7 @@ absl::StatusOr<int64_t> ParseSize(const std::string& text) {
     const std::string digits = text.substr(0, text.size() - std::string(unit.name).size());
     const bool good = absl::SimpleAtod(digits, &number) && std::isfinite(number);
     const double bytes = number * unit.bytes;
+    // The bound keeps the number within 64 bits.
     if (good && bytes >= 1 && bytes < 1e18) return static_cast<int64_t>(bytes);
     break;
   }

@@ -39,6 +39,7 @@ absl::StatusOr<std::vector<std::string>> InputFiles(const std::string& input) {
   const std::vector<std::string> names = PathExists(input)
                                              ? std::vector<std::string>{input}
                                              : absl::StrSplit(input, ',', absl::SkipEmpty());
+  // What kind of data it is, is decided as for training.
   TERCIO_ASSIGN_OR_RETURN(const data::DataFiles files, data::FindDataFiles(names));
   if (files.kind == data::DataKind::kText) return files.paths;
   return absl::InvalidArgumentError(absl::StrCat(
@@ -49,22 +50,27 @@ absl::StatusOr<data::TokenizeReport> Tokenize(const DataTokenizeOptions& options
   data::TokenizeOptions tokenize;
   tokenize.text.text_key = options.text_key;
   tokenize.text.skip_bad_lines = options.skip_bad_lines;
+  // Tokenising is what this machine is for at the moment.
   tokenize.text.threads = options.threads > 0 ? options.threads : MachineCores();
   tokenize.append_end_of_text = options.append_eod;
   tokenize.split_sentences = options.split_sentences;
   TERCIO_ASSIGN_OR_RETURN(const std::vector<std::string> paths, InputFiles(options.input));
   TERCIO_ASSIGN_OR_RETURN(const tokenizer::Tokenizer tokenizer,
+                          // `chars` has to read the texts to know its characters.
                           data::ChooseTokenizer(options.tokenizer, paths, tokenize.text));
+  // The handlers come when there is something to save.
   std::signal(SIGINT, OnStopSignal);
   std::signal(SIGTERM, OnStopSignal);
   ProgressBar bar(options.prefix);
   tokenize.progress = [&bar, &options,
+                       // The notice is printed once, not with each report of progress.
                        told = false](const data::TokenizeProgress& progress) mutable {
     if (progress.resumed && !std::exchange(told, true)) {
       std::fprintf(stderr, "%s: resuming an earlier run\n", options.prefix.c_str());
     }
     bar.Show(progress.bytes_done, progress.bytes,
              absl::StrCat(progress.documents, " documents  ", progress.tokens, " tokens"));
+    // The run ends at the next document, with everything before it kept.
     return stop_signal == 0;
   };
   return data::TokenizeTexts(paths, tokenizer, options.prefix, tokenize);
@@ -84,6 +90,7 @@ std::string OrUnknown(const std::optional<T>& value) {
 
 int DataTokenize(const DataTokenizeOptions& options) {
   const absl::StatusOr<data::TokenizeReport> report = Tokenize(options);
+  // An interrupted run can be resumed, which an error cannot.
   if (absl::IsCancelled(report.status())) {
     std::fprintf(stderr, "%s: interrupted; run the same command again to resume\n",
                  options.prefix.c_str());
@@ -102,6 +109,7 @@ int DataTokenize(const DataTokenizeOptions& options) {
 int DataInspect(const DataInspectOptions& options) {
   const auto summary = data::InspectDataset(options.prefix, options.text_key);
   if (!summary.ok()) return Fail(summary.status());
+  // Lines without a document would stop a training that does not skip them.
   if (summary->bad_lines > 0) {
     std::fprintf(stderr, "%s: %ld lines hold no document, the first is %s\n",
                  options.prefix.c_str(), static_cast<long>(summary->bad_lines),

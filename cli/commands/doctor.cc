@@ -21,7 +21,9 @@
 namespace tercio::cli {
 namespace {
 
+// A driver that hangs is a finding; it must not hang the doctor.
 constexpr absl::Duration kDriverPatience = absl::Seconds(60);
+// Rates of eight GPUs and a small training take minutes.
 constexpr absl::Duration kTrainerPatience = absl::Minutes(5);
 constexpr std::chrono::seconds kCoordinatorPatience{5};
 
@@ -33,14 +35,17 @@ struct Looked {
 Looked AskDriver() {
   Looked looked;
   const auto session = GpuSession::Open();
+  // Without a driver there are simply no GPUs.
   if (absl::IsNotFound(session.status())) return looked;
   if (!session.ok()) {
     looked.gpus = session.status();
     return looked;
   }
   const Gpus& all = (*session)->gpus();
+  // All GPUs are sampled before some are left out: positions are those of the driver.
   const std::vector<GpuSample> samples = (*session)->Sample();
   const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
+  // The variable says which GPUs this user may take.
   looked.gpus = visible == nullptr ? all : VisibleGpus(all, visible);
   for (const Gpu& gpu : looked.gpus->list) {
     looked.samples.push_back(samples.at(static_cast<size_t>(gpu.index)));
@@ -50,6 +55,7 @@ Looked AskDriver() {
 
 // CUDA device numbers become positions in this list.
 void ShowToCuda(const Gpus& gpus) {
+  // Uuids name GPUs however the driver orders them.
   std::vector<std::string> uuids;
   for (const Gpu& gpu : gpus.list) {
     if (gpu.error.empty()) uuids.push_back(gpu.uuid);
@@ -63,6 +69,7 @@ absl::StatusOr<nlohmann::json> AskTrainer(const std::string& trainer, const std:
       const std::string text,
       RunProgram({trainer, "--doctor"}, kTrainerPatience, ErrorOutput::kDiscarded));
   nlohmann::json report = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  // Another program of that name may be on the path.
   if (!report.is_object()) {
     return absl::InternalError(absl::StrCat(trainer, " --doctor did not print JSON"));
   }
@@ -74,6 +81,7 @@ absl::StatusOr<nlohmann::json> AskTrainer(const std::string& trainer, const std:
 }
 
 absl::StatusOr<nlohmann::json> AskCudaTrainer() {
+  // Tests and developers name their own trainer.
   const char* named = std::getenv("TERCIO_TRAINER");
   return AskTrainer(named != nullptr ? named : LocateProgram("tercio-trainer-cuda"), "cuda");
 }
@@ -90,6 +98,7 @@ Finding CheckCoordinator(const GlobalOptions& options) {
   absl::Status status = client.status();
   if (client.ok()) {
     grpc::ClientContext context;
+    // A coordinator that is reached but does not answer is a finding as well.
     context.set_deadline(std::chrono::system_clock::now() + kCoordinatorPatience);
     v1::NodesResponse nodes;
     status = CallStatus((*client)->stub().Nodes(&context, {}, &nodes), **client);
@@ -140,6 +149,7 @@ void PrintFindings(const std::vector<Finding>& findings, bool healthy, Output ou
 
 GpuEvidence LookAtGpus() {
   GpuEvidence evidence;
+  // The driver is asked in a thread of its own, which stays behind when it hangs.
   const auto looked = CallWithin<Looked>(kDriverPatience, AskDriver);
   if (!looked.has_value()) {
     evidence.gpus = absl::UnavailableError(absl::StrCat("the NVIDIA driver did not answer within ",
@@ -149,6 +159,7 @@ GpuEvidence LookAtGpus() {
   evidence.gpus = looked->gpus;
   evidence.samples = looked->samples;
   if (evidence.gpus.ok() && !evidence.gpus->list.empty()) {
+    // The trainer must count the GPUs as this program does.
     ShowToCuda(*evidence.gpus);
     evidence.report = AskCudaTrainer();
   }
@@ -160,8 +171,10 @@ int Doctor(const DoctorOptions& options) {
       MachineFindings(options.directory.empty() ? DefaultStateDir() : options.directory);
   findings.push_back(CheckMemoryPlan());
   for (Finding& finding : GpuFindings(LookAtGpus())) findings.push_back(std::move(finding));
+  // Without an address nobody expects a coordinator.
   if (!options.coordinator.empty()) findings.push_back(CheckCoordinator(options));
   bool healthy = true;
+  // Warnings do not keep a machine from training.
   for (const Finding& finding : findings) healthy &= finding.health != Health::kError;
   PrintFindings(findings, healthy, options.format());
   return healthy ? kExitOk : kExitConflict;

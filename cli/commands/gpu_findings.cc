@@ -14,7 +14,9 @@ namespace {
 
 using PlainJson = nlohmann::json;
 
+// GPUs of data centres slow down by themselves a few degrees above this.
 constexpr double kHotCelsius = 85;
+// The driver and a desktop take some hundred megabytes, which is no reason to warn.
 constexpr int64_t kMuchMemory = int64_t{1} << 30;
 // Below this share of the rate of the best GPU of the same model, a GPU is slow.
 constexpr double kSlowShare = 0.8;
@@ -27,12 +29,14 @@ Finding Make(std::string check, Health health, std::string detail, std::string m
 
 // Bytes per second of one lane, by generation, from 1 on (PCI Express base specifications).
 double PcieBytesPerSecond(int generation, int lanes) {
+  // Generations after the last one known are at least as fast.
   constexpr double kLane[] = {0.25e9, 0.5e9, 0.985e9, 1.969e9, 3.938e9, 7.563e9};
   const int last = static_cast<int>(std::size(kLane));
   return generation < 1 ? 0 : kLane[std::min(generation, last) - 1] * lanes;
 }
 
 double Number(const PlainJson& object, const char* key) {
+  // Reports may come from another version: a key that is missing or odd reads as 0.
   const auto found = object.find(key);
   return found != object.end() && found->is_number() ? found->get<double>() : 0;
 }
@@ -50,18 +54,22 @@ class GpuDoctor {
   explicit GpuDoctor(const GpuEvidence& evidence) : evidence_(evidence) {}
 
   std::vector<Finding> Run() {
+    // Without the driver no other question has an answer.
     if (!evidence_.gpus.ok()) {
       Add(Make("driver", Health::kError, std::string(evidence_.gpus.status().message()),
                "check the kernel log; reinstall or reload the driver, or restart the node"));
       return std::move(findings_);
     }
+    // A machine without GPUs is healthy.
     if (evidence_.gpus->list.empty()) return {Make("gpu", Health::kOk, "no GPU")};
     CheckDriverAndLibraries();
     for (size_t i = 0; i < evidence_.gpus->list.size(); ++i) {
+      // The driver may have failed in between, so that there are fewer samples than GPUs.
       const GpuSample none;
       const GpuSample& sample = i < evidence_.samples.size() ? evidence_.samples[i] : none;
       CheckGpu(evidence_.gpus->list[i], sample);
     }
+    // Rates are measured by the trainer for GPUs, which may not be installed.
     if (evidence_.report.ok()) {
       CheckRates();
       CheckPeers();
@@ -81,12 +89,14 @@ class GpuDoctor {
     }
     if (!evidence_.report.ok()) {
       Add(Make("driver", Health::kOk, driver));
+      // The machine may train on CPUs, so that a missing trainer is no error.
       Add(Make("libraries", Health::kUnknown, std::string(evidence_.report.status().message()),
                "to measure rates, install the trainer for GPUs next to this program"));
       return;
     }
     const PlainJson& report = *evidence_.report;
     const auto runtime = static_cast<int>(Number(report, "cuda_runtime"));
+    // The library decides which driver is new enough.
     const absl::Status fits = CheckDriver(gpus.driver, gpus.cuda_version, runtime);
     Add(Make("driver", fits.ok() ? Health::kOk : Health::kError,
              fits.ok() ? driver : std::string(fits.message()),
@@ -120,6 +130,7 @@ class GpuDoctor {
       // The text says how to fix it, after its first colon.
       Add(Make(Name(gpu), Health::kError, absl::StrCat(detail, ": ", fault->text),
                "ranks are scheduled on it again once this is fixed"));
+      // A GPU that ends its runs answers nothing else reliably.
       if (fault->ends_runs) return;
     } else {
       Add(Make(Name(gpu), Health::kOk, detail));
@@ -144,6 +155,7 @@ class GpuDoctor {
       }
     }
     if (!names.empty()) absl::StrAppend(&detail, ": ", absl::StrJoin(names, ", "));
+    // What processes hold counts, as memory of the driver itself is always in use.
     const bool taken = by_processes > kMuchMemory;
     Add(Make(Name(gpu) + " memory", taken ? Health::kWarning : Health::kOk, detail,
              taken
@@ -156,6 +168,7 @@ class GpuDoctor {
     if (!sample.ecc_enabled.has_value()) {
       Add(Make(check, Health::kUnknown, "the GPU has no ECC, or the driver does not report it"));
     } else if (!*sample.ecc_enabled) {
+      // Weights that were changed by a bit flip look like a diverged run much later.
       Add(Make(check, Health::kWarning, "off: memory errors go undetected",
                absl::StrCat("run nvidia-smi -i ", gpu.index, " -e 1 and restart the node")));
     } else if (sample.retirement_pending.value_or(false)) {
@@ -174,6 +187,7 @@ class GpuDoctor {
     std::vector<std::string> reasons;
     bool heat_or_power = false;
     for (const ClockReason& reason : ClockReasons()) {
+      // Reasons that slow nothing are shown, but are no warning.
       if ((sample.clock_reasons.value_or(0) & reason.bit) == 0) continue;
       reasons.push_back(reason.name);
       // Reaching the power cap is normal under load.
@@ -190,11 +204,13 @@ class GpuDoctor {
       Add(Make(Name(gpu) + " clocks", heat_or_power || hot ? Health::kWarning : Health::kOk, detail,
                heat_or_power || hot ? "check the cooling and power supply of the node" : ""));
     }
+    // Loading the driver's state takes seconds at each start of a rank.
     if (sample.persistence.has_value() && !*sample.persistence) {
       Add(Make(Name(gpu) + " persistence", Health::kWarning,
                "off: the driver unloads an idle GPU's state, so that programs start slowly",
                "run nvidia-persistenced, or nvidia-smi -pm 1"));
     }
+    // The agent examines GPUs beside the ranks that use them.
     if (sample.compute_mode == ComputeMode::kExclusive) {
       Add(Make(Name(gpu) + " compute mode", Health::kWarning,
                "exclusive: ranks cannot share the GPU or be examined while they run",
@@ -203,6 +219,7 @@ class GpuDoctor {
   }
 
   void CheckLinks(const Gpu& gpu, const GpuSample& sample) {
+    // A lane is missing by a fault of the slot or the card; an idle link only lowers its speed.
     if (sample.pcie_lanes.has_value() && sample.pcie_lanes_limit.has_value() &&
         *sample.pcie_lanes < *sample.pcie_lanes_limit) {
       Add(Make(Name(gpu) + " pcie", Health::kWarning,
@@ -219,6 +236,7 @@ class GpuDoctor {
 
   // The best rate among GPUs of the same model, which all of them should reach.
   double Best(const std::string& name, const char* rate) const {
+    // The best of this machine is the reference: published rates depend on power and cooling.
     double best = 0;
     for (const PlainJson& gpu : (*evidence_.report)["gpus"]) {
       if (Text(gpu, "name") == name) best = std::max(best, Number(gpu, rate));
@@ -245,6 +263,7 @@ class GpuDoctor {
                : ""));
       CheckHostLink(name, gpu);
       if (gpu.contains("memory_plan")) {
+        // The planned memory is compared with what a small training run has taken.
         Add(MemoryPlanFinding(name + " memory plan", gpu["memory_plan"]));
       }
     }
@@ -253,6 +272,7 @@ class GpuDoctor {
   // The sample of the GPU with this CUDA number; null if there is none.
   const GpuSample* SampleOf(int number) const {
     for (size_t i = 0; i < evidence_.samples.size(); ++i) {
+      // ShowToCuda leaves out GPUs that cannot be opened, so that CUDA's numbers skip them.
       if (evidence_.gpus->list[i].error.empty() && number-- == 0) return &evidence_.samples[i];
     }
     return nullptr;
@@ -264,8 +284,11 @@ class GpuDoctor {
     double possible = 0;
     if (const GpuSample* sample = SampleOf(static_cast<int>(Number(gpu, "gpu")))) {
       possible = PcieBytesPerSecond(sample->pcie_generation_limit.value_or(0),
+                                    // The generation is lowered while the link idles,
+                                    // so that its limit counts; lanes stay.
                                     sample->pcie_lanes.value_or(0));
     }
+    // Without a known link nothing can be said, and no rate is below 0.
     const bool slow = std::min(to, from) < kSlowLinkShare * possible;
     std::string detail =
         absl::StrCat("from the host ", Gigabytes(to), ", to the host ", Gigabytes(from));
@@ -289,6 +312,7 @@ class GpuDoctor {
         continue;
       }
       const double rate = Number(pair, "bytes_per_second");
+      // The first pair sets the range.
       least = pairs == 0 ? rate : std::min(least, rate);
       most = std::max(most, rate);
       ++pairs;
@@ -301,6 +325,7 @@ class GpuDoctor {
     if (!indirect.empty()) {
       absl::StrAppend(&detail, "; through the host: ", absl::StrJoin(indirect, ", "));
     }
+    // Paths through the host cost both the processor's memory and its time.
     Add(Make("peers", indirect.empty() ? Health::kOk : Health::kWarning, detail,
              indirect.empty()
                  ? ""

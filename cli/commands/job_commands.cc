@@ -36,6 +36,7 @@ std::string Loss(const v1::JobStatus& job) {
 
 // Since when saves have failed, how many, and why the last one did.
 std::string TroubleText(const v1::JobStatus& job) {
+  // A dash means that all is well; an empty cell would look like a fault of the table.
   if (!job.has_checkpoint_trouble()) return "-";
   const v1::CheckpointTrouble& trouble = job.checkpoint_trouble();
   return absl::StrCat("since ", TimeText(trouble.since()), ", ", trouble.failures(),
@@ -43,6 +44,7 @@ std::string TroubleText(const v1::JobStatus& job) {
 }
 
 void PrintJobs(const v1::ListResponse& list, Output format) {
+  // Programs get all fields, tables only what fits.
   if (format != Output::kTable) {
     Json jobs = Json::array();
     for (const v1::JobStatus& job : list.jobs()) jobs.push_back(JobToJson(job));
@@ -52,6 +54,7 @@ void PrintJobs(const v1::ListResponse& list, Output format) {
   std::vector<std::vector<std::string>> rows = {
       {"ID", "NAME", "STATE", "STEP", "LOSS", "RESTARTS"}};
   for (const v1::JobStatus& job : list.jobs()) {
+    // A name has up to 256 bytes, which would push all other columns away.
     rows.push_back({job.id(), Shortened(job.name(), kNameColumns), StateName(job.state()),
                     absl::StrCat(job.step(), "/", job.steps()), Loss(job),
                     absl::StrCat(job.restarts())});
@@ -62,6 +65,7 @@ void PrintJobs(const v1::ListResponse& list, Output format) {
 // Follows the job to its end, and prints its last status in the formats for programs.
 absl::StatusOr<v1::JobStatus> Follow(Client& client, const std::string& job, Output format,
                                      FollowOptions follow) {
+  // Programs get ranks in the last status; a person who follows sees one line.
   follow.ranks = format != Output::kTable;
   TERCIO_ASSIGN_OR_RETURN(const v1::JobStatus status, FollowJob(client, job, follow));
   if (format != Output::kTable) PrintJson(JobToJson(status), format);
@@ -74,6 +78,7 @@ template <typename Message, typename Reader, typename ToJson, typename Print>
 absl::StatusOr<int> ReadStream(Client& client, grpc::ClientContext& context, Reader reader,
                                Output format, const ToJson& to_json, const Print& print) {
   Message message;
+  // JSON needs brackets around the list, JSON lines do not.
   JsonStream json(format);
   while (reader->Read(&message)) {
     if (format != Output::kTable) {
@@ -81,6 +86,7 @@ absl::StatusOr<int> ReadStream(Client& client, grpc::ClientContext& context, Rea
     } else {
       print(message);
     }
+    // Each message is flushed, so that a pipe gets it at once and a closed one is noticed.
     if (std::cout.flush()) continue;
     context.TryCancel();
     reader->Finish();  // cancelled here
@@ -96,9 +102,11 @@ absl::StatusOr<int> ReadStream(Client& client, grpc::ClientContext& context, Rea
 int Submit(const SubmitOptions& options) {
   const auto spec = config::ParseJobFile(options.job_file, options.set);
   if (!spec.ok()) return Fail(spec.status());
+  // Notices come before the job exists: a person may still stop.
   PrintNotices(config::KeysWithoutEffect(*spec));
   return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
     TERCIO_ASSIGN_OR_RETURN(const std::string id, client.Submit(*spec));
+    // With --watch, programs get the last status as their only document.
     if (options.format() == Output::kTable || !options.watch) {
       if (options.format() == Output::kTable) {
         std::cout << id << std::endl;
@@ -107,12 +115,14 @@ int Submit(const SubmitOptions& options) {
       }
     }
     if (!options.watch) {
+      // A job that waits for devices says so immediately, or it looks as if it hung.
       const auto status = client.Get(id);
       if (status.ok() && !status->error().empty()) {
         std::cerr << ForTerminal(status->error()) << std::endl;
       }
       return kExitOk;
     }
+    // The job does not end with this program; an interrupt has to say how to find it again.
     const LastWords words(StillRunsNotice(id));
     TERCIO_ASSIGN_OR_RETURN(const v1::JobStatus job, Follow(client, id, options.format(), {}));
     return ExitCodeOfState(job.state());
@@ -129,6 +139,7 @@ int Get(const GetOptions& options) {
     }
     const v1::Layout& layout = job.plan().layout();
     std::cout << Table(
+        // Every row is always there, so that people find a value at the same place.
         {{"id", job.id()},
          {"name", job.name()},
          {"owner", job.owner().empty() ? "-" : job.owner()},
@@ -147,17 +158,20 @@ int Get(const GetOptions& options) {
          {"checkpoint", job.has_checkpoint() ? job.checkpoint().path() : "-"},
          {"checkpoint failures", TroubleText(job)},
          {"error", job.error().empty() ? "-" : job.error()}});
+    // These lines are of the rank whose fault ended an attempt.
     if (job.last_lines_size() > 0) {
       std::cout << "\nlast output of rank " << job.last_lines(0).rank() << " (attempt "
                 << job.last_lines(0).attempt() << ")\n";
       for (const v1::LogLine& line : job.last_lines()) std::cout << "  " << LogText(line) << "\n";
     }
+    // Ranks come last, since there may be many.
     if (job.ranks_size() > 0) std::cout << "\n" << RankTable(job, kMostRanksShown);
     return kExitOk;
   });
 }
 
 int List(const ListOptions& options) {
+  // A directory without a database holds no jobs, which is an empty list and no error.
   if (!options.state_dir.empty() && HoldsNoJobs(options.state_dir)) {
     PrintJobs({}, options.format());
     return kExitOk;
@@ -177,7 +191,9 @@ int Wait(const WaitOptions& options) {
   return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
     FollowOptions follow;
     follow.show_progress = false;
+    // Scripts wait in silence; the exit code is their answer.
     if (options.timeout_seconds > 0) {
+      // The connection may have taken a part of the time already.
       const absl::Duration left = absl::Seconds(options.timeout_seconds) - (SteadyNow() - begun);
       follow.timeout = std::max(left, absl::ZeroDuration());
     } else if (options.timeout_seconds == 0) {  // checks once
@@ -186,6 +202,7 @@ int Wait(const WaitOptions& options) {
     }
     TERCIO_ASSIGN_OR_RETURN(const v1::JobStatus job,
                             Follow(client, options.job, options.format(), follow));
+    // The reason belongs to stderr, as output is for what was asked for.
     if (job.state() != v1::JOB_STATE_SUCCEEDED && options.format() == Output::kTable) {
       std::cerr << "job " << job.id() << " " << StateName(job.state()) << ": "
                 << ForTerminal(job.error()) << std::endl;
@@ -203,9 +220,11 @@ int History(const HistoryOptions& options) {
     request.set_job(options.job);
     request.set_all_attempts(options.all_attempts);
     request.set_follow(options.follow);
+    // The heading appears with the first step, so that an empty history prints nothing.
     bool first = true;
     return ReadStream<v1::StepRecord>(
         client, context, client.stub().History(&context, request), options.format(), StepToJson,
+        // Fixed widths instead of a table: steps are printed as they come.
         [&](const v1::StepRecord& step) {
           if (first)
             std::cout << "  STEP  ATTEMPT       LOSS  GRAD NORM  LEARNING RATE  VALIDATION\n";
@@ -224,6 +243,7 @@ int History(const HistoryOptions& options) {
 
 int Events(const EventsOptions& options) {
   std::optional<LastWords> words;
+  // All events of the cluster have no one job that an interrupt could leave running.
   if (options.follow && !options.job.empty()) words.emplace(StillRunsNotice(options.job));
   return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
     grpc::ClientContext context;
@@ -245,6 +265,7 @@ int Cancel(const CancelOptions& options) {
     grpc::ClientContext context;
     v1::CancelRequest request;
     request.set_job(options.job);
+    // The default is to save, since nothing brings lost steps back.
     request.set_save_checkpoint(!options.no_save);
     v1::CancelResponse response;
     TERCIO_RETURN_IF_ERROR(CallStatus(client.stub().Cancel(&context, request, &response), client));
@@ -258,11 +279,13 @@ int Drill(const DrillOptions& options) {
     v1::DrillRequest request;
     request.set_job(options.job);
     request.set_fault(options.fault);
+    // Negative means not given; the coordinator has the defaults.
     request.set_rank(std::max(0, options.rank));
     request.set_seconds(options.seconds);
     request.set_timeout_seconds(std::max(0.0, options.timeout_seconds));
     v1::DrillResponse response;
     TERCIO_RETURN_IF_ERROR(CallStatus(client.stub().Drill(&context, request, &response), client));
+    // A fault that nobody noticed has no time.
     const bool seen = !response.detected_by().empty();
     if (options.format() != Output::kTable) {
       PrintJson({{"fault", response.fault()},
@@ -290,6 +313,7 @@ namespace {
 // Why no ranks are scheduled on the node, or which of its GPUs are faulty.
 std::string ReasonOf(const v1::Node& node) {
   std::string reason = node.reason();
+  // A node may have both: each explains another part of what is missing.
   for (const v1::FaultyDevice& faulty : node.faulty_devices()) {
     absl::StrAppend(&reason, reason.empty() ? "" : "; ", "GPU ", faulty.device(), ": ",
                     faulty.fault());

@@ -29,6 +29,7 @@ absl::StatusOr<std::vector<v1::StepRecord>> StepsOf(Client& client, const std::s
   grpc::ClientContext context;
   v1::HistoryRequest request;
   request.set_job(id);
+  // All attempts are needed only to know what was repeated.
   request.set_all_attempts(all_attempts);
   std::vector<v1::StepRecord> steps;
   TERCIO_RETURN_IF_ERROR(
@@ -40,6 +41,7 @@ absl::StatusOr<std::vector<v1::StepRecord>> StepsOf(Client& client, const std::s
 // Steps that a later attempt has repeated.
 absl::Status GatherLostSteps(Client& client, report::JobData* job) {
   TERCIO_ASSIGN_OR_RETURN(std::vector<v1::StepRecord> all, StepsOf(client, job->status.id(), true));
+  // Step and attempt together name a record.
   std::set<std::pair<int64_t, int32_t>> counting;
   for (const v1::StepRecord& step : job->steps) counting.emplace(step.step(), step.attempt());
   // A running job has completed more steps meanwhile: those are not lost.
@@ -50,6 +52,7 @@ absl::Status GatherLostSteps(Client& client, report::JobData* job) {
     if (step.step() > known && step.attempt() >= attempt) continue;
     job->lost_steps.push_back(std::move(step));
   }
+  // The order within an attempt stays that of the steps.
   std::stable_sort(job->lost_steps.begin(), job->lost_steps.end(),
                    [](const auto& a, const auto& b) { return a.attempt() < b.attempt(); });
   return absl::OkStatus();
@@ -68,6 +71,7 @@ absl::Status GatherSurroundings(Client& client, report::JobData* job) {
   v1::NodesResponse cluster;
   TERCIO_RETURN_IF_ERROR(CallStatus(client.stub().Nodes(&nodes, {}, &cluster), client));
   std::set<std::string> used;
+  // Nodes that never ran the job explain nothing in its report.
   for (const v1::RankPlacement& rank : job->status.plan().ranks()) used.insert(rank.node());
   for (const v1::Node& node : cluster.nodes()) {
     if (used.contains(node.name())) job->nodes.push_back(node);
@@ -90,6 +94,7 @@ absl::StatusOr<report::JobData> FromCoordinator(Client& client, const std::strin
   TERCIO_RETURN_IF_ERROR(CallStatus(client.stub().Get(&context, request, &job.status), client));
   TERCIO_ASSIGN_OR_RETURN(job.steps, StepsOf(client, job.status.id(), false));
   if (data == GatheredData::kAll) {
+    // A first attempt has repeated nothing, and its history may be long.
     if (job.status.attempt() > 1) TERCIO_RETURN_IF_ERROR(GatherLostSteps(client, &job));
     TERCIO_RETURN_IF_ERROR(GatherSurroundings(client, &job));
   }
@@ -101,6 +106,7 @@ absl::StatusOr<report::JobData> FromFile(const std::string& path) {
   report::JobData job;
   job.from_file = true;
   const size_t slash = path.rfind('/');
+  // The name of the file is the only name that its job has.
   job.label = path.substr(slash == std::string::npos ? 0 : slash + 1);
   job.label.resize(job.label.size() - std::string(".jsonl").size());
   TERCIO_ASSIGN_OR_RETURN(job.steps, ParseHistory(text, path));
@@ -109,6 +115,7 @@ absl::StatusOr<report::JobData> FromFile(const std::string& path) {
 
 // A null (not finite) and a missing key are NaN.
 double NumberAt(const Json& json, const char* key) {
+  // JSON has no NaN, so that a diverged loss was written as null.
   const auto found = json.find(key);
   return found != json.end() && found->is_number() ? found->get<double>() : std::nan("");
 }
@@ -124,8 +131,10 @@ absl::StatusOr<std::vector<v1::StepRecord>> ParseHistory(const std::string& text
                                                          const std::string& name) {
   std::vector<v1::StepRecord> steps;
   int number = 0;
+  // Lines are parsed one by one, so that a fault has a number.
   for (const std::string& line : std::vector<std::string>(absl::StrSplit(text, '\n'))) {
     ++number;
+    // The last line ends with a line break.
     if (line.empty()) continue;
     const Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
     if (!json.is_object() || IntegerAt(json, "step") <= 0) {
@@ -143,6 +152,7 @@ absl::StatusOr<std::vector<v1::StepRecord>> ParseHistory(const std::string& text
     step.set_step_seconds(NumberAt(json, "step_seconds"));
     step.set_resident_bytes(IntegerAt(json, "resident_bytes"));
     step.set_used_bytes(IntegerAt(json, "used_bytes"));
+    // A missing value must not become a point at zero.
     if (std::isfinite(NumberAt(json, "validation_loss"))) {
       step.set_validation_loss(NumberAt(json, "validation_loss"));
     }
@@ -154,6 +164,7 @@ absl::StatusOr<std::vector<v1::StepRecord>> ParseHistory(const std::string& text
   });
   std::vector<v1::StepRecord> counting;
   for (v1::StepRecord& step : steps) {
+    // The list is sorted, so that the attempt that counts comes last.
     if (!counting.empty() && counting.back().step() == step.step()) counting.pop_back();
     counting.push_back(std::move(step));
   }
@@ -175,12 +186,14 @@ absl::StatusOr<std::vector<report::JobData>> GatherJobs(const GlobalOptions& opt
       jobs.push_back(std::move(job));
       continue;
     }
+    // The connection is made for the first job: files alone need none.
     if (client == nullptr) {
       TERCIO_ASSIGN_OR_RETURN(client, Client::Connect(options));
     }
     TERCIO_ASSIGN_OR_RETURN(report::JobData job, FromCoordinator(*client, name, data));
     jobs.push_back(std::move(job));
   }
+  // Labels depend on all jobs: equal names need their ids.
   report::LabelJobs(&jobs);
   return jobs;
 }

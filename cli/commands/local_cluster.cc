@@ -25,6 +25,7 @@ struct Summary {
 };
 
 Summary SummaryOf(const Gpus& gpus) {
+  // Plans treat all GPUs alike, so that the smallest memory counts.
   Summary summary;
   summary.count = static_cast<int>(gpus.list.size());
   for (const Gpu& gpu : gpus.list) {
@@ -38,6 +39,7 @@ Summary SummaryOf(const Gpus& gpus) {
 }
 
 std::string TextOf(const Summary& gpus, int64_t usable_bytes) {
+  // A plan may be made on a laptop for a cluster: the assumption is said aloud.
   if (gpus.count == 0) {
     return absl::StrCat("there is no GPU here; the plan assumes that each rank has an ",
                         plan::kAssumedGpu, " with ", GiB(plan::kAssumedGpuBytes),
@@ -53,6 +55,7 @@ std::string TextOf(const Summary& gpus, int64_t usable_bytes) {
                     GiB(plan::kAssumedGpuBytes), " each");
   }
   absl::StrAppend(&text, ", of which a rank may use ", GiB(usable_bytes));
+  // Only ratios of speeds matter for the choice, so that the plan is still of use.
   if (!plan::FiguresOf(gpus.model).has_value()) {
     absl::StrAppend(&text, "; their speed is not known, and assumed to be that of an ",
                     plan::kAssumedGpu);
@@ -63,6 +66,7 @@ std::string TextOf(const Summary& gpus, int64_t usable_bytes) {
 }  // namespace
 
 absl::StatusOr<ClusterHere> FindClusterHere(const v1::JobSpec& spec, int ranks) {
+  // Threads of the host are shared by the ranks of GPUs, too.
   const plan::Cluster cluster = plan::LocalCluster(ranks, MachineCores(), MachineMemoryBytes(),
                                                    spec.resources().threads_per_rank());
   if (!plan::OnGpu(spec)) return ClusterHere{cluster, ""};
@@ -73,7 +77,9 @@ absl::StatusOr<ClusterHere> FindClusterHere(const v1::JobSpec& spec, int ranks) 
 ClusterHere OnGpusHere(const Gpus& gpus, const v1::TrainingSpec& training, plan::Cluster cluster) {
   const Summary summary = SummaryOf(gpus);
   const int64_t memory = summary.memory_bytes > 0 ? summary.memory_bytes : plan::kAssumedGpuBytes;
+  // More ranks than GPUs share them evenly.
   const int sharing = summary.count == 0 ? 1 : (cluster.ranks + summary.count - 1) / summary.count;
+  // The reserve is what no plan counts on (plan/gpu_figures.h).
   cluster.memory_bytes = std::max<int64_t>(0, memory - plan::kGpuReserveBytes) / sharing;
   plan::UseGpus(summary.model, training, &cluster);
   return {cluster, TextOf(summary, cluster.memory_bytes)};

@@ -32,6 +32,7 @@ void PrintPlan(const v1::PlanReport& report) {
     const v1::LayoutCandidate& candidate = report.layouts(i);
     const v1::Prediction& predicted = candidate.predicted();
     const bool valid = candidate.predicted_valid();
+    // Rejected layouts stay in the table with their reason, which is what people look for.
     rows.push_back(
         {i == report.chosen() ? "*" : "", absl::StrCat(candidate.layout().tensor()),
          absl::StrCat(candidate.layout().pipeline()), absl::StrCat(candidate.layout().data()),
@@ -49,6 +50,7 @@ void PrintPlan(const v1::PlanReport& report) {
 // Sets the vocabulary, on which memory and time depend. It is unknown here if only the nodes can
 // read the tokenizer.
 void FillVocabulary(v1::JobSpec* spec) {
+  // A size that the job names is not guessed.
   if (spec->model().vocab_size() > 0) return;
   const absl::StatusOr<int32_t> vocabulary = data::ExpectedVocabulary(spec->data());
   if (vocabulary.ok()) return spec->mutable_model()->set_vocab_size(*vocabulary);
@@ -63,14 +65,17 @@ absl::StatusOr<int> PlanJob(const PlanOptions& options) {
     return absl::InvalidArgumentError("--cluster is not supported by this version");
   }
   std::vector<std::string> changes = options.set;
+  // The option is the key of the job file, so that both are checked alike.
   if (options.ranks > 0) changes.push_back(absl::StrCat("resources.ranks=", options.ranks));
   TERCIO_ASSIGN_OR_RETURN(v1::JobSpec spec, config::ParseJobFile(options.job_file, changes));
+  // The plan is for this machine, whose GPUs decide what `auto` means.
   if (spec.resources().device() == v1::DEVICE_KIND_AUTO) {
     TERCIO_ASSIGN_OR_RETURN(const Gpus gpus, FindGpus());
     config::ResolveDevice(&spec,
                           gpus.list.empty() ? config::AutoDevice::kCpu : config::AutoDevice::kCuda);
   }
   PrintNotices(config::KeysWithoutEffect(spec));
+  // The file is printed after its checks: what cannot be parsed has no complete form.
   if (options.effective) {
     std::cout << config::EffectiveYaml(spec);
     return kExitOk;
@@ -79,9 +84,11 @@ absl::StatusOr<int> PlanJob(const PlanOptions& options) {
   int ranks = std::max(1, spec.resources().ranks());
   if (!spec.parallelism().automatic()) {
     TERCIO_ASSIGN_OR_RETURN(const v1::Layout layout, plan::LayoutOfJob(spec));
+    // The layout that is named has a number of ranks of its own.
     ranks = layout.tensor() * layout.pipeline() * layout.data();
   }
   TERCIO_ASSIGN_OR_RETURN(const ClusterHere here, FindClusterHere(spec, ranks));
+  // The notice says which GPUs were assumed, since a plan is often made elsewhere.
   if (!here.gpus.empty()) PrintNotices({here.gpus});
   const v1::PlanReport report = plan::PlanLayouts(spec, here.cluster);
   if (options.format() != Output::kTable) {
@@ -90,6 +97,7 @@ absl::StatusOr<int> PlanJob(const PlanOptions& options) {
     PrintPlan(report);
   }
   if (report.chosen() >= 0) return kExitOk;
+  // The error of the choice holds the memory table, which the report does not.
   return Fail(absl::InvalidArgumentError(
       std::string(plan::ChooseLayout(spec, here.cluster).status().message())));
 }

@@ -26,8 +26,10 @@ absl::StatusOr<v1::LogsRequest> RequestOf(const LogsOptions& options) {
   request.set_tail(options.tail);
   for (const int rank : options.ranks) request.add_ranks(rank);
   request.set_level(options.level);
+  // Zero means all attempts.
   if (options.attempt > 0) request.set_attempt(options.attempt);
   if (options.since.empty()) return request;
+  // The time is made absolute here, so that a retry does not move it.
   TERCIO_ASSIGN_OR_RETURN(const absl::Time since, SinceTime(options.since, absl::Now()));
   const int64_t nanos = absl::ToUnixNanos(since);
   request.mutable_since()->set_seconds(nanos / 1'000'000'000);
@@ -50,8 +52,11 @@ int Logs(const LogsOptions& options) {
       const auto reader = client.stub().Logs(&context, *request);
       v1::LogLine line;
       while (reader->Read(&line)) {
+        // A line that arrives proves that the coordinator is back.
         failures = 0;
+        // A retry continues behind this line instead of repeating it.
         request->set_after(line.sequence());
+        // The tail was counted once, before the first line.
         request->clear_tail();
         if (options.format() == Output::kTable) {
           std::cout << LogText(line) << std::endl;
@@ -64,6 +69,7 @@ int Logs(const LogsOptions& options) {
         return kExitOk;
       }
       const grpc::Status finish = reader->Finish();
+      // Only a coordinator that cannot be reached may come back with more.
       const bool gone = finish.error_code() == grpc::StatusCode::UNAVAILABLE;
       if (!options.follow || !gone || failures >= kMostRetries) {
         TERCIO_RETURN_IF_ERROR(CallStatus(finish, client));

@@ -22,13 +22,17 @@
 namespace tercio::cli {
 namespace {
 
+// With less than this, hardly any model fits.
 constexpr int64_t kLittleMemory = int64_t{1} << 30;
 constexpr int64_t kLittleDisk = int64_t{10} << 30;
+// A trial of this size takes below a second on any disk that is fit for checkpoints.
 constexpr int64_t kTrialBytes = int64_t{64} << 20;
 constexpr double kSlowDisk = 100e6;  // bytes per second
+// Each agent keeps a few connections and files open.
 constexpr rlim_t kFewFiles = 4096;
 
 std::string ProcessorName() {
+  // The kernel has no call for the name of the processor.
   std::ifstream file("/proc/cpuinfo");
   for (std::string line; std::getline(file, line);) {
     const size_t colon = line.find(':');
@@ -43,6 +47,7 @@ Finding CheckProcessor() {
   std::string instructions;
   bool vectors = true;
 #if defined(__x86_64__)
+  // Highway chooses the instructions at run time; without these it falls back to slow ones.
   vectors = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
   for (const auto& [has, name] :
        {std::pair(__builtin_cpu_supports("avx2"), "AVX2"),
@@ -68,6 +73,7 @@ Finding CheckMemory() {
                      absl::StrCat(GibibytesText(MachineMemoryBytes()), ", of which ",
                                   GibibytesText(available), " are available"),
                      ""};
+  // What other programs hold cannot be planned with.
   if (available < kLittleMemory) {
     finding.health = available == 0 ? Health::kUnknown : Health::kWarning;
     finding.mend = "end other programs that use the machine's memory";
@@ -77,6 +83,7 @@ Finding CheckMemory() {
 
 // Bytes per second to the disk, as checkpoints and databases write: with fsync.
 absl::StatusOr<double> MeasureDisk(const std::string& directory) {
+  // The file is made in the directory itself, since its neighbours may be other disks.
   std::string path = directory + "/.tercio-doctor.XXXXXX";
   const int file = mkstemp(path.data());
   if (file < 0) return FileError(errno, "cannot write into", directory);
@@ -88,15 +95,18 @@ absl::StatusOr<double> MeasureDisk(const std::string& directory) {
     if (count < 0 && errno != EINTR) error = errno;
     written += std::max<ssize_t>(0, count);
   }
+  // Without fsync this would be the speed of memory.
   if (error == 0 && fsync(file) != 0) error = errno;
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
   close(file);
+  // The file is removed in every case, also when the disk is full.
   unlink(path.c_str());
   if (error != 0) return FileError(error, "cannot write", path);
   return static_cast<double>(kTrialBytes) / seconds.count();
 }
 
 Finding CheckDisk(std::string directory) {
+  // The directory may not exist yet; its disk is that of its next parent.
   while (!PathExists(directory) && directory.rfind('/') != std::string::npos) {
     directory = directory.substr(0, directory.rfind('/'));
     if (directory.empty()) directory = "/";
@@ -114,6 +124,7 @@ Finding CheckDisk(std::string directory) {
                      ""};
   if (*free < kLittleDisk) {
     finding.health = Health::kWarning;
+    // Weights and two moments in fp32 are 12 bytes.
     finding.mend = "free some disk space: a checkpoint takes 12 bytes per parameter";
   } else if (*rate < kSlowDisk) {
     finding.health = Health::kWarning;
@@ -125,6 +136,7 @@ Finding CheckDisk(std::string directory) {
 Finding CheckFileLimit() {
   rlimit limit = {};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) {
+    // The hard limit counts, since daemons raise the soft one to it (RaiseFileLimit).
     return {"open files", Health::kUnknown, std::strerror(errno), ""};
   }
   const bool few = limit.rlim_max < kFewFiles;
@@ -141,6 +153,7 @@ Finding CheckClock() {
   timex state = {};
   const int kind = adjtimex(&state);
   if (kind < 0) return {"clock", Health::kUnknown, std::strerror(errno), ""};
+  // Either sign is enough: some systems set only one of them.
   if (kind == TIME_ERROR || (state.status & STA_UNSYNC) != 0) {
     return {"clock", Health::kWarning, "the kernel reports that it is not synchronised",
             "run an NTP client: certificates and logs depend on the clock"};
@@ -155,11 +168,13 @@ std::string MebibytesText(int64_t bytes) {
 }  // namespace
 
 Finding MemoryPlanFinding(const std::string& check, const absl::StatusOr<nlohmann::json>& trial) {
+  // A machine without this trainer is not ill.
   if (!trial.ok()) return {check, Health::kUnknown, std::string(trial.status().message()), ""};
   if (trial->contains("error")) {
     return {check, Health::kError, trial->value("error", ""),
             "no model can be trained on this device: see the message"};
   }
+  // Keys may be missing where the trainer is of another version.
   const auto number = [&](const char* key) { return trial->value(key, int64_t{0}); };
   Finding finding = {
       check, Health::kOk,
@@ -175,6 +190,7 @@ Finding MemoryPlanFinding(const std::string& check, const absl::StatusOr<nlohman
     absl::StrAppend(&finding.detail, "; ", absl::StrJoin(unused, "; "));
     finding.mend = "more memory is planned than is used: report this line as a bug";
   } else if (number("outside_bytes") > number("most_outside_bytes")) {
+    // Plans reserve a fixed amount for what is beside the arena.
     finding.health = Health::kWarning;
     finding.mend = "plans leave too little memory free: give ranks less memory, or report a bug";
   }

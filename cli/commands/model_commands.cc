@@ -41,6 +41,7 @@ absl::StatusOr<std::optional<tokenizer::Tokenizer>> NamedTokenizer(const ModelOp
         "--tokenizer chars: its ids depend on the text of the training, which is not at hand; name "
         "the PREFIX.tokenizer.json that `tercio data tokenize` wrote for it");
   }
+  // The tokenizer is checked before the model is loaded, which takes long.
   absl::StatusOr<tokenizer::Tokenizer> tokenizer = data::ChooseTokenizer(options.tokenizer, {}, {});
   if (tokenizer.ok()) return *std::move(tokenizer);
   return absl::Status(tokenizer.status().code(),
@@ -48,6 +49,7 @@ absl::StatusOr<std::optional<tokenizer::Tokenizer>> NamedTokenizer(const ModelOp
 }
 
 absl::StatusOr<std::unique_ptr<inference::LanguageModel>> LoadModel(const ModelOptions& options) {
+  // A directory of a job's checkpoints stands for the newest one in it.
   TERCIO_ASSIGN_OR_RETURN(const std::string directory, FindCheckpoint(options.checkpoint, 0));
   TERCIO_ASSIGN_OR_RETURN(std::optional<tokenizer::Tokenizer> tokenizer, NamedTokenizer(options));
   return inference::LanguageModel::Load(directory, MachineCores(), options.context,
@@ -56,6 +58,7 @@ absl::StatusOr<std::unique_ptr<inference::LanguageModel>> LoadModel(const ModelO
 
 absl::StatusOr<std::vector<int32_t>> PromptOf(const GenerateOptions& options,
                                               const inference::LanguageModel& model) {
+  // Ids need no tokenizer, so that models without one can be tried.
   if (!options.prompt_ids.empty()) return options.prompt_ids;
   if (model.tokenizer() == nullptr) {
     return absl::InvalidArgumentError(
@@ -68,6 +71,7 @@ absl::StatusOr<std::vector<int32_t>> PromptOf(const GenerateOptions& options,
 
 // Whether the text ends inside a character, whose other bytes are in the next token.
 bool EndsInsideCharacter(std::string_view text) {
+  // The last byte of a sequence tells nothing; the first of it says how many follow.
   for (size_t back = 1; back <= std::min<size_t>(3, text.size()); ++back) {
     const auto byte = static_cast<unsigned char>(text[text.size() - back]);
     if (byte < 0x80) return false;
@@ -93,13 +97,17 @@ class TextStream {
   enum class TextSoFar { kGoesOn, kHasEnded };
 
   absl::Status Show(TextSoFar text) {
+    // Only ids since the last but one output are decoded
+    // again, so that the cost of each is constant.
     const auto ids = absl::MakeConstSpan(ids_).subspan(begin_);
     TERCIO_ASSIGN_OR_RETURN(const std::string before,
                             tokenizer_.Decode(ids.subspan(0, shown_ - begin_)));
     TERCIO_ASSIGN_OR_RETURN(const std::string all, tokenizer_.Decode(ids));
+    // A token may be half a character: it is held back until the rest is there.
     if (all.size() <= before.size() || (text == TextSoFar::kGoesOn && EndsInsideCharacter(all))) {
       return absl::OkStatus();
     }
+    // The flush lets people read while the next token is computed.
     std::cout << Printable(all.substr(before.size())) << std::flush;
     begin_ = shown_;
     shown_ = ids_.size();
@@ -116,6 +124,7 @@ absl::Status PrintGenerated(const GenerateOptions& options, const std::vector<in
                             const std::vector<int32_t>& ids,
                             const tokenizer::Tokenizer* tokenizer) {
   std::optional<std::string> text;
+  // Without a tokenizer the ids are the whole answer.
   if (tokenizer != nullptr) {
     TERCIO_ASSIGN_OR_RETURN(text, tokenizer->Decode(ids));
   }
@@ -144,6 +153,7 @@ absl::StatusOr<int> GenerateText(const GenerateOptions& options) {
   std::optional<TextStream> stream;
   if (!json && model->tokenizer() != nullptr) {
     stream.emplace(*model->tokenizer(), prompt);
+    // The prompt is part of the text that a person reads.
     std::cout << options.prompt << std::flush;
   }
   std::vector<int32_t> ids;
@@ -151,6 +161,7 @@ absl::StatusOr<int> GenerateText(const GenerateOptions& options) {
   TERCIO_RETURN_IF_ERROR(model->Generate(prompt, generate, [&](int32_t id) {
     ids.push_back(id);
     if (stream.has_value()) shown = stream->Add(id);
+    // A reader that has gone (head) ends the work, which may take minutes.
     return shown.ok() && std::cout.good();  // stops when the reader is gone
   }));
   TERCIO_RETURN_IF_ERROR(shown);
@@ -160,6 +171,7 @@ absl::StatusOr<int> GenerateText(const GenerateOptions& options) {
   } else if (json) {
     TERCIO_RETURN_IF_ERROR(PrintGenerated(options, prompt, ids, model->tokenizer()));
   } else {
+    // Ids are separated as --prompt-ids takes them.
     std::cout << absl::StrJoin(ids, ",") << std::endl;
   }
   return kExitOk;
@@ -171,6 +183,7 @@ absl::StatusOr<data::TokenDataset> TokenizedDocuments(const std::vector<std::str
                                                       const tokenizer::Tokenizer& tokenizer) {
   const TempDir directory;
   const std::string prefix = directory.path() + "/tokens";
+  // All cores are taken: nothing else runs in this process.
   data::TokenizeOptions options;
   options.text.threads = MachineCores();
   TERCIO_RETURN_IF_ERROR(data::TokenizeTexts(paths, tokenizer, prefix, options).status());
@@ -182,6 +195,7 @@ absl::StatusOr<data::TokenDataset> TokenizedDocuments(const std::vector<std::str
 absl::StatusOr<data::TokenDataset> OpenEvaluationData(const std::string& path,
                                                       const tokenizer::Tokenizer* tokenizer) {
   TERCIO_ASSIGN_OR_RETURN(const data::DataFiles files, data::FindDataFiles({path}));
+  // Token files say by themselves how to read them.
   if (files.kind != data::DataKind::kText) {
     TERCIO_ASSIGN_OR_RETURN(data::TokenFiles tokens,
                             data::OpenTokenFiles(files, data::ContentCheck::kHere));
@@ -194,11 +208,13 @@ absl::StatusOr<data::TokenDataset> OpenEvaluationData(const std::string& path,
                      "PREFIX, or an llm.c .bin"));
   }
   const std::string& first = files.paths.front();
+  // Documents have borders that a single text has not.
   if (files.paths.size() > 1 || data::IsJsonl(first)) {
     return TokenizedDocuments(files.paths, *tokenizer);
   }
   TERCIO_ASSIGN_OR_RETURN(const std::string text, ReadFile(first));
   TERCIO_ASSIGN_OR_RETURN(std::vector<int32_t> ids, tokenizer->Encode(text));
+  // The data set shares the ids, so that they live as long as it does.
   auto owner = std::make_shared<std::vector<int32_t>>(std::move(ids));
   return data::TokenDataset(owner, owner->data(), data::TokenType::kInt32,
                             static_cast<int64_t>(owner->size()));
@@ -225,6 +241,7 @@ auto WithBar(const char* unit, const Body& evaluate) {
 
 absl::StatusOr<int> EvaluateText(const EvaluateOptions& options) {
   TERCIO_ASSIGN_OR_RETURN(const auto model, LoadModel(options));
+  // Tokens that no window covers would be missing from the result without a word.
   if (options.stride > model->context()) {
     return absl::InvalidArgumentError(
         absl::StrCat("--stride ", options.stride, " is above the context of ", model->context(),
@@ -237,6 +254,7 @@ absl::StatusOr<int> EvaluateText(const EvaluateOptions& options) {
     return model->Evaluate(tokens, stride, progress);
   });
   TERCIO_ASSIGN_OR_RETURN(const inference::LanguageModel::Evaluation result, evaluated);
+  // Perplexity is the exponential of the mean loss per token.
   const double value = options.metric == "loss" ? result.loss : std::exp(result.loss);
   PrintMetric(options, value, result.loss, result.tokens, Json::object());
   return kExitOk;
@@ -269,6 +287,7 @@ Json ScoresToJson(const inference::ClassScores& scores) {
 
 void PrintReport(const inference::ClassificationReport& report, const v1::ModelSpec& model) {
   std::vector<std::vector<std::string>> rows = {{"CLASS", "PRECISION", "RECALL", "F1", "EXAMPLES"}};
+  // Precision and recall are shown for each class, as an average hides a class that is never found.
   const auto add = [&](const std::string& name, const inference::ClassScores& scores,
                        int64_t examples) {
     rows.push_back({name, absl::StrFormat("%.4f", scores.precision),
@@ -300,12 +319,14 @@ absl::StatusOr<int> EvaluateLabels(const EvaluateOptions& options) {
     PrintReport(report, model->spec());
     return kExitOk;
   }
+  // Programs get the matrix as well, from which every other figure follows.
   Json classes = Json::array();
   for (size_t i = 0; i < report.classes.size(); ++i) {
     classes.push_back(ScoresToJson(report.classes[i]));
     classes.back()["label"] = LabelOf(model->spec(), i);
   }
   Json more = ScoresToJson(report.overall);
+  // The sum over classes is the number of examples, which has a key of its own.
   more.erase("support");
   more["accuracy"] = report.accuracy;
   more["examples"] = report.examples;
@@ -321,6 +342,7 @@ absl::StatusOr<int> EvaluateModel(const EvaluateOptions& options) {
   const std::string& metric = options.metric;
   const bool text = metric == "perplexity" || metric == "loss";
   if (options.stride > 0 && !text) {
+    // The others look at each example by itself, so that there are no windows.
     return absl::InvalidArgumentError("--stride applies only to --metric perplexity and loss");
   }
   if (text) return EvaluateText(options);

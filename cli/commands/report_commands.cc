@@ -25,6 +25,7 @@ namespace {
 // Writes to standard output, or to a file that appears complete in one rename.
 absl::Status Write(const std::string& file, Output format, const std::vector<report::JobData>& jobs,
                    const std::string& text) {
+  // Nothing but the result goes to the output, so that it can be piped.
   if (file == "-") {
     std::cout << text;
     return absl::OkStatus();
@@ -39,6 +40,7 @@ absl::Status Write(const std::string& file, Output format, const std::vector<rep
   }
   TERCIO_RETURN_IF_ERROR(AsConflict(WriteFileDurably(file, text)));
   if (format == Output::kTable) return absl::OkStatus();
+  // A file has no id, only the name of its job.
   Json ids = Json::array();
   for (const report::JobData& job : jobs)
     ids.push_back(job.from_file ? job.label : job.status.id());
@@ -54,6 +56,7 @@ absl::Status MakePlot(const PlotOptions& options) {
   curves.logarithmic = options.logarithmic;
   TERCIO_RETURN_IF_ERROR(
       report::CurvesOf({}, curves).status());  // checks the options before any data is fetched
+  // A plot needs the steps only, which is much less.
   TERCIO_ASSIGN_OR_RETURN(const auto jobs, GatherJobs(options, options.jobs, GatheredData::kSteps));
   TERCIO_ASSIGN_OR_RETURN(const plot::Figure figure, report::CurvesOf(jobs, curves));
   return Write(options.file, options.format(), jobs, plot::Draw(figure, plot::SvgPlace::kOwnFile));
@@ -61,11 +64,13 @@ absl::Status MakePlot(const PlotOptions& options) {
 
 absl::Status MakeReport(const ReportOptions& options) {
   TERCIO_ASSIGN_OR_RETURN(const auto jobs, GatherJobs(options, options.jobs, GatheredData::kAll));
+  // The page says when it was made, since a running job goes on.
   const double now = absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch());
   return Write(options.file, options.format(), jobs, report::ReportPage(jobs, kVersion, now));
 }
 
 absl::Status ShowDiff(const DiffOptions& options) {
+  // CLI11 cannot ask for exactly two.
   if (options.jobs.size() != 2) {
     return absl::InvalidArgumentError(
         absl::StrCat("diff compares two jobs, not ", options.jobs.size()));

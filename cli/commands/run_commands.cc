@@ -42,10 +42,12 @@ namespace {
 class JobKeeper {
  public:
   JobKeeper(PrivatePair& pair, Client& client, std::string job)
+      // A thread waits for signals, since handlers could not call the coordinator.
       : pair_(pair), client_(client), job_(std::move(job)) {
     thread_ = std::thread([this] { Watch(); });
   }
   ~JobKeeper() {
+    // The thread looks every tenth of a second.
     done_ = true;
     thread_.join();
   }
@@ -63,6 +65,7 @@ class JobKeeper {
     sigaddset(&set, SIGTERM);
     const timespec pause{0, 100'000'000};
     while (!done_) {
+      // Signals are taken one at a time; the first that comes while a call is under way waits.
       const int signal = sigtimedwait(&set, nullptr, &pause);
       if (signal <= 0) {
         Supervise();
@@ -83,6 +86,7 @@ class JobKeeper {
     const absl::Status status = pair_.Supervise();
     if (status.ok()) return;
     given_up_ = true;
+    // The reason goes with the request, so that the state of the job says why it ended.
     Cancel(LastCheckpoint::kNone, std::string(status.message()));
   }
 
@@ -94,6 +98,7 @@ class JobKeeper {
     request.set_save_checkpoint(checkpoint == LastCheckpoint::kSave);
     request.set_reason(reason);
     v1::CancelResponse response;
+    // The answer does not matter: a second signal, or the end of the job, follows in any case.
     client_.stub().Cancel(&context, request, &response);
   }
 
@@ -116,6 +121,7 @@ absl::StatusOr<int> FollowPrivately(PrivatePair& pair, Client& client, const std
   follow.ranks = options.format() != Output::kTable;
   const JobKeeper keeper(pair, client, job);
   follow.hope = [&keeper] { return !keeper.given_up(); };
+  // The keeper lives as long as the job is followed, so that no signal is lost in between.
   TERCIO_ASSIGN_OR_RETURN(const v1::JobStatus status, FollowJob(client, job, follow));
   const int signal = keeper.signal();
   if (options.format() != Output::kTable) {
@@ -132,10 +138,12 @@ absl::StatusOr<int> FollowPrivately(PrivatePair& pair, Client& client, const std
   if (!status.error().empty()) {
     std::fprintf(stderr, "error: %s\n", ForTerminal(status.error()).c_str());
   }
+  // A trace is an extra: a job that succeeded has succeeded without it.
   if (!trace.empty()) {
     const absl::Status traced = WriteTrace(client, status, trace);
     if (!traced.ok()) std::fprintf(stderr, "error: %s\n", std::string(traced.message()).c_str());
   }
+  // Everything that is needed to continue is in the state directory.
   if (status.state() != v1::JOB_STATE_SUCCEEDED) {
     std::fprintf(stderr, "to resume: tercio resume %s --state-dir %s\n", status.id().c_str(),
                  options.state_dir.c_str());
@@ -149,6 +157,7 @@ absl::StatusOr<int> FollowPrivately(PrivatePair& pair, Client& client, const std
 absl::Status CheckBeforeStart(const v1::JobSpec& spec, const std::string& state_dir, int ranks) {
   TERCIO_ASSIGN_OR_RETURN(const ClusterHere here, FindClusterHere(spec, ranks));
   TERCIO_RETURN_IF_ERROR(plan::AdmitJob(spec, here.cluster.memory_bytes));
+  // The data is prepared where the agent will look for it, so that it is done once.
   TERCIO_RETURN_IF_ERROR(AsConflict(MakeDirectories(state_dir + "/agent/data-cache")));
   const absl::StatusOr<data::PreparedData> prepared =
       data::PrepareData(spec.data(), spec.model(), state_dir + "/agent/data-cache");
@@ -159,18 +168,21 @@ absl::Status CheckBeforeStart(const v1::JobSpec& spec, const std::string& state_
       status = checkpoint::CheckInitialWeights(spec.model(), prepared->vocab_size);
     }
   }
+  // A missing file is a mistake in the job, not a resource that was asked for by name.
   if (absl::IsNotFound(status) || absl::IsPermissionDenied(status)) {
     return absl::InvalidArgumentError(std::string(status.message()));
   }
   TERCIO_RETURN_IF_ERROR(status);
   // Checks once more, now that the vocabulary is known.
   v1::JobSpec known = spec;
+  // Weights that are loaded have a vocabulary of their own.
   if (spec.model().from().empty()) known.mutable_model()->set_vocab_size(prepared->vocab_size);
   return plan::AdmitJob(known, here.cluster.memory_bytes);
 }
 
 // `auto` means the device of this machine.
 absl::Status ChooseDevice(v1::JobSpec* spec) {
+  // A job for CPUs must not wait for a driver that hangs.
   if (spec->resources().device() == v1::DEVICE_KIND_CPU) return absl::OkStatus();
   TERCIO_ASSIGN_OR_RETURN(const Gpus gpus, FindGpus());
   config::ResolveDevice(spec,
@@ -207,6 +219,7 @@ absl::StatusOr<v1::JobStatus> FindJob(Client& client, const std::string& job) {
   grpc::ClientContext context;
   v1::ListResponse response;
   TERCIO_RETURN_IF_ERROR(CallStatus(client.stub().List(&context, {}, &response), client));
+  // The list begins with the newest job.
   for (const v1::JobStatus& status : response.jobs()) {
     if (status.state() == v1::JOB_STATE_FAILED || status.state() == v1::JOB_STATE_CANCELLED ||
         !IsTerminal(status.state())) {
@@ -250,6 +263,7 @@ absl::StatusOr<int> ResumeJob(const ResumeOptions& options) {
   v1::JobSpec spec;
   {
     TERCIO_ASSIGN_OR_RETURN(const auto reader, Client::Connect(options));
+    // The reader answers from the store, and ends with this block, before the pair takes the lock.
     TERCIO_ASSIGN_OR_RETURN(const v1::JobStatus job, FindJob(*reader, options.job));
     TERCIO_ASSIGN_OR_RETURN(spec, config::ChangeJob(job.spec(), options.set));
   }
@@ -269,6 +283,7 @@ absl::StatusOr<int> ResumeJob(const ResumeOptions& options) {
 
 int Run(const RunOptions& given) {
   RunOptions options = given;
+  // The directory is filled in here, since messages name it.
   if (options.state_dir.empty()) options.state_dir = DefaultStateDir();
   std::vector<std::string> changes = options.set;
   if (!options.trace.empty()) {

@@ -21,6 +21,7 @@
 namespace tercio::cli {
 namespace {
 
+// Faster than this nobody reads, and slower looks stuck.
 constexpr auto kDrawInterval = std::chrono::milliseconds(200);
 constexpr auto kWatchRetryInterval = std::chrono::milliseconds(500);
 // Steps fetched from the past, and losses kept while following.
@@ -36,6 +37,7 @@ class FullView {
  public:
   FullView(Client& client, const v1::JobStatus& job) : client_(client), job_(job.id()) {
     state_.job = job;
+    // The view begins near the present.
     step_ = std::max<int64_t>(0, job.step() - kStepsBefore);
     threads_.emplace_back([this] { DrawUntilStopped(); });
     threads_.emplace_back([this] { FollowHistory(); });
@@ -46,6 +48,7 @@ class FullView {
     {
       MutexLock lock(mutex_);
       stopping_ = true;
+      // The threads wait in reads without an end, so that their calls are cancelled first.
       for (grpc::ClientContext* context : calls_) context->TryCancel();
       changed_.NotifyAll();
     }
@@ -55,6 +58,7 @@ class FullView {
   // Ranks, plan and last lines are not part of every status.
   void Show(const v1::JobStatus& job) {
     MutexLock lock(mutex_);
+    // What a brief status leaves out is kept from the last complete one.
     const v1::JobStatus before = std::move(state_.job);
     state_.job = job;
     if (job.ranks().empty()) *state_.job.mutable_ranks() = before.ranks();
@@ -67,6 +71,7 @@ class FullView {
     while (!stopping_) {
       state_.now = absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch());
       const std::string text = WatchView(state_, GetScreen());
+      // Writing may block on a slow terminal, while streams go on filling the state.
       lock.Unlock();
       terminal_.Draw(text);
       lock.Lock();
@@ -85,6 +90,7 @@ class FullView {
       v1::StepRecord record;
       while (reader->Read(&record)) {
         MutexLock lock(mutex_);
+        // A stream that breaks continues behind the last step that was seen.
         step_ = record.step();
         state_.losses.push_back(record.loss());
         if (state_.losses.size() > kMostLosses) state_.losses.erase(state_.losses.begin());
@@ -101,6 +107,7 @@ class FullView {
       v1::JobEvent event;
       while (reader->Read(&event)) {
         MutexLock lock(mutex_);
+        // Events are sent again from the beginning after a reconnection.
         if (event.sequence() <= event_) continue;  // received before the stream broke
         event_ = event.sequence();
         state_.events.push_back(event);
@@ -117,6 +124,7 @@ class FullView {
       {
         MutexLock lock(mutex_);
         if (stopping_) return;
+        // The destructor cancels what it finds here, so that the entry comes before the call.
         calls_.push_back(&context);
       }
       read(&context);
@@ -157,6 +165,8 @@ int Watch(const WatchOptions& options) {
     FollowOptions follow;
     follow.ranks = true;
     const bool full = !options.plain && options.format() == Output::kTable && CanDraw() &&
+                      // The view is for a person at a terminal:
+                      // neither stream may be a file or a pipe.
                       isatty(STDERR_FILENO) != 0 && isatty(STDOUT_FILENO) != 0;
     if (!full) {
       TERCIO_ASSIGN_OR_RETURN(const v1::JobStatus job, FollowJob(client, options.job, follow));
@@ -165,6 +175,7 @@ int Watch(const WatchOptions& options) {
     }
     follow.show_progress = false;
     v1::JobStatus job;
+    // The view is closed before the last lines are printed, which stay on the screen.
     {
       TERCIO_ASSIGN_OR_RETURN(job, client.Get(options.job, Client::Ranks::kInclude));
       FullView view(client, job);

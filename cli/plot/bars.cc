@@ -14,14 +14,17 @@ namespace tercio::plot {
 namespace {
 
 constexpr double kMargin = 16;
+// Longer names would leave no room for bars.
 constexpr size_t kLongestCategory = 34;
 
 double ValueOf(const BarSeries& series, size_t category) {
   const double value = category < series.values.size() ? series.values[category] : 0;
+  // A bar has no negative length.
   return std::isfinite(value) && value > 0 ? value : 0;
 }
 
 std::string ValueText(const BarChart& chart, double value) {
+  // Shares are read as percents, whatever the unit of the axis says.
   if (chart.shares) return absl::StrFormat("%.1f %%", 100 * value);
   return absl::StrCat(ShortText(value), chart.unit.empty() ? "" : " ", chart.unit);
 }
@@ -35,6 +38,7 @@ double TotalOf(const BarChart& chart, size_t category) {
 double GreatestOf(const BarChart& chart) {
   double greatest = 0;
   for (size_t i = 0; i < chart.categories.size(); ++i) {
+    // Stacked bars end at their total.
     if (chart.stacked) greatest = std::max(greatest, TotalOf(chart, i));
     for (const BarSeries& series : chart.series) greatest = std::max(greatest, ValueOf(series, i));
   }
@@ -47,8 +51,11 @@ class Drawing {
     for (const std::string& category : chart.categories) {
       left_ = std::max(left_, TextWidth(Shortened(category, kLongestCategory), 11) + kMargin + 10);
     }
+    // Names never take more than two fifths of the figure.
     left_ = std::min(left_, chart.width * 0.4);
+    // Totals are written behind the bars.
     right_ = chart.width - (chart.totals ? 84 : 22);
+    // Many thin bars fit where a few would look lost.
     thickness_ = chart.stacked ? (chart.categories.size() > 16 ? 9 : 15) : 11;
     group_ = chart.stacked ? thickness_ : thickness_ * static_cast<double>(chart.series.size());
     gap_ = chart.categories.size() > 16 && chart.stacked ? 4 : 9;
@@ -59,6 +66,7 @@ class Drawing {
     svg_.Heading(kMargin, y, chart_.title, chart_.unit);
     std::vector<LegendEntry> entries;
     for (const BarSeries& series : chart_.series) {
+      // One series needs no legend, as the title names it.
       if (chart_.series.size() > 1)
         entries.push_back({series.name, series.colour, false, true, false});
     }
@@ -69,9 +77,11 @@ class Drawing {
         top + static_cast<double>(chart_.categories.size()) * (group_ + gap_) + gap_ / 2;
     Range range;
     range.Add(0, AxisKind::kLinear);
+    // Shares always end at 100 %, so that charts can be compared.
     range.Add(chart_.shares ? 1 : GreatestOf(chart_), AxisKind::kLinear);
     Axis::Options options;
     options.from_zero = true;
+    // The longest bar ends at the border.
     options.extend = false;
     const Axis axis(range, left_, right_, options);
     for (const Tick& tick : axis.ticks()) {
@@ -98,8 +108,10 @@ class Drawing {
       const double value = ValueOf(series, category);
       const double begin = axis.At(chart_.stacked ? from : 0);
       const double end = axis.At((chart_.stacked ? from : 0) + value);
+      // Bars that are not stacked stand below each other in their group.
       const double row = chart_.stacked ? y : y + static_cast<double>(i) * thickness_;
       if (value > 0) {
+        // A value that is not zero stays visible, however small it is.
         svg_.Rectangle(begin, row, std::max(0.4, end - begin),
                        chart_.stacked ? thickness_ : thickness_ - 1,
                        absl::StrCat("b", series.colour % kColours),
@@ -111,6 +123,7 @@ class Drawing {
       }
       from += value;
     }
+    // The total of a stack stands once behind it.
     if (chart_.totals && chart_.stacked) {
       svg_.Text(axis.At(from) + 5, y + group_ / 2 + 3.8, ValueText(chart_, from), "u");
     }

@@ -13,16 +13,19 @@ AxisKind KindOf(bool logarithmic) {
 }
 
 constexpr double kLeft = 62;
+// Numbers and lines need a little room at the right border.
 constexpr double kRight = 16;
 constexpr double kHeading = 26;  // above a panel: its title
 constexpr double kBetween = 14;  // below a panel
 constexpr double kAxisRow = 40;  // below the last panel: numbers and the title of x
+// Two points in one pixel cannot be told apart.
 constexpr double kPixelsPerBucket = 1.5;
 constexpr char kDashes[] = "5 3.5";
 constexpr size_t kLongestName = 60;
 constexpr int kFewPoints = 2;  // too few for a visible line
 
 std::string ClassOf(const char* kind, int colour) {
+  // Colours repeat, and a caller's number may be negative.
   return absl::StrCat(kind, " c", ((colour % kColours) + kColours) % kColours);
 }
 
@@ -40,12 +43,14 @@ std::string PathOf(const Series& series, const Axis& x_axis, const Axis& y_axis,
   std::string data;
   bool drawing = false;
   for (const size_t i : Decimate(series.x, series.y, x_axis.low(), x_axis.high(), buckets)) {
+    // A gap on either axis breaks the line.
     if (!y_axis.Shows(series.y[i]) || !x_axis.Shows(series.x[i])) {
       drawing = false;
       continue;
     }
     const std::string place =
         absl::StrCat(Coordinate(x_axis.At(series.x[i])), " ", Coordinate(y_axis.At(series.y[i])));
+    // The line of length zero makes a lone point visible.
     absl::StrAppend(&data, drawing ? "L" : "M", place, drawing ? "" : "h0");
     drawing = true;
   }
@@ -53,6 +58,7 @@ std::string PathOf(const Series& series, const Axis& x_axis, const Axis& y_axis,
 }
 
 void DrawSeries(Series series, const Axis& x_axis, const Axis& y_axis, int buckets, Svg* svg) {
+  // The series is a copy, so that gaps can be made in it.
   KeepVisible(y_axis, &series.y);
   const std::string data = PathOf(series, x_axis, y_axis, buckets);
   if (data.empty()) return;
@@ -64,7 +70,9 @@ void DrawSeries(Series series, const Axis& x_axis, const Axis& y_axis, int bucke
             series.dashed ? kDashes : "");
   const auto visible =
       std::count_if(series.y.begin(), series.y.end(), [](double y) { return std::isfinite(y); });
+  // A curve of many values needs no dots.
   if (!series.points && visible > kFewPoints) return;
+  // Two dozen dots can still be counted.
   const std::vector<size_t> shown = Decimate(series.x, series.y, x_axis.low(), x_axis.high(), 24);
   for (const size_t i : shown) {
     if (!y_axis.Shows(series.y[i]) || !x_axis.Shows(series.x[i])) continue;
@@ -76,6 +84,7 @@ void DrawSeries(Series series, const Axis& x_axis, const Axis& y_axis, int bucke
 Axis YAxisOf(const Panel& panel, double top, double bottom) {
   Range range;
   for (const Series& series : panel.series) {
+    // All series of a panel share its axis.
     for (const double y : series.y) range.Add(y, KindOf(panel.logarithmic));
   }
   Axis::Options options;
@@ -92,6 +101,7 @@ void DrawPanel(const Panel& panel, const Axis& x_axis, double top, double height
   svg->Heading(kLeft - 46, top - 10, panel.title, panel.unit);
   for (const Tick& tick : y_axis.ticks()) {
     const double y = y_axis.At(tick.value);
+    // A tick without a number is only a short mark.
     if (tick.text.empty()) {
       svg->Line(kLeft - 3, y, kLeft, y, "g");
       continue;
@@ -104,11 +114,13 @@ void DrawPanel(const Panel& panel, const Axis& x_axis, double top, double height
     svg->Line(x, bottom, x, bottom + (tick.text.empty() ? 3 : 5), "a");
   }
   svg->Line(kLeft, bottom, right, bottom, "a");
+  // Marks lie behind the curves, as they explain but do not measure.
   for (const Mark& mark : panel.marks) {
     if (x_axis.Shows(mark.x))
       svg->Line(x_axis.At(mark.x), top, x_axis.At(mark.x), bottom, ClassOf("m", mark.colour));
   }
   const int buckets = std::max(1, static_cast<int>((right - kLeft) / kPixelsPerBucket));
+  // Faint curves come first, so that the others are drawn over them.
   for (const bool faint : {true, false}) {
     for (const Series& series : panel.series) {
       if (series.faint == faint) DrawSeries(series, x_axis, y_axis, buckets, svg);
@@ -119,6 +131,7 @@ void DrawPanel(const Panel& panel, const Axis& x_axis, double top, double height
         return std::any_of(series.y.begin(), series.y.end(),
                            [](double y) { return std::isfinite(y); });
       });
+  // An empty panel with axes would look as if zero had been measured.
   if (!anything)
     svg->Text((kLeft + right) / 2, (top + bottom) / 2, "no values", "u", Anchor::kMiddle);
 }
@@ -131,6 +144,7 @@ std::vector<LegendEntry> LegendOf(const Figure& figure) {
     marks = marks || !panel.marks.empty();
     for (const Series& series : panel.series) {
       const bool there = std::any_of(entries.begin(), entries.end(), [&](const LegendEntry& entry) {
+        // Name, colour and dashes together are what a reader tells apart.
         return entry.name == series.name && entry.colour == series.colour &&
                entry.dashed == series.dashed;
       });
@@ -138,6 +152,7 @@ std::vector<LegendEntry> LegendOf(const Figure& figure) {
       entries.push_back({series.name, series.colour, series.dashed, false, false});
     }
   }
+  // One curve needs no legend: the title names it.
   if (entries.size() == 1 && !marks) entries.clear();
   if (marks && !figure.marks_name.empty())
     entries.push_back({figure.marks_name, 7, false, false, true});
@@ -150,6 +165,7 @@ std::vector<size_t> Decimate(const std::vector<double>& x, const std::vector<dou
                              double first, double last, int buckets) {
   const size_t count = std::min(x.size(), y.size());
   std::vector<size_t> kept;
+  // Each bucket keeps at most four points, so that fewer need no work.
   if (count <= 4 * static_cast<size_t>(buckets)) {
     for (size_t i = 0; i < count; ++i) kept.push_back(i);
     return kept;
@@ -169,6 +185,7 @@ std::vector<size_t> Decimate(const std::vector<double>& x, const std::vector<dou
       if (y[end] < y[least]) least = end;
       if (y[end] > y[greatest]) greatest = end;
     }
+    // First, least, greatest and last value keep the shape of any curve.
     for (const size_t i : {begin, std::min(least, greatest), std::max(least, greatest), end - 1}) {
       if (kept.empty() || i > kept.back()) kept.push_back(i);
     }
@@ -182,6 +199,7 @@ std::vector<double> Smoothed(const std::vector<double>& y, int window) {
   std::vector<double> sums(y.size() + 1, 0);
   std::vector<int64_t> finite(y.size() + 1, 0);
   for (int64_t i = 0; i < count; ++i) {
+    // Running sums make the cost independent of the window.
     sums[i + 1] = sums[i] + (std::isfinite(y[i]) ? y[i] : 0);
     finite[i + 1] = finite[i] + (std::isfinite(y[i]) ? 1 : 0);
   }
@@ -206,6 +224,7 @@ double DrawLegend(const std::vector<LegendEntry>& entries, double x, double y, d
     const std::string name = Shortened(entry.name, kLongestName);
     const double stroke = entry.box ? 10 : 20;
     const double needed = stroke + 6 + TextWidth(name, 11) + 16;
+    // The first entry of a row is never moved, however long it is.
     if (at > x && at + needed > x + width) {
       at = x;
       row += kRow;
@@ -234,7 +253,9 @@ std::string Draw(const Figure& figure, SvgPlace place) {
   Axis::Options options;
   options.logarithmic = figure.logarithmic_x;
   options.whole = figure.whole_x;
+  // The x axis ends with the data: more would be empty paper.
   options.extend = false;
+  // A number with its distance to the next takes about 85 pixels.
   options.most_ticks = static_cast<int>((right - kLeft) / 85);
   const Axis x_axis(x_range, kLeft, right, options);
   double y = 18;

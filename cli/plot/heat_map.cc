@@ -17,6 +17,7 @@ constexpr double kHeatMapMargin = 16;
 double GreatestBetween(const std::vector<double>& row, size_t begin, size_t end) {
   double greatest = std::nan("");
   for (size_t i = begin; i < std::min(end, row.size()); ++i) {
+    // The negation lets the first value replace NaN.
     if (std::isfinite(row[i]) && !(greatest >= row[i])) greatest = row[i];
   }
   return greatest;
@@ -26,6 +27,7 @@ void DrawScale(const Range& range, const std::string& unit, double x, double y, 
   constexpr int kSteps = 40;
   constexpr double kWidth = 3;
   for (int i = 0; i < kSteps; ++i) {
+    // Cells overlap by half a pixel, so that no seams are visible between them.
     svg->Cell(x + kWidth * i, y, kWidth + 0.5, 9, HeatColour((i + 0.5) / kSteps), "");
   }
   const std::string low = absl::StrCat(ShortText(range.low), " ", unit);
@@ -40,6 +42,7 @@ std::string HeatColour(double place) {
   static constexpr double kPath[][3] = {
       {68, 1, 84}, {59, 82, 139}, {33, 145, 140}, {94, 201, 98}, {253, 231, 37}};
   const double at = std::clamp(place, 0.0, 1.0) * 4;
+  // The last segment also holds the end of the path.
   const int i = std::min(3, static_cast<int>(at));
   const auto mix = [&](int k) {
     return static_cast<int>(std::lround(kPath[i][k] + (at - i) * (kPath[i + 1][k] - kPath[i][k])));
@@ -55,8 +58,10 @@ std::string Draw(const HeatMap& map, SvgPlace where) {
     columns = std::max(columns, row.size());
     for (const double value : row) range.Add(value, AxisKind::kLinear);
   }
+  // A browser becomes slow with more cells than these.
   const size_t most =
       std::clamp<size_t>(kMostCells / std::max<size_t>(1, map.values.size()), 1, kMostColumns);
+  // Columns are joined evenly, so that a cell stands for equally many ranks.
   const size_t together = std::max<size_t>(1, (columns + most - 1) / most);
   const size_t shown = (columns + together - 1) / together;
   double left = 40;
@@ -70,6 +75,7 @@ std::string Draw(const HeatMap& map, SvgPlace where) {
   const double top = 36;
   for (size_t r = 0; r < map.values.size(); ++r) {
     const double y = top + static_cast<double>(r) * height;
+    // With low rows only every fourth name fits.
     if (height > 10 || r % 4 == 0) {
       svg.Text(left - 7, y + height / 2 + 3.8, r < map.rows.size() ? map.rows[r] : "", "t",
                Anchor::kEnd);
@@ -78,7 +84,9 @@ std::string Draw(const HeatMap& map, SvgPlace where) {
       const double value = GreatestBetween(map.values[r], c * together, (c + 1) * together);
       if (!std::isfinite(value)) continue;
       const double place =
+          // Equal values have no place in a range: the middle is neutral.
           range.high > range.low ? (value - range.low) / (range.high - range.low) : 0.5;
+      // Titles under the pointer are only added while the file stays small.
       const bool few = shown * map.values.size() <= 512;
       svg.Cell(
           left + static_cast<double>(c) * cell, y, cell - (cell > 4 ? 1 : 0), height - 1,

@@ -11,17 +11,21 @@ namespace {
 
 // The smallest of 1, 2, 2.5, 5 times a power of ten that is not below `least`.
 double NiceStep(double least, bool whole) {
+  // The power of ten below the step is where its digits begin.
   const double power = std::pow(10, std::floor(std::log10(least)));
   for (const double factor : {1.0, 2.0, 2.5, 5.0, 10.0}) {
     const double step = factor * power;
+    // Rounding must not push a step that fits to the next one.
     if (step < least * (1 - 1e-9)) continue;
     if (whole && step != std::floor(step)) continue;
     return step;
   }
+  // A whole axis has no step below 1.
   return whole ? 1 : 10 * power;
 }
 
 std::string Trimmed(std::string text) {
+  // Zeros at the end of a number without a point are part of its size.
   if (text.find('.') == std::string::npos) return text;
   while (text.back() == '0') text.pop_back();
   if (text.back() == '.') text.pop_back();
@@ -31,6 +35,7 @@ std::string Trimmed(std::string text) {
 // Digits after the point that distinguish numbers `step` apart.
 int Decimals(double step) {
   int decimals = 0;
+  // Nine digits are more than anybody reads.
   while (decimals < 9 && std::abs(step * std::pow(10, decimals) -
                                   std::round(step * std::pow(10, decimals))) > 1e-6) {
     ++decimals;
@@ -42,6 +47,7 @@ int Decimals(double step) {
 
 void Range::Add(double value, AxisKind kind) {
   const bool logarithmic = kind == AxisKind::kLogarithmic;
+  // A logarithmic axis has no place for zero.
   if (!std::isfinite(value) || (logarithmic && value <= 0)) return;
   low = empty ? value : std::min(low, value);
   high = empty ? value : std::max(high, value);
@@ -50,7 +56,9 @@ void Range::Add(double value, AxisKind kind) {
 
 std::string NumberText(double value, double step, double most) {
   if (value == 0) return "0";
+  // Numbers of one axis share their unit, so that they can be compared at a glance.
   const double size = std::max({std::abs(value), step, most});
+  // Very small and very large numbers have no prefix that people know.
   if (size < 1e-3 || size >= 1e15) {
     const double exponent = std::floor(std::log10(std::abs(value)) + 1e-12);
     const double mantissa = value / std::pow(10, exponent);
@@ -63,6 +71,7 @@ std::string NumberText(double value, double step, double most) {
   };
   for (const Prefix& prefix :
        {Prefix{1e12, "T"}, Prefix{1e9, "G"}, Prefix{1e6, "M"}, Prefix{1e3, "k"}}) {
+    // Up to four digits are read faster than a prefix.
     if (size < 10'000 || std::max(std::abs(value), most) < prefix.factor) continue;
     if (step > 0)
       return absl::StrFormat("%.*f%s", Decimals(step / prefix.factor), value / prefix.factor,
@@ -77,6 +86,7 @@ std::string NumberText(double value, double step, double most) {
 
 std::string ShortText(double value) {
   if (value == 0 || !std::isfinite(value)) return value == 0 ? "0" : "-";
+  // Three significant digits are what a person compares.
   const double unit = std::pow(10, std::floor(std::log10(std::abs(value))) - 2);
   return NumberText(std::round(value / unit) * unit);
 }
@@ -87,6 +97,7 @@ Axis::Axis(Range range, double first, double last, const Options& options)
       first_(first),
       last_(last),
       logarithmic_(options.logarithmic) {
+  // An axis without values still has to be drawn.
   if (range.empty) {
     low_ = logarithmic_ ? 0.1 : 0;
     high_ = 1;
@@ -100,6 +111,7 @@ Axis::Axis(Range range, double first, double last, const Options& options)
 
 void Axis::MakeLinear(const Options& options) {
   if (options.from_zero && low_ > 0) low_ = 0;
+  // Equal values would make an axis of length zero.
   if (high_ - low_ < 1e-12 * std::max(std::abs(low_), std::abs(high_)) || high_ == low_) {
     const double around = high_ == 0 ? 1 : 0.1 * std::abs(high_);
     if (low_ != 0) low_ -= around;
@@ -107,12 +119,14 @@ void Axis::MakeLinear(const Options& options) {
   }
   const double step = NiceStep((high_ - low_) / options.most_ticks, options.whole);
   if (options.extend) {
+    // The slack keeps rounding from adding an empty step at an end.
     low_ = std::floor(low_ / step + 1e-9) * step;
     high_ = std::ceil(high_ / step - 1e-9) * step;
   }
   const double most = std::max(std::abs(low_), std::abs(high_));
   const auto begin = static_cast<int64_t>(std::ceil(low_ / step - 1e-9));
   const auto end = static_cast<int64_t>(std::floor(high_ / step + 1e-9));
+  // Ticks are multiples of the step, not sums, so that errors do not add up.
   for (int64_t i = begin; i <= end; ++i) {
     const double value = static_cast<double>(i) * step;
     ticks_.push_back({value, NumberText(value, step, most)});
@@ -120,6 +134,7 @@ void Axis::MakeLinear(const Options& options) {
 }
 
 void Axis::MakeLogarithmic(const Options& options) {
+  // A single value is shown in the middle.
   if (high_ == low_) {
     low_ /= 1.5;
     high_ *= 1.5;
@@ -141,6 +156,7 @@ void Axis::MakeLogarithmic(const Options& options) {
   const int every = std::max(1, static_cast<int>(std::ceil(decades / options.most_ticks)));
   const auto begin = static_cast<int>(std::floor(std::log10(low_) + 1e-9));
   const auto end = static_cast<int>(std::ceil(std::log10(high_) - 1e-9));
+  // Below about two decades there is room for 2 and 5 between the powers.
   const bool text_between = decades < 2.2;
   const double first = low_;
   const double last = high_;
@@ -156,15 +172,18 @@ void Axis::MakeLogarithmic(const Options& options) {
         high_ = value;
         raised = true;
       }
+      // Marks between powers that have no number themselves would be too many.
       if (factor > 1 && every > 1) continue;
       ticks_.push_back({value, numbered ? NumberText(value) : ""});
     }
   }
+  // Loops over whole decades go beyond the ends.
   std::erase_if(ticks_, [&](const Tick& tick) { return !Shows(tick.value); });
 }
 
 bool Axis::Shows(double value) const {
   if (!std::isfinite(value) || (logarithmic_ && value <= 0)) return false;
+  // The end of an axis is computed, so that it may lie a rounding beside the value.
   const double slack = 1e-9 * std::max(std::abs(low_), std::abs(high_));
   return value >= low_ - slack && value <= high_ + slack;
 }
@@ -188,6 +207,7 @@ Unit BytesUnit(double most) {
 }
 
 Unit SecondsUnit(double most) {
+  // Units change where numbers would get long.
   if (most < 1e-3) return {1e-6, "µs"};
   if (most < 1) return {1e-3, "ms"};
   if (most < 600) return {1, "s"};

@@ -17,6 +17,7 @@ constexpr const char* kOnBlack[kColours] = {"#4aa3df", "#f0803c", "#2cc29a", "#e
                                             "#f0b840", "#8fd0f5", "#d8d8d8", "#9a9a9a"};
 
 std::string Colours(const char* const* colours) {
+  // Every figure of a page shares one style sheet, so that colours are classes.
   std::string css;
   for (int i = 0; i < kColours; ++i) {
     absl::StrAppend(&css, "svg.p .c", i, "{stroke:", colours[i], "}svg.p .b", i,
@@ -26,6 +27,7 @@ std::string Colours(const char* const* colours) {
 }
 
 std::string Titled(std::string_view title) {
+  // A title inside of a shape is what browsers show under the pointer.
   return title.empty() ? "/>\n" : absl::StrCat("><title>", Escaped(title), "</title></rect>\n");
 }
 
@@ -35,6 +37,7 @@ std::string Escaped(std::string_view text) {
   std::string out;
   for (size_t at = 0; at < text.size();) {
     const CodePoint point = DecodeUtf8(text, at);
+    // But for line breaks and tabs, XML allows none of these, not even escaped.
     const bool control = point.code < 0x20 || (point.code >= 0x7f && point.code < 0xa0) ||
                          point.code == 0xfffe || point.code == 0xffff;
     if (point.code == '&') {
@@ -58,6 +61,7 @@ std::string Escaped(std::string_view text) {
 }
 
 std::string Coordinate(double value) {
+  // Adding zero turns -0 into 0; two digits are a hundredth of a pixel.
   std::string text = absl::StrFormat("%.2f", std::round(value * 100) / 100 + 0.0);
   while (text.back() == '0') text.pop_back();
   if (text.back() == '.') text.pop_back();
@@ -65,12 +69,14 @@ std::string Coordinate(double value) {
 }
 
 double TextWidth(std::string_view text, double font_size) {
+  // The width is estimated, since no font is at hand; a little too wide is better.
   double widths = 0;
   for (size_t at = 0; at < text.size();) {
     const CodePoint point = DecodeUtf8(text, at);
     const bool narrow = std::string_view("ijltfI.,:;|'!() ").find(static_cast<char>(point.code)) !=
                             std::string_view::npos &&
                         point.code < 0x80;
+    // Characters of East Asia are as wide as high.
     widths += point.code >= 0x1100 ? 1.0 : narrow ? 0.36 : 0.6;
     at += point.length;
   }
@@ -81,6 +87,7 @@ std::string Shortened(std::string_view text, size_t most) {
   size_t count = 0;
   size_t cut = 0;
   for (size_t at = 0; at < text.size(); ++count) {
+    // The place of the cut is one before the end, for the ellipsis.
     if (count + 1 == most) cut = at;
     if (count == most) return std::string(text.substr(0, cut)) + "…";
     at += DecodeUtf8(text, at).length;
@@ -90,6 +97,7 @@ std::string Shortened(std::string_view text, size_t most) {
 
 std::string StyleSheet() {
   return absl::StrCat(
+      // No font is loaded, so that a figure looks right without a network.
       "svg.p{font-family:system-ui,-apple-system,'Segoe UI','Helvetica Neue',Arial,'DejaVu "
       "Sans',sans-serif;"
       "font-size:11px}"
@@ -102,6 +110,7 @@ std::string StyleSheet() {
       ".f{fill:none;stroke-width:1;stroke-linejoin:round;stroke-linecap:round;opacity:.32}"
       "svg.p .m{stroke-width:1;stroke-dasharray:2 3}svg.p .bg{fill:#fff}",
       Colours(kOnWhite),
+      // Prints stay black on white, whatever the screen shows.
       "@media screen and (prefers-color-scheme:dark){svg.p .t{fill:#d6d6d6}svg.p "
       ".u{fill:#a0a0a0}svg.p "
       ".h{fill:#f2f2f2}"
@@ -129,7 +138,9 @@ void Svg::Cell(double x, double y, double width, double height, const std::strin
 }
 
 void Svg::Path(const std::string& data, const std::string& classes, const std::string& dashes) {
+  // A curve of thousands of points is one element, which browsers draw fast.
   absl::StrAppend(&body_, "<path d=\"", data, "\" class=\"", classes, "\"");
+  // Dashes are an attribute, as they do not depend on the colour.
   if (!dashes.empty()) absl::StrAppend(&body_, " stroke-dasharray=\"", dashes, "\"");
   body_ += "/>\n";
 }
@@ -151,6 +162,8 @@ void Svg::Text(double x, double y, std::string_view text, const std::string& cla
 
 void Svg::Heading(double x, double y, std::string_view title, std::string_view unit) {
   absl::StrAppend(&body_, "<text x=\"", Coordinate(x), "\" y=\"", Coordinate(y),
+                  // One text with two spans keeps the unit at the
+                  // end of the title, however wide that is.
                   "\"><tspan class=\"h\">", Escaped(title), "</tspan>");
   if (!unit.empty()) {
     absl::StrAppend(&body_, "<tspan class=\"u\" dx=\"8\">", Escaped(unit), "</tspan>");
@@ -165,6 +178,7 @@ std::string Svg::Finish(double width, double height, std::string_view label, Svg
   return absl::StrCat(
       "<svg class=\"p\" viewBox=\"0 0 ", w, " ", h, "\" width=\"", w, "\" height=\"", h,
       "\" role=\"img\" aria-label=\"", Escaped(label), "\"",
+      // A figure within a page has its name space and style from the page.
       standalone ? " xmlns=\"http://www.w3.org/2000/svg\"" : "", ">\n",
       standalone ? absl::StrCat("<style>", StyleSheet(), "</style>\n<rect class=\"bg\" width=\"", w,
                                 "\" height=\"", h, "\"/>\n")

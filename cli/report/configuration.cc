@@ -12,6 +12,7 @@
 namespace tercio::report {
 namespace {
 
+// Dotted keys are those of --set, so that a difference can be repeated by hand.
 void Flatten(const YAML::Node& node, const std::string& path, KeyValues* out) {
   if (node.IsMap()) {
     for (const auto& entry : node) {
@@ -20,10 +21,12 @@ void Flatten(const YAML::Node& node, const std::string& path, KeyValues* out) {
     }
     return;
   }
+  // Scalars keep their text: 1e-3 and 0.001 are written alike by EffectiveYaml already.
   if (node.IsScalar()) {
     out->emplace_back(path, node.Scalar());
     return;
   }
+  // Lists are one value: their elements have no names to compare.
   YAML::Emitter emitter;
   emitter << YAML::Flow << node;
   out->emplace_back(path, emitter.c_str());
@@ -33,6 +36,7 @@ void Flatten(const YAML::Node& node, const std::string& path, KeyValues* out) {
 std::string PlacementText(const v1::Plan& plan) {
   std::map<std::string, int> ranks;
   for (const v1::RankPlacement& rank : plan.ranks()) ++ranks[rank.node()];
+  // Names of many nodes differ between any two jobs and explain nothing.
   if (ranks.size() > 4)
     return absl::StrCat(plan.ranks_size(), " ranks on ", ranks.size(), " nodes");
   std::string text;
@@ -46,6 +50,7 @@ std::string PlacementText(const v1::Plan& plan) {
 
 KeyValues ConfigurationOf(const v1::JobSpec& spec) {
   KeyValues out;
+  // The complete file makes defaults visible that differ between versions.
   Flatten(YAML::Load(config::EffectiveYaml(spec)), "", &out);
   return out;
 }
@@ -69,7 +74,9 @@ KeyValues PlanOf(const v1::JobStatus& status) {
                    {"threads_per_rank", absl::StrCat(plan.threads_per_rank())},
                    {"collectives", plan::TextOf(plan.collectives())},
                    {"placement", PlacementText(plan)}};
+  // An empty value is of a plan that had no such choice.
   std::erase_if(out, [](const auto& entry) { return entry.second.empty(); });
+  // More stages than this would bury the rest.
   for (int i = 0; i < plan.stages_size() && plan.stages_size() <= 64; ++i) {
     out.emplace_back(absl::StrCat("stage ", i, " memory bytes"),
                      absl::StrCat(plan.stages(i).memory().total_bytes()));
@@ -84,6 +91,7 @@ std::vector<Difference> DifferencesOf(const std::vector<KeyValues>& jobs) {
   for (const KeyValues& job : jobs) {
     values.emplace_back(job.begin(), job.end());
     for (const auto& [key, value] : job) {
+      // Keys keep the order of the first job that has them.
       if (known.insert(key).second) keys.push_back(key);
     }
   }
@@ -92,6 +100,7 @@ std::vector<Difference> DifferencesOf(const std::vector<KeyValues>& jobs) {
     Difference difference{key, {}};
     for (const auto& job : values) {
       const auto found = job.find(key);
+      // A key that is missing counts as empty, and so as a difference.
       difference.values.push_back(found == job.end() ? "" : found->second);
     }
     const bool differ =

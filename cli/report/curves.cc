@@ -11,7 +11,9 @@
 namespace tercio::report {
 namespace {
 
+// Gaps of a curve are NaN, which no axis shows.
 constexpr double kNothing = std::numeric_limits<double>::quiet_NaN();
+// More bins than this would be empty for a job of a few hundred steps.
 constexpr int kBins = 48;
 
 struct Metric {
@@ -25,6 +27,7 @@ struct Metric {
 };
 
 double Throughput(const v1::StepRecord& step, const v1::StepRecord* before) {
+  // A step that is missing in the list leaves its tokens to the next one.
   const int64_t steps = step.step() - (before == nullptr ? 0 : before->step());
   const int64_t tokens = step.tokens() - (before == nullptr ? 0 : before->tokens());
   if (steps <= 0 || step.step_seconds() <= 0) return kNothing;
@@ -32,6 +35,7 @@ double Throughput(const v1::StepRecord& step, const v1::StepRecord* before) {
 }
 
 const std::vector<Metric>& Metrics() {
+  // The list never dies, so that pointers into it stay valid while the program ends.
   static const std::vector<Metric>* metrics = new std::vector<Metric>{
       {"loss", "Loss", "nats per token", false, false,
        [](const auto& step, const auto*) { return step.loss(); }},
@@ -44,6 +48,7 @@ const std::vector<Metric>& Metrics() {
        [](const auto& step, const auto*) { return step.step_seconds(); }},
       {"memory", "Memory of rank 0", "", true, false,
        [](const auto& step, const auto*) {
+         // A rank on a GPU reports both; the process is what the machine has to hold.
          const int64_t bytes =
              step.resident_bytes() > 0 ? step.resident_bytes() : step.used_bytes();
          return bytes > 0 ? static_cast<double>(bytes) : kNothing;
@@ -68,6 +73,7 @@ std::vector<double> Positions(const std::vector<v1::StepRecord>& steps, const st
   positions.reserve(steps.size());
   double seconds = 0;
   for (const v1::StepRecord& step : steps) {
+    // A step without a duration would make all later positions NaN.
     if (std::isfinite(step.step_seconds())) seconds += step.step_seconds();
     positions.push_back(x == "step"     ? static_cast<double>(step.step())
                         : x == "tokens" ? static_cast<double>(step.tokens())
@@ -83,6 +89,7 @@ plot::Series SeriesOf(const JobData& job, const Metric& metric,
   series.y.reserve(positions.size());
   const v1::StepRecord* before = nullptr;
   for (const v1::StepRecord& step : job.steps) {
+    // Values may depend on the step before, also where its own value is a gap.
     series.y.push_back(metric.value(step, before));
     before = &step;
   }
@@ -102,7 +109,9 @@ plot::Series SeriesOf(const JobData& job, const Metric& metric,
 }
 
 void AddSeries(plot::Series series, const CurveOptions& options, plot::Panel* panel) {
+  // Smoothing a few points would invent values between them.
   if (options.smooth > 1 && !series.points) {
+    // The single steps stay visible behind their mean.
     plot::Series faint = series;
     faint.faint = true;
     panel->series.push_back(std::move(faint));
@@ -124,6 +133,7 @@ void AddMarks(const JobData& job, int colour, const std::vector<double>& positio
 void ScaleBytes(plot::Panel* panel) {
   double most = 0;
   for (const plot::Series& series : panel->series) {
+    // A gap must not decide the unit.
     for (const double y : series.y) most = std::isfinite(y) ? std::max(most, y) : most;
   }
   const plot::Unit unit = plot::BytesUnit(most);
@@ -135,6 +145,7 @@ void ScaleBytes(plot::Panel* panel) {
 
 absl::Status Check(const CurveOptions& options) {
   for (const std::string& name : options.metrics) {
+    // Names are checked before any job is asked for.
     if (FindMetric(name) != nullptr) continue;
     std::vector<std::string> names;
     for (const Metric& metric : Metrics()) names.push_back(metric.name);
@@ -169,9 +180,11 @@ absl::StatusOr<plot::Figure> CurvesOf(const std::vector<JobData>& jobs,
   figure.width = options.width;
   figure.panel_height = options.panel_height;
   figure.marks_name = "restart";
+  // Steps and tokens are whole numbers, and so are the numbers on their axis.
   figure.whole_x = options.x != "time";
   figure.x_title = options.x == "time" ? "seconds of training steps" : options.x;
   figure.label = absl::StrCat(absl::StrJoin(options.metrics, ", "), " by ", options.x);
+  // Where the validation loss has a panel of its own, it is not drawn twice.
   const bool with_validation = std::find(options.metrics.begin(), options.metrics.end(),
                                          "validation_loss") == options.metrics.end();
   for (const std::string& name : options.metrics) {
@@ -180,8 +193,10 @@ absl::StatusOr<plot::Figure> CurvesOf(const std::vector<JobData>& jobs,
     for (size_t i = 0; i < jobs.size(); ++i) {
       const std::vector<double> positions = Positions(jobs[i].steps, options.x);
       plot::Series series = SeriesOf(jobs[i], metric, positions);
+      // The first job's curve is drawn below the others and has to remain visible.
       series.name = jobs[i].label;
       series.colour = static_cast<int>(i);
+      // Beyond the number of colours, dashes tell jobs of equal colour apart.
       series.dashed = i >= plot::kColours;
       series.wide = i == 0 && jobs.size() > 1;
       AddSeries(std::move(series), options, &panel);
@@ -193,6 +208,7 @@ absl::StatusOr<plot::Figure> CurvesOf(const std::vector<JobData>& jobs,
         validation.dashed = true;
         if (!validation.x.empty()) panel.series.push_back(std::move(validation));
       }
+      // A restart may explain a jump, so it is marked where it happened.
       AddMarks(jobs[i], static_cast<int>(i), positions, &panel);
     }
     if (name == "memory") ScaleBytes(&panel);
@@ -200,6 +216,7 @@ absl::StatusOr<plot::Figure> CurvesOf(const std::vector<JobData>& jobs,
   }
   if (options.smooth > 1)
     figure.note = absl::StrCat("Bold: means over ", options.smooth, " steps. Faint: each step.");
+  // A gap without an explanation would look like missing data.
   if (const int64_t gaps = LossGaps(jobs, options); gaps > 0) {
     absl::StrAppend(&figure.note, figure.note.empty() ? "" : " ", "The loss of ", gaps,
                     gaps == 1 ? " step" : " steps", " is not finite.");
@@ -222,18 +239,22 @@ plot::Figure StepTimes(const std::vector<JobData>& jobs) {
   figure.x_title = absl::StrCat("duration of a step, ", unit.name);
   figure.panel_height = 130;
   plot::Panel panel{"Durations of steps", "share of the steps in each bin", {}, {}, false, true};
+  // All steps of equal length make one bin.
   const double width = range.empty ? 1 : (range.high - range.low) / kBins;
   for (size_t i = 0; i < jobs.size() && !range.empty; ++i) {
     std::vector<double> shares(kBins, 0);
     for (const v1::StepRecord& step : jobs[i].steps) {
       const double at = width > 0 ? (step.step_seconds() - range.low) / width : 0;
+      // Steps beyond the range are left out of the bins, but not of the whole.
       if (at >= 0 && at <= kBins) ++shares[std::min(kBins - 1, static_cast<int>(at))];
     }
     plot::Series series;
     series.name = jobs[i].label;
     series.colour = static_cast<int>(i);
     for (int bin = 0; bin < kBins; ++bin) {
+      // Shares are comparable between jobs of different lengths.
       const double share = shares[bin] / std::max(1.0, static_cast<double>(jobs[i].steps.size()));
+      // Each bin is two points, so that the line has steps.
       series.x.insert(series.x.end(), {(range.low + bin * width) / unit.divisor,
                                        (range.low + (bin + 1) * width) / unit.divisor});
       series.y.insert(series.y.end(), {share, share});
@@ -254,6 +275,7 @@ plot::Figure LossDifferences(const std::vector<JobData>& jobs) {
                     absl::StrCat("|loss - loss of ", jobs.front().label, "|; a gap where equal"),
                     {},
                     {},
+                    // Differences span many powers of ten.
                     true,
                     false};
   for (size_t i = 1; i < jobs.size(); ++i) {
@@ -263,10 +285,12 @@ plot::Figure LossDifferences(const std::vector<JobData>& jobs) {
     size_t k = 0;
     for (const v1::StepRecord& step : jobs[i].steps) {
       const std::vector<v1::StepRecord>& base = jobs.front().steps;
+      // Both lists are ascending, so that one pass finds the common steps.
       while (k < base.size() && base[k].step() < step.step()) ++k;
       if (k == base.size() || base[k].step() != step.step()) continue;
       const double difference = std::abs(step.loss() - base[k].loss());
       series.x.push_back(static_cast<double>(step.step()));
+      // Zero has no place on a logarithmic axis.
       series.y.push_back(difference > 0 ? difference : kNothing);
     }
     panel.series.push_back(std::move(series));

@@ -12,6 +12,7 @@
 namespace tercio::report {
 namespace {
 
+// A pointer to the text is also the kind of the value.
 struct Result {
   const char* key;   // in JSON
   const char* name;  // for people
@@ -20,6 +21,7 @@ struct Result {
   std::string (*text)(double);
 };
 
+// Losses are shown with all digits, since they are compared to the last bit.
 std::string Exact(double value) { return Json(value).dump(); }
 std::string Whole(double value) { return CountText(static_cast<int64_t>(value)); }
 
@@ -35,11 +37,13 @@ std::optional<double> Value(const std::optional<T>& value) {
 }
 
 std::vector<Result> ResultsOf(const Numbers& a, const Numbers& b) {
+  // Counts are never unknown.
   const auto of = [](int64_t value) { return std::optional<double>(static_cast<double>(value)); };
   return {{"steps", "steps", of(a.steps), of(b.steps), Whole},
           {"tokens", "tokens", of(a.tokens), of(b.tokens), Whole},
           {"final_loss", "final loss", a.final_loss, b.final_loss, Exact},
           {"validation_loss", "validation loss", a.validation_loss, b.validation_loss, Exact},
+          // The median stands for all steps, as in the report.
           {"step_seconds", "step, median", Median(a), Median(b), SecondsText},
           {"tokens_per_second", "tokens per second", a.tokens_per_second, b.tokens_per_second,
            plot::ShortText},
@@ -57,6 +61,7 @@ std::vector<Result> ResultsOf(const Numbers& a, const Numbers& b) {
 
 // Predictions are part of the plan.
 std::vector<Result> PredictedOf(const v1::Plan& a, const v1::Plan& b) {
+  // A plan without a prediction would otherwise show zeros.
   const auto of = [](const v1::Plan& plan, double value) {
     return plan.has_predicted() ? std::optional<double>(value) : std::nullopt;
   };
@@ -76,12 +81,14 @@ std::vector<Result> PredictedOf(const v1::Plan& a, const v1::Plan& b) {
 
 Json ToJson(const Result& result, const std::optional<double>& value) {
   if (!value.has_value()) return nullptr;
+  // Counts stay whole numbers in JSON.
   return result.text == Whole ? Json(static_cast<int64_t>(*value)) : Json(*value);
 }
 
 Json ToJson(const std::vector<Result>& results) {
   Json json = Json::object();
   for (const Result& result : results) {
+    // Nothing can be a multiple of zero.
     const bool ratio = result.a.has_value() && result.b.has_value() && *result.a != 0;
     json[result.key] = {{"a", ToJson(result, result.a)},
                         {"b", ToJson(result, result.b)},
@@ -94,6 +101,7 @@ Json ToJson(const std::vector<Difference>& differences) {
   Json json = Json::object();
   for (const Difference& difference : differences) {
     const auto value = [&](size_t i) {
+      // An empty value means that the job does not have the key.
       return difference.values[i].empty() ? Json(nullptr) : Json(difference.values[i]);
     };
     json[difference.key] = {{"a", value(0)}, {"b", value(1)}};
@@ -103,8 +111,10 @@ Json ToJson(const std::vector<Difference>& differences) {
 
 void AddRows(const std::vector<Result>& results, std::vector<std::vector<std::string>>* rows) {
   for (const Result& result : results) {
+    // Programs get all keys, people only what at least one job has.
     if (!result.a.has_value() && !result.b.has_value()) continue;
     const bool both = result.a.has_value() && result.b.has_value();
+    // Two shares are compared by looking at them.
     const bool share = result.text == PercentText;  // needs no ratio
     rows->push_back({absl::StrCat("  ", result.name), OrNotKnown(result.a, result.text),
                      OrNotKnown(result.b, result.text),
@@ -119,6 +129,7 @@ void AddRows(const std::vector<Difference>& differences,
                      difference.values[0].empty() ? "-" : difference.values[0],
                      difference.values[1].empty() ? "-" : difference.values[1], ""});
   }
+  // An empty section would leave open whether anything was compared.
   if (differences.empty()) rows->push_back({"  the same"});
 }
 
@@ -132,11 +143,13 @@ Json DiffToJson(const JobData& a, const JobData& b) {
   json["plan"] = ToJson(DifferencesOf({PlanOf(a.status), PlanOf(b.status)}));
   json["predicted"] = ToJson(PredictedOf(a.status.plan(), b.status.plan()));
   json["results"] = ToJson(ResultsOf(NumbersOf(a), NumbersOf(b)));
+  // The comparison is the one of the report, so that both say the same.
   json["comparison"] = ReportData({a, b})["comparisons"][0];
   return json;
 }
 
 std::vector<std::vector<std::string>> DiffRows(const JobData& a, const JobData& b) {
+  // The ratio is that of the second job to the first.
   std::vector<std::vector<std::string>> rows = {{"", a.label, b.label, "RATIO"}};
   rows.push_back({"CONFIGURATION"});
   AddRows(DifferencesOf({ConfigurationOf(a.status.spec()), ConfigurationOf(b.status.spec())}),
@@ -150,6 +163,7 @@ std::vector<std::vector<std::string>> DiffRows(const JobData& a, const JobData& 
   rows.push_back({"LOSSES"});
   rows.push_back({"  steps in common", CountText(compared.steps)});
   rows.push_back({"  bit-identical", CountText(compared.equal_steps)});
+  // Without a difference there is no step to name.
   if (compared.largest_at > 0) {
     rows.push_back(
         {"  largest difference", absl::StrCat(plot::ShortText(compared.largest_difference),
@@ -162,6 +176,7 @@ std::vector<std::vector<std::string>> DiffRows(const JobData& a, const JobData& 
     return at.has_value() ? absl::StrCat("at step ", at->step, ", after ", SecondsText(at->seconds))
                           : "never";
   };
+  // A run whose last loss is not finite has reached nothing.
   if (compared.base_reaches.has_value()) {
     rows.push_back({absl::StrCat("  reaches the final loss of ", a.label),
                     reached(compared.base_reaches), reached(compared.other_reaches),

@@ -9,6 +9,7 @@ namespace {
 
 using plot::Escaped;
 
+// One page holds everything: it is mailed, archived and opened without a network.
 constexpr char kStyle[] =
     ":root{--ink:#1a1a1a;--soft:#6b6b6b;--rule:#dedede;--stripe:#f7f7f7;--back:#fff;--good:#00704f;"
     "--bad:#b03a00}"
@@ -53,6 +54,7 @@ constexpr char kStyle[] =
 }  // namespace
 
 Page::Page(const std::string& title) : title_(title) {
+  // Titles contain names of jobs, which anybody may choose.
   body_ = absl::StrCat("<h1>", Escaped(title), "</h1>\n");
 }
 
@@ -66,6 +68,7 @@ void Page::Paragraph(const std::string& text, const std::string& classes) {
 }
 
 void Page::Table(const std::vector<std::vector<Cell>>& rows, const std::string& classes) {
+  // Wide tables scroll by themselves, also by the keyboard.
   absl::StrAppend(&body_, "<div class=\"scroll\" tabindex=\"0\"><table",
                   classes.empty() ? "" : absl::StrCat(" class=\"", classes, "\""), ">\n");
   for (size_t i = 0; i < rows.size(); ++i) {
@@ -73,6 +76,7 @@ void Page::Table(const std::vector<std::vector<Cell>>& rows, const std::string& 
     if (i == 1) body_ += "<tbody>\n";
     body_ += "<tr>";
     for (const Cell& cell : rows[i]) {
+      // The first cell of a row names it, unless it is a number.
       const bool names_row = &cell == &rows[i].front() && !cell.number;
       const char* tag = i == 0 || names_row ? "th" : "td";
       absl::StrAppend(&body_, "<", tag,
@@ -88,16 +92,19 @@ void Page::Table(const std::vector<std::vector<Cell>>& rows, const std::string& 
     body_ += "</tr>\n";
     if (i == 0) body_ += "</thead>\n";
   }
+  // A table without rows has no body to close.
   body_ += rows.size() > 1 ? "</tbody></table></div>\n" : "</table></div>\n";
 }
 
 void Page::Figures(const std::vector<std::string>& svgs) {
   body_ += "<div class=\"figures\">\n";
+  // Figures are made by our own code and escaped there.
   for (const std::string& svg : svgs) body_ += svg;
   body_ += "</div>\n";
 }
 
 void Page::Details(const std::string& summary, const std::string& preformatted, bool open) {
+  // Details need no script to open.
   absl::StrAppend(&body_, open ? "<details open><summary>" : "<details><summary>", Escaped(summary),
                   "</summary><pre>", Escaped(preformatted), "</pre></details>\n");
 }
@@ -110,6 +117,8 @@ void Page::Data(const std::string& id, const std::string& json) {
 }
 
 std::string Page::Finish() const {
+  // The policy forbids everything that the page does not contain
+  // itself, so that a report from elsewhere can do nothing.
   return absl::StrCat(
       "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
       "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src "
@@ -117,6 +126,7 @@ std::string Page::Finish() const {
       "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
       "<meta name=\"color-scheme\" content=\"light dark\">\n<link rel=\"icon\" "
       "href=\"data:,\">\n<title>",
+      // Figures share the style of the page.
       Escaped(title_), "</title>\n<style>", kStyle, plot::StyleSheet(),
       "</style>\n</head>\n<body>\n", body_, "</body>\n</html>\n");
 }

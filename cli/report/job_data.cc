@@ -17,6 +17,7 @@ std::string NameOf(const JobData& job) { return plot::Shortened(job.status.name(
 
 void LabelJobs(std::vector<JobData>* jobs) {
   std::map<std::string, int> names;
+  // Names count only after they were shortened, as that is how they are shown.
   for (const JobData& job : *jobs) ++names[NameOf(job)];
   std::map<std::string, int> labels;
   for (JobData& job : *jobs) {
@@ -29,6 +30,7 @@ void LabelJobs(std::vector<JobData>* jobs) {
       job.label = names[name] == 1 ? name : absl::StrCat(name, " (", status.id(), ")");
     }
   }
+  // Two files, or a file and a job, may still share a label.
   for (JobData& job : *jobs) {
     const int times = ++labels[job.label];
     if (times > 1) absl::StrAppend(&job.label, " #", times);

@@ -17,7 +17,9 @@
 namespace tercio::report {
 namespace {
 
+// Two figures of this width stand side by side on a page.
 constexpr double kFigureWidth = 620;
+// Reports are read by people: what is older than this is in the history.
 constexpr size_t kMostRows = 50;  // of a table
 
 // Curves of more steps than this are noise, so they are smoothed.
@@ -26,6 +28,7 @@ constexpr size_t kManySteps = 400;
 int SmoothingOf(const std::vector<JobData>& jobs) {
   size_t most = 0;
   for (const JobData& job : jobs) most = std::max(most, job.steps.size());
+  // An odd window has a middle; some two hundred points remain visible.
   return most > kManySteps ? static_cast<int>(most / 200 * 2 + 1) : 1;
 }
 
@@ -35,6 +38,7 @@ std::string Curves(const std::vector<JobData>& jobs, const std::vector<std::stri
   options.width = kFigureWidth;
   options.panel_height = 170;
   options.smooth = SmoothingOf(jobs);
+  // The metrics are ours, so that only jobs without steps make it fail.
   const auto figure = CurvesOf(jobs, options);
   return figure.ok() ? plot::Draw(*figure, plot::SvgPlace::kPage) : "";
 }
@@ -51,6 +55,7 @@ std::string LeftOut(size_t rows) {
 }
 
 bool HasValues(const plot::Figure& figure) {
+  // An empty figure would take the place of one that says something.
   for (const plot::Panel& panel : figure.panels) {
     for (const plot::Series& series : panel.series) {
       if (std::any_of(series.y.begin(), series.y.end(), [](double y) { return std::isfinite(y); }))
@@ -64,10 +69,12 @@ bool HasValues(const plot::Figure& figure) {
 // times; they are in the events.
 double CommittedAt(const JobData& job, const v1::CheckpointInfo& checkpoint) {
   if (checkpoint.has_committed_at()) return SecondsOf(checkpoint.committed_at());
+  // The comma keeps step 10 from being taken for step 100.
   const std::string begin = absl::StrCat("step ", checkpoint.step(), ",");
   double at = 0;
   for (const v1::JobEvent& event : job.events) {
     if (event.kind() == "checkpoint_committed" && absl::StartsWith(event.message(), begin)) {
+      // A step that was saved by several attempts counts with the last of them.
       at = SecondsOf(event.time());
     }
   }
@@ -77,6 +84,7 @@ double CommittedAt(const JobData& job, const v1::CheckpointInfo& checkpoint) {
 // Keeps the head and the last kMostRows.
 void Limit(std::vector<std::vector<Cell>>* table) {
   if (table->size() <= kMostRows + 1) return;
+  // The newest rows are at the end.
   table->erase(table->begin() + 1, table->end() - static_cast<int64_t>(kMostRows));
 }
 
@@ -84,6 +92,7 @@ void Limit(std::vector<std::vector<Cell>>* table) {
 
 void AddCurves(const Subjects& subjects, Page* page) {
   page->Section("Training");
+  // Only what the curves need is copied: jobs hold whole histories.
   std::vector<JobData> jobs;  // their steps and labels
   for (const Subject& subject : subjects) {
     JobData job;
@@ -93,15 +102,18 @@ void AddCurves(const Subjects& subjects, Page* page) {
   }
   const bool steps =
       std::any_of(jobs.begin(), jobs.end(), [](const JobData& job) { return !job.steps.empty(); });
+  // A job that is queued has a report, too.
   if (!steps) return page->Paragraph("No steps yet.", "soft");
   std::vector<std::string> figures = {Curves(jobs, {"loss", "grad_norm"}),
                                       Curves(jobs, {"throughput", "learning_rate"})};
+  // Losses that are equal everywhere have no differences to draw.
   const plot::Figure differences = LossDifferences(jobs);
   if (HasValues(differences)) figures.push_back(Narrow(differences));
   figures.push_back(Narrow(StepTimes(jobs)));
   const bool memory = std::any_of(jobs.begin(), jobs.end(), [](const JobData& job) {
     return !job.steps.empty() && job.steps.back().resident_bytes() > 0;
   });
+  // Early versions did not report memory, and an empty panel would look like zero.
   if (memory) figures.push_back(Curves(jobs, {"memory"}));
   page->Figures(figures);
 }
@@ -118,6 +130,8 @@ void AddGoodput(const Subjects& subjects, Page* page) {
                              {"lost work", &v1::Goodput::lost_work},
                              {"restarting", &v1::Goodput::restarting},
                              {"fewer ranks than requested", &v1::Goodput::degraded},
+                             // All kinds sum to the whole time, so that
+                             // the bars end at the same place.
                              {"stopped", &v1::Goodput::stopped}};
   page->Section("Where the time went");
   plot::BarChart chart;
@@ -135,10 +149,12 @@ void AddGoodput(const Subjects& subjects, Page* page) {
   for (const Kind& kind : kKinds) {
     plot::BarSeries series{kind.name, {}, colour++};
     std::vector<Cell> row = {{kind.name}};
+    // A kind that none of the jobs has would only take room in the legend.
     double sum = 0;
     for (const Subject& subject : subjects) {
       const v1::Goodput& goodput = subject.job->status.goodput();
       const double seconds = (goodput.*kind.seconds)();
+      // A job that was just submitted has no time to share out.
       const double share = goodput.total() > 0 ? seconds / goodput.total() : 0;
       series.values.push_back(share);
       row.push_back({SecondsText(seconds), true, PercentText(share)});
@@ -151,6 +167,7 @@ void AddGoodput(const Subjects& subjects, Page* page) {
   if (chart.series.empty()) return page->Paragraph("Not known yet.", "soft");
   std::vector<Cell> whole = {{"total"}};
   for (const Subject& subject : subjects)
+    // The total is what the shares are of.
     whole.push_back({SecondsText(subject.job->status.goodput().total()), true});
   table.push_back(std::move(whole));
   page->Figures({plot::Draw(chart, plot::SvgPlace::kPage)});
@@ -170,6 +187,7 @@ void AddFaults(const Subjects& subjects, Page* page) {
   size_t count = 0;
   for (const Subject& subject : subjects) {
     for (const Fault& fault : FaultsOf(*subject.job)) {
+      // Limit below shortens the table, and the note has to name the whole number.
       ++count;
       table.push_back({{subject.job->label},
                        {TimeText(fault.at)},
@@ -186,6 +204,7 @@ void AddFaults(const Subjects& subjects, Page* page) {
   page->Table(table);
   for (const Subject& subject : subjects) {
     std::string lines;
+    // The output of the rank that failed is what people look for first.
     for (const v1::LogLine& line : subject.job->status.last_lines())
       absl::StrAppend(&lines, line.line(), "\n");
     if (lines.empty()) continue;
@@ -206,12 +225,14 @@ void AddCheckpoints(const Subjects& subjects, Page* page) {
     for (const v1::CheckpointInfo& checkpoint : subject.job->checkpoints) {
       table.push_back({{subject.job->label},
                        {CountText(checkpoint.step()), true},
+                       // Checkpoints of early versions did not record their attempt.
                        {checkpoint.attempt() > 0 ? absl::StrCat(checkpoint.attempt()) : "", true},
                        {BytesText(static_cast<double>(checkpoint.bytes())), true},
                        {TimeText(CommittedAt(*subject.job, checkpoint))},
                        {checkpoint.path()}});
     }
     for (const v1::JobEvent& event : subject.job->events)
+      // Failed saves leave nothing on the disk: only events know of them.
       failed += event.kind() == "checkpoint_failed" ? 1 : 0;
   }
   const size_t count = table.size() - 1;
@@ -237,6 +258,7 @@ void AddEnvironment(const Subjects& subjects, Page* page) {
                                            {"ranks of the job", true}}};
   for (const Subject& subject : subjects) {
     std::map<std::string, int> ranks;
+    // The plan says where ranks were; the cluster says what those nodes are now.
     for (const v1::RankPlacement& rank : subject.job->status.plan().ranks()) ++ranks[rank.node()];
     std::map<std::string, const v1::Node*> known;
     for (const v1::Node& node : subject.job->nodes) known[node.name()] = &node;
@@ -245,6 +267,7 @@ void AddEnvironment(const Subjects& subjects, Page* page) {
       const bool here = node != known.end();
       table.push_back({{subject.job->label},
                        {name},
+                       // Nodes may have left since the job ran.
                        {here ? node->second->state() : "not in the cluster"},
                        {here ? node->second->version() : kNotKnown},
                        {here ? absl::StrCat(node->second->devices()) : kNotKnown, true},
@@ -266,10 +289,12 @@ void AddEnvironment(const Subjects& subjects, Page* page) {
 
 void AddConfiguration(const Subjects& subjects, Page* page) {
   page->Section("Configuration");
+  // One job has nothing to be compared with.
   if (subjects.size() > 1) {
     std::vector<KeyValues> jobs;
     for (const Subject& subject : subjects) {
       jobs.push_back(ConfigurationOf(subject.job->status.spec()));
+      // The plan is part of what may explain a difference.
       for (auto& [key, value] : PlanOf(subject.job->status))
         jobs.back().emplace_back("plan: " + key, value);
     }
@@ -288,6 +313,7 @@ void AddConfiguration(const Subjects& subjects, Page* page) {
   }
   for (const Subject& subject : subjects) {
     page->Details(absl::StrCat("Complete job file of ", subject.job->label),
+                  // The complete file is long, and stands open only where it is the only one.
                   config::EffectiveYaml(subject.job->status.spec()), subjects.size() == 1);
   }
 }

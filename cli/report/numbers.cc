@@ -15,6 +15,8 @@ constexpr int kSmoothing = 21;  // steps, for finding when a loss is reached
 
 std::vector<double> StepSecondsOf(const std::vector<v1::StepRecord>& steps) {
   std::vector<double> seconds;
+  // The first step of an attempt loads data and warms
+  // caches: it is only counted where there is no other.
   std::vector<double> first;
   int attempt = 0;
   for (const v1::StepRecord& step : steps) {
@@ -27,6 +29,7 @@ std::vector<double> StepSecondsOf(const std::vector<v1::StepRecord>& steps) {
 // Tokens of one step, from the cumulative counts.
 double TokensPerStep(const std::vector<v1::StepRecord>& steps) {
   if (steps.empty()) return 0;
+  // Counts are cumulative, so that only the difference says what a step has.
   const v1::StepRecord& first = steps.front();
   const v1::StepRecord& last = steps.back();
   if (last.step() == first.step()) {
@@ -43,9 +46,11 @@ double SumOf(const v1::PhaseSeconds& phases) {
 }
 
 void AddRanks(const v1::JobStatus& status, Numbers* numbers) {
+  // Averages count the ranks that have reported, sums add what is known.
   double cores = 0, utilization = 0, waits = 0, per_compute = 0;
   int with_cores = 0, with_utilization = 0, with_phases = 0;
   const auto most = [](int64_t value, std::optional<int64_t>* target) {
+    // A figure of 0 was not reported.
     if (value > 0) *target = std::max(target->value_or(0), value);
   };
   const auto add = [](int64_t value, std::optional<int64_t>* target) {
@@ -62,21 +67,25 @@ void AddRanks(const v1::JobStatus& status, Numbers* numbers) {
       utilization += figures.device_utilization();
       ++with_utilization;
     }
+    // Phases sum to the time of the loop, whatever the clock of the process says.
     const double whole = SumOf(figures.phases());
     if (whole > 0) {
       const double compute = figures.phases().forward() + figures.phases().backward();
       waits += figures.phases().wait() / whole;
+      // This ratio is what the plan calls the bubble.
       per_compute += compute > 0 ? figures.phases().wait() / compute : 0;
       ++with_phases;
     }
     most(figures.planned_bytes(), &numbers->planned_bytes_most);
     most(figures.used_bytes(), &numbers->used_bytes_most);
     most(figures.peak_bytes(), &numbers->peak_bytes_most);
+    // What is beyond the arena is memory that no plan counts.
     most(figures.peak_bytes() - figures.used_bytes(), &numbers->outside_bytes_most);
     most(figures.resident_bytes(), &numbers->resident_bytes_most);
     add(figures.peak_bytes(), &numbers->peak_bytes_total);
     add(figures.resident_bytes(), &numbers->resident_bytes_total);
   }
+  // Zero ranks with a figure make it unknown, not zero.
   if (with_cores > 0) numbers->cores_used = cores;
   if (with_utilization > 0) numbers->device_utilization = utilization / with_utilization;
   if (with_phases > 0) {
@@ -95,21 +104,25 @@ std::vector<double> SmoothLosses(const std::vector<v1::StepRecord>& steps) {
   std::vector<double> losses;
   losses.reserve(steps.size());
   for (const v1::StepRecord& step : steps) losses.push_back(step.loss());
+  // Short runs are smoothed less, as the window must not cover most of them.
   const int window = std::min<int>(kSmoothing, static_cast<int>(steps.size()) / 4 * 2 + 1);
   return plot::Smoothed(losses, window);
 }
 
 std::optional<LossComparison::Reached> FirstAt(const std::vector<v1::StepRecord>& steps,
                                                double loss) {
+  // A single lucky step does not mean that a loss was reached.
   const std::vector<double> smooth = SmoothLosses(steps);
   double seconds = 0;
   for (size_t i = 0; i < smooth.size(); ++i) {
     seconds += steps[i].step_seconds();
+    // The first step counts, also where the loss rises again.
     if (smooth[i] <= loss) return LossComparison::Reached{steps[i].step(), seconds};
   }
   return std::nullopt;
 }
 
+// Bits are compared, so that NaN equals NaN and -0 is not 0.
 bool SameBits(double a, double b) { return std::memcmp(&a, &b, sizeof(a)) == 0; }
 
 }  // namespace
@@ -119,9 +132,11 @@ double SecondsOf(const google::protobuf::Timestamp& time) {
 }
 
 std::optional<Distribution> DistributionOf(std::vector<double> values) {
+  // Values that are not finite have no place in an order.
   std::erase_if(values, [](double value) { return !std::isfinite(value); });
   if (values.empty()) return std::nullopt;
   std::sort(values.begin(), values.end());
+  // The nearest value is taken, so that every quantile is one that occurred.
   const auto at = [&](double share) {
     return values[static_cast<size_t>(std::lround(share * static_cast<double>(values.size() - 1)))];
   };
@@ -147,6 +162,7 @@ Numbers NumbersOf(const JobData& job) {
   }
   for (const v1::StepRecord& step : job.steps) {
     if (step.has_validation_loss()) numbers.validation_loss = step.validation_loss();
+    // The last finite loss is shown: a run that ended with NaN has had one.
     if (!std::isfinite(step.loss())) continue;
     numbers.final_loss = step.loss();
     numbers.least_loss = std::min(numbers.least_loss.value_or(step.loss()), step.loss());
@@ -154,6 +170,7 @@ Numbers NumbersOf(const JobData& job) {
   if (numbers.validation_loss.has_value()) numbers.perplexity = std::exp(*numbers.validation_loss);
   numbers.step_seconds = DistributionOf(StepSecondsOf(job.steps));
   if (numbers.step_seconds.has_value() && numbers.step_seconds->median > 0) {
+    // The median ignores steps with an evaluation or a checkpoint.
     numbers.tokens_per_second = TokensPerStep(job.steps) / numbers.step_seconds->median;
     if (status.plan().layout().micro_batches() > 0) {
       numbers.micro_batch_seconds =
@@ -163,6 +180,7 @@ Numbers NumbersOf(const JobData& job) {
   if (status.has_mfu()) numbers.mfu = status.mfu();
   const v1::Goodput& goodput = status.goodput();
   if (goodput.total() > 0) numbers.total_seconds = goodput.total();
+  // Time in which the job was stopped is nobody's loss (coordinator/core/ledger.h).
   if (goodput.total() > goodput.stopped()) {
     numbers.goodput =
         (goodput.productive() + goodput.degraded()) / (goodput.total() - goodput.stopped());
@@ -172,6 +190,7 @@ Numbers NumbersOf(const JobData& job) {
 }
 
 Json NumbersToJson(const Numbers& numbers) {
+  // Keys that are not known are null, so that all jobs have the same keys.
   Json json = {{"steps", numbers.steps},
                {"tokens", numbers.tokens},
                {"ranks", numbers.ranks},
@@ -212,20 +231,24 @@ LossComparison CompareLosses(const JobData& base, const JobData& other) {
   LossComparison comparison;
   size_t k = 0;
   for (const v1::StepRecord& step : base.steps) {
+    // Both lists are ascending; a step that only one job has is skipped.
     while (k < other.steps.size() && other.steps[k].step() < step.step()) ++k;
     if (k == other.steps.size() || other.steps[k].step() != step.step()) continue;
     ++comparison.steps;
     comparison.equal_steps += SameBits(step.loss(), other.steps[k].loss()) ? 1 : 0;
     const double difference = std::abs(step.loss() - other.steps[k].loss());
     comparison.not_finite_steps += std::isfinite(difference) ? 0 : 1;
+    // Two infinities differ by NaN, which is larger than nothing.
     if (std::isfinite(difference) && difference > comparison.largest_difference) {
       comparison.largest_difference = difference;
       comparison.largest_at = step.step();
     }
   }
+  // The goal is smoothed like the curves, or noise would decide who reaches it.
   const std::vector<double> goal = SmoothLosses(base.steps);
   if (goal.empty() || !std::isfinite(goal.back())) return comparison;
   comparison.base_reaches = FirstAt(base.steps, goal.back());
+  // The same goal for both, so that the two times can be compared.
   comparison.other_reaches = FirstAt(other.steps, goal.back());
   return comparison;
 }
@@ -234,16 +257,19 @@ std::vector<Fault> FaultsOf(const JobData& job) {
   int last_attempt = 0;  // the last one that completed a step
   for (const v1::StepRecord& step : job.steps)
     last_attempt = std::max(last_attempt, step.attempt());
+  // Steps that were repeated belong to the attempt that lost them.
   std::map<int, int64_t> lost;
   for (const v1::StepRecord& step : job.lost_steps) ++lost[step.attempt()];
   std::vector<Fault> faults;
   for (const v1::JobEvent& event : job.events) {
+    // The first attempt that runs after a fault ends the interruption.
     if (event.kind() == "running") {
       for (Fault& fault : faults) {
         if (fault.training_again_seconds.has_value() || event.attempt() <= fault.attempt) continue;
         fault.training_again_seconds = SecondsOf(event.time()) - fault.at;
       }
     }
+    // These are the events that interrupt training.
     if (event.kind() != "attempt_broken" && event.kind() != "moving" &&
         event.kind() != "rolled_back" && event.kind() != "data_refused") {
       continue;
@@ -255,6 +281,7 @@ std::vector<Fault> FaultsOf(const JobData& job) {
                 event.node(),
                 {},
                 {}};
+    // Without a later attempt it is not known what was lost.
     const bool went_on = last_attempt > event.attempt();
     if (went_on) fault.steps_lost = lost[event.attempt()];
     faults.push_back(std::move(fault));

@@ -20,6 +20,7 @@ struct Row {
 };
 
 std::string LossText(double loss) {
+  // Five digits after the point tell apart what people compare.
   return absl::StrCat(plot::NumberText(std::round(loss * 1e5) / 1e5));
 }
 
@@ -30,6 +31,7 @@ std::string StateText(const v1::JobStatus& status) {
 }
 
 std::optional<double> MedianSeconds(const Numbers& numbers) {
+  // Without steps there is no distribution.
   if (!numbers.step_seconds.has_value()) return std::nullopt;
   return numbers.step_seconds->median;
 }
@@ -44,10 +46,12 @@ Cell Compared(const Subject& base, const Subject& subject, std::optional<T> Numb
               const std::function<std::string(double)>& text) {
   const std::optional<T>& value = subject.numbers.*field;
   if (!value.has_value()) return Number(kNotKnown);
+  // The first job is what others are compared with, and with itself there is no ratio.
   const std::optional<T>& of_base = base.numbers.*field;
   const bool compare = &base != &subject && of_base.has_value();
   return Number(
       text(static_cast<double>(*value)),
+      // A ratio needs both sides; a missing one leaves the value without a note.
       compare ? RatioText(static_cast<double>(*value), static_cast<double>(*of_base)) : "");
 }
 
@@ -61,6 +65,7 @@ Cell StepCell(const Subject& base, const Subject& subject) {
 }
 
 std::optional<double> SpeedUp(const Subject& base, const Subject& subject) {
+  // Throughput is compared instead of time, since batches may differ.
   if (!base.numbers.tokens_per_second.has_value() || !subject.numbers.tokens_per_second.has_value())
     return std::nullopt;
   return *subject.numbers.tokens_per_second / *base.numbers.tokens_per_second;
@@ -68,12 +73,14 @@ std::optional<double> SpeedUp(const Subject& base, const Subject& subject) {
 
 std::optional<double> Efficiency(const Subject& base, const Subject& subject) {
   const auto speed_up = SpeedUp(base, subject);
+  // Efficiency relates the speed to the ranks that were paid for.
   if (!speed_up.has_value() || base.numbers.ranks == 0 || subject.numbers.ranks == 0)
     return std::nullopt;
   return *speed_up * base.numbers.ranks / subject.numbers.ranks;
 }
 
 std::vector<Row> SpeedRows(const Subject& base, bool several) {
+  // Rows are functions, so that one table can be filled job by job.
   std::vector<Row> rows = {{"time per iteration (step), median",
                             [&base](const Subject& s) { return StepCell(base, s); }},
                            {"10th to 90th percentile",
@@ -91,6 +98,7 @@ std::vector<Row> SpeedRows(const Subject& base, bool several) {
                            {"tokens per second", [&base](const Subject& s) {
                               return Compared(base, s, &Numbers::tokens_per_second, ShortText);
                             }}};
+  // Efficiency has no meaning for a single job.
   if (several) {
     rows.push_back({"efficiency (speed-up per rank)", [&base](const Subject& s) {
                       return Number(OrNotKnown(Efficiency(base, s), PercentText));
@@ -104,6 +112,7 @@ std::vector<Row> SpeedRows(const Subject& base, bool several) {
   rows.push_back({"GPU utilisation", [](const Subject& s) {
                     return Number(OrNotKnown(s.numbers.device_utilization, PercentText));
                   }});
+  // Waiting shows where the time of slow runs goes, whatever the reason.
   rows.push_back({"share of time spent waiting for other ranks", [](const Subject& s) {
                     return Number(OrNotKnown(s.numbers.wait_share, PercentText));
                   }});
@@ -111,6 +120,7 @@ std::vector<Row> SpeedRows(const Subject& base, bool several) {
 }
 
 std::vector<Row> MemoryRows(const Subject& base) {
+  // The largest rank decides whether a job fits, the sum what it costs.
   return {{"planned memory per rank, maximum",
            [&base](const Subject& s) {
              return Compared(base, s, &Numbers::planned_bytes_most, BytesText);
@@ -136,11 +146,14 @@ std::vector<Row> QualityRows(const Subject& base, bool several) {
        [](const Subject& s) { return Number(OrNotKnown(s.numbers.validation_loss, LossText)); }},
       {"validation perplexity",
        [](const Subject& s) { return Number(OrNotKnown(s.numbers.perplexity, ShortText)); }}};
+  // What follows relates one job to another.
   if (!several) return rows;
   rows.push_back({"losses by step", [&base](const Subject& s) {
                     if (&s == &base) return Number("");
                     const LossComparison compared = CompareLosses(*base.job, *s.job);
+                    // Jobs of different lengths may have no step in common.
                     if (compared.steps == 0) return Number("no step in common");
+                    // Bit-identical is said only for all steps: it is a claim about the whole run.
                     if (compared.equal_steps == compared.steps) {
                       return Number(absl::StrCat("bit-identical in all ", CountText(compared.steps),
                                                  " steps"));
@@ -151,6 +164,7 @@ std::vector<Row> QualityRows(const Subject& base, bool several) {
                                                 : "");
                   }});
   rows.push_back(
+      // The first job reaches its own loss before its end, since the losses are smoothed.
       {"time to reach the first job's final loss", [&base](const Subject& s) {
          const LossComparison compared = CompareLosses(*base.job, *s.job);
          if (!compared.other_reaches.has_value()) return Number("never reached");
@@ -168,6 +182,7 @@ std::vector<Row> QualityRows(const Subject& base, bool several) {
 
 std::string LayoutText(const v1::JobStatus& status) {
   if (!status.has_plan()) return kNotKnown;
+  // A plan exists only once devices were found.
   const v1::Layout& layout = status.plan().layout();
   return absl::StrCat("tensor ", layout.tensor(), " × pipeline ", layout.pipeline(), " × data ",
                       layout.data());
@@ -177,13 +192,16 @@ std::string SummaryOf(const Subject& subject) {
   const v1::JobStatus& status = subject.job->status;
   const Numbers& numbers = subject.numbers;
   std::string text = subject.job->label;
+  // A label may contain the id already, where two jobs have the same name.
   if (!absl::StrContains(text, status.id())) absl::StrAppend(&text, " (", status.id(), ")");
   text += ' ';
+  // The states from this one on are those of jobs that have ended.
   const bool ended = status.state() >= v1::JOB_STATE_SUCCEEDED;
   absl::StrAppend(&text, status.state() == v1::JOB_STATE_CANCELLED ? "was cancelled"
                          : ended                                   ? StateText(status)
                                  : absl::StrCat("is ", StateText(status)));
   if (numbers.steps == 0) {
+    // The error of a cancelled job may only repeat its state.
     const bool says_more = !status.error().empty() && status.error() != StateText(status);
     absl::StrAppend(&text, says_more ? absl::StrCat(": ", status.error()) : "",
                     "; it has not completed a step");
@@ -203,6 +221,7 @@ std::string SummaryOf(const Subject& subject) {
     absl::StrAppend(&text, ", ", ShortText(*numbers.tokens_per_second), " tokens/s (",
                     SecondsText(numbers.step_seconds->median), " a step)");
   }
+  // Nothing is said about the use of a time that has not passed.
   if (numbers.goodput.has_value()) {
     absl::StrAppend(&text, ", ", PercentText(*numbers.goodput), " of ",
                     SecondsText(*numbers.total_seconds), " was productive training");
@@ -215,11 +234,13 @@ std::string SummaryOf(const Subject& subject) {
 }
 
 std::string ComparisonOf(const Subject& base, const Subject& other) {
+  // Jobs without steps have no throughput.
   const auto speed_up = SpeedUp(base, other);
   if (!speed_up.has_value())
     return absl::StrCat(other.job->label, " cannot be compared with ", base.job->label, " yet.");
   std::string text = absl::StrCat(other.job->label, " trains ", RatioText(*speed_up, 1),
                                   " as fast as ", base.job->label);
+  // With as many ranks, efficiency would repeat the speed.
   if (const auto efficiency = Efficiency(base, other);
       efficiency.has_value() && base.numbers.ranks != other.numbers.ranks) {
     absl::StrAppend(&text, " on ", other.numbers.ranks,
@@ -235,6 +256,7 @@ std::string ComparisonOf(const Subject& base, const Subject& other) {
                                               ShortText(compared.largest_difference), " in ",
                                               CountText(compared.steps), " steps"));
   }
+  // These steps are part of the common ones, but have no difference.
   if (compared.not_finite_steps > 0) {
     absl::StrAppend(&text, "; at ", CountText(compared.not_finite_steps),
                     " of these, one loss is not finite");
@@ -250,6 +272,7 @@ void AddNumbers(const Subjects& subjects, Page* page) {
     page->Paragraph(absl::StrCat("Grey: as a multiple of ", base.job->label, "."), "soft");
   }
   std::vector<std::vector<Cell>> table = {{{several ? "" : "quantity"}}};
+  // Columns of numbers are aligned to the right, their headings as well.
   for (const Subject& subject : subjects) table[0].push_back(Number(subject.job->label));
   const auto add = [&](const Row& row) {
     std::vector<Cell> cells = {{row.name}};

@@ -10,7 +10,9 @@
 namespace tercio::report {
 
 std::string SecondsText(double seconds) {
+  // A duration below zero comes from clocks that were set.
   if (!std::isfinite(seconds) || seconds < 0) return kNotKnown;
+  // Two minutes in seconds are still read at a glance.
   if (seconds < 120) {
     const plot::Unit unit = plot::SecondsUnit(seconds);
     return absl::StrCat(plot::ShortText(seconds / unit.divisor), " ", unit.name);
@@ -23,11 +25,13 @@ std::string SecondsText(double seconds) {
 }
 
 std::string BytesText(double bytes) {
+  // Memory is counted in powers of two.
   const plot::Unit unit = plot::BytesUnit(bytes);
   return absl::StrCat(plot::ShortText(bytes / unit.divisor), " ", unit.name);
 }
 
 std::string PercentText(double share) {
+  // Small shares need another digit to differ.
   return absl::StrFormat("%.*f %%", std::abs(share) < 0.1 ? 2 : 1, 100 * share);
 }
 
@@ -36,6 +40,7 @@ std::string CountText(int64_t count) {
   std::string digits;
   for (size_t i = 0; i < plain.size(); ++i) {
     const size_t left = plain.size() - i;
+    // A minus sign is no digit to be separated.
     if (i > 0 && left % 3 == 0 && plain[i - 1] != '-') digits += ',';
     digits += plain[i];
   }
@@ -43,6 +48,7 @@ std::string CountText(int64_t count) {
 }
 
 std::string RatioText(double value, double base) {
+  // Nothing is a multiple of zero.
   if (!std::isfinite(value) || !std::isfinite(base) || base == 0) return "";
   const double ratio = value / base;
   return absl::StrFormat("%.*f×", ratio < 10 ? 2 : 1, ratio);

@@ -21,6 +21,7 @@ absl::StatusOr<std::vector<std::string>> WithConfigFile(int argc, char** argv) {
   std::vector<std::string> given(argv + 1, argv + argc);
   std::string path;
   std::vector<std::string> rest;
+  // The file's settings come before the command line, so that flags win over it.
   for (size_t i = 0; i < given.size(); ++i) {
     if (given[i] == "--config" && i + 1 < given.size()) {
       path = given[++i];
@@ -38,6 +39,7 @@ absl::StatusOr<std::vector<std::string>> WithConfigFile(int argc, char** argv) {
       std::set<std::string> names;
       for (const auto& entry : root) {
         std::string name = entry.first.as<std::string>();
+        // Keys may be written as in other configuration files.
         for (char& c : name) c = c == '_' ? '-' : c;
         const std::string place =
             absl::StrCat(path, ":", entry.first.Mark().line + 1, ": ", name, ": ");
@@ -75,6 +77,7 @@ void Block(const std::vector<int>& signals) {
 }  // namespace
 
 void HoldStandardStreams() {
+  // Any file that is opened later would get the number of a closed stream.
   for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
     if (fcntl(stream, F_GETFD) >= 0) continue;
     // Gets the lowest free number. Opened in the wrong direction, so that its users get the error
@@ -96,6 +99,7 @@ std::vector<int> BlockDaemonSignals(const std::vector<int>& more, const std::vec
   Block(others);
   std::vector<int> stop = {SIGINT, SIGTERM};
   stop.insert(stop.end(), more.begin(), more.end());
+  // On a terminal this signal means that it is gone; elsewhere it asks for a reload.
   if (isatty(STDIN_FILENO) == 1) stop.push_back(SIGHUP);
   return stop;
 }
@@ -110,6 +114,7 @@ void KeepFreedMemory() {
 void RaiseFileLimit() {
   rlimit limit = {};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  // The hard limit is as far as a daemon may go by itself.
   limit.rlim_cur = limit.rlim_max;
   setrlimit(RLIMIT_NOFILE, &limit);
 }
@@ -122,6 +127,7 @@ void DieWithParent() {
 }
 
 std::string ProgramDirectory() {
+  // The link names the running program, even where its file was moved.
   char path[PATH_MAX];
   const ssize_t length = readlink("/proc/self/exe", path, sizeof(path));
   const std::string file(path, length > 0 ? static_cast<size_t>(length) : 0);

@@ -14,6 +14,7 @@ namespace {
 // One of the signals, or 0 if none has arrived within `patience`.
 int WaitForSignal(const sigset_t& signals, absl::Duration patience) {
   const timespec wait = absl::ToTimespec(patience);
+  // An interrupt by another signal counts as none.
   return std::max(0, sigtimedwait(&signals, nullptr, &wait));
 }
 
@@ -25,16 +26,19 @@ class Pulse {
   void Beat() {
     const absl::Time now = SteadyNow();
     const uint64_t rounds = loop_.rounds();
+    // The watchdog is told only of progress: a loop that hangs must not look alive.
     if (rounds != rounds_) {
       rounds_ = rounds;
       moved_ = now;
       manager_.Alive();
     }
     const std::pair health = {now - moved_ < loop_.stuck_after, loop_.ready()};
+    // Changes alone are passed on, as listeners are woken by them.
     if (health != told_) loop_.health(health.first, health.second);
     told_ = health;
     if (!manager_.listens()) return;
     std::string status = loop_.status();
+    // systemd is spared what it has been told already.
     if (status == status_) return;
     manager_.Status(status);
     status_ = std::move(status);
@@ -58,6 +62,7 @@ int RunDaemonLoop(const ServiceManager& manager, const DaemonLoop& loop) {
   for (const int signal : loop.stop_signals) sigaddset(&signals, signal);
   for (const auto& [signal, unused] : loop.other_signals) sigaddset(&signals, signal);
   Pulse pulse(manager, loop);
+  // The state is known before readiness is reported.
   pulse.Beat();
   manager.Ready();
   while (true) {
@@ -68,6 +73,7 @@ int RunDaemonLoop(const ServiceManager& manager, const DaemonLoop& loop) {
       manager.Stopping();
       return signal;
     }
+    // A reload is over when it is reported as such.
     if (signal == SIGHUP) {
       manager.Reloading();
       loop.reload();

@@ -26,6 +26,7 @@ absl::StatusOr<std::unique_ptr<HealthServer>> HealthServer::Listen(const std::st
   grpc::ServerBuilder builder;
   builder.SetMaxReceiveMessageSize(kMostMessageBytes);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMostStreams);
+  // Two daemons on one port would share the probes.
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   grpc::ResourceQuota quota("health");
   quota.Resize(kMostMemory);
@@ -43,6 +44,7 @@ absl::StatusOr<std::unique_ptr<HealthServer>> HealthServer::Listen(const std::st
 }
 
 HealthServer::~HealthServer() {
+  // Probes need no time to finish.
   if (server_ != nullptr) server_->Shutdown(std::chrono::system_clock::now());
 }
 
@@ -50,9 +52,11 @@ void HealthServer::Set(const DaemonHealth& health) { SetHealth(*server_, health)
 
 void SetHealth(grpc::Server& server, const DaemonHealth& health) {
   grpc::HealthCheckServiceInterface* service = server.GetHealthCheckService();
+  // A server without the service has nobody who asks.
   if (service == nullptr) return;
   service->SetServingStatus("liveness", health.alive);
   service->SetServingStatus("readiness", health.ready);
+  // The empty name is what probes ask that know no other.
   service->SetServingStatus("", health.ready);
 }
 

@@ -27,6 +27,7 @@ std::string Italic(const std::string& text) { return absl::StrCat("\\fI", Troff(
 
 void Section(const char* name, std::string* page) { absl::StrAppend(page, ".SH ", name, "\n"); }
 
+// Flags take none.
 bool TakesValue(const CLI::Option& option) { return option.get_items_expected_max() > 0; }
 
 std::string Value(const CLI::Option& option) {
@@ -49,6 +50,7 @@ std::string Names(const CLI::Option& option) {
 
 std::vector<const CLI::Option*> OptionsOf(const CLI::App& app, bool positional) {
   return app.get_options([&](const CLI::Option* option) {
+    // An empty group hides an option, also from the page.
     return !option->get_group().empty() &&
            (positional ? option->get_positional() : option->nonpositional());
   });
@@ -57,10 +59,13 @@ std::vector<const CLI::Option*> OptionsOf(const CLI::App& app, bool positional) 
 void AddSynopsis(const CLI::App& app, std::string* page) {
   Section("SYNOPSIS", page);
   std::vector<std::string> words;
+  // The name of a verb begins with those of its parents.
   for (const CLI::App* at = &app; at != nullptr; at = at->get_parent())
     words.insert(words.begin(), at->get_name());
+  // Hyphenation in a synopsis would look like an option.
   absl::StrAppend(page, ".nh\n", Bold(absl::StrJoin(words, " ")));
   for (const CLI::Option* option : OptionsOf(app, false)) {
+    // Required options are part of every call, all others are summed up.
     if (option->get_required()) absl::StrAppend(page, " ", Names(*option));
   }
   absl::StrAppend(page, " [", Italic("OPTIONS"), "]");
@@ -100,6 +105,7 @@ void AddExitStatus(int section, std::string* page) {
     const char* code;
     const char* meaning;
   };
+  // The codes are those of common/exit_codes.h, which scripts rely on.
   constexpr Status kOfVerbs[] = {
       {"0", "Success."},
       {"1", "The job failed."},
@@ -117,6 +123,7 @@ void AddExitStatus(int section, std::string* page) {
   Section("EXIT STATUS", page);
   for (const Status& status : kOfVerbs) {
     const std::string code = status.code;
+    // Daemons cannot end in these ways.
     if (section == 8 &&
         (code == "1" || code == "3" || code == "6" || code == "8" || code == "130, 143"))
       continue;
@@ -132,6 +139,7 @@ void AddEnvironment(const CLI::App& app, const ManOptions& options, std::string*
         option->get_envname(),
         absl::StrCat("Same as ", option->get_name(false, false), ", which takes precedence."));
   }
+  // A variable of an option needs no second description.
   std::set<std::string> known;
   for (const auto& [name, meaning] : variables) known.insert(name);
   for (const auto& variable : options.environment) {
@@ -148,10 +156,12 @@ void AddEnvironment(const CLI::App& app, const ManOptions& options, std::string*
 void AddExamples(const CLI::App& app, std::string* page) {
   std::vector<std::string> lines;
   for (const std::string& line : std::vector<std::string>(absl::StrSplit(app.get_footer(), '\n'))) {
+    // Two blanks mark a line as an example.
     if (absl::StartsWith(line, "  ")) lines.push_back(line.substr(2));
   }
   if (lines.empty()) return;
   Section("EXAMPLES", page);
+  // Examples keep their line breaks.
   absl::StrAppend(page, ".nf\n");
   for (const std::string& line : lines) absl::StrAppend(page, Troff(line), "\n");
   absl::StrAppend(page, ".fi\n");
@@ -163,6 +173,7 @@ void AddSeeAlso(const CLI::App& app, const ManOptions& options, std::string* pag
     const size_t bracket = name.find('(');
     pages.push_back(absl::StrCat(Bold(name.substr(0, bracket)), name.substr(bracket)));
   };
+  // A verb refers to its program, and the program to its verbs.
   if (app.get_parent() != nullptr)
     refer(absl::StrCat(ManName(*app.get_parent()), "(", options.section, ")"));
   for (const CLI::App* verb : VerbsOf(app))
@@ -189,11 +200,13 @@ std::string ManPage(const CLI::App& app, const ManOptions& options) {
   const std::string name = ManName(app);
   std::string title = name;
   for (char& letter : title) letter = static_cast<char>(std::toupper(letter));
+  // No date is written, so that equal versions have equal pages.
   std::string page = absl::StrCat(".TH ", Troff(title), " ", options.section, " \"\" \"Tercio ",
                                   kVersion, "\" \"Tercio\"\n");
   std::string description = app.get_description();
   Section("NAME", &page);
   std::string brief = description;
+  // The line of a NAME section has no full stop, as whatis shows it.
   while (absl::EndsWith(brief, ".")) brief.pop_back();
   absl::StrAppend(&page, Troff(name), " \\- ", Troff(brief), "\n");
   AddSynopsis(app, &page);

@@ -23,6 +23,7 @@ constexpr timeval kPatience = {.tv_sec = 2, .tv_usec = 0};
 std::string Take(const char* variable) {
   const char* value = std::getenv(variable);
   std::string taken = value == nullptr ? "" : value;
+  // Children must not report in this process's name.
   unsetenv(variable);
   return taken;
 }
@@ -32,6 +33,7 @@ std::string Take(const char* variable) {
 ServiceManager ServiceManager::FromEnvironment() {
   ServiceManager manager;
   manager.socket_ = Take("NOTIFY_SOCKET");
+  // The address has room for so many bytes; a part of it would be another socket.
   if (manager.socket_.size() >= sizeof(sockaddr_un{}.sun_path)) {
     LogWarning(
         absl::StrCat("systemd is not told anything: NOTIFY_SOCKET is too long: ", manager.socket_));
@@ -40,8 +42,10 @@ ServiceManager ServiceManager::FromEnvironment() {
   const std::string patience = Take("WATCHDOG_USEC");
   const std::string watched = Take("WATCHDOG_PID");
   int64_t microseconds = 0;
+  // systemd names the process that it watches; a child may have inherited the variable.
   const bool ours = watched.empty() || watched == absl::StrCat(getpid());
   if (ours && absl::SimpleAtoi(patience, &microseconds) && microseconds > 0) {
+    // systemd recommends half of its patience.
     manager.ping_interval_ = absl::Microseconds(microseconds) / 2;
   }
   return manager;
@@ -56,6 +60,7 @@ void ServiceManager::Reloading() const {
 }
 
 void ServiceManager::Notify(const std::string& state, When when) const {
+  // Without systemd nobody listens.
   if (socket_.empty()) return;
   sockaddr_un address = {};
   address.sun_family = AF_UNIX;
@@ -72,6 +77,7 @@ void ServiceManager::Notify(const std::string& state, When when) const {
   if (sent) {
     *failing_ = false;
   } else if (!failing_->exchange(true)) {
+    // One line is enough for each time that it stops working.
     LogWarning(absl::StrCat("systemd was not told ", state.substr(0, state.find('=')), ": ",
                             std::strerror(error)));
   }

@@ -16,6 +16,7 @@ struct Xid {
   const char* name;
 };
 
+// The numbers and their meaning are from NVIDIA's documentation, "XID Errors".
 constexpr Xid kXids[] = {
     {8, XidEffect::kProcess, "the GPU stopped processing"},
     {13, XidEffect::kProcess, "graphics engine exception"},
@@ -45,12 +46,14 @@ constexpr Xid kXids[] = {
 };
 
 const Xid* FindXid(int number) {
+  // A number that is not known is new, and its effect as well.
   const auto* const found = std::find_if(std::begin(kXids), std::end(kXids),
                                          [number](const Xid& xid) { return xid.number == number; });
   return found == std::end(kXids) ? nullptr : found;
 }
 
 std::string Reset(const Gpu& gpu) {
+  // The agent keeps what it knew about a GPU until it is restarted.
   return absl::StrCat("reset it (nvidia-smi --gpu-reset -i ", gpu.index,
                       ") or restart the node, then restart the agent");
 }
@@ -72,6 +75,7 @@ std::optional<std::string> MemoryOfOthers(const GpuSample& sample, int64_t most)
   if (!sample.processes.has_value()) return std::nullopt;
   int64_t bytes = 0;
   const GpuProcess* largest = nullptr;
+  // All processes together decide; the largest is named, as it is the one to look at.
   for (const GpuProcess& process : *sample.processes) {
     bytes += process.memory_bytes;
     if (largest == nullptr || process.memory_bytes > largest->memory_bytes) largest = &process;
@@ -84,6 +88,7 @@ std::optional<std::string> MemoryOfOthers(const GpuSample& sample, int64_t most)
 
 }  // namespace
 
+// An unknown number must not take a GPU out of service.
 XidEffect EffectOfXid(int xid) {
   const Xid* known = FindXid(xid);
   return known == nullptr ? XidEffect::kNone : known->effect;
@@ -91,6 +96,7 @@ XidEffect EffectOfXid(int xid) {
 
 bool IsOfDevice(int xid) {
   constexpr int kContainedMemoryError = 94;
+  // A contained error ends one process, but its cause is in the memory.
   return EffectOfXid(xid) >= XidEffect::kNoNewWork || xid == kContainedMemoryError;
 }
 
@@ -108,14 +114,17 @@ std::optional<GpuFault> FaultOf(const Gpu& gpu, const GpuSample& sample,
                    [](int a, int b) { return EffectOfXid(a) > EffectOfXid(b); });
   if (!xids.empty() && EffectOfXid(xids.front()) >= XidEffect::kNoNewWork) {
     const int xid = xids.front();
+    // A GPU that has left the bus cannot be reset.
     return GpuFault{absl::StrCat(DescribeXid(xid), ": ", xid == 79 ? kRestart : Reset(gpu)),
                     EffectOfXid(xid) == XidEffect::kEndsAll};
   }
+  // The order is that of certainty: what is reported before what is measured.
   if (!gpu.error.empty()) return GpuFault{absl::StrCat(gpu.error, "; ", kRestart), true};
   if (sample.lost) return GpuFault{absl::StrCat("the driver has lost it: ", kRestart), true};
   if (sample.reset_required) {
     return GpuFault{absl::StrCat("the driver requires a reset: ", Reset(gpu)), true};
   }
+  // A driver that does not answer may recover.
   if (!sample.error.empty()) {
     return GpuFault{absl::StrCat("the driver does not report its state: ", sample.error,
                                  "; check nvidia-smi and the kernel log"),
@@ -124,10 +133,12 @@ std::optional<GpuFault> FaultOf(const Gpu& gpu, const GpuSample& sample,
   if (sample.remap_failed.value_or(false)) {
     return GpuFault{"rows of its memory are faulty and could not be remapped: replace it", false};
   }
+  // Counters begin again with the driver: a reset makes the GPU usable.
   if (sample.ecc_uncorrected.value_or(0) > 0) {
     return GpuFault{
         absl::StrCat("uncorrected ECC errors since the driver was loaded: ", Reset(gpu)), false};
   }
+  // Parts of a GPU have other names and less memory than plans count on.
   if (sample.mig.value_or(false)) {
     return GpuFault{
         absl::StrCat("it is in MIG mode, which Tercio does not support: run nvidia-smi -i ",
@@ -144,6 +155,7 @@ std::optional<GpuFault> FaultOf(const Gpu& gpu, const GpuSample& sample,
                      ": run nvidia-smi -i ", gpu.index, " -c DEFAULT"),
         false};
   }
+  // While ranks run on it, its memory is theirs.
   if (!circumstances.in_use) {
     const auto taken = MemoryOfOthers(sample, circumstances.others_bytes);
     if (taken.has_value()) return GpuFault{*taken, false};
@@ -152,6 +164,7 @@ std::optional<GpuFault> FaultOf(const Gpu& gpu, const GpuSample& sample,
 }
 
 absl::Status CheckDriver(const std::string& driver, int driver_cuda, int runtime) {
+  // Within a major version any driver runs any program (CUDA's compatibility).
   if (driver_cuda == 0 || runtime == 0 || driver_cuda / 1000 >= runtime / 1000) {
     return absl::OkStatus();
   }
@@ -162,11 +175,13 @@ absl::Status CheckDriver(const std::string& driver, int driver_cuda, int runtime
 }
 
 std::string CudaVersionText(int version) {
+  // CUDA encodes 12.4 as 12040.
   return absl::StrCat(version / 1000, ".", version % 1000 / 10);
 }
 
 std::string_view DeviceErrorIn(std::string_view text) {
   for (const std::string_view error : kDeviceErrors) {
+    // The brackets keep a name from being found within a longer one.
     const std::string named = absl::StrCat("(", std::string(error), ")");
     if (text.find(named) != std::string_view::npos) return error;
   }

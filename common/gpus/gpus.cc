@@ -24,6 +24,7 @@ absl::StatusOr<Gpus> Read(const nvml::Functions& nvml, std::vector<nvml::Device>
   char text[nvml::kTextBytes] = "";
   TERCIO_RETURN_IF_ERROR(check(nvml.driver_version(text, nvml::kTextBytes), "its version"));
   gpus.driver = text;
+  // The function is newer than the rest, so that its failure means that it is not known.
   if (nvml.cuda_version != nullptr && nvml.cuda_version(&gpus.cuda_version) != nvml::kSuccess) {
     gpus.cuda_version = 0;
   }
@@ -32,6 +33,7 @@ absl::StatusOr<Gpus> Read(const nvml::Functions& nvml, std::vector<nvml::Device>
   for (unsigned int i = 0; i < count; ++i) {
     nvml::Device device = nullptr;
     nvml::Memory memory = {};
+    // A GPU that cannot be read keeps its place: positions are the driver's indices.
     Gpu& gpu = gpus.list.emplace_back();
     gpu.index = static_cast<int>(i);
     // A lost GPU must not hide the others.
@@ -51,6 +53,7 @@ absl::StatusOr<Gpus> Read(const nvml::Functions& nvml, std::vector<nvml::Device>
     }
     gpu.memory_bytes = static_cast<int64_t>(memory.total);
     gpu.error = std::string(status.message());
+    // A model without the rest of its facts would look like a GPU that can be used.
     if (!status.ok()) gpu.model.clear();
     devices->push_back(device);
   }
@@ -63,6 +66,7 @@ class Reader {
   Reader(nvml::Device device, GpuSample* sample) : device_(device), sample_(sample) {}
 
   bool Good(int result) {
+    // Both codes may come from any call, so that every result passes here.
     sample_->lost |= result == nvml::kGpuIsLost;
     sample_->reset_required |= result == nvml::kResetRequired;
     return result == nvml::kSuccess;
@@ -72,6 +76,7 @@ class Reader {
   void Get(std::optional<Out>* out, double factor, int (*function)(nvml::Device, Parameters...),
            Arguments... arguments) {
     unsigned int value = 0;
+    // A function that the library does not have, or the GPU does not support, leaves no value.
     if (function == nullptr || !Good(function(device_, arguments..., &value))) return;
     *out = static_cast<Out>(value * factor);
   }
@@ -99,10 +104,12 @@ void SampleLoad(const nvml::Functions& nvml, nvml::Device device, Reader& reader
     sample->memory_total_bytes = static_cast<int64_t>(memory.total);
     sample->memory_used_bytes = static_cast<int64_t>(memory.used);
   } else if (!sample->lost && !sample->reset_required && result != nvml::kNotSupported) {
+    // A GPU without memory of its own is not ill, which the condition leaves out.
     sample->error = nvml.error_string(result);
   }
   nvml::Utilization utilization = {};
   if (nvml.utilization != nullptr && reader.Good(nvml.utilization(device, &utilization))) {
+    // The driver reports percents, milliwatts and megahertz; metrics are in base units.
     sample->utilization_ratio = utilization.gpu / 100.0;
     sample->memory_utilization_ratio = utilization.memory / 100.0;
   }
@@ -123,6 +130,7 @@ void SampleErrors(const nvml::Functions& nvml, nvml::Device device, Reader& read
   reader.Flag(&sample->ecc_enabled, nvml.ecc_mode);
   const auto count = [&](unsigned int type, unsigned int counter, std::optional<int64_t>* out) {
     unsigned long long errors = 0;
+    // Without ECC the counters exist and count nothing.
     if (nvml.ecc_errors != nullptr && sample->ecc_enabled.value_or(false) &&
         reader.Good(nvml.ecc_errors(device, type, counter, &errors))) {
       *out = static_cast<int64_t>(errors);
@@ -132,6 +140,7 @@ void SampleErrors(const nvml::Functions& nvml, nvml::Device device, Reader& read
   count(nvml::kUncorrected, nvml::kSinceDriverLoad, &sample->ecc_uncorrected);
   count(nvml::kCorrected, nvml::kSinceManufacture, &sample->ecc_corrected_ever);
   count(nvml::kUncorrected, nvml::kSinceManufacture, &sample->ecc_uncorrected_ever);
+  // The four values come from one call.
   unsigned int corrected = 0;
   unsigned int uncorrected = 0;
   unsigned int pending = 0;
@@ -154,6 +163,7 @@ void SampleLinksAndModes(const nvml::Functions& nvml, nvml::Device device, Reade
   reader.Get(&sample->pcie_lanes, 1, nvml.pcie_width);
   reader.Get(&sample->pcie_generation_limit, 1, nvml.max_pcie_generation);
   reader.Get(&sample->pcie_lanes_limit, 1, nvml.max_pcie_width);
+  // The number of links is not asked for: the first that fails ends them.
   for (unsigned int link = 0; nvml.link_state != nullptr && link < nvml::kMostLinks; ++link) {
     unsigned int active = 0;
     if (!reader.Good(nvml.link_state(device, link, &active))) break;  // it has no more
@@ -175,6 +185,7 @@ std::string NameOf(int pid) {
   std::ifstream file(absl::StrCat("/proc/", pid, "/comm"));
   std::string name;
   std::getline(file, name);
+  // Names of processes are chosen by their users, and are shown on terminals.
   for (char& c : name) c = c < 32 || c > 126 ? '?' : c;
   return name;
 }
@@ -184,6 +195,7 @@ void SampleProcesses(const nvml::Functions& nvml, nvml::Device device, Reader& r
   if (nvml.processes == nullptr) return;
   unsigned int count = 64;
   std::vector<nvml::ProcessInfo> infos(count);
+  // The size is a guess, and the call says how many there are.
   int result = nvml.processes(device, &count, infos.data());
   if (result == nvml::kInsufficientSize) {
     count *= 2;  // more may have started meanwhile
@@ -192,7 +204,9 @@ void SampleProcesses(const nvml::Functions& nvml, nvml::Device device, Reader& r
   }
   if (!reader.Good(result)) return;
   sample->processes.emplace();
+  // The call has set the count to what it has returned.
   for (unsigned int i = 0; i < count; ++i) {
+    // Processes in other containers may be hidden from this one.
     if (infos[i].used_bytes == nvml::kNoValue) continue;
     const int pid = static_cast<int>(infos[i].pid);
     sample->processes->push_back({pid, static_cast<int64_t>(infos[i].used_bytes), NameOf(pid)});
@@ -206,6 +220,7 @@ class NvmlSession : public GpuSession {
         nvml_(library_->functions()),
         gpus_(std::move(gpus)),
         devices_(std::move(devices)) {
+    // Events are listened for from the start, so that none is lost before the first question.
     ListenForXids();
   }
   ~NvmlSession() override {
@@ -219,6 +234,7 @@ class NvmlSession : public GpuSession {
     for (size_t i = 0; i < devices_.size(); ++i) {
       GpuSample& sample = samples[i];
       Reader reader(devices_[i], &sample);
+      // No handle was given out for it, so that no call could be made.
       if (devices_[i] == nullptr) {
         sample.lost = true;
         continue;
@@ -235,6 +251,7 @@ class NvmlSession : public GpuSession {
   std::vector<GpuXid> TakeXids() override {
     std::vector<GpuXid> xids;
     nvml::EventData data = {};
+    // Nothing is waited for: this is asked between heartbeats.
     while (events_ != nullptr && nvml_.event_wait(events_, &data, 0) == nvml::kSuccess) {
       const auto found = std::find(devices_.begin(), devices_.end(), data.device);
       if (data.type != nvml::kXidEvents || found == devices_.end()) continue;
@@ -265,6 +282,7 @@ class NvmlSession : public GpuSession {
 
 bool Names(const std::string& word, const Gpu& gpu) {
   int index = 0;
+  // CUDA accepts indices and beginnings of UUIDs.
   if (absl::SimpleAtoi(word, &index)) return gpu.index == index;
   return !word.empty() && gpu.uuid.starts_with(word);
 }
@@ -273,6 +291,7 @@ bool Names(const std::string& word, const Gpu& gpu) {
 
 absl::StatusOr<Gpus> FindGpus() {
   const auto library = nvml::Library::Load();
+  // A machine without a driver has no GPUs, which is no error.
   if (absl::IsNotFound(library.status())) return Gpus();
   TERCIO_RETURN_IF_ERROR(library.status());
   std::vector<nvml::Device> devices;
@@ -285,15 +304,18 @@ Gpus VisibleGpus(Gpus gpus, const std::string& visible) {
     const std::string word(absl::StripAsciiWhitespace(part));
     const auto found = std::find_if(gpus.list.begin(), gpus.list.end(),
                                     [&](const Gpu& gpu) { return Names(word, gpu); });
+    // CUDA ignores everything behind a name that it does not know.
     if (found == gpus.list.end()) break;
     left.push_back(*found);
   }
+  // The order of the driver is kept, in which agents count.
   std::sort(left.begin(), left.end(), [](const Gpu& a, const Gpu& b) { return a.index < b.index; });
   gpus.list = std::move(left);
   return gpus;
 }
 
 const std::vector<ClockReason>& ClockReasons() {
+  // The bits are NVML's (nvmlClocksEventReason constants).
   static const auto* const reasons = new std::vector<ClockReason>{
       {0x1, "idle", false},
       {0x2, "application_clocks", false},

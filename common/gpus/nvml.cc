@@ -9,6 +9,7 @@ namespace {
 
 // Looks up the first of these names that the library has.
 template <typename Function>
+// Names of functions have changed between versions of the driver.
 bool Find(void* library, Function* function, std::initializer_list<const char*> names) {
   for (const char* name : names) {
     *function = reinterpret_cast<Function>(dlsym(library, name));
@@ -17,6 +18,7 @@ bool Find(void* library, Function* function, std::initializer_list<const char*> 
   return false;
 }
 
+// Without one of these the library is of no use.
 bool FindRequired(void* library, Functions* nvml) {
   return Find(library, &nvml->init, {"nvmlInit_v2"}) &&
          Find(library, &nvml->shutdown, {"nvmlShutdown"}) &&
@@ -65,6 +67,7 @@ void FindOptional(void* library, Functions* nvml) {
 
 absl::StatusOr<std::unique_ptr<Library>> Library::Load() {
   std::unique_ptr<Library> library(new Library);
+  // The library is loaded at run time: nodes without a driver need none.
   library->handle_ = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
   if (library->handle_ == nullptr) {
     return absl::NotFoundError("there is no NVIDIA driver (libnvidia-ml.so.1)");
@@ -74,6 +77,7 @@ absl::StatusOr<std::unique_ptr<Library>> Library::Load() {
         "libnvidia-ml.so.1 lacks a function that has been in it since 2012");
   }
   FindOptional(library->handle_, &library->functions_);
+  // The driver is asked for the first time here, and may be in trouble.
   if (const int result = library->functions_.init(); result != kSuccess) {
     return absl::UnavailableError(absl::StrCat(
         "the NVIDIA driver does not answer: ", library->functions_.error_string(result),
@@ -84,6 +88,7 @@ absl::StatusOr<std::unique_ptr<Library>> Library::Load() {
 }
 
 Library::~Library() {
+  // What was not initialised must not be shut down.
   if (initialised_) functions_.shutdown();
   if (handle_ != nullptr) dlclose(handle_);
 }

@@ -35,10 +35,12 @@ this takes 5 % of a core, at most 200 connections per second are accepted, and b
 longest is closed. A connection is closed after its answer.
 )";
 
+// The sections are those of the pages, so that a reader finds what a daemon shows.
 struct Section {
   MetricExporter exporter;
   absl::string_view title;
 };
+// Each metric is in the section of the page that shows it.
 constexpr Section kSections[] = {
     {MetricExporter::kCoordinator, "Metrics of the coordinator"},
     {MetricExporter::kAgent, "Metrics of each agent"},
@@ -46,6 +48,7 @@ constexpr Section kSections[] = {
 };
 
 std::string TypeWordOf(const MetricSpec& spec) {
+  // The names of the types are those of Prometheus.
   switch (spec.kind) {
     case MetricKind::kCounter:
       return "counter";
@@ -56,6 +59,7 @@ std::string TypeWordOf(const MetricSpec& spec) {
   }
   std::vector<double> bounds;
   for (const double bound : spec.buckets) {
+    // Unused places of the table are 0.
     if (bound > 0) bounds.push_back(bound);
   }
   return absl::StrCat("histogram: ", absl::StrJoin(bounds, ", "));
@@ -63,6 +67,7 @@ std::string TypeWordOf(const MetricSpec& spec) {
 
 std::string LabelsOf(const MetricSpec& spec) {
   if (spec.labels.empty()) return "";
+  // The table separates labels by blanks, people read them one by one.
   const std::vector<absl::string_view> labels = absl::StrSplit(spec.labels, ' ');
   return absl::StrCat("`", absl::StrJoin(labels, "`, `"), "`");
 }
@@ -70,13 +75,16 @@ std::string LabelsOf(const MetricSpec& spec) {
 }  // namespace
 
 std::string MetricsDocument() {
+  // The head explains what all metrics have in common.
   std::string text(kHead);
   for (const Section& section : kSections) {
     absl::StrAppend(&text, "\n## ", section.title,
                     "\n\n| metric | type | unit | labels | meaning |\n|---|---|---|---|---|\n");
+    // The order is that of the table, where related metrics stand together.
     for (const MetricSpec& spec : metric_table::kAll) {
       if (spec.exporter != section.exporter) continue;
       absl::StrAppend(&text, "| `", spec.name, "` | ", TypeWordOf(spec), " | ",
+                      // A unit of 1 is no unit for people.
                       spec.unit == "1" ? "" : spec.unit, " | ", LabelsOf(spec), " | ", spec.help,
                       " |\n");
     }

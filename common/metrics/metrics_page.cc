@@ -30,6 +30,7 @@ std::string Readable(absl::string_view label) {
   std::string text;
   for (size_t at = 0; at < value.size();) {
     const CodePoint point = DecodeUtf8(value, at);
+    // A label is cut at a character, as half of one would make the page invalid.
     if (text.size() + point.length > kMostLabelBytes) break;
     at += point.length;
     AppendUtf8(IsPrintable(point) ? point.code : '?', &text);
@@ -45,6 +46,7 @@ std::vector<prometheus::ClientMetric::Label> Named(const MetricSpec& spec,
     return labels;
   }
   const std::vector<std::string> names = absl::StrSplit(spec.labels, ' ');
+  // A label more or less would be another series: the table decides.
   TERCIO_CHECK_EQ(names.size(), values.size());
   const absl::string_view* value = values.begin();
   for (const std::string& name : names) labels.push_back({name, Readable(*value++)});
@@ -55,6 +57,7 @@ std::vector<prometheus::ClientMetric::Label> Named(const MetricSpec& spec,
 
 prometheus::ClientMetric& MetricsPage::Add(MetricId metric, MetricKind kind, Labels labels) {
   const MetricSpec& spec = metric.spec();
+  // A metric of the other daemon's page is a mistake of the program.
   TERCIO_CHECK(spec.exporter == MetricExporter::kBoth || spec.exporter == exporter_);
   TERCIO_CHECK((spec.kind == MetricKind::kHistogram) == (kind == MetricKind::kHistogram));
   prometheus::ClientMetric& series = series_[metric.index()].emplace_back();
@@ -74,6 +77,7 @@ void MetricsPage::Set(MetricId metric, Labels labels, const HistogramFigures& fi
       Add(metric, MetricKind::kHistogram, labels).histogram;
   const MetricBuckets& bounds = metric.spec().buckets;
   for (size_t i = 0; i < kMostBuckets && bounds[i] > 0; ++i) {
+    // Buckets of Prometheus are cumulative.
     histogram.sample_count += figures.counts[i];
     histogram.bucket.push_back({histogram.sample_count, bounds[i]});
   }
@@ -85,6 +89,7 @@ void MetricsPage::Set(MetricId metric, Labels labels, const HistogramFigures& fi
 std::string MetricsPage::Text() const {
   std::vector<prometheus::MetricFamily> families;
   for (size_t i = 0; i < kMetricCount; ++i) {
+    // A family without series would be a heading without content.
     if (series_[i].empty()) continue;
     const MetricSpec& spec = metric_table::kAll[i];
     families.push_back(

@@ -19,12 +19,14 @@
 namespace tercio {
 namespace {
 
+// Requests of Prometheus have a few hundred bytes.
 constexpr size_t kMostRequestBytes = 8 << 10;
 // A nice(1) value. Not the lowest: pages are made from state that others wait for.
 constexpr int kPriority = 5;
 constexpr int kAgeOverCost = 20;  // age of a page that is still served, over the cost of making it
 constexpr double kBurst = 20;     // connections at the same time
 constexpr int kBacklog = 128;     // connections that wait in the kernel
+// The patience with a slow connection is much longer.
 constexpr int kLookMilliseconds = 50;  // between checks for slow connections
 constexpr int kPauseMilliseconds = 5;  // until the next connection may be accepted
 
@@ -35,6 +37,7 @@ absl::Status CannotListen(const std::string& address, const std::string& why) {
 }
 
 std::string Answer(const char* status, const std::string& type, const std::string& body) {
+  // Each connection serves one request, so that none can hold its place.
   return absl::StrCat("HTTP/1.1 ", status, "\r\nContent-Type: ", type,
                       "\r\nContent-Length: ", body.size(), "\r\nConnection: close\r\n\r\n", body);
 }
@@ -45,6 +48,7 @@ std::shared_ptr<const std::string> Refusal(const char* status) {
 }
 
 int PortOf(int socket) {
+  // The system has chosen the port where 0 was asked for.
   sockaddr_storage own = {};
   socklen_t length = sizeof(own);
   if (getsockname(socket, reinterpret_cast<sockaddr*>(&own), &length) != 0) return 0;
@@ -53,13 +57,16 @@ int PortOf(int socket) {
 }
 
 int ListenOn(const addrinfo& where) {
+  // Nothing may block: one thread serves all connections.
   const int listener = socket(where.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   if (listener < 0) return -1;
   const int yes = 1;
+  // A daemon that is restarted finds connections of its predecessor.
   setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
   if (bind(listener, where.ai_addr, where.ai_addrlen) == 0 && listen(listener, kBacklog) == 0) {
     return listener;
   }
+  // close may change errno, which the caller reports.
   const int error = errno;
   close(listener);
   errno = error;
@@ -93,12 +100,14 @@ absl::Status MetricsServer::Open(const std::string& address) {
     return absl::InvalidArgumentError(
         absl::StrCat("--metrics-listen ", address, ": ", gai_strerror(error)));
   }
+  // A name may have several addresses: the first that can be bound is taken.
   for (const addrinfo* entry = found; entry != nullptr && listener_ < 0; entry = entry->ai_next) {
     listener_ = ListenOn(*entry);
   }
   const int failed = errno;
   freeaddrinfo(found);
   if (listener_ < 0) return CannotListen(address, std::strerror(failed));
+  // An event descriptor wakes poll, which a condition variable cannot.
   stop_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   if (stop_ < 0) return CannotListen(address, std::strerror(errno));
   address_ = absl::StrCat(address.substr(0, address.rfind(':')), ":", PortOf(listener_));
@@ -108,6 +117,7 @@ absl::Status MetricsServer::Open(const std::string& address) {
 MetricsServer::~MetricsServer() {
   if (thread_.joinable()) {
     const uint64_t one = 1;
+    // Only an interrupt is repeated: the counter cannot be full.
     while (write(stop_, &one, sizeof(one)) < 0 && errno == EINTR) {
     }
     thread_.join();
@@ -125,11 +135,13 @@ void MetricsServer::Run() {
   allowance_ = kBurst;
   while (true) {
     const bool open = MayComeIn(std::chrono::steady_clock::now());
+    // While too many connections come, the listener is left alone: they wait in the kernel.
     std::vector<pollfd> watched = {{stop_, POLLIN, 0}, {open ? listener_ : -1, POLLIN, 0}};
     for (const Connection& connection : connections_) {
       const short what = connection.answer == nullptr ? POLLIN : POLLOUT;
       watched.push_back({connection.socket, what, 0});
     }
+    // Without connections nothing has to be looked at until something happens.
     const int patience = !open ? kPauseMilliseconds : connections_.empty() ? -1 : kLookMilliseconds;
     if (poll(watched.data(), watched.size(), patience) < 0 && errno != EINTR) {
       // Memory may have run out temporarily. Nothing is ready until it is available.
@@ -137,6 +149,7 @@ void MetricsServer::Run() {
     }
     if (watched[0].revents != 0) break;
     const Time now = std::chrono::steady_clock::now();
+    // The first two places are the stop event and the listener.
     size_t place = 2;
     for (auto connection = connections_.begin(); connection != connections_.end();) {
       const bool ready = watched[place++].revents != 0;
@@ -144,6 +157,7 @@ void MetricsServer::Run() {
           ready && (connection->answer == nullptr ? Read(*connection, now) : Write(*connection));
       connection = over ? Close(connection) : std::next(connection);
     }
+    // Slow connections are closed before a new one takes a place.
     CloseSlow(now);
     if (watched[1].revents != 0) Accept(now);
   }
@@ -152,6 +166,7 @@ void MetricsServer::Run() {
 
 bool MetricsServer::MayComeIn(Time now) {
   const double passed = std::chrono::duration<double>(now - allowance_at_).count();
+  // A token bucket: short bursts pass, and a flood does not take the machine.
   allowance_ = std::min(kBurst, allowance_ + passed * limits_.connections_per_second);
   allowance_at_ = now;
   return allowance_ >= 1;
@@ -174,6 +189,7 @@ void MetricsServer::Accept(Time now) {
 }
 
 void MetricsServer::MakeRoom() {
+  // A connection that has sent nothing yet loses least.
   const auto silent =
       std::find_if(connections_.begin(), connections_.end(),
                    [](const Connection& connection) { return connection.answer == nullptr; });
@@ -183,6 +199,7 @@ void MetricsServer::MakeRoom() {
 
 void MetricsServer::CloseSlow(Time now) {
   const auto patience = absl::ToChronoNanoseconds(limits_.patience);
+  // Connections are in the order of their arrival, so that the first is the oldest.
   while (!connections_.empty() && now - connections_.front().since > patience) {
     ++figures_.dropped;
     Close(connections_.begin());
@@ -202,6 +219,7 @@ bool MetricsServer::Read(Connection& connection, Time now) {
     if (count < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return false;
     if (count <= 0) return true;
     connection.request.append(buffer, static_cast<size_t>(count));
+    // A request ends with an empty line; a body is of no interest.
     const bool complete = connection.request.find("\r\n\r\n") != std::string::npos;
     if (!complete && connection.request.size() <= kMostRequestBytes) continue;
     connection.answer = complete ? AnswerTo(connection.request, now)
@@ -216,6 +234,7 @@ bool MetricsServer::Write(Connection& connection) {
   const std::string& answer = *connection.answer;
   while (connection.sent < answer.size()) {
     const ssize_t count = send(connection.socket, answer.data() + connection.sent,
+                               // A reader that has gone must not end the process.
                                answer.size() - connection.sent, MSG_NOSIGNAL);
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) return errno != EAGAIN && errno != EWOULDBLOCK;
@@ -229,6 +248,7 @@ bool MetricsServer::Write(Connection& connection) {
 MetricsServer::Text MetricsServer::AnswerTo(const std::string& request, Time now) {
   const size_t method_end = request.find(' ');
   const size_t path_end =
+      // Parameters behind a question mark change nothing.
       method_end == std::string::npos ? method_end : request.find_first_of(" ?\r", method_end + 1);
   if (path_end == std::string::npos) {
     ++figures_.refused;
@@ -249,13 +269,17 @@ MetricsServer::Text MetricsServer::AnswerTo(const std::string& request, Time now
 MetricsServer::Text MetricsServer::PageAt(const std::string& path, const Page& page, Time now) {
   Kept& kept = kept_[path];
   ++figures_.served;
+  // A page that was expensive stays valid for longer, so
+  // that making pages takes a bounded share of the time.
   if (kept.text != nullptr && now < kept.until) return kept.text;
   figures_.connections = static_cast<int64_t>(connections_.size());
   const Time began = std::chrono::steady_clock::now();
   const std::optional<std::string> made = page.make(figures_);
+  // A page that cannot be made now is not kept.
   if (!made.has_value()) return Refusal("503 Service Unavailable");
   kept.text = std::make_shared<const std::string>(Answer("200 OK", page.type, *made));
   const Time ended = std::chrono::steady_clock::now();
+  // The cost is measured with each page, since it grows with the cluster.
   kept.until = ended + kAgeOverCost * (ended - began);
   return kept.text;
 }

@@ -24,6 +24,7 @@ std::optional<double> BootTime() {
   if (!stat.ok()) return std::nullopt;
   for (const absl::string_view line : absl::StrSplit(*stat, '\n')) {
     double seconds = 0;
+    // The kernel gives the time of boot only here.
     if (line.substr(0, 6) == "btime " && absl::SimpleAtod(line.substr(6), &seconds)) return seconds;
   }
   return std::nullopt;
@@ -34,6 +35,7 @@ std::vector<double> StatFields() {
   std::vector<double> fields;
   const absl::StatusOr<std::string> stat = ReadFile("/proc/self/stat");
   if (!stat.ok()) return fields;
+  // The name may contain brackets and blanks: the last bracket ends it.
   const std::string rest = stat->substr(stat->rfind(')') + 2);
   for (const absl::string_view text : absl::StrSplit(rest, ' ')) {
     double value = 0;
@@ -43,6 +45,7 @@ std::vector<double> StatFields() {
   return fields;
 }
 
+// Metrics must not fail where a file is missing: the page leaves them out.
 std::optional<double> NotAfter(const std::string& path) {
   if (path.empty()) return std::nullopt;
   const absl::StatusOr<std::string> text = ReadFile(path);
@@ -63,6 +66,7 @@ std::optional<double> NotAfter(const std::string& path) {
 
 void AddProcessMetrics(absl::string_view version, absl::string_view commit, MetricsPage* page) {
   page->Set("tercio_build_info", {commit, version}, 1);
+  // The kernel counts in ticks, whose length it tells.
   const double ticks = static_cast<double>(sysconf(_SC_CLK_TCK));
   const std::vector<double> stat = StatFields();
   // Field numbers of proc(5), less the three that are missing in front.
@@ -76,6 +80,7 @@ void AddProcessMetrics(absl::string_view version, absl::string_view commit, Metr
       page->Set("process_start_time_seconds", *boot + stat[22 - 3] / ticks);
     }
   }
+  // The count includes the descriptor of this very listing.
   page->Set("process_open_fds", static_cast<double>(ListDirectory("/proc/self/fd").size()));
   rlimit files = {};
   if (getrlimit(RLIMIT_NOFILE, &files) == 0) {
@@ -85,6 +90,7 @@ void AddProcessMetrics(absl::string_view version, absl::string_view commit, Metr
 
 void AddCertificateMetrics(const std::string& certificate, const std::string& authority,
                            MetricsPage* page) {
+  // Both may expire, and alerts have to tell which.
   if (const std::optional<double> time = NotAfter(certificate); time.has_value()) {
     page->Set("tercio_certificate_not_after_timestamp_seconds", {"certificate"}, *time);
   }

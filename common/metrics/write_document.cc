@@ -7,6 +7,7 @@
 #include "common/metrics/metrics_document.h"
 
 int main() {
+  // bazel runs programs outside of the source tree, and names it here.
   const char* root = std::getenv("BUILD_WORKSPACE_DIRECTORY");
   const std::string text = tercio::MetricsDocument();
   if (root == nullptr)

@@ -103,11 +103,13 @@ int Milliseconds(absl::Duration duration) {
 
 grpc::ChannelArguments ArgumentsFor(const std::string& address, const Pings& pings) {
   grpc::ChannelArguments arguments;
+  // A plan of thousands of ranks is larger than gRPC's default of 4 MiB; the sender is trusted.
   arguments.SetMaxReceiveMessageSize(-1);
   arguments.SetMaxSendMessageSize(-1);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kLongestReconnectPauseMs);
   arguments.SetInt(GRPC_ARG_DNS_MIN_TIME_BETWEEN_RESOLUTIONS_MS, kLongestReconnectPauseMs);
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
+  // A socket of this machine reports its end at once, so that no pings are needed.
   if (!absl::StartsWith(address, "unix:")) {
     arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, Milliseconds(pings.interval));
     arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, Milliseconds(pings.timeout));
@@ -125,6 +127,7 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenChannel(const std::string& ad
   std::shared_ptr<grpc::ChannelCredentials> credentials = grpc::InsecureChannelCredentials();
   if (tls.given() && !absl::StartsWith(address, "unix:")) {
     TERCIO_RETURN_IF_ERROR(CheckComplete(tls));
+    // gRPC would only log a file that is missing, and try again for ever.
     for (const std::string& path : {tls.certificate, tls.key, tls.authority}) {
       TERCIO_RETURN_IF_ERROR(ReadFile(path).status());
     }
@@ -148,6 +151,7 @@ std::shared_ptr<grpc::ServerCredentials> MakeServerCredentials(
   return std::make_shared<ReloadedCredentials>(std::move(identity), clients);
 }
 
+// OpenSSL has one configuration for the process, so that this is done once.
 void RequireTls13() {
   static const bool done = [] {
     // Loads the machine's configuration first, which would otherwise override this setting later.

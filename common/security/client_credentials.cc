@@ -16,12 +16,14 @@ namespace {
 
 namespace tls = grpc::experimental;
 
+// A renewed certificate is used this long after it was written.
 constexpr unsigned kLookSeconds = 2;
 
 bool IsFor(const std::string& pem, const std::string& host) {
   const CertificatePointer certificate(
       PEM_read_bio_X509(ReaderOf(pem).get(), nullptr, nullptr, nullptr));
   if (certificate == nullptr) return false;
+  // A name and an address are checked by different functions; either may fit.
   if (X509_check_ip_asc(certificate.get(), host.c_str(), 0) == 1) return true;
   ERR_clear_error();
   return X509_check_host(certificate.get(), host.data(), host.size(), 0, nullptr) == 1;
@@ -36,6 +38,7 @@ class ServerVerifier : public tls::ExternalCertificateVerifier {
               grpc::Status* status) override {
     const std::string pem(request->peer_cert().data(), request->peer_cert().size());
     *status = Judge(pem, std::string(request->target_name().data(), request->target_name().size()));
+    // The answer is there at once: nothing has to be looked up.
     return true;
   }
   void Cancel(tls::TlsCustomVerificationCheckRequest*) override {}
@@ -48,6 +51,7 @@ class ServerVerifier : public tls::ExternalCertificateVerifier {
     const absl::StatusOr<CertificateFacts> facts = ReadCertificate(pem);
     if (!facts.ok()) return refused(std::string(facts.status().message()));
     if (!IsFor(pem, host)) return refused(absl::StrCat("its certificate is not for ", host));
+    // Certificates of other authorities name no role; one of ours must name the right one.
     if (facts->role.empty() || facts->role == role_) return grpc::Status::OK;
     return refused(absl::StrCat("its certificate has the role ", facts->role, ", not ", role_));
   }
@@ -60,7 +64,9 @@ std::shared_ptr<grpc::ChannelCredentials> Make(
     const std::string& server_role) {
   tls::TlsChannelCredentialsOptions options;
   options.set_certificate_provider(std::move(provider));
+  // Files that change are read again, so that a renewal needs no restart.
   options.watch_root_certs();
+  // A client without a certificate of its own can only enrol.
   if (own_certificate) options.watch_identity_key_cert_pairs();
   options.set_verify_server_certs(true);
   options.set_certificate_verifier(

@@ -5,6 +5,7 @@
 namespace tercio {
 
 Role RoleNamed(std::string_view name) {
+  // `none` is no role that a certificate could have.
   for (const Role role : {Role::kViewer, Role::kUser, Role::kAdmin, Role::kAgent}) {
     if (NameOf(role) == name) return role;
   }
@@ -22,22 +23,29 @@ std::string_view NameOf(Role role) {
     case Role::kAgent:
       return "agent";
     case Role::kNone:
+      // There is no default, so that a new role has to be named here.
       break;
   }
   return "none";
 }
 
 const std::vector<Rule>& Rules() {
+  // A call that is not in this table is refused (Gate::Judge).
   static const std::vector<Rule> rules = {
       {"AccessService/Renew", Least::kAnybody, true},
+      // Everybody who has a role may know which one it is.
       {"AccessService/WhoAmI", Least::kAnybody},
       {"CheckpointService/ReadTensor", Least::kAgent},
+      // The token of the attempt says which job's checkpoint it is.
       {"CheckpointService/Upload", Least::kAgent},
       {"EnrollService/Enroll", Least::kToken, true},
+      // Owners change their own jobs; the service checks whose they are.
       {"JobService/Cancel", Least::kUser, true},
+      // Nodes belong to the operators, whoever's jobs are on them.
       {"JobService/ChangeNode", Least::kAdmin, true},
       {"JobService/Checkpoints", Least::kViewer},
       {"JobService/Delete", Least::kUser, true},
+      // A drill harms the job on purpose.
       {"JobService/Drill", Least::kAdmin, true},
       {"JobService/Events", Least::kViewer},
       {"JobService/Get", Least::kViewer},
@@ -77,6 +85,7 @@ const Rule* RuleOf(std::string_view call) {
 bool Allows(Least least, Role role) {
   switch (least) {
     case Least::kAnybody:
+      // Without a role not even this is allowed.
       return role != Role::kNone;
     case Least::kViewer:
       return role == Role::kViewer || role == Role::kUser || role == Role::kAdmin;
@@ -85,8 +94,10 @@ bool Allows(Least least, Role role) {
     case Least::kAdmin:
       return role == Role::kAdmin;
     case Least::kAgent:
+      // Admins may do what agents do, for repairs.
       return role == Role::kAgent || role == Role::kAdmin;
     case Least::kToken:
+      // A token is no role: such calls are judged elsewhere.
       return false;
   }
   return false;

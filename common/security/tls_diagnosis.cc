@@ -27,6 +27,7 @@
 namespace tercio {
 namespace {
 
+// The diagnosis follows a call that has failed: a person is waiting for it.
 constexpr int kTimeoutSeconds = 3;
 
 using Context = std::unique_ptr<SSL_CTX, OpenSslFreer<SSL_CTX_free>>;
@@ -45,6 +46,7 @@ class Socket {
     hints.ai_socktype = SOCK_STREAM;
     addrinfo* found = nullptr;
     if (getaddrinfo(endpoint.host.c_str(), endpoint.port.c_str(), &hints, &found) != 0) return;
+    // A name may have several addresses, of which only one may answer.
     for (const addrinfo* one = found; one != nullptr && handle_ < 0; one = one->ai_next) {
       handle_ = socket(one->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
       const timeval timeout = {kTimeoutSeconds, 0};
@@ -89,6 +91,7 @@ class NoPipeSignal {
   sigset_t before_;
 };
 
+// The error stays in the queue, where later questions look for its reason.
 std::string OpenSslError() {
   const unsigned long error = ERR_peek_last_error();  // NOLINT: OpenSSL's type
   const char* reason = ERR_reason_error_string(error);
@@ -101,6 +104,7 @@ absl::Status Refused(const std::string& what) { return absl::UnauthenticatedErro
 
 // Loads this side's own files. OpenSSL's messages name neither file nor reason well.
 absl::Status LoadFiles(SSL_CTX* context, const TlsFiles& tls) {
+  // Each file is loaded by itself, so that the message can name the one that is wrong.
   if (SSL_CTX_load_verify_locations(context, tls.authority.c_str(), nullptr) != 1) {
     return Refused(absl::StrCat("the --tls-ca file ", tls.authority,
                                 " contains no certificate of an authority: ", OpenSslError()));
@@ -162,6 +166,7 @@ int VerifyOwn(SSL* connection) {
 // Why the other side does not trust this side's certificate: from its alert, or, as gRPC closes the
 // connection without one, from what this side can check.
 absl::Status TheirsRefuses(SSL* connection, const TlsFiles& tls) {
+  // The alert is the other side's own word, and counts more than any guess.
   const int alert = ERR_GET_REASON(ERR_peek_last_error());
   if (alert == SSL_R_TLSV13_ALERT_CERTIFICATE_REQUIRED) {
     return Refused("the coordinator requires a certificate: give --tls-cert, --tls-key, --tls-ca");
@@ -183,6 +188,7 @@ absl::Status TheirsRefuses(SSL* connection, const TlsFiles& tls) {
 // Checks the name here rather than in OpenSSL, which does not keep the certificate that it refuses.
 absl::Status CheckName(SSL* connection, const std::string& host) {
   const CertificatePointer certificate(SSL_get1_peer_certificate(connection));
+  // A name and an address are checked by different functions; either may fit.
   if (certificate == nullptr || X509_check_ip_asc(certificate.get(), host.c_str(), 0) == 1 ||
       X509_check_host(certificate.get(), host.data(), host.size(), 0, nullptr) == 1) {
     return absl::OkStatus();
@@ -237,6 +243,7 @@ void Trust(SSL_CTX* context, const std::string& pem) {
 // The objects of one handshake with a server.
 struct Handshake {
   explicit Handshake(const std::string& address) : endpoint(Split(address)), socket(endpoint) {
+    // The enrolment port and the coordinator accept nothing older.
     RequireTls13();
     context.reset(SSL_CTX_new(TLS_client_method()));
     const unsigned char protocols[] = {2, 'h', '2'};
@@ -247,6 +254,7 @@ struct Handshake {
     connection.reset(SSL_new(context.get()));
     if (connection == nullptr || SSL_set_fd(connection.get(), socket.handle()) != 1) return false;
     const Address ip(a2i_IPADDRESS(endpoint.host.c_str()));
+    // Addresses are not sent as server names (RFC 6066).
     if (ip == nullptr) SSL_set_tlsext_host_name(connection.get(), endpoint.host.c_str());
     ERR_clear_error();
     return true;
@@ -270,12 +278,14 @@ absl::StatusOr<std::string> FetchAuthority(const std::string& address,
   }
   if (!handshake.Prepare()) return absl::InternalError("cannot start a TLS handshake");
   if (SSL_connect(handshake.connection.get()) != 1) {
+    // This answer means that the other side speaks plain HTTP.
     const bool plain = ERR_GET_REASON(ERR_peek_last_error()) == SSL_R_WRONG_VERSION_NUMBER;
     return Refused(absl::StrCat(
         "the server at ", address, plain ? " does not speak TLS" : " aborts the TLS 1.3 handshake",
         ": it is not the enrolment port of a coordinator; nothing was sent"));
   }
   STACK_OF(X509)* chain = SSL_get_peer_cert_chain(handshake.connection.get());
+  // The authority is in the chain that the server shows, behind its own certificate.
   for (int i = 0; i < sk_X509_num(chain); ++i) {
     X509* certificate = sk_X509_value(chain, i);
     if (FingerprintOf(certificate) == fingerprint) return PemOf(certificate);
@@ -301,6 +311,7 @@ absl::Status DiagnoseServer(const std::string& address, const std::string& autho
 }
 
 absl::Status DiagnoseTls(const std::string& address, const TlsFiles& tls) {
+  // Sockets of this machine have no TLS.
   if (absl::StartsWith(address, "unix:")) return absl::OkStatus();
   RequireTls13();
   const Context context(SSL_CTX_new(TLS_client_method()));

@@ -14,6 +14,7 @@
 namespace tercio {
 namespace {
 
+// Nobody but the owner may have any right to a key.
 constexpr mode_t kOfOthers = S_IRWXG | S_IRWXO;
 
 std::string Environment(const char* name) {
@@ -21,6 +22,7 @@ std::string Environment(const char* name) {
   return value == nullptr ? "" : value;
 }
 
+// All messages name the file, since three are in use.
 absl::Status Wrong(const char* flag, const std::string& path, const absl::Status& why) {
   return absl::FailedPreconditionError(
       absl::StrCat("the ", flag, " ", path, ": ", std::string(why.message())));
@@ -42,6 +44,7 @@ std::string Utc(absl::Time time) {
 // The messages have both times: a wrong clock looks like a wrong certificate.
 absl::Status CheckTimes(const CertificateFacts& facts, absl::Time now) {
   if (now < facts.not_before) {
+    // Both times are in the message, as the clock is the more frequent reason.
     return absl::FailedPreconditionError(absl::StrCat("it is valid from ", Utc(facts.not_before),
                                                       ", but this machine's clock says ", Utc(now),
                                                       "; is the clock right?"));
@@ -56,8 +59,10 @@ absl::Status CheckTimes(const CertificateFacts& facts, absl::Time now) {
 
 absl::Status CheckMode(const std::string& path, TlsIdentity::KeyFile kind) {
   struct stat info = {};
+  // A file that cannot be looked at is reported when it is read.
   if (stat(path.c_str(), &info) != 0 || (info.st_mode & kOfOthers) == 0) return absl::OkStatus();
   const std::string text = absl::StrCat("other users can read it; run chmod 600 ", path);
+  // A key of our own was created private: somebody has changed that.
   if (kind == TlsIdentity::KeyFile::kOwn) return absl::FailedPreconditionError(text);
   LogWarning(absl::StrCat("the key ", path, ": ", text));
   return absl::OkStatus();
@@ -71,6 +76,7 @@ TlsFiles TlsFromEnvironment() {
 }
 
 absl::Status CheckComplete(const TlsFiles& files) {
+  // Two of three files are most likely a mistake.
   if (!files.certificate.empty() && !files.key.empty() && !files.authority.empty()) {
     return absl::OkStatus();
   }
@@ -81,6 +87,7 @@ absl::StatusOr<std::shared_ptr<TlsIdentity>> TlsIdentity::Load(const TlsFiles& f
                                                                absl::Duration between_tries) {
   TERCIO_RETURN_IF_ERROR(CheckComplete(files));
   std::shared_ptr<TlsIdentity> identity(new TlsIdentity(files, kind, between_tries));
+  // No other thread knows the object yet; the lock satisfies the analysis of guarded members.
   MutexLock lock(identity->mutex_);
   identity->seen_ = identity->Look();
   TERCIO_ASSIGN_OR_RETURN(identity->current_, identity->Read());
@@ -91,10 +98,12 @@ std::shared_ptr<const TlsMaterial> TlsIdentity::Current() {
   MutexLock lock(mutex_);
   const Stamps now = Look();
   const absl::Time time = SteadyNow();
+  // Files that have not changed are not read again, but a failure is retried after a pause.
   if (now == seen_ && time < retry_at_) return current_;
   absl::StatusOr<std::shared_ptr<TlsMaterial>> changed = Read();
   retry_at_ = changed.ok() ? absl::InfiniteFuture() : time + between_tries_;
   if (!changed.ok()) {
+    // The old pair works; the new one may be half written.
     if (now != seen_) {
       LogWarning(absl::StrCat("the previous certificate stays in use: ",
                               std::string(changed.status().message())));
@@ -103,6 +112,7 @@ std::shared_ptr<const TlsMaterial> TlsIdentity::Current() {
     return current_;
   }
   seen_ = now;
+  // gRPC asks for the version to know whether it has this one already.
   (*changed)->version = current_->version + 1;
   LogInfo(absl::StrCat("certificate ", files_.certificate, " reloaded, valid until ",
                        Utc((*changed)->facts.not_after)));
@@ -114,6 +124,7 @@ TlsIdentity::Stamps TlsIdentity::Look() const {
   Stamps stamps;
   const std::string* paths[] = {&files_.certificate, &files_.key, &files_.authority};
   for (size_t i = 0; i < stamps.size(); ++i) {
+    // Inode and time change with every way of replacing a file.
     struct stat info = {};
     if (stat(paths[i]->c_str(), &info) != 0) continue;
     stamps[i] = {info.st_ino, info.st_mtim.tv_sec, info.st_mtim.tv_nsec};
@@ -122,6 +133,7 @@ TlsIdentity::Stamps TlsIdentity::Look() const {
 }
 
 absl::StatusOr<std::shared_ptr<TlsMaterial>> TlsIdentity::Read() const {
+  // The mode is checked before the key is in memory.
   TERCIO_RETURN_IF_ERROR(CheckMode(files_.key, kind_));
   auto material = std::make_shared<TlsMaterial>();
   TERCIO_ASSIGN_OR_RETURN(material->certificate, ReadPem("certificate", files_.certificate));
@@ -132,6 +144,7 @@ absl::StatusOr<std::shared_ptr<TlsMaterial>> TlsIdentity::Read() const {
   material->facts = *facts;
   const auto authority = ReadCertificate(material->authority);
   if (!authority.ok()) return Wrong("authority", files_.authority, authority.status());
+  // A certificate with another key would fail at the first handshake.
   const absl::Status key = CheckKeyBelongs(material->certificate, material->key);
   if (!key.ok()) return Wrong("key", files_.key, key);
   const absl::Status times = CheckTimes(material->facts, absl::Now());

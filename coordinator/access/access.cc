@@ -18,6 +18,7 @@ namespace {
 constexpr std::chrono::milliseconds kLookInterval{500};
 constexpr absl::Duration kBetweenRenewals = absl::Minutes(1);
 constexpr absl::Duration kBetweenWarnings = absl::Minutes(1);
+// It is next to the default port of the services, 7077 (cli/client.cc).
 constexpr int kDefaultEnrolPort = 7078;
 
 }  // namespace
@@ -29,12 +30,15 @@ absl::StatusOr<std::unique_ptr<Access>> Access::Open(const Settings& settings) {
     // Answers queries of the user who has started it, on loopback.
   } else if (settings.tls.given()) {
     TERCIO_ASSIGN_OR_RETURN(access->identity_,
+                            // Whether others can read an operator's own key is the
+                            // operator's affair: a warning, not an error.
                             TlsIdentity::Load(settings.tls, TlsIdentity::KeyFile::kForeign));
   } else if (PathExists(directory)) {
     TERCIO_RETURN_IF_ERROR(access->OpenAuthority());
   }
   Gate::Options options;
   options.tls = access->identity_ != nullptr;
+  // With an authority of its own every certificate has a role; a default would only hide a mistake.
   if (access->authority_ == nullptr) options.default_role = RoleNamed(settings.default_role);
   if (options.tls) {
     access->audit_ =
@@ -46,6 +50,7 @@ absl::StatusOr<std::unique_ptr<Access>> Access::Open(const Settings& settings) {
   if (access->authority_ != nullptr) {
     // No caller is admitted before the revoked certificates are known.
     TERCIO_RETURN_IF_ERROR(access->LookForRevoked());
+    // Operators revoke with another process, so that the store has to be watched.
     access->watcher_ = std::thread([self = access.get()] { self->Watch(); });
   }
   return access;
@@ -55,6 +60,7 @@ absl::Status Access::OpenAuthority() {
   const std::string directory = DirectoryOf(settings_.state_dir);
   TERCIO_ASSIGN_OR_RETURN(authority_, Authority::Open(directory));
   TERCIO_ASSIGN_OR_RETURN(store_, AccessStore::Open(directory + "/access.sqlite"));
+  // The certificate is renewed before it is loaded: the coordinator starts even if it has expired.
   RenewOwn();
   TERCIO_ASSIGN_OR_RETURN(identity_, TlsIdentity::Load(Authority::CoordinatorFiles(directory),
                                                        TlsIdentity::KeyFile::kOwn));
@@ -70,6 +76,7 @@ absl::Status Access::ServeEnrolment(Registrar::MayBeHere may_be_here) {
     return absl::InvalidArgumentError(
         "--enroll-listen needs an authority: create one with `tercio-coordinator init`");
   }
+  // On loopback there are no other machines to enrol.
   if (given.empty() && IsLoopback(settings_.listen)) return absl::OkStatus();
   registrar_->KnowNodes(std::move(may_be_here));
   const std::string host = settings_.listen.substr(0, settings_.listen.rfind(':'));
@@ -95,6 +102,7 @@ absl::Status Access::LookForRevoked() {
   TERCIO_ASSIGN_OR_RETURN(std::set<std::string> revoked, store_->Revoked());
   TERCIO_ASSIGN_OR_RETURN(std::set<std::string> agents,
                           store_->RevokedAgents(absl::Now() - 2 * kLongestConnectionOfAgents));
+  // The version is remembered only when all was read: a failure is tried again.
   seen_version_ = std::move(version);
   gate_->SetRevoked({0, std::move(revoked), std::move(agents)});
   return absl::OkStatus();
@@ -122,6 +130,7 @@ void Access::RenewOwn() {
     facts = *read;
   }
   if (!RenewalIsDue(facts, absl::Now())) return;
+  // The pause also follows a failure: a full disk would otherwise fill the log.
   renew_after_ = SteadyNow() + kBetweenRenewals;
   const absl::Status status = authority_->RenewCoordinator(absl::Now());
   if (status.ok()) return;

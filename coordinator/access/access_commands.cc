@@ -38,11 +38,13 @@
 namespace tercio::coordinator {
 namespace {
 
+// 128 bits cannot be guessed, however often the enrolment port is tried.
 constexpr int kSecretBytes = 16;
 
 struct Options {
   std::string state_dir;
   std::vector<std::string> hosts;
+  // The first token is for an agent: people come later and have names.
   std::string role = "agent";
   std::string name;
   double ttl_seconds = 3600;
@@ -55,11 +57,13 @@ struct Options {
 };
 
 std::string Utc(absl::Time time) {
+  // Operators compare these times with logs of other machines, so the zone is fixed.
   return absl::FormatTime("%Y-%m-%dT%H:%M:%SZ", time, absl::UTCTimeZone());
 }
 
 std::string RandomSecret() {
   std::array<unsigned char, kSecretBytes> bytes;
+  // A token is as good as a password while it lives, hence OpenSSL's generator for secrets.
   TERCIO_CHECK_EQ(RAND_bytes(bytes.data(), bytes.size()), 1);
   return absl::BytesToHexString({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
 }
@@ -70,12 +74,14 @@ void Print(const nlohmann::ordered_json& value) { std::printf("%s\n", value.dump
 // coordinator runs as.
 absl::Status GiveToOwner(const std::string& state_dir, const std::string& directory) {
   struct stat info = {};
+  // Without root the files belong to the caller already.
   if (geteuid() != 0 || stat(state_dir.c_str(), &info) != 0 || info.st_uid == 0) {
     return absl::OkStatus();
   }
   std::vector<std::string> paths = {directory};
   for (const std::string& name : ListDirectory(directory)) paths.push_back(directory + "/" + name);
   for (const std::string& path : paths) {
+    // A link is not followed: root must not give away a file that somebody has linked to.
     if (lchown(path.c_str(), info.st_uid, info.st_gid) != 0) {
       return FileError(errno, "cannot set the state directory's owner on", path);
     }
@@ -84,6 +90,7 @@ absl::Status GiveToOwner(const std::string& state_dir, const std::string& direct
 }
 
 absl::StatusOr<std::unique_ptr<AccessStore>> OpenStore(const Options& options) {
+  // An error of SQLite about a missing file would not say what to do.
   const std::string directory = Access::DirectoryOf(options.state_dir);
   if (!PathExists(directory)) {
     return absl::FailedPreconditionError(
@@ -99,11 +106,13 @@ absl::Status CheckTokenOptions(const Options& options) {
   const bool is_agents = options.role == NameOf(Role::kAgent);
   if (options.name.empty() && !is_agents) {
     return absl::InvalidArgumentError(
+        // A certificate of a person without a name could not be revoked or recognised in the log.
         absl::StrCat("a token with role ", options.role, " needs --name: the person it is for"));
   }
   if (!options.name.empty()) TERCIO_RETURN_IF_ERROR(CheckName(options.name));
   if (!options.nodes.empty()) {
     TERCIO_RETURN_IF_ERROR(CheckNodePatterns(options.nodes));
+    // A token with a name has no choice that a pattern could restrict.
     if (!is_agents || !options.name.empty()) {
       return absl::InvalidArgumentError(
           "--nodes is for agents that choose their own names: use it neither with --name nor "
@@ -121,6 +130,7 @@ absl::Status CheckTokenOptions(const Options& options) {
 
 absl::StatusOr<JoinToken> MakeToken(const Options& options, const std::string& directory,
                                     AccessStore& store) {
+  // The authority is read first: a token without its fingerprint would be of no use.
   TERCIO_ASSIGN_OR_RETURN(const auto authority, Authority::Open(directory));
   TERCIO_RETURN_IF_ERROR(CheckTokenOptions(options));
   TokenRecord token;
@@ -137,8 +147,10 @@ absl::StatusOr<JoinToken> MakeToken(const Options& options, const std::string& d
 
 // The names and addresses in the coordinator's certificate.
 absl::StatusOr<std::vector<std::string>> HostsOf(const Options& options) {
+  // Clients on this machine reach it by these names, whatever else is asked for.
   std::vector<std::string> hosts = {"localhost", "127.0.0.1", "::1"};
   char own[256] = "";
+  // The name of the host is a convenience: one that no certificate can have is left out.
   if (gethostname(own, sizeof(own) - 1) == 0 && AlternativeName(own).ok()) hosts.push_back(own);
   for (const std::string& host : options.hosts) {
     TERCIO_RETURN_IF_ERROR(AlternativeName(host).status());
@@ -153,6 +165,7 @@ absl::StatusOr<JoinToken> MakeAccess(const Options& options,
                                      const std::vector<std::string>& hosts) {
   const std::string directory = Access::DirectoryOf(options.state_dir);
   const std::string made = directory + ".new";
+  // Two commands at the same time would otherwise build in the same place.
   TERCIO_ASSIGN_OR_RETURN(const auto lock, FileLock::Acquire(directory + ".lock", WhenHeld::kWait));
   if (PathExists(directory)) {
     return absl::AlreadyExistsError(
@@ -160,17 +173,21 @@ absl::StatusOr<JoinToken> MakeAccess(const Options& options,
                      " exists: this state directory already has an authority. Create tokens with "
                      "`tercio-coordinator token`; to start over, move the directory away"));
   }
+  // An init that was interrupted has left this behind.
   TERCIO_RETURN_IF_ERROR(RemoveTree(made));
   absl::Cleanup remove = [&made] { (void)RemoveTree(made); };
   TERCIO_RETURN_IF_ERROR(Authority::Create(made, hosts, absl::Now()));
   JoinToken token;
   {
+    // The store is closed before its directory is moved: SQLite knows its files by their paths.
     TERCIO_ASSIGN_OR_RETURN(const auto store, AccessStore::Create(made + "/access.sqlite"));
     TERCIO_ASSIGN_OR_RETURN(token, MakeToken(options, made, *store));
   }
   TERCIO_RETURN_IF_ERROR(GiveToOwner(options.state_dir, made));
   TERCIO_RETURN_IF_ERROR(RenamePath(made, directory));
+  // From here on the directory is the authority, whatever happens next.
   std::move(remove).Cancel();
+  // The rename is durable before the token is shown, which the operator hands out at once.
   TERCIO_RETURN_IF_ERROR(SyncPath(options.state_dir));
   return token;
 }
@@ -193,6 +210,7 @@ absl::Status Init(const Options& options) {
   std::printf("valid for  ");
   for (const std::string& host : hosts) std::printf(" %s", host.c_str());
   std::printf("\nagent token %s\n", token.c_str());
+  // Hints go to stderr, so that a script reads nothing but the result.
   std::fprintf(stderr,
                "The token lets %s join within %s. To create a token for a person:\n"
                "  tercio-coordinator token --state-dir %s --role admin --name NAME\n",
@@ -238,12 +256,14 @@ absl::Status Revoke(const Options& options) {
 }
 
 std::string HolderOf(const TokenRecord& token) {
+  // What is listed is who may use the token, as exactly as it is known.
   if (!token.name.empty()) return token.name;
   return token.nodes.empty() ? "any" : token.nodes;
 }
 
 absl::Status List(const Options& options) {
   TERCIO_ASSIGN_OR_RETURN(const auto store, OpenStore(options));
+  // Both lists are of one moment.
   const absl::Time now = absl::Now();
   TERCIO_ASSIGN_OR_RETURN(const auto tokens, store->Tokens(now));
   TERCIO_ASSIGN_OR_RETURN(const auto certificates, store->Certificates(now));
@@ -286,6 +306,7 @@ absl::Status List(const Options& options) {
 }
 
 void AddTokenOptions(CLI::App* command, Options* options) {
+  // Units are case-sensitive: M could be minutes as well as months.
   command->add_option("--ttl", options->ttl_seconds, "lifetime of the token (default 1h)")
       ->transform(CLI::AsNumberWithUnit(
           std::map<std::string, double>{{"s", 1}, {"m", 60}, {"h", 3600}, {"d", 86400}},
@@ -327,6 +348,7 @@ bool IsAccessCommand(int argc, char** argv) {
 
 int RunAccessCommand(int argc, char** argv) {
   Options options;
+  // The variable counts before the options, which override it.
   if (const char* variable = std::getenv("TERCIO_STATE_DIR")) options.state_dir = variable;
   Command chosen = nullptr;
   CLI::App app("Manage the tokens and certificates of a coordinator.", "tercio-coordinator");
@@ -359,8 +381,10 @@ int RunAccessCommand(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
+    // CLI11 returns codes of its own; scripts rely on ours.
     return app.exit(error) == 0 ? kExitOk : kExitUsage;
   }
+  // Only now, since a mistake in the options is no event for a log.
   InitLogging("coordinator");
   const absl::Status status = chosen(options);
   if (!status.ok()) std::fprintf(stderr, "error: %s\n", std::string(status.message()).c_str());

@@ -16,10 +16,13 @@ namespace tercio::coordinator {
 namespace {
 
 constexpr int kPatienceMs = 5000;  // for the other process
+// Version 2 has added the patterns of node names (BringUpToDate).
 constexpr int64_t kVersion = 2;
 // Expired entries are kept this long: a connection that was made before stays open.
 constexpr absl::Duration kMemory = absl::Hours(24 * 366);
 
+// The serial is the key of a certificate, since revocation is asked by it; the digest
+// of a token is no key, so that no index tells apart how much of it matched.
 constexpr char kSchema[] = R"(
 CREATE TABLE IF NOT EXISTS tokens(id INTEGER PRIMARY KEY AUTOINCREMENT, digest TEXT, role TEXT,
   name TEXT, created INTEGER, expires INTEGER, uses_left INTEGER,
@@ -30,6 +33,7 @@ CREATE INDEX IF NOT EXISTS certificates_by_name ON certificates(name);
 )";
 
 absl::Status NotGood() {
+  // One message for all three: a caller that guesses must not learn which it was.
   return absl::UnauthenticatedError(
       "the token is unknown, used up or expired; create a new one with `tercio-coordinator token`");
 }
@@ -40,6 +44,7 @@ absl::Status IsThere(const std::string& name) {
                    name, "`, or create the token with --name ", name));
 }
 
+// Whole seconds are enough for lives of hours and days, and compare in SQL.
 absl::Time TimeOf(int64_t seconds) { return absl::FromUnixSeconds(seconds); }
 
 TokenRecord ReadToken(SqliteStatement& query) {
@@ -62,6 +67,7 @@ absl::StatusOr<std::unique_ptr<AccessStore>> AccessStore::Create(const std::stri
 }
 
 absl::StatusOr<std::unique_ptr<AccessStore>> AccessStore::Open(const std::string& path) {
+  // The lock is for the analysis of guarded members: nobody else has the object yet.
   std::unique_ptr<AccessStore> store(new AccessStore(path));
   MutexLock lock(store->mutex_);
   TERCIO_RETURN_IF_ERROR(store->Connect());
@@ -71,27 +77,33 @@ absl::StatusOr<std::unique_ptr<AccessStore>> AccessStore::Open(const std::string
 // A file that cannot be opened leaves the present connection in use.
 absl::Status AccessStore::Connect() {
   if (!PathExists(path_)) {
+    // MakeDatabasePrivate would create an empty file, which forgets every revocation.
     return absl::FailedPreconditionError(
         absl::StrCat(path_,
                      " is missing, and with it the list of revoked certificates: restore it from a "
                      "backup, or create an empty file of that name to forget all revocations"));
   }
+  // Digests of tokens are in it, and names of all who have access.
   TERCIO_RETURN_IF_ERROR(MakeDatabasePrivate(path_));
   sqlite3* before = database_;
+  // The lock of this class already keeps threads apart.
   const int code = sqlite3_open_v2(path_.c_str(), &database_,
                                    SQLITE_OPEN_READWRITE | SQLITE_OPEN_NOMUTEX, nullptr);
   absl::Status status =
       code == SQLITE_OK ? Prepare() : SqliteFault(database_, absl::StrCat("cannot open ", path_));
   if (status.ok()) {
+    // The number makes a new file another version, even where it counts alike (Version).
     ++connections_;
   } else {
     std::swap(database_, before);
   }
+  // This closes the connection that is not used: the old one, or the one that failed.
   sqlite3_close(before);
   return status;
 }
 
 absl::Status AccessStore::Transaction(absl::FunctionRef<absl::Status()> body) {
+  // Operators' commands write to the same file: the lock is taken before anything is read.
   TERCIO_RETURN_IF_ERROR(Run("BEGIN IMMEDIATE"));
   absl::Status status = body();
   if (status.ok()) status = Run("COMMIT");
@@ -101,13 +113,16 @@ absl::Status AccessStore::Transaction(absl::FunctionRef<absl::Status()> body) {
 
 absl::Status AccessStore::Prepare() {
   sqlite3_busy_timeout(database_, kPatienceMs);
+  // Readers and the one writer do not wait for each other in this mode.
   TERCIO_RETURN_IF_ERROR(Run("PRAGMA journal_mode=WAL"));
+  // A revocation that was confirmed has to survive a power failure.
   TERCIO_RETURN_IF_ERROR(Run("PRAGMA synchronous=FULL"));
   TERCIO_ASSIGN_OR_RETURN(const int64_t version, Format());
   if (version > kVersion) {
     return absl::FailedPreconditionError(
         absl::StrCat(path_, " was written by a newer version of Tercio (format ", version, ")"));
   }
+  // The transaction is only needed where there is something to do, and locks out others.
   if (version == kVersion) return absl::OkStatus();
   return Transaction([this]() TERCIO_REQUIRES(mutex_) { return BringUpToDate(); });
 }
@@ -143,6 +158,7 @@ absl::StatusOr<int64_t> AccessStore::AddToken(const TokenRecord& token, const st
       database_,
       "INSERT INTO tokens(digest, role, name, created, expires, uses_left, nodes) "
       "VALUES(?, ?, ?, ?, ?, ?, ?)");
+  // A copy of the file gives nobody a token.
   insert.Bind(1, Sha256Hex(secret));
   insert.Bind(2, token.role);
   insert.Bind(3, token.name);
@@ -158,6 +174,7 @@ absl::StatusOr<int64_t> AccessStore::AddToken(const TokenRecord& token, const st
 absl::StatusOr<TokenRecord> AccessStore::FindToken(const std::string& secret, absl::Time now) {
   const std::string digest = Sha256Hex(secret);
   MutexLock lock(mutex_);
+  // The condition is not on the digest: the time of a search by it could be measured.
   SqliteStatement query(database_,
                         "SELECT id, role, name, created, expires, uses_left, nodes, digest "
                         "FROM tokens WHERE expires > ? AND uses_left > 0");
@@ -169,6 +186,7 @@ absl::StatusOr<TokenRecord> AccessStore::FindToken(const std::string& secret, ab
     const std::string kept = query.Bytes(7);
     if (kept.size() == digest.size() &&
         CRYPTO_memcmp(kept.data(), digest.data(), digest.size()) == 0) {
+      // The search continues after a match, so that every answer takes as long.
       found = ReadToken(query);
     }
   }
@@ -195,8 +213,10 @@ absl::Status AccessStore::Forget(absl::Time now) {
 }
 
 absl::Status AccessStore::Insert(const CertificateRecord& certificate) {
+  // What expired is removed when something is added: the file does not grow without end.
   TERCIO_RETURN_IF_ERROR(Forget(certificate.issued));
   TERCIO_ASSIGN_OR_RETURN(const int64_t others, CountUsable(certificate.name, certificate.issued));
+  // A token that leaks must not fill the store, nor hide a certificate among thousands.
   if (others >= kMostOfOneName) {
     return absl::ResourceExhaustedError(
         absl::StrCat(certificate.name, " has ", others,
@@ -220,12 +240,14 @@ absl::Status AccessStore::FreeName(const CertificateRecord& certificate, absl::T
   SqliteStatement update(database_,
                          "UPDATE certificates SET revoked = ? WHERE name = ? AND role = ? AND "
                          "revoked = 0 AND issued < ?");
+  // What is freed is revoked as of now: the old machine may still run.
   update.Bind(1, absl::ToUnixSeconds(certificate.issued));
   update.Bind(2, certificate.name);
   update.Bind(3, std::string(NameOf(Role::kAgent)));
   update.Bind(4, absl::ToUnixSeconds(forsaken));
   TERCIO_RETURN_IF_ERROR(update.Execute());
   TERCIO_ASSIGN_OR_RETURN(const int64_t there, CountUsable(certificate.name, certificate.issued));
+  // A usable certificate that is not forsaken belongs to a node that is there.
   return there > 0 ? IsThere(certificate.name) : absl::OkStatus();
 }
 
@@ -233,12 +255,14 @@ absl::Status AccessStore::Spend(const TokenRecord& token, const CertificateRecor
                                 absl::Time forsaken) {
   MutexLock lock(mutex_);
   return Transaction([&]() TERCIO_REQUIRES(mutex_) -> absl::Status {
+    // The condition is in the update itself, so that two callers cannot spend the last use.
     SqliteStatement spend(database_,
                           "UPDATE tokens SET uses_left = uses_left - 1 WHERE id = ? AND "
                           "uses_left > 0");
     spend.Bind(1, token.id);
     TERCIO_RETURN_IF_ERROR(spend.Execute());
     if (sqlite3_changes(database_) != 1) return NotGood();
+    // A token with a name is meant for that name, whichever certificates it already has.
     if (token.name.empty()) TERCIO_RETURN_IF_ERROR(FreeName(certificate, forsaken));
     return Insert(certificate);
   });
@@ -248,6 +272,7 @@ absl::Status AccessStore::AddSuccessor(const std::string& serial,
                                        const CertificateRecord& certificate) {
   MutexLock lock(mutex_);
   return Transaction([&]() TERCIO_REQUIRES(mutex_) -> absl::Status {
+    // The caller proves that it has the certificate; that it may be followed is decided here.
     SqliteStatement query(database_, "SELECT revoked FROM certificates WHERE serial = ?");
     query.Bind(1, serial);
     TERCIO_ASSIGN_OR_RETURN(const bool row, query.Next());
@@ -261,6 +286,7 @@ absl::Status AccessStore::AddSuccessor(const std::string& serial,
 
 absl::StatusOr<int64_t> AccessStore::Revoke(const std::string& name_or_serial, absl::Time now) {
   MutexLock lock(mutex_);
+  // Known and changed differ: revoking twice is no error, a misspelt name is.
   int64_t known = 0;
   int64_t changed = 0;
   const absl::Status done = Transaction([&]() TERCIO_REQUIRES(mutex_) -> absl::Status {
@@ -273,6 +299,8 @@ absl::StatusOr<int64_t> AccessStore::Revoke(const std::string& name_or_serial, a
     }
     for (const char* sql : {"UPDATE certificates SET revoked = ?2 WHERE revoked = 0 AND "
                             "(name = ?1 OR serial = ?1)",
+                            // A token has no mark of revocation; one
+                            // without uses left cannot be used either.
                             "UPDATE tokens SET uses_left = 0 WHERE name = ?1 AND uses_left > 0 "
                             "AND expires > ?2"}) {
       SqliteStatement update(database_, sql);
@@ -300,6 +328,7 @@ absl::Status AccessStore::RevokeToken(int64_t id) {
 
 absl::StatusOr<std::vector<TokenRecord>> AccessStore::Tokens(absl::Time now) {
   MutexLock lock(mutex_);
+  // What cannot be used is left out, so that the list says what could still be misused.
   SqliteStatement query(database_,
                         "SELECT id, role, name, created, expires, uses_left, nodes "
                         "FROM tokens WHERE expires > ? AND uses_left > 0 ORDER BY id DESC");
@@ -342,6 +371,7 @@ absl::StatusOr<std::set<std::string>> FirstColumn(SqliteStatement& query) {
 
 absl::StatusOr<std::set<std::string>> AccessStore::Revoked() {
   MutexLock lock(mutex_);
+  // Expired ones are included: a connection outlives the certificate that opened it.
   SqliteStatement query(database_, "SELECT serial FROM certificates WHERE revoked > 0");
   return FirstColumn(query);
 }
@@ -359,6 +389,7 @@ absl::StatusOr<std::set<std::string>> AccessStore::RevokedAgents(absl::Time sinc
 absl::StatusOr<std::string> AccessStore::Version() {
   MutexLock lock(mutex_);
   int moved = 0;
+  // An operator may have restored a backup: the open file is then no longer the one of the path.
   if (sqlite3_file_control(database_, nullptr, SQLITE_FCNTL_HAS_MOVED, &moved) == SQLITE_OK &&
       moved != 0) {
     TERCIO_RETURN_IF_ERROR(Connect());

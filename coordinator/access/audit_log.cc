@@ -19,6 +19,7 @@ namespace tercio::coordinator {
 namespace {
 
 constexpr absl::Duration kBetweenWarnings = absl::Minutes(1);
+// Names and addresses are shorter; a reason holds a whole message.
 constexpr size_t kLongestText = 200;
 constexpr size_t kLongestReason = 500;
 constexpr mode_t kPrivate = 0600;
@@ -42,6 +43,7 @@ std::string LineOf(const AuditEntry& entry) {
   // Text from clients may not be UTF-8, and may be aimed at the reader's terminal: all
   // but ASCII is escaped.
   std::string text = line.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
+  // DEL is ASCII and left alone by the library, but terminals act on it.
   return absl::StrReplaceAll(text, {{"\x7f", "\\u007f"}}) + "\n";
 }
 
@@ -55,6 +57,7 @@ void AuditLog::Write(const AuditEntry& entry) {
   const std::string line = LineOf(entry);
   MutexLock lock(mutex_);
   if (Append(line)) return;
+  // LogError below may change errno.
   const int error = errno;
   ++lost_;
   const absl::Time now = SteadyNow();
@@ -74,6 +77,7 @@ void AuditLog::CloseWhereRemoved() {
 
 bool AuditLog::Append(const std::string& line) {
   CloseWhereRemoved();
+  // The file is rotated before the line is added, so that it stays within its size.
   if (file_ >= 0 && bytes_ + static_cast<int64_t>(line.size()) > options_.most_bytes) Rotate();
   if (file_ < 0) {
     file_ = open(path_.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, kPrivate);

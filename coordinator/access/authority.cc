@@ -20,15 +20,20 @@
 namespace tercio::coordinator {
 namespace {
 
+// Keys are for the coordinator's user alone.
 constexpr int kPrivate = 0600;
+// RFC 5280 allows 20 bytes; 16 random ones never meet.
 constexpr int kSerialBytes = 16;
 constexpr absl::Duration kAuthorityLife = absl::Hours(24 * 3650);
 constexpr absl::Duration kCoordinatorLife = absl::Hours(24 * 90);
 // Machines whose clocks are slow accept a new certificate, too.
 constexpr absl::Duration kClockSkew = absl::Minutes(5);
+// A short life, as in tests, is not eaten up by the allowance for clocks.
 constexpr int kLeastLifePerSkew = 10;
+// 112 bits are the strength of RSA with 2048, the least that Debian's OpenSSL accepts by default.
 constexpr int kLeastSecurityBits = 112;
 constexpr int kLeastRsaBits = 2048;
+// Larger keys make every handshake slow, which a stranger could use.
 constexpr int kMostRsaBits = 8192;
 
 absl::Status Failed(const std::string& what) {
@@ -43,6 +48,7 @@ struct Extension {
 // Version, serial, times, subject: what authority and others have alike.
 CertificatePointer Blank(const std::string& name, absl::Time from, absl::Time to) {
   CertificatePointer certificate(X509_new());
+  // Extensions exist in version 3 only.
   X509_set_version(certificate.get(), X509_VERSION_3);
   std::array<unsigned char, kSerialBytes> serial;
   TERCIO_CHECK_EQ(RAND_bytes(serial.data(), serial.size()), 1);
@@ -61,6 +67,7 @@ CertificatePointer Blank(const std::string& name, absl::Time from, absl::Time to
 absl::Status AddExtensions(X509* certificate, X509* issuer,
                            const std::vector<Extension>& extensions) {
   X509V3_CTX context;
+  // The issuer is needed for the identifier of its key.
   X509V3_set_ctx(&context, issuer, certificate, nullptr, nullptr, 0);
   for (const Extension& entry : extensions) {
     X509_EXTENSION* extension =
@@ -100,6 +107,7 @@ absl::Status CheckRequest(X509_REQ* request) {
   EVP_PKEY* key = X509_REQ_get0_pubkey(request);
   const bool good = key != nullptr && IsGood(key);
   const bool own = good && X509_REQ_verify(request, key) == 1;
+  // A failed check leaves errors in OpenSSL's queue, which a later message would show.
   ERR_clear_error();
   if (own) return absl::OkStatus();
   return absl::InvalidArgumentError(
@@ -111,12 +119,15 @@ absl::StatusOr<std::string> MakeAuthority(const std::string& key, absl::Time now
   const KeyPointer own(PEM_read_bio_PrivateKey(ReaderOf(key).get(), nullptr, nullptr, nullptr));
   std::array<unsigned char, 4> mark;
   TERCIO_CHECK_EQ(RAND_bytes(mark.data(), mark.size()), 1);
+  // Authorities of two clusters are told apart by the mark.
   std::string name = "Tercio authority ";
   for (const unsigned char byte : mark) absl::StrAppend(&name, absl::Hex(byte, absl::kZeroPad2));
+  // The authority is valid no later than what it signs, whatever the clocks of others show.
   const CertificatePointer certificate = Blank(name, now - kClockSkew, now + kAuthorityLife);
   X509_set_issuer_name(certificate.get(), X509_get_subject_name(certificate.get()));
   X509_set_pubkey(certificate.get(), own.get());
   TERCIO_RETURN_IF_ERROR(AddExtensions(certificate.get(), certificate.get(),
+                                       // The path length forbids it to make further authorities.
                                        {{NID_basic_constraints, "critical,CA:TRUE,pathlen:0"},
                                         {NID_key_usage, "critical,keyCertSign,cRLSign"},
                                         {NID_subject_key_identifier, "hash"}}));
@@ -133,12 +144,14 @@ TlsFiles Authority::CoordinatorFiles(const std::string& directory) {
 
 absl::Status Authority::Create(const std::string& directory, const std::vector<std::string>& hosts,
                                absl::Time now) {
+  // The directory is made private at once: no moment exists in which others could enter.
   if (mkdir(directory.c_str(), 0700) != 0) {
     if (errno != EEXIST) return FileError(errno, "cannot create", directory);
     return absl::AlreadyExistsError(absl::StrCat(directory, " already exists"));
   }
   const std::string key = MakeKey();
   TERCIO_ASSIGN_OR_RETURN(const std::string pem, MakeAuthority(key, now));
+  // Each file is durable before the next, so that a certificate without its key cannot remain.
   TERCIO_RETURN_IF_ERROR(WriteFileDurably(directory + "/authority.key", key, kPrivate));
   const std::string own = MakeKey();
   TERCIO_RETURN_IF_ERROR(WriteFileDurably(directory + "/coordinator.key", own, kPrivate));
@@ -149,6 +162,7 @@ absl::Status Authority::Create(const std::string& directory, const std::vector<s
   TERCIO_ASSIGN_OR_RETURN(const IssuedCertificate issued,
                           authority->Issue(request, {kCoordinatorRole, kCoordinatorRole, hosts},
                                            now, kCoordinatorLife));
+  // The authority follows, so that a client that knows its fingerprint only can check it.
   return WriteFileDurably(directory + "/coordinator.pem", issued.pem + pem, kPrivate);
 }
 
@@ -175,6 +189,7 @@ absl::StatusOr<IssuedCertificate> Authority::Issue(const std::string& request,
                                                    absl::Duration life) const {
   TERCIO_ASSIGN_OR_RETURN(const RequestPointer parsed, ReadRequest(request));
   TERCIO_RETURN_IF_ERROR(CheckRequest(parsed.get()));
+  // The role is a URI among the names: other software ignores it, and it cannot be a host.
   std::string names = absl::StrCat("URI:", kRolePrefix, subject.role);
   for (const std::string& name : subject.names) {
     TERCIO_ASSIGN_OR_RETURN(const std::string entry, AlternativeName(name));
@@ -184,11 +199,14 @@ absl::StatusOr<IssuedCertificate> Authority::Issue(const std::string& request,
   const bool serves = subject.role == kCoordinatorRole || subject.role == kAgentRole;
   const CertificatePointer certificate =
       Blank(subject.name, now - std::min(kClockSkew, life / kLeastLifePerSkew),
+            // A certificate that outlives its authority would
+            // fail all at once, far from its own date.
             std::min(now + life, facts_.not_after));
   X509_set_issuer_name(certificate.get(), X509_get_subject_name(certificate_.get()));
   X509_set_pubkey(certificate.get(), X509_REQ_get0_pubkey(parsed.get()));
   TERCIO_RETURN_IF_ERROR(
       AddExtensions(certificate.get(), certificate_.get(),
+                    // Nothing that is issued may issue.
                     {{NID_basic_constraints, "critical,CA:FALSE"},
                      {NID_key_usage, "critical,digitalSignature"},
                      {NID_ext_key_usage, serves ? "serverAuth,clientAuth" : "clientAuth"},
@@ -198,12 +216,14 @@ absl::StatusOr<IssuedCertificate> Authority::Issue(const std::string& request,
   IssuedCertificate issued;
   issued.pem = PemOf(certificate.get());
   TERCIO_ASSIGN_OR_RETURN(issued.facts, ReadCertificate(issued.pem));
+  // The result is read back: a name with unusual characters could be read as another one.
   if (issued.facts.name == subject.name && issued.facts.role == subject.role) return issued;
   return absl::InvalidArgumentError(absl::StrCat("no certificate can be issued for the name \"",
                                                  absl::CEscape(subject.name), "\""));
 }
 
 absl::Status Authority::RenewCoordinator(absl::Time now) const {
+  // The key stays: only the dates of the certificate have run out.
   TERCIO_ASSIGN_OR_RETURN(const std::string key, ReadFile(directory_ + "/coordinator.key"));
   TERCIO_ASSIGN_OR_RETURN(const std::string old, ReadFile(directory_ + "/coordinator.pem"));
   TERCIO_ASSIGN_OR_RETURN(const CertificateFacts facts, ReadCertificate(old));
@@ -218,6 +238,7 @@ absl::Status Authority::RenewCoordinator(absl::Time now) const {
 absl::StatusOr<std::vector<std::string>> NamesOfRequest(const std::string& request) {
   TERCIO_ASSIGN_OR_RETURN(const RequestPointer parsed, ReadRequest(request));
   STACK_OF(X509_EXTENSION)* extensions = X509_REQ_get_extensions(parsed.get());
+  // Requests of people have no such extension, since nobody connects to them.
   const NamesPointer names(static_cast<GENERAL_NAMES*>(
       X509V3_get_d2i(extensions, NID_subject_alt_name, nullptr, nullptr)));
   sk_X509_EXTENSION_pop_free(extensions, X509_EXTENSION_free);

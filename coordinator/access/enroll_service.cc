@@ -17,8 +17,10 @@
 namespace tercio::coordinator {
 namespace {
 
+// A machine has few names; a certificate is sent with every handshake.
 constexpr size_t kMostNames = 16;
 constexpr size_t kLongestName = 64;  // of a common name (RFC 5280)
+// A request is a few kilobytes. The port is open to strangers, so every limit is tight.
 constexpr int kMostMessage = 64 << 10;
 constexpr size_t kMostMemory = 32 << 20;
 constexpr int kThreads = 16;
@@ -40,6 +42,8 @@ absl::StatusOr<std::vector<std::string>> HostsOf(const std::string& request) {
 }  // namespace
 
 absl::Status CheckName(const std::string& name) {
+  // The name goes into certificates, patterns and logs,
+  // none of which has to quote these characters.
   bool good = !name.empty() && name.size() <= kLongestName;
   for (const char c : name) {
     good = good && (absl::ascii_isalnum(c) || c == '-' || c == '.' || c == '_' || c == '@');
@@ -53,6 +57,7 @@ absl::StatusOr<IssuedCertificate> Registrar::Issue(const std::string& request,
                                                    const Subject& subject,
                                                    const std::string& address,
                                                    CertificateRecord* record) {
+  // Times of certificates are compared on other machines, hence the wall clock.
   const absl::Time now = absl::Now();
   TERCIO_ASSIGN_OR_RETURN(IssuedCertificate issued, authority_.Issue(request, subject, now, life_));
   *record = {issued.facts.serial,    subject.name, subject.role, now,
@@ -62,6 +67,7 @@ absl::StatusOr<IssuedCertificate> Registrar::Issue(const std::string& request,
 
 // Agents of that name are gone if their certificates are from before this time.
 absl::Time Registrar::Forsaken(const std::string& node, absl::Time now) const {
+  // Nodes that never came are given the time between their enrolment and their first stream.
   const std::optional<bool> here = may_be_here_(node);
   if (!here.has_value()) return now - kTimeToAttach;
   return *here ? absl::InfinitePast() : absl::InfiniteFuture();
@@ -72,6 +78,8 @@ absl::Status Registrar::ChooseName(const TokenRecord& token, const std::string& 
                                    std::string* name) {
   *name = token.name.empty() ? wanted : token.name;
   TERCIO_RETURN_IF_ERROR(CheckName(*name));
+  // A wish that differs is most likely a mistake, which a
+  // certificate in the other name would only show later.
   if (!wanted.empty() && wanted != *name) {
     return absl::InvalidArgumentError(
         absl::StrCat("the token is for ", *name, ", not for ", wanted));
@@ -85,16 +93,20 @@ absl::Status Registrar::ChooseName(const TokenRecord& token, const std::string& 
 absl::StatusOr<v1::Certificate> Registrar::Enrol(const v1::EnrollRequest& request,
                                                  const std::string& address, Enrolment* enrolment) {
   Subject* const subject = &enrolment->subject;
+  // The token comes first: without one nothing of the request is worth parsing.
   TERCIO_ASSIGN_OR_RETURN(const TokenRecord token, store_.FindToken(request.token(), absl::Now()));
   enrolment->token = token.id;
   subject->role = token.role;
   TERCIO_RETURN_IF_ERROR(ChooseName(token, request.name(), &subject->name));
+  // Only agents serve others, and so need names by which they are reached.
   if (token.role == kAgentRole) {
     TERCIO_ASSIGN_OR_RETURN(subject->names, HostsOf(request.request()));
   }
   CertificateRecord record;
   TERCIO_ASSIGN_OR_RETURN(const IssuedCertificate issued,
                           Issue(request.request(), *subject, address, &record));
+  // The certificate exists before the token is spent, but
+  // leaves only after: a failure in between costs nothing.
   TERCIO_RETURN_IF_ERROR(store_.Spend(token, record, Forsaken(subject->name, record.issued)));
   v1::Certificate answer;
   answer.set_certificate(issued.pem);
@@ -104,6 +116,7 @@ absl::StatusOr<v1::Certificate> Registrar::Enrol(const v1::EnrollRequest& reques
 
 absl::StatusOr<v1::Certificate> Registrar::Renew(const Caller& caller,
                                                  const v1::RenewRequest& request) {
+  // Name and role are those of the present certificate: a renewal extends and changes nothing.
   Subject subject = {caller.name, std::string(NameOf(caller.role)), {}};
   if (caller.role == Role::kAgent) {
     TERCIO_ASSIGN_OR_RETURN(subject.names, HostsOf(request.request()));
@@ -111,6 +124,7 @@ absl::StatusOr<v1::Certificate> Registrar::Renew(const Caller& caller,
   CertificateRecord record;
   TERCIO_ASSIGN_OR_RETURN(const IssuedCertificate issued,
                           Issue(request.request(), subject, caller.address, &record));
+  // The serial shows that the old one was not revoked in the meantime.
   TERCIO_RETURN_IF_ERROR(store_.AddSuccessor(caller.serial, record));
   v1::Certificate answer;
   answer.set_certificate(issued.pem);
@@ -122,6 +136,7 @@ grpc::Status AccessServiceImpl::Renew(grpc::ServerContext* context, const v1::Re
                                       v1::Certificate* response) {
   GuardedCall call(gate_, *context, "AccessService/Renew");
   if (call.refused()) return call.refusal();
+  // With certificates made elsewhere there is no key here that could sign.
   if (registrar_ == nullptr) {
     return call.Done(
         "",
@@ -156,6 +171,7 @@ class EnrollServer::Service : public v1::EnrollService::Service {
     const std::string address = HostOfPeer(context->peer());
     Registrar::Enrolment enrolment;
     const absl::Status status = Serve(*request, address, &enrolment, response);
+    // The outcome is recorded in every case, since attempts matter as much as successes.
     Audit(address, enrolment, status, *response);
     return ToGrpc(status);
   }
@@ -164,6 +180,7 @@ class EnrollServer::Service : public v1::EnrollService::Service {
   absl::Status Serve(const v1::EnrollRequest& request, const std::string& address,
                      Registrar::Enrolment* enrolment, v1::Certificate* response) {
     const absl::Time now = SteadyNow();
+    // One address alone cannot use up what all have together.
     if (!per_address_.Take(address, now) || !total_.Take("", now)) {
       return absl::ResourceExhaustedError("too many certificate requests; wait a minute and retry");
     }
@@ -176,6 +193,7 @@ class EnrollServer::Service : public v1::EnrollService::Service {
     if (!status.ok()) {
       audit_.Count(absl::IsResourceExhausted(status) ? Refusal::kTooOften : Refusal::kEnrolment);
     }
+    // Lines have a limit of their own: a guesser must not rotate the others out of the log.
     if (!status.ok() && !refusals_.Take(address, SteadyNow())) return;
     AuditEntry entry;
     entry.address = address;
@@ -209,6 +227,7 @@ absl::StatusOr<std::unique_ptr<EnrollServer>> EnrollServer::Listen(
   builder.SetMaxReceiveMessageSize(kMostMessage);
   builder.SetResourceQuota(
       grpc::ResourceQuota("enrolment").Resize(kMostMemory).SetMaxThreads(kThreads));
+  // Strangers must not hold a connection without a handshake, or an idle one, for long.
   builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeMs);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, kIdleMs);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_MS, kLongestConnectionMs);
@@ -216,6 +235,7 @@ absl::StatusOr<std::unique_ptr<EnrollServer>> EnrollServer::Listen(
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, 4);
   int port = 0;
   builder.AddListeningPort(
+      // Callers have no certificate yet: that is what they come for.
       address, MakeServerCredentials(std::move(identity), ClientCertificates::kNone), &port);
   builder.RegisterService(server->service_.get());
   server->server_ = builder.BuildAndStart();

@@ -12,6 +12,7 @@
 namespace tercio::coordinator {
 namespace {
 
+// The words are those of gRPC 1.51, which offers no other way to learn of a failure.
 constexpr char kFailure[] = "Handshake failed with fatal error ";
 // Any client that reaches the port can cause these lines.
 constexpr RateLimiter::Limit kLines = {20, 1};
@@ -34,7 +35,9 @@ void Take(gpr_log_func_args* line) {
   const size_t failure = text.find(kFailure);
   Sink& sink = TheSink();
   MutexLock lock(sink.mutex);
+  // Lines that come before or after have nowhere to go.
   if (sink.audit == nullptr) return;
+  // Each failure is counted, whether or not there is a line for it below.
   if (failure != std::string::npos) sink.audit->Count(Refusal::kHandshake);
   if (!sink.limiter.Take("", SteadyNow())) {
     ++sink.left_out;
@@ -66,6 +69,7 @@ HandshakeLog::HandshakeLog(AuditLog& audit) {
 
 HandshakeLog::~HandshakeLog() {
   Sink& sink = TheSink();
+  // The function stays installed, since gRPC's threads may be inside it; it now does nothing.
   MutexLock lock(sink.mutex);
   sink.audit = nullptr;
 }

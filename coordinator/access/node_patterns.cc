@@ -13,6 +13,7 @@ namespace tercio::coordinator {
 namespace {
 
 constexpr size_t kLongestPattern = 64;  // as of a name
+// These are the characters of names (CheckName) and the two wildcards.
 constexpr char kOtherCharacters[] = "-._@*?";
 
 std::vector<std::string> Split(const std::string& patterns) {
@@ -20,6 +21,7 @@ std::vector<std::string> Split(const std::string& patterns) {
 }
 
 bool IsPattern(const std::string& text) {
+  // An empty text passes here and is refused below, where it has neither letter nor digit.
   return text.size() <= kLongestPattern && std::all_of(text.begin(), text.end(), [](char c) {
            return absl::ascii_isalnum(c) ||
                   std::string_view(kOtherCharacters).find(c) != std::string_view::npos;
@@ -35,6 +37,7 @@ absl::Status CheckNodePatterns(const std::string& patterns) {
           absl::StrCat("a pattern of node names must have 1 to ", kLongestPattern,
                        " characters: letters, digits and -._@*?; separate several with commas"));
     }
+    // A pattern of wildcards alone would make the restriction empty.
     const bool tells =
         std::any_of(pattern.begin(), pattern.end(), [](char c) { return absl::ascii_isalnum(c); });
     if (!tells) {
@@ -50,6 +53,8 @@ absl::Status CheckNodePatterns(const std::string& patterns) {
 bool FitsNodePatterns(const std::string& patterns, const std::string& node) {
   const std::vector<std::string> all = Split(patterns);
   return std::any_of(all.begin(), all.end(), [&node](const std::string& pattern) {
+    // Without FNM_PATHNAME a * stands for any characters; backslashes are
+    // not in the alphabet, so that nothing needs to be escaped.
     return fnmatch(pattern.c_str(), node.c_str(), FNM_NOESCAPE) == 0;
   });
 }

@@ -25,6 +25,7 @@ std::string DescribeExit(const v1::ExitRecord& exit) {
   if (!exit.reason().empty()) {
     absl::StrAppend(&text, ": ", exit.reason());
   } else if (exit.last_log_lines_size() > 0) {
+    // A rank that died without giving a reason has most often logged it last.
     absl::StrAppend(&text, ": ", exit.last_log_lines(exit.last_log_lines_size() - 1));
   }
   if (!exit.device_error().empty()) absl::StrAppend(&text, "; ", exit.device_error());
@@ -55,6 +56,7 @@ bool IsCrash(const v1::ExitRecord& exit) {
 
 // Whether an attempt that starts after this step would continue with the data that led there.
 bool SameData(const v1::JobRecord& record, int64_t start) {
+  // The digest is empty where it is not known, and where a person has accepted other data.
   return start == 0 || record.data_digest().empty() ||
          record.data_digest() == record.progress().data_digest();
 }
@@ -129,6 +131,9 @@ const char* NameOf(SaveFailure failure) {
 
 void Stepper::BeginAttempt(JobState& job) {
   v1::JobRecord& record = job.record;
+  // An attempt that started from a checkpoint and made no step may have died of it,
+  // so the search proves every byte of that one before it is used again. This reads
+  // the progress of the previous attempt, which is cleared below.
   const bool in_vain = record.attempt() > 0 && LastStarted(record) == record.attempt() &&
                        record.resume_attempt() == 0 && !record.progress().stepped();
   job.suspect_step = in_vain ? record.resume_step() : 0;
@@ -153,13 +158,16 @@ void Stepper::BeginAttempt(JobState& job) {
   job.searching = false;
   job.searches = 0;
   job.search_again_at = 0;
+  // What follows a fault counts as restarting up to the first step, the wait in the queue apart.
   SwitchTime(job, record.waiting_since() > 0 ? v1::TIME_KIND_RESTARTING : v1::TIME_KIND_STARTING);
   if (!Enter(job, v1::JOB_PHASE_PREPARING)) return;
+  // Nodes prepare the data while storage is searched; StartWhenReady joins the two.
   for (const auto& [name, node] : job.placement->nodes()) SendPrepare(job, name);
   Search(job);
 }
 
 void Stepper::RefuseData(JobState& job, const std::string& node, const std::string& error) {
+  // No rank runs yet, so that there is nothing to be gentle with.
   StopNodes(job, 0);
   job.record.set_error(error);
   Note(job, "data_refused", error, node);
@@ -176,6 +184,7 @@ void Stepper::OnDataPrepared(JobState& job, const std::string& node,
     return RefuseData(job, node, absl::StrCat("node ", node, " reported no vocabulary size"));
   }
   v1::AttemptProgress& progress = *record.mutable_progress();
+  // The first answer sets the digest that all other nodes have to match.
   if (CountRanks(progress.prepared()) > 0 && progress.data_digest() != answer.digest()) {
     return RefuseData(job, node,
                       absl::StrCat("node ", node,
@@ -204,6 +213,7 @@ void Stepper::StartWhenReady(JobState& job) {
                            plan::KeepsCopies(record.spec());
   if (!progress.checkpoint_known() && !from_memory) return;
   if (RefusesOtherData(job, record.checkpoint_step())) return;
+  // The size of the vocabulary was found in the data; the plan cuts tensors by it.
   record.mutable_spec()->mutable_model()->set_vocab_size(record.vocab_size());
   absl::StatusOr<v1::Plan> plan =
       settings_.make_plan(PresentSpec(record), SlotsOf(*job.placement), ShareOfRanks(job));
@@ -213,21 +223,27 @@ void Stepper::StartWhenReady(JobState& job) {
     return;
   }
   if (from_memory) {
+    // The job waits here for more reports of copies, or for the search to end.
     if (!FindSnapshot(job, *plan).has_value()) return;
     record.mutable_progress()->set_checkpoint_known(true);
     job.kept_step = std::max(record.checkpoint_step(), record.resume_step());
   }
   TakeProducts(job, *plan);
   ChooseStart(job, *plan);
+  // A copy in memory may be newer than the checkpoint, so the
+  // question is asked again about the step that was chosen.
   if (RefusesOtherData(job, record.resume_step())) return;
   record.set_data_digest(progress.data_digest());
   SettleRollBack(job);
   job.plan = std::make_shared<const v1::Plan>(*std::move(plan));
   effects_.changed_plans.insert(record.id());
+  // This entry makes the attempt count as started, and takes what
+  // lies behind its step out of the history (StepCounts).
   (*record.mutable_resume_steps())[record.attempt()] = record.resume_step();
   record.set_step(record.resume_step());
   record.set_tokens(record.resume_step() * record.spec().training().global_batch() *
                     record.spec().model().context());
+  // The choice of a person is good for one start: restarts begin from the newest checkpoint.
   record.set_from_step_plus_one(0);
   if (record.started_at() == 0) record.set_started_at(now_);
   if (!Enter(job, v1::JOB_PHASE_STARTING)) return;
@@ -264,6 +280,7 @@ RankShare Stepper::ShareOfRanks(const JobState& job) const {
   }
   const int wanted = job.record.spec().resources().threads_per_rank();
   if (wanted > 0) share.threads = wanted;
+  // Threads are what a rank computes with: it cannot use cores beyond their number.
   share.cores = std::min<double>(share.cores, share.threads);
   return share;
 }
@@ -317,6 +334,7 @@ void Stepper::OnStepReport(JobState& job, const v1::StepReport& report) {
   record.set_tokens_per_second(report.tokens_per_second());
   if (report.mfu() > 0) record.set_mfu(report.mfu());
   NoteSpike(job, step);
+  // Where a spike was the reason, NoteSpike has reported the step already.
   if (step.skipped() && step.spike().empty()) Note(job, "step_skipped", DescribeSkipped(step));
   if (step.has_validation_loss()) record.set_validation_loss(step.validation_loss());
   record.set_progress_at(now_);
@@ -330,6 +348,7 @@ void Stepper::OnRankExit(JobState& job, const std::string& node, const v1::ExitR
       exit.rank() >= job.placement->ranks()) {
     return;
   }
+  // The judgement comes first, since it may record this rank as the one at fault.
   JudgeExit(job, node, exit);
   // The last log lines of all others only report that a rank has gone.
   const bool at_fault =
@@ -349,11 +368,13 @@ void Stepper::JudgeExit(JobState& job, const std::string& node, const v1::ExitRe
   }
   if (saved && record.phase() == v1::JOB_PHASE_STOPPING) return;
   const std::string what = DescribeExit(exit);
+  // A finding that all ranks share says more than that one of them has exited.
   const bool found = HandleFinding(job, exit);
   Note(job, "rank_exited", what, node, exit.rank());
   if (found) return;
   const bool of_device = !exit.device_error().empty();
   if (of_device) job.avoided.devices.insert({node, job.placement->DeviceOf(exit.rank())});
+  // A faulty GPU says nothing about the job, so it does not count towards a crash loop.
   if (record.phase() != v1::JOB_PHASE_STOPPING && IsCrash(exit) && !of_device) CountCrash(record);
   const FaultCause cause = of_device       ? FaultCause::kDevice
                            : IsCrash(exit) ? FaultCause::kCrash
@@ -363,6 +384,8 @@ void Stepper::JudgeExit(JobState& job, const std::string& node, const v1::ExitRe
 }
 
 void Stepper::CountCrash(v1::JobRecord& record) {
+  // Crashes after the same step suggest a cause that restarts do not
+  // change; a step in between shows that the job can get past it.
   const bool again = record.crashes() > 0 && record.crash_step() == record.step();
   record.set_crashes(again ? record.crashes() + 1 : 1);
   record.set_crash_step(record.step());
@@ -372,6 +395,7 @@ void Stepper::CountCrash(v1::JobRecord& record) {
 void Stepper::Fault(JobState& job, const FaultReport& report) {
   v1::JobRecord& record = job.record;
   if (record.phase() == v1::JOB_PHASE_STOPPING) {
+    // The next attempt would meet a permanent fault again, so the restart becomes a failure.
     const bool mendable = record.stop_reason() == v1::STOP_REASON_RESTART ||
                           record.stop_reason() == v1::STOP_REASON_MOVE;
     if (report.permanent && mendable) {
@@ -393,11 +417,14 @@ void Stepper::Fault(JobState& job, const FaultReport& report) {
   record.set_fault_rank_plus_one(report.rank + 1);
   record.set_stop_reason(report.permanent ? v1::STOP_REASON_FAIL : v1::STOP_REASON_RESTART);
   record.set_last_fault_at(now_);
+  // The ledger is switched before the work is given up: the time up to now must be in it.
   SwitchTime(job, v1::TIME_KIND_RESTARTING);
   GiveUpWork(record);
   if (!Enter(job, v1::JOB_PHASE_STOPPING)) return;
   Note(job, "attempt_broken", report.what, report.node);
   StopNodes(job, settings_.stop_grace);
+  // A crash that returns at the same step follows the job to any node, so
+  // only the first of them counts against the node where it happened.
   const bool blamed = report.certain || record.crashes() <= 1;
   if (!report.permanent && !report.node.empty() && blamed) {
     Blame(report.node, report.what);
@@ -410,6 +437,7 @@ void Stepper::Move(JobState& job, const std::string& why) {
   if (phase == v1::JOB_PHASE_STOPPING) return;
   Note(job, "moving", why);
   if (phase == v1::JOB_PHASE_PREPARING) {
+    // Ranks that do not exist yet have nothing to save and need no grace.
     StopNodes(job, 0);
     return Requeue(job);
   }
@@ -419,6 +447,7 @@ void Stepper::Move(JobState& job, const std::string& why) {
   if (phase == v1::JOB_PHASE_RUNNING) {
     SaveAndStop(job);
   } else {
+    // No step was made since the state was loaded, so a checkpoint would hold nothing new.
     StopNodes(job, settings_.stop_grace);
   }
 }
@@ -441,6 +470,7 @@ void Stepper::HastenStop(JobState& job) {
     job.record.mutable_progress()->set_saving(false);
     return StopNodes(job, 0);
   }
+  // The last node to stop makes the job give up its placement; the copy keeps this loop's map.
   const PlacementPtr placement = job.placement;
   for (const auto& [name, node] : placement->nodes()) {
     if (HasRank(job.record.progress().stopped(), node.index)) continue;
@@ -460,11 +490,15 @@ void Stepper::OnAllStopped(JobState& job) {
   v1::JobRecord& record = job.record;
   const int stopped = CountRanks(record.progress().stopped());
   if (stopped != static_cast<int>(job.placement->nodes().size())) return;
+  // A job whose ranks all ended well after the last step has succeeded,
+  // even if it was just to be stopped: nothing is left to do.
   const bool finished = CountRanks(record.progress().finished_ranks()) == job.placement->ranks();
   if (finished && record.step() >= record.spec().training().steps()) {
     record.clear_error();
     return Finish(job, v1::JOB_PHASE_SUCCEEDED);
   }
+  // Ranks that exit with 0 too early would do so again at once:
+  // that counts as a crash, so that the crash loop ends it.
   if (record.phase() != v1::JOB_PHASE_STOPPING) {
     record.set_error("the ranks ended before the last step");
     job.cause = FaultCause::kCrash;
@@ -542,6 +576,7 @@ void Stepper::Finish(JobState& job, v1::JobPhase phase) {
 
 void Stepper::Release(JobState& job) {
   v1::JobRecord& record = job.record;
+  // Nobody resumes from the memory of nodes after this, so work in no checkpoint is lost.
   if (record.phase() != v1::JOB_PHASE_SUCCEEDED) LoseWork(*record.mutable_ledger());
   DropCopies(record.id());
   record.set_unreadable_since(0);

@@ -8,11 +8,13 @@
 namespace tercio::coordinator {
 namespace {
 
+// An error is read in a terminal: a job may have hundreds of checkpoints.
 constexpr size_t kMostFindings = 8;
 
 }  // namespace
 
 bool Counts(const v1::JobRecord& record, const v1::CheckpointRecord& checkpoint) {
+  // A checkpoint is part of the history exactly where its last step is.
   v1::StepRecord step;
   step.set_step(checkpoint.step());
   step.set_attempt(checkpoint.attempt());
@@ -21,6 +23,7 @@ bool Counts(const v1::JobRecord& record, const v1::CheckpointRecord& checkpoint)
 
 std::vector<v1::CheckpointRecord> CheckpointsThatCount(const v1::JobRecord& record) {
   std::vector<v1::CheckpointRecord> found;
+  // Records are in the order of their commits, so that the newest is the last one.
   for (auto at = record.checkpoints().rbegin(); at != record.checkpoints().rend(); ++at) {
     if (Counts(record, *at)) found.push_back(*at);
   }
@@ -35,6 +38,7 @@ v1::CheckpointRecord* FindCheckpointRecord(v1::JobRecord& record, int64_t step) 
 }
 
 void AddCheckpointRecord(v1::JobRecord& record, v1::CheckpointRecord checkpoint) {
+  // The new record goes to the end even where it replaces one: its commit is the newest.
   RemoveCheckpointRecord(record, checkpoint.step());
   *record.add_checkpoints() = std::move(checkpoint);
 }
@@ -51,6 +55,7 @@ void AddUnrecordedCheckpoint(v1::JobRecord& record) {
   if (record.checkpoints_size() > 0 || record.checkpoint_step() == 0) return;
   v1::CheckpointRecord* known = record.add_checkpoints();
   known->set_step(record.checkpoint_step());
+  // The oldest versions did not say which attempt had saved; no later one can have.
   known->set_attempt(record.checkpoint_attempt() > 0 ? record.checkpoint_attempt()
                                                      : record.attempt());
   known->set_bytes(record.checkpoint_bytes());
@@ -62,8 +67,11 @@ std::vector<v1::CheckpointRecord> SuperfluousCheckpoints(const v1::JobRecord& re
   int verified = 0;
   for (auto at = record.checkpoints().rbegin(); at != record.checkpoints().rend(); ++at) {
     const bool kept =
+        // Even keep_last 0 keeps one: a job without any checkpoint could only start over.
         verified < std::max(1, keep_last) || (keep_every > 0 && at->step() % keep_every == 0);
     if (!kept) superfluous.push_back(*at);
+    // Only proven bytes allow older ones to go; a checkpoint that is
+    // damaged or not part of the history is no substitute for them.
     const bool good = at->verified_at() > 0 && at->problem().empty();
     verified += good && Counts(record, *at) ? 1 : 0;
   }
@@ -82,6 +90,7 @@ bool IsSuperfluous(const v1::JobRecord& record, int64_t step) {
 const v1::CheckpointRecord* NextToVerify(const v1::JobRecord& record) {
   const v1::CheckpointRecord* next = nullptr;
   for (const v1::CheckpointRecord& known : record.checkpoints()) {
+    // Damage is a fact already; reading it again finds nothing new.
     if (!known.problem().empty()) continue;
     if (next == nullptr || known.verified_at() < next->verified_at()) next = &known;
   }
@@ -95,6 +104,7 @@ std::string DescribeFindings(const std::vector<CheckpointFinding>& findings) {
       texts.push_back(absl::StrCat(findings.size() - kMostFindings, " more"));
       break;
     }
+    // A finding without a step is about the directory as a whole.
     texts.push_back(finding.step > 0 ? absl::StrCat("step ", finding.step, ": ", finding.problem)
                                      : finding.problem);
   }

@@ -18,6 +18,8 @@
 namespace tercio::coordinator {
 namespace {
 
+// An answer may wait behind a commit while the coordinator's disk is full: it
+// has this long to be handled before a search counts as unanswered.
 constexpr double kAnswerGrace = 5;
 constexpr double kFirstSearchAgain = 1;
 constexpr double kLongestSearchAgain = 60;
@@ -119,6 +121,7 @@ void Stepper::Handle(const CheckpointFound& answer) {
     v1::JobRecord& record = job.record;
     if (record.phase() != v1::JOB_PHASE_PREPARING || record.progress().checkpoint_known()) return;
     effects_.changed_jobs.insert(record.id());
+    // Records decide below whether the job has a checkpoint at all, so they are completed first.
     AdoptUnrecorded(job, answer);
     NoteFindings(job, answer);
     const bool from_beginning = record.from_step_plus_one() == 1;
@@ -131,6 +134,7 @@ void Stepper::Handle(const CheckpointFound& answer) {
                                             ? DescribeMissing(record, answer.there)
                                             : DescribeFindings(answer.findings));
     }
+    // A job that never committed a checkpoint starts from the beginning.
     if (CheckpointsThatCount(record).empty()) return StartFrom(job, answer);
     std::vector<CheckpointFinding> all = answer.findings;
     AddKnownDamage(record, &all);
@@ -213,6 +217,7 @@ void Stepper::Handle(const CheckpointCommitted& committed) {
     if (!HasLiveRun(record.phase()) || committed.step <= record.checkpoint_step()) return;
     effects_.saves.push_back({record.id(), std::nullopt, committed.seconds});
     const int64_t before = std::max(record.checkpoint_step(), record.resume_step());
+    // Only steps up to the committed one are safe; those made since may still be lost.
     if (record.step() > before) {
       CommitWork(*record.mutable_ledger(), static_cast<double>(committed.step - before) /
                                                static_cast<double>(record.step() - before));
@@ -234,11 +239,13 @@ void Stepper::Handle(const CheckpointCommitted& committed) {
     if (committed.verified) known.set_verified_at(now_);
     AddCheckpointRecord(record, std::move(known));
     state_.scrubs.Set(record.id(), now_);
+    // A job that has run this long without a fault has earned its whole budget again.
     if (now_ - record.last_fault_at() > settings_.budget_window) record.set_restarts_used(0);
     Note(job, "checkpoint_committed",
          absl::StrCat("step ", committed.step, ", ", committed.bytes, " bytes",
                       committed.seconds > 0 ? absl::StrFormat(" in %.3f s", committed.seconds) : "",
                       ", ", committed.path));
+    // Older checkpoints are removed only in favour of one whose bytes were read back.
     if (committed.verified) {
       Prune(job);
     } else {
@@ -248,6 +255,7 @@ void Stepper::Handle(const CheckpointCommitted& committed) {
 }
 
 void Stepper::Verify(JobState& job, int64_t step) {
+  // One verification at a time of a job: the record of what is under way holds one step.
   if (std::exchange(job.verifying, true)) return;
   const v1::CheckpointRecord* known = FindCheckpointRecord(job.record, step);
   job.verifying_step = step;
@@ -373,10 +381,13 @@ void Stepper::OnSaveFailed(JobState& job, int64_t step, SaveFailure reason,
                            const std::string& error, const std::string& node, int rank) {
   v1::JobRecord& record = job.record;
   const bool by_rank = !node.empty();
+  // The file system is asked less and less often: a thousand jobs may wait for the same one.
   if (by_rank && step == record.failed_save_step()) return;
   effects_.saves.push_back({record.id(), reason, 0});
   Note(job, "checkpoint_failed", absl::StrCat("step ", step, ": ", error), node, rank);
   const bool counts = reason != SaveFailure::kInterrupted &&
+                      // A save that was interrupted, or that failed while the
+                      // job stops, says nothing about its storage.
                       record.phase() != v1::JOB_PHASE_STOPPING && step > record.checkpoint_step();
   if (!counts || step == record.failed_save_step()) return;
   record.set_failed_save_step(step);

@@ -23,6 +23,7 @@ void Stepper::OnDeviceFaults(const std::string& name, const DeviceFaults& faults
                              const std::set<int>& lost) {
   NodeState& node = state_.nodes.at(name);
   const DeviceFaults before(node.record.device_faults().begin(), node.record.device_faults().end());
+  // Agents repeat all faults with every heartbeat; only changes are news.
   if (faults != before) {
     for (const auto& [device, fault] : faults) {
       const auto known = before.find(device);
@@ -38,6 +39,7 @@ void Stepper::OnDeviceFaults(const std::string& name, const DeviceFaults& faults
       (*node.record.mutable_device_faults())[device] = fault;
     }
     effects_.changed_nodes.insert(name);
+    // A device that has recovered may be what a waiting job needs.
     reschedule_ = true;
   }
   if (!faults.empty()) EndRunsOn(name, faults, lost);
@@ -48,6 +50,7 @@ void Stepper::OnDeviceFaults(const std::string& name, const DeviceFaults& faults
 void Stepper::EndRunsOn(const std::string& name, const DeviceFaults& faults,
                         const std::set<int>& lost) {
   const NodeState& node = state_.nodes.at(name);
+  // Agents without GPUs describe none; slots beyond the GPUs share them.
   const int gpus = std::max(1, node.hello.device_facts_size());
   for (JobState* const active : state_.jobs.Active()) {
     JobState& job = *active;
@@ -58,6 +61,8 @@ void Stepper::EndRunsOn(const std::string& name, const DeviceFaults& faults,
     const std::vector<int>& ranks = place->second.ranks;
     const auto hit = std::find_if(ranks.begin(), ranks.end(), [&](int rank) {
       const int device = job.placement->DeviceOf(rank) % gpus;
+      // Ranks that run stay on a GPU with a lesser fault:
+      // ending them would lose more than it saves.
       return phase == v1::JOB_PHASE_PREPARING ? faults.contains(device) : lost.contains(device);
     });
     if (hit == ranks.end()) continue;

@@ -16,6 +16,7 @@ using Devices = std::vector<FreeDevice>;
 std::vector<Devices> GroupBy(const Devices& devices, std::string_view FreeDevice::*member) {
   std::vector<Devices> groups;
   std::map<std::string_view, size_t> places;
+  // The state lists devices by node name, so that the order of the groups is the same each time.
   for (const FreeDevice& device : devices) {
     const auto [place, added] = places.try_emplace(device.*member, groups.size());
     if (added) groups.emplace_back();
@@ -30,13 +31,16 @@ Devices First(const Devices& devices, int count) {
 
 Devices ChooseByModel(const Devices& free, const DeviceWish& wish) {
   const std::vector<Devices> models = GroupBy(free, &FreeDevice::model);
+  // Ranks of one model are best: every rank of the job then takes equally long.
   for (const Devices& alike : models) {
     if (static_cast<int>(alike.size()) >= wish.ranks) return First(alike, wish.ranks);
   }
   Devices chosen;
   for (const Devices& alike : models) {
+    // Without a known layout any two ranks might share a tensor group, so a mix is no answer.
     if (wish.tensor == 0) break;
     const int missing = wish.ranks - static_cast<int>(chosen.size());
+    // A tensor group is cut from one model only; what is left of that model stays free.
     const int whole = static_cast<int>(alike.size()) / wish.tensor * wish.tensor;
     const Devices part = First(alike, std::min(missing, whole));
     chosen.insert(chosen.end(), part.begin(), part.end());

@@ -26,6 +26,7 @@ class Inspector {
   }
 
   Diagnosis Run() {
+    // Mismatched calls explain every wait that follows from them, so they are looked for first.
     if (auto pair = FindMismatch(); pair.has_value()) {
       return Make(
           HangKind::kMismatch, {pair->first, pair->second},
@@ -34,6 +35,7 @@ class Inspector {
                        ", rank ", pair->second, " at ", Exactly(pair->second)));
     }
     const std::set<int> roots = Roots();
+    // A process that is stopped or gone is a proven cause; silence and work may be consequences.
     for (const auto& [condition, kind] : {std::pair{Condition::kStopped, HangKind::kStopped},
                                           {Condition::kGone, HangKind::kGone},
                                           {Condition::kSilent, HangKind::kNoAnswer},
@@ -62,6 +64,8 @@ class Inspector {
     const v1::RankPosition* position = Position(rank);
     if (position == nullptr) return Condition::kSilent;
     const std::string& state = position->process_state();
+    // Z and X are a zombie and a dead process as /proc names them; no
+    // state at all means that the agent found no process.
     if (state.empty() || state == "Z" || state == "X") return Condition::kGone;
     if (state == "T" || state == "t") return Condition::kStopped;
     // Ranks sleep (S) while they wait for others; this one waits for a disk or a device.
@@ -73,11 +77,13 @@ class Inspector {
   const v1::CollectiveIdentity& WaitOf(int rank) const { return Position(rank)->waiting(); }
 
   static bool IsMessage(const v1::CollectiveIdentity& wait) {
+    // Messages between stages are matched by peer and sequence, not by the group as a whole.
     return wait.operation().starts_with("pipeline");
   }
 
   // The ranks without which this one cannot continue.
   std::vector<int> WaitsFor(int rank) const {
+    // A message has one sender; a collective waits for every member that is not at the same call.
     const v1::CollectiveIdentity& wait = WaitOf(rank);
     if (nodes_.contains(wait.peer())) return {wait.peer()};
     std::vector<int> missing;
@@ -85,6 +91,8 @@ class Inspector {
     if (group == groups_.end()) return missing;
     for (const int other : plan::RanksOf(*group->second)) {
       const bool here = Waits(other) && WaitOf(other).group() == wait.group() &&
+                        // The sequence is compared as well: a rank at an
+                        // earlier call of the group is not there yet.
                         WaitOf(other).sequence() == wait.sequence();
       if (other != rank && !here) missing.push_back(other);
     }
@@ -111,6 +119,7 @@ class Inspector {
         if (!Waits(other)) wanted.insert(other);
       }
     }
+    // Where no wait leads to a rank that does not wait, all of those are suspects.
     return wanted.empty() ? idle : wanted;
   }
 
@@ -118,6 +127,7 @@ class Inspector {
   std::optional<std::pair<int, int>> FindMismatch() const {
     std::map<std::pair<std::string, int64_t>, int> first;
     for (const auto& [rank, node] : nodes_) {
+      // The two ends of a message have different operations by nature: send and receive.
       if (!Waits(rank) || IsMessage(WaitOf(rank))) continue;
       const v1::CollectiveIdentity& wait = WaitOf(rank);
       const auto [entry, inserted] = first.emplace(std::pair{wait.group(), wait.sequence()}, rank);
@@ -135,10 +145,12 @@ class Inspector {
   Diagnosis ExplainCircle() const {
     std::vector<int> path = {nodes_.begin()->first};
     while (true) {
+      // One missing rank is enough to follow: every rank waits, so each path ends in a cycle.
       const std::vector<int> next = WaitsFor(path.back());
       if (next.empty()) break;
       const auto seen = std::find(path.begin(), path.end(), next.front());
       if (seen != path.end()) {
+        // Ranks that lead to the cycle are not part of it.
         path.erase(path.begin(), seen);
         break;
       }
@@ -157,9 +169,11 @@ class Inspector {
   bool LostBetween(int rank, int other) const {
     const v1::CollectiveIdentity& mine = WaitOf(rank);
     const v1::CollectiveIdentity& theirs = WaitOf(other);
+    // A rank that is a step ahead has sent everything that this one could wait for.
     if (Position(other)->step() > Position(rank)->step()) return true;
     if (mine.group() != theirs.group() || IsMessage(mine) != IsMessage(theirs)) return false;
     if (!IsMessage(mine)) return theirs.sequence() >= mine.sequence();
+    // Both ends are at the same message, one sending and one receiving: only the link is left.
     return theirs.peer() == rank && theirs.sequence() == mine.sequence() &&
            theirs.operation() != mine.operation();
   }
@@ -189,6 +203,7 @@ class Inspector {
       case HangKind::kMismatch:
       case HangKind::kSlowLink:
       case HangKind::kDeadlock: {
+        // Only kStuck gets here: its ranks have answered, so that the position is known.
         const v1::RankPosition& position = *Position(culprits.front());
         ending = absl::StrCat(who, culprits.size() == 1 ? " waits" : " wait",
                               " for no other rank and has made no progress for ",
@@ -265,10 +280,13 @@ class Inspector {
       if (excluded.contains(rank)) continue;
       if (!Waits(rank)) continue;
       const v1::CollectiveIdentity& wait = WaitOf(rank);
+      // The text is the key, so that ranks at the same place become one phrase.
       places[absl::StrCat(wait.operation(), " #", wait.sequence(), " of ", wait.group())].push_back(
           rank);
     }
     std::vector<std::pair<std::string, std::vector<int>>> sorted(places.begin(), places.end());
+    // Most ranks wait in one place, the consequence; it says most and comes first. The sort is
+    // stable, so that equal groups keep an order that does not change between reports.
     std::stable_sort(sorted.begin(), sorted.end(), [](const auto& a, const auto& b) {
       return a.second.size() > b.second.size();
     });

@@ -51,6 +51,7 @@ void Stepper::ReplicasDiffer(JobState& job, const v1::ExitRecord& exit) {
   const bool named = odd >= 0 && odd < job.placement->ranks();
   const std::string node = named ? job.placement->NodeOf(odd) : "";
   const std::string what = absl::StrCat("replicas differ ", exit.reason());
+  // The first rank to report it decides; the repetitions of the others are not noted again.
   if (WillContinue(record) && record.error() != what) {
     Note(job, "replicas_differ", what, node, named ? odd : -1);
     if (record.phase() == v1::JOB_PHASE_STOPPING) {
@@ -67,9 +68,12 @@ void Stepper::RollBack(JobState& job, const v1::ExitRecord& exit) {
   v1::JobRecord& record = job.record;
   v1::TrainingSpec& training = *record.mutable_spec()->mutable_training();
   const int64_t from = exit.roll_back_from();
+  // The step must lie behind the start of the attempt: going back to it would
+  // otherwise lead nowhere. The numbers come from a trainer and are checked.
   const bool possible = record.spec().fault_tolerance().on_spike() == v1::ON_SPIKE_ROLLBACK &&
                         record.roll_backs() < kMostRollBacks && from > record.resume_step() &&
                         from <= training.steps();
+  // All ranks ask for the same rollback; one marker is enough.
   if (WillContinue(record) && possible && !RollBackIsPending(record)) {
     training.add_data_skips()->set_after_step(from);
     record.set_roll_backs(record.roll_backs() + 1);
@@ -89,6 +93,7 @@ void Stepper::TakeBackBlame(JobState& job) {
     if (found == state_.nodes.end()) continue;
     v1::NodeRecord& node = found->second.record;
     auto* faults = node.mutable_faults();
+    // The fault has no other mark than its time, which Fault has given to the job and the node.
     const auto kept = std::remove(faults->begin(), faults->end(), job.record.last_fault_at());
     if (kept == faults->end()) continue;
     faults->erase(kept, faults->end());

@@ -10,6 +10,8 @@
 namespace tercio::coordinator {
 namespace {
 
+// The bounds keep the report below kMostLines and the memory small, whatever
+// ranks send: ten thousand of them may answer with megabytes of text each.
 constexpr size_t kMostHeldBytes = size_t{64} << 20;
 constexpr size_t kCutBytes = 4 << 10;
 constexpr size_t kMostLinesOfOne = 500;
@@ -21,6 +23,7 @@ constexpr size_t kLongestRanks = 200;
 // At most `most` bytes, without half a character at the end.
 std::string_view Cut(std::string_view text, size_t most) {
   if (text.size() <= most) return text;
+  // Bytes 10xxxxxx continue a character of UTF-8: the cut moves back to where one begins.
   while (most > 0 && (static_cast<unsigned char>(text[most]) & 0xC0) == 0x80) --most;
   return text.substr(0, most);
 }
@@ -37,6 +40,7 @@ void ForEachLine(std::string_view text, const Body& body) {
 
 // "  0x7f12 Name" without the address, which differs in every process.
 std::string_view WithoutAddress(std::string_view frame) {
+  // Addresses differ between processes by address space randomisation; names of frames do not.
   frame.remove_prefix(std::min(frame.find_first_not_of(' '), frame.size()));
   if (!frame.starts_with("0x")) return frame;
   const size_t space = frame.find(' ');
@@ -55,11 +59,13 @@ size_t DigestOf(std::string_view stack) {
     } else {
       (thread += '\n') += WithoutAddress(line);
     }
+    // Threads are in a set, so that their order and their number make no difference.
     return true;
   });
   threads.insert(std::move(thread));
   std::string all;
   for (const std::string& one : threads) absl::StrAppend(&all, one, "\n\n");
+  // The digest needs no strength against attackers: a collision merges two kinds in a text.
   return std::hash<std::string>()(all);
 }
 
@@ -74,6 +80,7 @@ std::string NameBriefly(const std::vector<int>& ranks) {
 void HangStacks::Add(int rank, std::string_view stack) {
   if (stack.empty()) return;
   Kind& kind = kinds_[DigestOf(stack)];
+  // The first rank of a kind gives the text; the others only their numbers.
   if (kind.ranks.empty()) {
     kind.source = rank;
     kind.text = std::string(held_bytes_ < kMostHeldBytes ? stack : Cut(stack, kCutBytes));
@@ -86,6 +93,8 @@ class HangStacks::Reporter {
  public:
   // False when there is no room for more.
   bool Add(const Kind& kind, int of) {
+    // There is room for a whole stack with its heading and the ellipsis,
+    // or it is left out, so that the report's end cuts none.
     if (lines_.size() + kMostLinesOfOne + 2 > kMostLines) return false;
     std::vector<int> ranks = kind.ranks;
     std::sort(ranks.begin(), ranks.end());
@@ -95,6 +104,7 @@ class HangStacks::Reporter {
     }
     const size_t end = lines_.size() + kMostLinesOfOne;
     ForEachLine(kind.text, [&](std::string_view line) {
+      // One line more than the bound is the ellipsis, which says that lines are missing.
       AddLine(of, lines_.size() == end ? "..." : Cut(line, kLongestLine));
       return lines_.size() <= end;
     });

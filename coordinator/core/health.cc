@@ -20,6 +20,7 @@ bool HeardLoading(const std::string& node, const v1::RunHealth& health, RunHealt
     if (known != state->loading.end()) known->second.ended = true;
     return false;
   }
+  // While ranks load, bytes that arrive since the last report are the only sign of progress.
   const int64_t before = known == state->loading.end() ? 0 : known->second.bytes;
   state->loading[node] = {health.loaded_bytes(), health.load_total_bytes(), false};
   return health.loaded_bytes() > before;
@@ -39,7 +40,9 @@ std::string DescribeLoading(const RunHealthState& state) {
 RunHealthState& Stepper::HealthOf(JobState& job) {
   if (job.health == nullptr) {
     job.health = std::make_shared<RunHealthState>();
+    // The watchdog starts without steps, so that a new attempt has the longer patience of a start.
     job.health->watchdog = RunWatchdog(job.record.spec().fault_tolerance().hang_timeout_seconds());
+    // Stages are known from the plan; without one nobody can be compared.
     if (job.plan != nullptr) job.health->stragglers.emplace(*job.plan);
   }
   return *job.health;
@@ -52,8 +55,11 @@ void Stepper::OnHeartbeat(const std::string& node, const v1::AgentHeartbeat& hea
     faults[fault.device()] = fault.fault();
     if (fault.ends_runs()) lost.insert(fault.device());
   }
+  // Faults of devices come before the ranks' figures:
+  // they may end the very run that these are about.
   OnDeviceFaults(node, faults, lost);
   for (const v1::RunHealth& health : heartbeat.health()) {
+    // A node that the attempt is not placed on has no say in it.
     if (IsOthers(health.run(), node)) continue;
     WithRun(health.run(), [&](JobState& job) {
       if (job.record.phase() != v1::JOB_PHASE_STARTING &&
@@ -62,6 +68,7 @@ void Stepper::OnHeartbeat(const std::string& node, const v1::AgentHeartbeat& hea
       }
       RunHealthState& state = HealthOf(job);
       const bool loads_more = HeardLoading(node, health, &state);
+      // Ranks that load bytes make progress, though they report none.
       state.watchdog.OnHeartbeat(node, now_, loads_more ? 0 : health.stalled_seconds());
       for (const v1::RankFigures& figures : health.figures()) {
         if (figures.rank() < 0 || figures.rank() >= job.placement->ranks()) continue;
@@ -111,7 +118,9 @@ void Stepper::OnStragglerChange(JobState& job, const StragglerChange& change) {
       job.record.phase() != v1::JOB_PHASE_RUNNING) {
     return;
   }
+  // The node is avoided even where the job cannot move now: the next attempt heeds it.
   job.avoided.nodes.insert(node);
+  // Devices that the job holds on other nodes become free by the move and count as room.
   int own = job.placement->ranks();
   for (const std::string& avoided : job.avoided.nodes) own -= job.placement->RanksOn(avoided);
   if (RoomBeside(job.record.spec(), job.avoided).free + own < job.placement->ranks()) {
@@ -130,16 +139,19 @@ void Stepper::WatchForHangs() {
     RunHealthState& state = HealthOf(job);
     const bool stalled = state.watchdog.ShouldInspect(now_);
     if (state.asked_at > 0) {
+      // A step may simply have been slow; the ranks that answered have shown it.
       if (!stalled) {
         state.asked_at = 0;
         Note(job, "progress", "ranks make progress again");
       } else if (state.answered.size() == job.placement->nodes().size() ||
                  now_ - state.asked_at > kInspectSeconds) {
+        // The diagnosis waits for all answers, but not for a node that cannot answer.
         Hang(job);
       }
       continue;
     }
     if (!stalled) continue;
+    // Answers to an earlier question describe ranks that have moved since.
     state.asked_at = now_;
     state.answered.clear();
     state.positions.clear();
@@ -161,8 +173,10 @@ void Stepper::OnRunInspected(JobState& job, const std::string& node,
   if (job.health == nullptr || job.health->asked_at == 0) return;
   job.health->answered.insert(node);
   for (const v1::RankPosition& position : answer.ranks()) {
+    // The numbers come from the network: one beyond the placement would name no node.
     if (position.rank() < 0 || position.rank() >= job.placement->ranks()) continue;
     const auto [kept, first] = job.health->positions.try_emplace(position.rank());
+    // Stacks are kept once per kind and apart from the positions, since they may have megabytes.
     if (first) job.health->stacks.Add(position.rank(), position.stack());
     kept->second = position;
     kept->second.clear_stack();
@@ -183,6 +197,7 @@ void Stepper::Hang(JobState& job) {
   }
   diagnosis.text += DescribeLoading(*job.health);
   const int culprit = diagnosis.culprits.empty() ? -1 : diagnosis.culprits.front();
+  // The first culprit stands for all in the event; the text names them.
   const std::string node = culprit < 0 ? "" : job.placement->NodeOf(culprit);
   Note(job, "hang", diagnosis.text, node, culprit);
   Fault(job, {FaultCause::kHang, absl::StrCat("hang: ", diagnosis.text), false, node,

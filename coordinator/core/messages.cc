@@ -8,6 +8,7 @@
 namespace tercio::coordinator {
 
 void Stepper::Place(JobState& job, PlacementPtr placement) {
+  // Devices that become free may be what a waiting job needs.
   if (placement->ranks() == 0 && job.placement->ranks() > 0) reschedule_ = true;
   job.placement = std::move(placement);
   effects_.changed_placements.insert(job.record.id());
@@ -17,6 +18,7 @@ void Stepper::SendPrepare(const JobState& job, const std::string& node) {
   v1::CoordinatorMessage message;
   *message.mutable_prepare_data()->mutable_run() = RunOf(job.record);
   *message.mutable_prepare_data()->mutable_spec() = PresentSpec(job.record);
+  // Without a checkpoint the data is prepared from its first sample.
   message.mutable_prepare_data()->set_from_start(job.record.checkpoint_step() == 0);
   effects_.messages.push_back({node, std::move(message)});
 }
@@ -30,6 +32,8 @@ void Stepper::SendStart(JobState& job, const std::string& node) {
   start->set_resume_step(job.record.resume_step());
   start->set_vocab_size(job.record.vocab_size());
   AddSnapshots(job, node, start);
+  // The digest lets the trainers notice that the files on disk are not those that were committed.
+  // It is left out for a start from memory, where the checkpoint is not what is loaded.
   const v1::CheckpointRecord* known = FindCheckpointRecord(job.record, job.record.resume_step());
   if (known != nullptr && job.record.resume_attempt() == 0) {
     start->set_resume_manifest_digest(known->manifest_digest());
@@ -56,6 +60,7 @@ void Stepper::SendStop(const std::string& node, const v1::RunId& run, double gra
 
 void Stepper::StopNodes(JobState& job, double grace) {
   for (const auto& [name, node] : job.placement->nodes()) {
+    // A node that has reported its end is not asked again: it would answer for no run.
     if (!HasRank(job.record.progress().stopped(), node.index)) {
       SendStop(name, RunOf(job.record), grace);
     }
@@ -63,6 +68,7 @@ void Stepper::StopNodes(JobState& job, double grace) {
 }
 
 void Stepper::SaveAndStop(JobState& job) {
+  // The flag is durable, so that a restarted coordinator asks again for the save (Reconcile).
   job.record.mutable_progress()->set_saving(true);
   SwitchTime(job, v1::TIME_KIND_CHECKPOINT_STALL);
   for (const auto& [name, node] : job.placement->nodes()) SendSave(job, name);
@@ -83,11 +89,13 @@ bool Stepper::Enter(JobState& job, v1::JobPhase phase) {
   effects_.answer.Update(change);
   if (!change.ok()) Note(job, "internal_error", refusal);
   if (!change.ok() && had_ended) return false;
+  // Each phase of stopping has its own patience before SIGKILL.
   job.killed = false;
   record.set_progress_at(now_);
   const bool ends = IsTerminal(record.phase());
   if (ends) record.set_finished_at(now_);
   if (ends || record.phase() == v1::JOB_PHASE_QUEUED) reschedule_ = true;
+  // The table sorts jobs by phase, and must follow every change of it.
   state_.jobs.Sort(job);
   effects_.changed_jobs.insert(record.id());
   if (change.ok()) return true;
@@ -112,6 +120,7 @@ void Stepper::Note(const JobState& job, EventKind kind, const std::string& messa
   event.set_node(node);
   event.set_rank(rank);
   effects_.events.push_back(event);
+  // Watchers are woken by changed jobs, and an event is something to show.
   effects_.changed_jobs.insert(job.record.id());
 }
 
@@ -120,6 +129,7 @@ void Stepper::NoteNode(const std::string& node, EventKind kind, const std::strin
   event.set_kind(std::string(kind.name()));
   event.set_message(message);
   event.set_node(node);
+  // Rank 0 is a rank: events of a node as a whole have none.
   event.set_rank(-1);
   effects_.events.push_back(event);
 }

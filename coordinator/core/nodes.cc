@@ -28,6 +28,8 @@ const v1::RunId* RunOf(const v1::AgentMessage& message) {
 void Stepper::Handle(const NodeAttached& attached) {
   const std::string& name = attached.hello.node();
   NodeState& node = state_.nodes[name];
+  // The same spool means the same state directory: sequences continue, and the
+  // node remembers its runs. Another one starts over at sequence 1.
   const bool same_spool =
       !attached.hello.spool_id().empty() && node.record.spool_id() == attached.hello.spool_id();
   if (!same_spool) {
@@ -44,9 +46,11 @@ void Stepper::Handle(const NodeAttached& attached) {
     effects_.changed_nodes.insert(name);
   }
   node.last_heard = now_;
+  // Copies in memory may have died with the agent's process; it reports what it still holds.
   node.snapshots.Clear();
   effects_.acknowledged[name] = node.record.reported();
   reschedule_ = true;
+  // Runs of older attempts, or of jobs that have ended, would hold devices that others were given.
   for (const v1::RunId& run : attached.hello.running()) {
     const auto found = state_.jobs.find(run.job_id());
     const bool wanted = found != state_.jobs.end() &&
@@ -54,6 +58,8 @@ void Stepper::Handle(const NodeAttached& attached) {
                         HasLiveRun(found->second.record.phase());
     if (!wanted) SendStop(name, run, 0);
   }
+  // Faults of the GPUs are taken over before the jobs are looked at, so that none of
+  // them is sent an order for a device that the agent has just reported.
   DeviceFaults faults;
   for (int i = 0; i < attached.hello.device_facts_size(); ++i) {
     const std::string& fault = attached.hello.device_facts(i).fault();
@@ -86,6 +92,7 @@ void Stepper::Reconcile(JobState& job, const std::string& name, const v1::AgentH
   const int index = job.placement->nodes().at(name).index;
   const v1::RunId wanted = RunOf(record);
   const bool runs =
+      // Only this attempt counts: an older run of the job was told to stop above.
       std::any_of(hello.running().begin(), hello.running().end(), [&](const v1::RunId& run) {
         return run.job_id() == wanted.job_id() && run.attempt() == wanted.attempt();
       });
@@ -115,6 +122,7 @@ void Stepper::Reconcile(JobState& job, const std::string& name, const v1::AgentH
       }
       return Fault(job, {FaultCause::kNodeLost, absl::StrCat("node ", name, " has lost its ranks"),
                          false, name});
+    // In the remaining phase, stopping, a node that no longer runs the attempt has stopped it.
     default:
       if (!runs) return OnNodeStopped(job, name);
       if (record.progress().saving()) return SendSave(job, name);
@@ -124,6 +132,7 @@ void Stepper::Reconcile(JobState& job, const std::string& name, const v1::AgentH
 
 void Stepper::Handle(const NodeDetached& detached) {
   const auto found = state_.nodes.find(detached.node);
+  // The lease continues to count: a broken connection is no lost node, and most come back.
   if (found != state_.nodes.end()) found->second.connected = false;
 }
 
@@ -136,6 +145,7 @@ void Stepper::LoseNode(const std::string& name) {
     JobState& job = *active;
     if (!HoldsSlots(job.record.phase()) || !job.placement->Has(name)) continue;
     worked = true;
+    // Nothing ran yet, so this costs neither a restart of the budget nor the node's reputation.
     if (job.record.phase() == v1::JOB_PHASE_PREPARING) {
       Place(job, NoPlacement());
       if (Enter(job, v1::JOB_PHASE_QUEUED)) SwitchTime(job, v1::TIME_KIND_QUEUED);
@@ -143,6 +153,7 @@ void Stepper::LoseNode(const std::string& name) {
     }
     Fault(job, {FaultCause::kNodeLost, absl::StrCat("node ", name, " was lost (no heartbeat)"),
                 false, name});
+    // The node cannot report its end any more; whatever it still does is fenced.
     OnNodeStopped(job, name);
   }
   if (worked) NoteNode(name, "node_lost", "no heartbeat");
@@ -155,6 +166,7 @@ void Stepper::ForgetNodes() {
     const NodeState& node = entry->second;
     const bool forgotten = node.lost && !node.record.drained() && !node.record.quarantined() &&
                            now_ - node.last_heard > settings_.node_memory;
+    // ChangesOf finds the name missing in the state and deletes the node from the store.
     if (forgotten) effects_.changed_nodes.insert(entry->first);
     entry = forgotten ? state_.nodes.erase(entry) : std::next(entry);
   }
@@ -180,6 +192,7 @@ bool Stepper::OthersSuffice(const std::string& name) const {
   const std::vector<JobState*> active = state_.jobs.Active();
   return std::all_of(active.begin(), active.end(), [&](const JobState* job) {
     const v1::JobSpec& spec = job->record.spec();
+    // All devices of the others count, also those in use now: their jobs end some day.
     return plan::RanksOfJob(spec) <= RoomBeside(spec, {{name}, {}}).total;
   });
 }
@@ -190,6 +203,7 @@ void Stepper::Blame(const std::string& name, const std::string& what) {
   if (found == state_.nodes.end()) return;
   v1::NodeRecord& record = found->second.record;
   google::protobuf::RepeatedField<double> recent;
+  // Old faults are dropped here, so that the record stays as small as the window.
   for (const double time : record.faults()) {
     if (now_ - time < settings_.quarantine_window) recent.Add(time);
   }
@@ -229,8 +243,11 @@ bool Stepper::IsNews(NodeState& node, uint64_t sequence) {
 
 void Stepper::Handle(const NodeSaid& said) {
   const auto node = state_.nodes.find(said.node);
+  // A lost node has lost its ranks as well. It is heard again after
+  // a hello, which lets the two sides agree on what runs.
   if (node == state_.nodes.end() || node->second.lost) return;
   node->second.last_heard = now_;
+  // What the store holds already is only acknowledged again: the agent had missed the answer.
   if (!IsNews(node->second, said.message.sequence())) return;
   if (said.message.has_leaving()) return Leave(node->second);
   HandleReport(said.node, said.message);
@@ -265,6 +282,8 @@ bool Stepper::IsOthers(const v1::RunId& run, const std::string& node) const {
 }
 
 void Stepper::HandleReport(const std::string& node, const v1::AgentMessage& message) {
+  // A node has no say in an attempt that is not placed on it, such as after the
+  // coordinator's store was set back and a number was given out twice.
   if (const v1::RunId* run = RunOf(message); run != nullptr && IsOthers(*run, node)) {
     ++effects_.fenced;
     return;
@@ -303,6 +322,7 @@ void Stepper::HandleReport(const std::string& node, const v1::AgentMessage& mess
         OnSaveUnanswered(job, node, message.save_unanswered());
       });
     case v1::AgentMessage::kTrace:
+      // History is kept even of attempts that are over; it decides nothing.
       if (HasBegun(message.trace().run())) {
         effects_.traces.emplace_back(message.trace().run().job_id(), message.trace().trace());
       }
@@ -330,6 +350,7 @@ void Stepper::Handle(const Tick&) {
   for (const auto& [name, node] : state_.nodes) {
     if (!node.lost && now_ - node.last_heard > settings_.node_lease) lost.push_back(name);
   }
+  // Leases come first: what follows must not count on nodes that are gone.
   for (const std::string& name : lost) LoseNode(name);
   ForgetNodes();
   for (JobState* const active : state_.jobs.Active()) {

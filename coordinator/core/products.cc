@@ -52,6 +52,8 @@ void Stepper::OnProductsChosen(JobState& job, const v1::ProductsChosen& chosen) 
   }
   auto plan = std::make_shared<v1::Plan>(*job.plan);
   v1::ProductTable& products = *plan->mutable_stages(chosen.stage())->mutable_products();
+  // A table of another GPU or library is replaced as a whole: algorithms of
+  // both in one table would not name one way to multiply.
   const v1::ProductTable& news = chosen.products();
   if (products.gpu() == news.gpu() && products.library() == news.library()) {
     products.mutable_algorithms()->MergeFrom(news.algorithms());

@@ -12,10 +12,12 @@ void Stepper::Handle(const Submitted& submitted) {
   }
   JobState& job = state_.jobs[submitted.job_id];
   job.record.set_id(submitted.job_id);
+  // The number gives the place in the queue, also after restarts.
   job.record.set_number(state_.next_number++);
   *job.record.mutable_spec() = submitted.spec;
   job.record.set_owner(submitted.owner);
   job.record.set_submitted_at(now_);
+  // The ledger opens with the submission, so that its parts sum to the whole life of the job.
   OpenLedger(*job.record.mutable_ledger(), v1::TIME_KIND_QUEUED, now_);
   if (!Enter(job, v1::JOB_PHASE_QUEUED)) return;
   if (!submitted.request_id.empty()) {
@@ -37,9 +39,11 @@ void Stepper::Handle(const CancelRequested& cancel) {
         absl::FailedPreconditionError(absl::StrCat("job ", cancel.job_id, " has already ended"));
     return;
   }
+  // The reason is set before the phases below are told apart: Finish makes it the last event.
   job.record.set_error(cancel.reason.empty() ? "cancelled" : cancel.reason);
   Note(job, "cancel_requested", job.record.error());
   if (!HasLiveRun(phase)) {
+    // Agents that only prepare data have no ranks that could need a grace.
     if (phase == v1::JOB_PHASE_PREPARING) StopNodes(job, 0);
     Finish(job, v1::JOB_PHASE_CANCELLED);
     return;
@@ -49,6 +53,8 @@ void Stepper::Handle(const CancelRequested& cancel) {
   if (cancel.save_checkpoint && phase == v1::JOB_PHASE_RUNNING) {
     SaveAndStop(job);
   } else {
+    // A job that is stopping already has had its grace, and gives up a checkpoint
+    // under way: a person who cancels it now does not want to wait.
     job.record.mutable_progress()->set_saving(false);
     StopNodes(job, phase == v1::JOB_PHASE_STOPPING ? 0 : settings_.stop_grace);
   }
@@ -67,6 +73,7 @@ void Stepper::Handle(const ResumeRequested& resume) {
         absl::FailedPreconditionError(absl::StrCat("job ", resume.job_id, " has not ended"));
     return;
   }
+  // A finished job may be lengthened; it then continues from its last checkpoint.
   const bool longer = resume.spec.training().steps() > record.step();
   if (record.phase() == v1::JOB_PHASE_SUCCEEDED && !longer) {
     effects_.answer = absl::FailedPreconditionError(
@@ -78,6 +85,7 @@ void Stepper::Handle(const ResumeRequested& resume) {
   const auto data_skips = record.spec().training().data_skips();
   *record.mutable_spec() = resume.spec;
   *record.mutable_spec()->mutable_training()->mutable_data_skips() = data_skips;
+  // The fault that ended the job has been seen by a person: the budgets start over.
   record.set_restarts_used(0);
   record.set_crashes(0);
   record.set_elastic_ranks(0);
@@ -88,7 +96,9 @@ void Stepper::Handle(const ResumeRequested& resume) {
   record.clear_save_error();
   record.clear_error();
   record.clear_finished_at();
+  // An empty digest lets the next attempt accept whatever data it finds (SameData).
   if (resume.accept_data_change) record.clear_data_digest();
+  // One is added so that zero, the default in stores of all versions, means no choice.
   record.set_from_step_plus_one(resume.from_step.has_value() ? *resume.from_step + 1 : 0);
   record.set_unreadable_since(0);
   record.clear_unreadable_error();
@@ -106,6 +116,7 @@ void Stepper::Handle(const SaveRequested& request) {
     return;
   }
   const JobState& job = found->second;
+  // Outside this phase no rank can save: none has made a step yet, or all of them end.
   if (job.record.phase() != v1::JOB_PHASE_RUNNING) {
     effects_.answer = absl::FailedPreconditionError(
         absl::StrCat("job ", request.job_id, " is not running: there is nothing new to save"));
@@ -126,10 +137,12 @@ void Stepper::Handle(const DeleteRequested& request) {
         absl::StrCat("job ", request.job_id, " has not ended; cancel it first"));
     return;
   }
+  // The removal takes the specification along, since the record is gone when it begins.
   if (request.checkpoints) {
     effects_.job_removals.push_back({record.id(), record.spec().checkpoint()});
   }
   effects_.deleted_jobs.push_back(record.id());
+  // Nothing of this event may write a job again that it deletes.
   effects_.changed_jobs.erase(record.id());
   state_.scrubs.Forget(record.id());
   state_.jobs.erase(found);
@@ -138,6 +151,7 @@ void Stepper::Handle(const DeleteRequested& request) {
 // Their checkpoints stay.
 void Stepper::DeleteOldJobs() {
   if (settings_.job_retention <= 0) return;
+  // EndedBefore returns copies of the ids, so that deleting does not disturb the loop.
   for (const std::string& id : state_.jobs.EndedBefore(now_ - settings_.job_retention)) {
     Handle(DeleteRequested{id, /*checkpoints=*/false});
   }
@@ -152,6 +166,7 @@ void Stepper::Handle(const NodeChangeRequested& request) {
   }
   NodeState& node = found->second;
   effects_.changed_nodes.insert(request.node);
+  // A waiting job may fit now, or be explained differently.
   reschedule_ = true;
   switch (request.change) {
     case NodeChange::kDrain:
@@ -159,11 +174,13 @@ void Stepper::Handle(const NodeChangeRequested& request) {
     case NodeChange::kUndrain:
       if (!node.record.drained()) return;
       node.record.set_drained(false);
+      // The reason is shared: while the node is still quarantined it explains that.
       if (!node.record.quarantined()) node.record.clear_reason();
       return NoteNode(request.node, "node_undrained", "schedulable again");
     case NodeChange::kRelease:
       if (!node.record.quarantined()) return;
       node.record.set_quarantined(false);
+      // Old faults would send the node back into quarantine at the very next one.
       node.record.clear_faults();
       node.record.clear_reason();
       return NoteNode(request.node, "node_released", "released from quarantine");
@@ -189,6 +206,7 @@ void Stepper::Handle(const DrillRequested& request) {
   const JobState& job = found->second;
   const std::string& node = job.placement->NodeOf(fault.rank());
   Note(job, "drill", fault.fault(), node, fault.rank());
+  // The caller itself injects faults of checkpoints; the event above is all it needs.
   if (!request.on_node) return;
   v1::CoordinatorMessage message;
   *message.mutable_inject_fault() = fault;

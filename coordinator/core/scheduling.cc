@@ -29,6 +29,8 @@ std::map<std::string_view, DeviceSet> HeldDevices(const State& state, const JobS
 
 // The numbers of the node's devices that no job holds and that are not faulty, ascending.
 std::vector<int> FreeDevices(const NodeState& node, const DeviceSet& taken) {
+  // Slots are numbered by the agent's hello, so that a node that
+  // came back with fewer devices offers no more than it has.
   std::vector<int> free;
   for (int slot = 0; slot < node.hello.devices(); ++slot) {
     if (!taken.contains(slot) && FaultOfSlot(node, slot).empty()) free.push_back(slot);
@@ -38,6 +40,7 @@ std::vector<int> FreeDevices(const NodeState& node, const DeviceSet& taken) {
 
 const DeviceSet& HeldOf(const std::map<std::string_view, DeviceSet>& held,
                         const std::string& node) {
+  // A node that no job is on has no entry; the reference must outlive the call.
   static const auto* const none = new DeviceSet();
   const auto found = held.find(node);
   return found == held.end() ? *none : found->second;
@@ -53,6 +56,7 @@ int FaultySlots(const NodeState& node) {
 }
 
 const v1::DeviceFacts& FactsOfSlot(const NodeState& node, int slot) {
+  // Agents describe each GPU once, though a GPU may have several slots (common in tests).
   const int gpus = node.hello.device_facts_size();
   return gpus == 0 ? v1::DeviceFacts::default_instance() : node.hello.device_facts(slot % gpus);
 }
@@ -60,6 +64,7 @@ const v1::DeviceFacts& FactsOfSlot(const NodeState& node, int slot) {
 DeviceWish WishOf(const v1::JobSpec& spec, int ranks) {
   DeviceWish wish;
   wish.ranks = ranks;
+  // A layout that is still to be chosen might make a tensor group of any of the ranks.
   wish.tensor = spec.parallelism().automatic() ? 0 : std::max(1, spec.parallelism().tensor());
   wish.one_nccl = spec.resources().device() == v1::DEVICE_KIND_CUDA &&
                   spec.resources().collectives() != v1::COLLECTIVES_HOST;
@@ -73,6 +78,8 @@ std::string DescribeFaulty(const State& state, const v1::JobSpec& spec) {
   int more = 0;
   std::string text;
   for (const auto& [name, node] : state.nodes) {
+    // Devices of another kind, or of nodes that take no ranks
+    // anyway, explain nothing to a person who waits.
     if (!TakesRanks(node) || !HasDevicesFor(node, spec)) continue;
     const std::map<int, std::string> faults(node.record.device_faults().begin(),
                                             node.record.device_faults().end());
@@ -102,6 +109,7 @@ bool HasDevicesFor(const NodeState& node, const v1::JobSpec& spec) {
 
 int64_t MemoryOfRank(const v1::AgentHello& hello, int ranks) {
   if (hello.device_facts_size() == 0) {
+    // Ranks in CPU slots share the memory of the node; GPUs have their own.
     return hello.memory_bytes() > 0 && ranks > 0 ? hello.memory_bytes() / ranks : kUnknownMemory;
   }
   int64_t least = kUnknownMemory;
@@ -110,6 +118,7 @@ int64_t MemoryOfRank(const v1::AgentHello& hello, int ranks) {
   }
   // Slots beyond the GPUs share them.
   const int shared = (hello.devices() + hello.device_facts_size() - 1) / hello.device_facts_size();
+  // The context of CUDA and its libraries lie in the memory of a GPU, too.
   return least == kUnknownMemory ? least : (least - plan::kGpuReserveBytes) / std::max(1, shared);
 }
 
@@ -129,6 +138,7 @@ int FreeSlots(const State& state, const std::string& node) {
   const auto found = state.nodes.find(node);
   if (found == state.nodes.end() || !TakesRanks(found->second)) return 0;
   DeviceSet taken;
+  // For one node only its own ranks are looked at; the other overload pays for a full pass.
   for (const JobState* job : state.jobs.Active()) {
     const auto held = job->placement->nodes().find(node);
     if (held != job->placement->nodes().end()) AddHeld(*job->placement, held->second, &taken);
@@ -178,6 +188,7 @@ Stepper::Room Stepper::RoomBeside(const v1::JobSpec& spec, const Avoided& avoide
   Room room;
   room.free = static_cast<int>(FreeDevicesFor(spec, avoided).size());
   for (const auto& [name, node] : state_.nodes) {
+    // The total says what the job could get when others end, so it includes devices in use.
     if (!TakesRanks(node) || !HasDevicesFor(node, spec) || avoided.nodes.contains(name)) continue;
     room.total += node.hello.devices() - FaultySlots(node);
   }
@@ -209,14 +220,17 @@ void Stepper::Schedule() {
     const v1::JobRecord& record = job.record;
     if (record.phase() != v1::JOB_PHASE_QUEUED) continue;
     queued.push_back(&job);
+    // The devices have changed since a smaller layout was last looked for unsuccessfully.
     if (reschedule_) job.tried_to_shrink = false;
     const v1::FaultToleranceSpec& wanted = record.spec().fault_tolerance();
+    // These two become due by time alone, so that no event announces them.
     due |= wanted.elastic_min_ranks() > 0 && record.waiting_since() > 0 && !job.tried_to_shrink &&
            now_ - record.waiting_since() >= wanted.elastic_wait_seconds();
     due |= job.too_large_since > 0 && !job.may_be_skipped &&
            now_ - job.too_large_since >= settings_.pass_delay;
   }
   if (!due) return;
+  // Numbers are given in the order of submission: a job that was restarted keeps its turn.
   std::sort(queued.begin(), queued.end(), [](const JobState* a, const JobState* b) {
     return a->record.number() < b->record.number();
   });
@@ -258,6 +272,7 @@ bool Stepper::Assign(JobState& job) {
   }
   if (record.elastic_ranks() > 0) {
     Note(job, "grown", absl::StrCat("back to all ", ranks, " ranks"));
+    // The durations of fewer ranks say nothing about the time that is left.
     record.clear_recent_step_seconds();
   }
   record.set_elastic_ranks(0);
@@ -282,6 +297,7 @@ void Stepper::Wait(JobState& job, int ranks) {
     absl::StrAppend(&reason, "; node ", name, " is ",
                     node.record.quarantined() ? "quarantined" : "drained");
   }
+  // An unchanged reason is not written again: this runs at every tick for every waiting job.
   if (job.record.error() == reason) return;
   job.record.set_error(reason);
   effects_.changed_jobs.insert(job.record.id());
@@ -296,6 +312,7 @@ bool Stepper::Shrink(JobState& job, int free) {
     return false;
   }
   RankShare share;
+  // Which nodes the ranks get is known only after the layout, so the least share of all counts.
   for (const auto& [name, node] : state_.nodes) {
     if (!TakesRanks(node) || !HasDevicesFor(node, record.spec())) continue;
     share.memory_bytes =
@@ -305,6 +322,7 @@ bool Stepper::Shrink(JobState& job, int free) {
   const absl::StatusOr<v1::ParallelismSpec> layout =
       settings_.smaller_layout(record.spec(), least, free, share, &ranks);
   if (!layout.ok()) {
+    // The search for a layout is long and its result stays until the devices change.
     job.tried_to_shrink = true;
     return false;
   }
@@ -337,12 +355,14 @@ void Stepper::GrowWhereRoom() {
       continue;
     }
     const int ranks = plan::RanksOfJob(record.spec());
+    // The job's own devices count as free, since it gives them up when it moves.
     const std::vector<FreeDevice> free = FreeDevicesFor(record.spec(), {}, &job);
     if (ChooseDevices(free, WishOf(record.spec(), ranks)).empty()) {
       job.room_since = 0;
     } else if (job.room_since == 0) {
       job.room_since = now_;
     } else if (now_ - job.room_since >= settings_.grow_delay) {
+      // Nodes that come and go would make the job move each time, so the room has to last.
       Move(job, absl::StrCat("there is room for all ", ranks, " ranks again"));
     }
   }

@@ -5,6 +5,7 @@
 namespace tercio::coordinator {
 
 void ScrubSchedule::Set(const std::string& job, double time) {
+  // The set sorts by time and cannot change an entry in place, so the old one is removed first.
   Drop(job);
   times_[job] = time;
   by_time_.insert({time, job});
@@ -18,11 +19,13 @@ void ScrubSchedule::Drop(const std::string& job) {
 }
 
 const std::string* ScrubSchedule::Due(double now) const {
+  // The set begins with the time that passed longest ago, so that one look answers for all jobs.
   if (by_time_.empty() || by_time_.begin()->first > now) return nullptr;
   return &by_time_.begin()->second;
 }
 
 int ScrubSchedule::UnderWaySince(double time) const {
+  // A verification that never ends, since its disk hangs, drops out of the count by its age.
   return static_cast<int>(std::count_if(under_way_.begin(), under_way_.end(),
                                         [time](const auto& job) { return job.second >= time; }));
 }

@@ -5,6 +5,7 @@
 namespace tercio::coordinator {
 namespace {
 
+// Nodes keep two: the one before stays until all ranks have finished the newest.
 constexpr size_t kMostOfRank = 2;
 
 }  // namespace
@@ -16,6 +17,7 @@ void HeldSnapshots::Add(const std::string& job, int rank, SnapshotId id) {
 }
 
 const HeldSnapshots::Ranks& HeldSnapshots::Of(const std::string& job) const {
+  // The reference must outlive the call, and jobs without snapshots are the most.
   static const auto* const kNone = new Ranks;
   const auto found = jobs_.find(job);
   return found == jobs_.end() ? *kNone : found->second;
@@ -28,15 +30,18 @@ std::optional<SnapshotChoice> NewestComplete(
   std::map<SnapshotId, std::map<int, std::string>> sources;
   for (const auto& [name, held] : nodes) {
     for (const auto& [rank, ids] : held->Of(job)) {
+      // Copies may be of an attempt on more ranks than the present one has.
       if (rank < 0 || rank >= static_cast<int>(placed.size())) continue;
       for (const SnapshotId& id : ids) {
         std::string& source = sources[id][rank];
+        // A copy on the rank's own node need not cross the network.
         if (source.empty() || placed[static_cast<size_t>(rank)] == name) source = name;
       }
     }
   }
   std::optional<SnapshotChoice> choice;
   for (const auto& [id, of_ranks] : sources) {
+    // A snapshot is of use only as a whole: without one of its ranks there is no state to load.
     if (of_ranks.size() != placed.size() || !counts(id)) continue;
     if (choice.has_value() && id.step <= choice->id.step) continue;
     choice = SnapshotChoice{id, {}};

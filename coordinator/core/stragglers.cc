@@ -8,6 +8,7 @@
 namespace tercio::coordinator {
 namespace {
 
+// The past of a rank is judged by this many windows, so that a single fast one is no standard.
 constexpr size_t kRecentWindows = 5;
 // Makes the median absolute deviation of normal noise its standard deviation.
 constexpr double kNormal = 1.4826;
@@ -33,13 +34,16 @@ StragglerDetector::StragglerDetector(const v1::Plan& plan, StragglerSettings set
 std::vector<StragglerChange> StragglerDetector::Add(const std::vector<v1::RankTiming>& timings) {
   for (const v1::RankTiming& timing : timings) {
     const auto found = ranks_.find(timing.rank());
+    // Ranks that are not in this plan have nothing to compare; the negation also excludes NaN.
     if (found == ranks_.end() || !(timing.compute_seconds() > 0)) continue;
     Rank& rank = found->second;
     reported_ += rank.compute > 0 ? 0 : 1;
     rank.compute = timing.compute_seconds();
+    // The first report gives no difference: how many steps it covers is not known.
     if (rank.last_step > 0) rank.steps += std::max<int64_t>(0, timing.step() - rank.last_step);
     rank.last_step = timing.step();
   }
+  // A window needs all ranks, since medians of some would blame those that report early.
   return reported_ == ranks_.size() ? CloseWindow() : std::vector<StragglerChange>();
 }
 
@@ -49,6 +53,8 @@ StragglerDetector::Reference StragglerDetector::PastOf(int rank, const Rank& ent
   for (const auto& [other, peer] : ranks_) {
     if (other != rank && peer.best > 0) others.push_back(peer.compute / peer.best);
   }
+  // When every rank has slowed down, the data or the network is the cause, not this rank; a
+  // job that got faster does not make the reference stricter, hence at least 1.
   const double common = others.empty() ? 1 : std::max(1.0, Median(others));
   return {entry.best * common, settings_.least_spread * entry.best, "its own best was"};
 }
@@ -68,6 +74,7 @@ StragglerDetector::Reference StragglerDetector::ReferenceOf(int rank, const Rank
   const Reference past = PastOf(rank, entry);
   if (stage.size() == 1) return past;
   const double peer = std::min(ranks_.at(stage[0]).compute, ranks_.at(stage[1]).compute);
+  // The better of the two references: where both ranks of a stage are slow, the peer hides it.
   if (entry.best > 0 && past.seconds < peer) return past;
   return {peer, settings_.least_spread * peer, "the other rank of its stage needs"};
 }
@@ -79,6 +86,7 @@ bool StragglerDetector::IsCertain(const Rank& entry) const {
 
 std::vector<StragglerChange> StragglerDetector::CloseWindow() {
   std::vector<StragglerChange> changes;
+  // The ranks of the next window are counted from zero.
   reported_ = 0;
   std::map<int, Reference> medians;
   for (const auto& [stage, ranks] : stages_) {
@@ -91,6 +99,7 @@ std::vector<StragglerChange> StragglerDetector::CloseWindow() {
     const double score = reference.seconds > 0 ? reference.seconds / entry.compute : 1;
     scores_[rank] = score;
     const bool slow =
+        // All three conditions must hold: a ratio alone would blame ranks of very short steps.
         score < settings_.score &&
         entry.compute - reference.seconds >
             std::max(settings_.deviations * reference.spread, settings_.least_seconds);
@@ -108,6 +117,7 @@ std::vector<StragglerChange> StragglerDetector::CloseWindow() {
     entry.windows = 0;
     entry.steps_of_windows = 0;
   }
+  // The past is updated after the judgement: a slow window must not soften its own reference.
   for (auto& [rank, entry] : ranks_) {
     entry.recent.push_back(entry.compute);
     if (entry.recent.size() > kRecentWindows) entry.recent.pop_front();

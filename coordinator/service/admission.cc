@@ -24,13 +24,16 @@ int64_t MostMemory(const v1::JobSpec& spec, const std::vector<Coordinator::NodeV
   for (const Coordinator::NodeView& node : nodes) {
     if (!HasDevicesFor(node.state, spec)) continue;
     const v1::AgentHello& hello = node.state.hello;
+    // The node may be shared with other ranks of the same job, which share its memory as well.
     const int ranks = std::max(1, std::min(plan::RanksOfJob(spec), hello.devices()));
     memory = std::max(memory, MemoryOfRank(hello, ranks));
   }
+  // Without a node nothing is known; the job is checked again where it is placed.
   return memory == 0 ? kUnknownMemory : memory;
 }
 
 int64_t CheckpointsAtOnce(const v1::JobSpec& spec) {
+  // The newest is written before the oldest is removed.
   return int64_t{spec.checkpoint().keep_last()} + 1;
 }
 
@@ -39,10 +42,12 @@ int64_t PromisedBytes(const v1::JobSpec& spec, const std::vector<Coordinator::Jo
   int64_t promised = 0;
   for (const Coordinator::JobView& job : jobs) {
     const v1::JobSpec& other = job.record.spec();
+    // Jobs with another directory write to another disk, as far as the paths tell.
     if (IsTerminal(job.record.phase()) || other.checkpoint().path() != spec.checkpoint().path()) {
       continue;
     }
     int64_t written = 0;
+    // What is there already is no longer free, and is not needed again.
     for (const v1::CheckpointRecord& known : job.record.checkpoints()) written += known.bytes();
     promised +=
         std::max<int64_t>(0, CheckpointsAtOnce(other) * plan::CheckpointBytes(other) - written);
@@ -57,6 +62,7 @@ absl::Status CheckDisk(const v1::JobSpec& spec, const std::string& directory,
   const int64_t one = plan::CheckpointBytes(spec);
   const int64_t count = CheckpointsAtOnce(spec);
   const int64_t promised = PromisedBytes(spec, jobs);
+  // The division cannot overflow, unlike the product of many large checkpoints.
   if (one <= std::max<int64_t>(0, free - promised) / count) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrFormat(
       "disk full: %d checkpoints of %.1f MiB each (checkpoint.keep_last and the one being written) "
@@ -73,9 +79,11 @@ absl::Status CheckPath(const std::string& path, const CheckpointPlaces& places) 
         absl::StrFormat("checkpoint.path: %s is not an absolute path", path));
   }
   std::error_code error;
+  // Links are resolved as far as the path exists, so that none leads out of the roots.
   const std::string real = std::filesystem::weakly_canonical(path, error).string() + "/";
   const bool allowed =
       places.any || std::any_of(places.roots.begin(), places.roots.end(), [&](auto root) {
+        // The slash keeps /data-old from being taken for a part of /data.
         if (!root.ends_with('/')) root += '/';
         return real.starts_with(root);
       });
@@ -85,6 +93,7 @@ absl::Status CheckPath(const std::string& path, const CheckpointPlaces& places) 
         "--checkpoint-root sets them",
         path));
   }
+  // The directory is made now: a mistake is told to the person who submits, not hours later.
   if (absl::Status made = MakeDirectories(path); !made.ok()) {
     return absl::FailedPreconditionError(
         absl::StrCat("checkpoint.path, on the coordinator: ", std::string(made.message())));
@@ -100,6 +109,7 @@ absl::Status Admit(v1::JobSpec* wanted, const std::vector<Coordinator::NodeView>
   if (const absl::Status words = plan::UpgradeWords(wanted); !words.ok()) {
     return absl::InvalidArgumentError(std::string(words.message()));
   }
+  // The device is settled first, since everything that follows depends on it.
   const bool gpus = std::any_of(nodes.begin(), nodes.end(), [](const auto& node) {
     return node.state.hello.device_kind() == v1::DEVICE_KIND_CUDA;
   });

@@ -12,6 +12,7 @@
 namespace tercio::coordinator {
 namespace {
 
+// The same as a caller's patience in JobServiceImpl::SaveCheckpoint.
 constexpr absl::Duration kDefaultTimeout = absl::Minutes(10);
 
 class CoordinatorHost : public CheckpointHost {
@@ -30,11 +31,14 @@ class CoordinatorHost : public CheckpointHost {
     TERCIO_ASSIGN_OR_RETURN(const Coordinator::JobView view, coordinator_.View(run.job_id()));
     const v1::JobSpec& spec = view.record.spec();
     SaveTerms terms;
+    // What a save must have comes from the record and the placement, never from its sender.
     terms.ranks = view.placement->ranks();
     const double timeout = spec.checkpoint().timeout_seconds();
     terms.timeout = timeout > 0 ? absl::Seconds(timeout) : kDefaultTimeout;
     terms.own_files = !spec.checkpoint().path().empty();
     google::protobuf::util::JsonPrintOptions options;
+    // The file is read by people and by other versions:
+    // names as in the job file, no defaults left out.
     options.preserve_proto_field_names = true;
     options.always_print_primitive_fields = true;
     TERCIO_ASSIGN_OR_RETURN(terms.model_json, plan::ToJson(spec.model(), options));
@@ -44,13 +48,16 @@ class CoordinatorHost : public CheckpointHost {
   absl::Status CheckWhole(const std::string& job,
                           const std::vector<checkpoint::Manifest>& parts) const override {
     TERCIO_ASSIGN_OR_RETURN(const v1::JobRecord record, coordinator_.Find(job));
+    // Ranks cut tensors, but every part names the whole tensor's shape.
     std::map<std::string, const std::vector<int64_t>*> shapes;
     for (const checkpoint::Manifest& part : parts) {
       for (const auto& [name, tensor] : part.tensors) shapes[name] = &tensor.shape;
     }
     for (const plan::LogicalTensor& tensor : plan::ModelTensors(record.spec().model())) {
+      // Vectors have one dimension in the files, as other libraries write them.
       std::vector<int64_t> shape = {tensor.rows};
       if (!tensor.is_vector) shape.push_back(tensor.columns);
+      // Both moments of AdamW belong to the state: without them a run would not be bit-identical.
       for (const char* prefix : {"", "adamw.m.", "adamw.v."}) {
         const std::string name = absl::StrCat(prefix, tensor.name);
         const auto found = shapes.find(name);
@@ -65,6 +72,7 @@ class CoordinatorHost : public CheckpointHost {
 
   bool HasCommitted(const v1::RunId& run, int64_t step) const override {
     const absl::StatusOr<v1::JobRecord> record = coordinator_.Find(run.job_id());
+    // Attempt and step must both match: another attempt may have saved the same step.
     return record.ok() && record->checkpoint_step() == step &&
            record->checkpoint_attempt() == run.attempt();
   }
@@ -73,6 +81,7 @@ class CoordinatorHost : public CheckpointHost {
 
   absl::Status Record(CheckpointCommitted committed) override {
     absl::Status recorded = coordinator_.Ask(committed);
+    // UNAVAILABLE means that the coordinator is stopping: nothing that is queued now is kept.
     if (recorded.ok() || absl::IsUnavailable(recorded)) return recorded;
     // The checkpoint is on its disk: the job does not wait for the store as well.
     coordinator_.Post(std::move(committed));

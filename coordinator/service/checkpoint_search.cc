@@ -11,6 +11,7 @@
 namespace tercio::coordinator {
 namespace {
 
+// The text is used by the search and by the verification, which find the same.
 constexpr char kGone[] = "its directory or the manifest in it is missing";
 
 // One that may be there, from what the core knows and what the disk holds.
@@ -21,6 +22,7 @@ struct Candidate {
 };
 
 CheckpointFinding FindingOf(int64_t step, const absl::Status& status) {
+  // A missing file is damage too: the directory was committed as a whole.
   const bool damaged = absl::IsDataLoss(status) || absl::IsNotFound(status);
   return {step, std::string(status.message()), damaged};
 }
@@ -32,6 +34,7 @@ CheckpointFinding Summarize(int64_t step, const std::vector<checkpoint::Finding>
     if (finding.problem.empty()) continue;
     // One proof of damage is enough; a transient fault counts only as long as there is none.
     if (!summary.problem.empty() && (summary.damaged || !finding.damaged)) continue;
+    // Findings of digests name their file already.
     const bool named = finding.problem.find(finding.path) != std::string::npos;
     summary.problem = named ? finding.problem : absl::StrCat(finding.path, ": ", finding.problem);
     summary.damaged = finding.damaged;
@@ -52,6 +55,7 @@ v1::CheckpointRecord RecordOf(const checkpoint::Committed& committed) {
 std::vector<Candidate> Merge(const FindCheckpoint& wanted,
                              const std::vector<checkpoint::Committed>& there) {
   std::map<int64_t, Candidate> by_step;
+  // A record without its directory has to be reported; a directory without a record counts.
   for (const v1::CheckpointRecord& known : wanted.known) by_step[known.step()].record = known;
   for (const checkpoint::Committed& committed : there) {
     Candidate& candidate = by_step[committed.step];
@@ -61,6 +65,7 @@ std::vector<Candidate> Merge(const FindCheckpoint& wanted,
     if (committed.attempt > candidate.record.attempt()) candidate.record = RecordOf(committed);
     candidate.record.set_step(committed.step);
   }
+  // Only the starts of attempts decide what counts, so this is all of the job that is needed.
   v1::JobRecord job;
   *job.mutable_resume_steps() = {wanted.resume_steps.begin(), wanted.resume_steps.end()};
   std::vector<Candidate> candidates;
@@ -68,6 +73,7 @@ std::vector<Candidate> Merge(const FindCheckpoint& wanted,
     if (Counts(job, candidate.record)) candidates.push_back(std::move(candidate));
   }
   std::sort(candidates.begin(), candidates.end(), [](const Candidate& a, const Candidate& b) {
+    // Newer means a later attempt, whatever the steps: an attempt may have gone back.
     return std::pair(a.record.attempt(), a.record.step()) >
            std::pair(b.record.attempt(), b.record.step());
   });
@@ -102,11 +108,13 @@ CheckpointFinding Examine(const Candidate& candidate, bool suspect, const Verify
   if (!candidate.on_disk) {
     return {record.step(), kGone, true};
   }
+  // Reading every byte here would delay every start; below it is done where it is needed.
   const auto reader = checkpoint::Reader::Open(candidate.path, checkpoint::DigestCheck::kNone);
   if (!reader.ok()) return FindingOf(record.step(), reader.status());
   if (const absl::Status same = CheckManifest(candidate, **reader); !same.ok()) {
     return FindingOf(record.step(), same);
   }
+  // Where blocks have digests, ranks verify what they load: reading all of it twice is saved.
   const bool ranks_notice = HasBlockDigests((*reader)->manifest());
   const bool trusted =
       record.problem().empty() && !suspect && (ranks_notice || record.verified_at() > 0);
@@ -120,12 +128,14 @@ CheckpointFound SearchCheckpoint(const checkpoint::Store& store, const FindCheck
                                  const VerifyDirectory& verify) {
   CheckpointFound answer;
   answer.run = wanted.run;
+  // A person has asked for the beginning: there is nothing to look for.
   if (wanted.only == 0) return answer;
   const auto there = store.List(wanted.run.job_id());
   if (absl::IsNotFound(there.status()) && wanted.known.empty() && !wanted.only.has_value()) {
     return answer;  // it has not saved yet
   }
   if (!there.ok()) {
+    // A job that has saved had a directory: without it, its volume is missing.
     const bool gone = absl::IsNotFound(there.status());
     answer.findings.push_back(
         {0,
@@ -147,6 +157,7 @@ CheckpointFound SearchCheckpoint(const checkpoint::Store& store, const FindCheck
       return answer;
     }
     answer.findings.push_back(std::move(finding));
+    // A fault that may pass ends the search: older ones must not be used in place of this one.
     if (!answer.findings.back().damaged) return answer;
   }
   return answer;

@@ -42,6 +42,7 @@ class CheckpointServiceImpl::UploadCall : public grpc::ServerReadReactor<grpc::B
   }
 
   void OnReadDone(bool ok) override {
+    // The budget may begin reads of other calls, which takes their locks: none is held here.
     const UploadBudget::Id id = read_id_;
     if (ok && id != 0) budget_.Arrived(id, static_cast<int64_t>(incoming_.Length()));
     if (!TakeIn(ok, id) && id != 0) budget_.Release(id);
@@ -52,6 +53,7 @@ class CheckpointServiceImpl::UploadCall : public grpc::ServerReadReactor<grpc::B
       MutexLock lock(link_->mutex);
       cancelled_ = true;
       if (waiting_) saves_.GiveUp(*save_, RankIsGone());
+      // A call that waits for room reads nothing: its end would go unnoticed until there is room.
       if (std::exchange(wants_room_, false)) {
         unused = std::exchange(read_id_, 0);
         Read();  // nothing; the end is seen like any other
@@ -60,6 +62,7 @@ class CheckpointServiceImpl::UploadCall : public grpc::ServerReadReactor<grpc::B
     if (unused != 0) budget_.Release(unused);
   }
   void OnDone() override {
+    // Whoever holds the link after this finds null, so that no late call reaches a deleted object.
     {
       MutexLock lock(link_->mutex);
       link_->call = nullptr;
@@ -88,6 +91,7 @@ class CheckpointServiceImpl::UploadCall : public grpc::ServerReadReactor<grpc::B
   bool TakeIn(bool ok, UploadBudget::Id id) {
     MutexLock lock(link_->mutex);
     reading_ = false;
+    // The caller gives the room back for what is not kept.
     if (over_) return false;
     if (ok) {
       arrived_.push_back({id, std::exchange(incoming_, grpc::ByteBuffer())});
@@ -132,6 +136,7 @@ class CheckpointServiceImpl::UploadCall : public grpc::ServerReadReactor<grpc::B
   void HandleArrived() {
     absl::Status status;
     for (int handled = 0; status.ok() && !committed_ && !complete_; ++handled) {
+      // The task is queued behind those of the job's other uploads.
       if (handled == kMostInARow) return HandleLater();
       if (stage_ == Stage::kBegin) {
         stage_ = Stage::kParts;
@@ -142,6 +147,8 @@ class CheckpointServiceImpl::UploadCall : public grpc::ServerReadReactor<grpc::B
       switch (TakeNext(&message)) {
         case Next::kMessage:
           status = CatchAll([&] { return Handle(message.bytes); });
+          // The bytes go before the room is given back, or
+          // the budget would count less than is held.
           message.bytes.Clear();
           if (message.id != 0) budget_.Release(message.id);
           // From now on it runs in a thread of the job's own.
@@ -176,6 +183,7 @@ class CheckpointServiceImpl::UploadCall : public grpc::ServerReadReactor<grpc::B
     return stream_ended_ ? Next::kEnd : Next::kNothingYet;
   }
 
+  // Called in the thread that handles messages, so that none is handled at the same time.
   void WantNoMore() {
     std::deque<Message> unwanted;
     {
@@ -194,6 +202,7 @@ class CheckpointServiceImpl::UploadCall : public grpc::ServerReadReactor<grpc::B
     TERCIO_ASSIGN_OR_RETURN(const checkpoint::ReceivedUpload received,
                             checkpoint::ParseUpload(message));
     if (stage_ == Stage::kFirst) return TakeBegin(received.message);
+    // Another rank may have ended the save meanwhile; the rest of this part would be in vain.
     if (const auto outcome = saves_.OutcomeOf(*save_)) {
       committed_ = outcome->ok();
       return *outcome;
@@ -215,6 +224,7 @@ class CheckpointServiceImpl::UploadCall : public grpc::ServerReadReactor<grpc::B
     file_ = nullptr;
     complete_ = true;
     auto commit = saves_.AddPart(begin_, std::move(part), save_);
+    // The commit reads back the files of all ranks, so it gets a task of its own.
     if (commit) disks_.Run(begin_.run().job_id(), std::move(commit));
     return absl::OkStatus();
   }
@@ -257,6 +267,8 @@ class CheckpointServiceImpl::UploadCall : public grpc::ServerReadReactor<grpc::B
       waiting_ = true;
       if (cancelled_) saves_.GiveUp(*save_, RankIsGone());
     }
+    // The callback may come from a thread that holds the lock of the saves, and End
+    // may delete this call: hence a thread that does nothing but answer.
     saves_.Await(*save_, [this](const absl::Status& outcome) {
       answers_.Run("", [this, outcome] { End(outcome); });
     });
@@ -314,6 +326,7 @@ void CheckpointServiceImpl::Configure(grpc::ServerBuilder& builder) {
 grpc::ServerReadReactor<grpc::ByteBuffer>* CheckpointServiceImpl::Upload(
     grpc::CallbackServerContext*, grpc::ByteBuffer* response) {
   const grpc::Slice empty(v1::UploadResponse().SerializeAsString());
+  // The answer is fixed from the start: it is sent only with an OK, and says nothing more.
   *response = grpc::ByteBuffer(&empty, 1);
   return new UploadCall(host_, saves_, readers_, budget_, disks_, answers_);
 }
@@ -365,6 +378,7 @@ class CheckpointServiceImpl::ReadCall : public grpc::ServerWriteReactor<v1::Tens
   // The last thing it does may delete this.
   void ReadNext() {
     const absl::Status status =
+        // Exceptions of the file system must not leave a thread of the pool.
         CatchAll([&] { return source_ == nullptr ? Open() : absl::OkStatus(); });
     if (!status.ok() || next_ == parts_.size()) return End(status);
     const absl::Status read = CatchAll([&] { return ReadPart(parts_[next_]); });
@@ -377,6 +391,7 @@ class CheckpointServiceImpl::ReadCall : public grpc::ServerWriteReactor<v1::Tens
     const std::string& job = request_.job_id();
     TERCIO_ASSIGN_OR_RETURN(auto reader,
                             readers_.Open(job, host_.StoreOf(job).PathOf(job, request_.step())));
+    // The slice comes from a trainer: its bounds are checked once, before any part is read.
     TERCIO_RETURN_IF_ERROR(reader->CheckSlice(request_.slice()));
     source_ = std::make_shared<Source>(std::move(reader));
     parts_ = checkpoint::DivideSlice(request_.slice(), kChunkElements);

@@ -19,6 +19,7 @@
 namespace tercio::coordinator {
 namespace {
 
+// Leases, back-offs and deadlines of hangs run out while no event arrives: a tick lets them.
 constexpr auto kTickInterval = std::chrono::milliseconds(100);
 // Between the beginnings of two batches: a commit and an acknowledgement are for many events when
 // many come. One that comes alone does not wait.
@@ -61,6 +62,7 @@ absl::StatusOr<std::unique_ptr<Coordinator>> Coordinator::Create(
                                                     checkpoints, use, std::move(clock),
                                                     std::move(verify), most_queued_bytes));
   {
+    // No other thread knows the object yet; the lock satisfies the analysis of guarded members.
     MutexLock lock(made->mutex_);
     made->state_ = Restore(std::move(stored), made->clock_.Now());
   }
@@ -95,6 +97,7 @@ bool Coordinator::IsStopped() const {
 }
 
 Coordinator::~Coordinator() {
+  // Threads of disks_ may still post after this; Enqueue refuses what they post.
   Stop();
   if (thread_.joinable()) thread_.join();
   if (backups_.joinable()) backups_.join();
@@ -103,6 +106,7 @@ Coordinator::~Coordinator() {
 void Coordinator::BackUp() {
   MutexLock lock(queue_mutex_);
   while (!stopping_) {
+    // Every Enqueue takes this lock: holding it during a copy would stop the cluster for as long.
     lock.Unlock();
     const absl::Status status = store_->BackUp([this] { return IsStopped(); });
     if (!status.ok() && !absl::IsCancelled(status)) LogWarning(std::string(status.message()));
@@ -113,6 +117,7 @@ void Coordinator::BackUp() {
 }
 
 int64_t Coordinator::BytesOf(const Pending& pending) {
+  // Only messages of agents are measured: they alone arrive with megabytes of log lines.
   size_t bytes = sizeof(Pending);
   if (const auto* said = std::get_if<NodeSaid>(&pending.body)) {
     bytes += said->message.SpaceUsedLong() - sizeof(said->message);
@@ -127,14 +132,20 @@ void Coordinator::Enqueue(Pending pending) {
   MutexLock lock(queue_mutex_);
   absl::Status refusal = MayWrite();
   if (refusal.ok() && stopping_) refusal = IsStopping();
+  // Only somebody who waits is refused while the disk is full: reports of nodes
+  // queue up to the bound, so that a short standstill costs no reconnection.
   if (refusal.ok() && pending.done) refusal = NotDurable();
   if (!refusal.ok()) {
+    // Without a caller an event may be dropped: an agent resends what was not acknowledged, and
+    // the next search for a checkpoint finds one whose commit was not recorded.
     if (pending.done) pending.done(refusal);
     return;
   }
   auto* const said = std::get_if<NodeSaid>(&pending.body);
   const bool standstill = !commit_failure_.ok() || queued_bytes_ >= most_queued_bytes_;
   if (standstill && said != nullptr && said->message.has_heartbeat()) {
+    // The newest heartbeat replaces the one before, so that their memory is
+    // bounded by the number of nodes however long the disk stays full.
     heartbeats_[said->node] = std::move(said->message);
     return;
   }
@@ -158,6 +169,7 @@ absl::Status Coordinator::CheckRoom(const std::string& node) {
 
 // The node is alive: when events are handled again it has a lease to reconnect.
 absl::Status Coordinator::SendAway(const std::string& node) {
+  // An empty message is a sign of life; a heartbeat that is kept already says more and stays.
   heartbeats_.try_emplace(node);
   const std::string why = absl::StrCat("the coordinator's store cannot be written",
                                        commit_failure_.ok() ? " fast enough" : ": ",
@@ -179,6 +191,8 @@ absl::Status Coordinator::NotDurable() const {
 }
 
 absl::Status Coordinator::AskEvent(decltype(Event::body) body) {
+  // The promise may live on this stack: whatever happens to the event, on
+  // success, on a full disk or when stopping, `done` is called exactly once.
   std::promise<absl::Status> promise;
   Enqueue({std::move(body), [&promise](const absl::Status& status) { promise.set_value(status); }});
   return promise.get_future().get();
@@ -197,6 +211,7 @@ absl::StatusOr<std::string> Coordinator::Submit(const v1::JobSpec& spec,
   if (!request_id.empty()) {
     {
       MutexLock lock(submit_mutex_);
+      // Once the first call has been decided, the store below knows which job it has made.
       while (submitting_.contains(request_id)) submitted_.Wait(submit_mutex_);
       submitting_.insert(request_id);
     }
@@ -217,13 +232,17 @@ void Coordinator::Run() {
     std::vector<Pending> batch;
     {
       MutexLock lock(queue_mutex_);
+      // This wait ends at the first event or the tick; the next one lasts its whole interval,
+      // whatever arrives, so that events gather. Hence it waits on the other condition.
       queue_changed_.WaitFor(queue_mutex_, kTickInterval, [this]() TERCIO_REQUIRES(queue_mutex_) {
         return stopping_ || !queue_.empty();
       });
       stopped_.WaitUntil(queue_mutex_, last_batch + kBatchInterval,
                          [this]() TERCIO_REQUIRES(queue_mutex_) { return stopping_; });
+      // Events that were accepted before the stop are still decided: callers wait for them.
       if (stopping_ && queue_.empty()) return;
       last_batch = std::chrono::steady_clock::now();
+      // A tick of this batch must not count a node as lost whose heartbeats were only held up.
       for (auto& [node, heartbeat] : std::exchange(heartbeats_, {})) {
         batch.push_back({NodeSaid{node, std::move(heartbeat)}, nullptr});
       }
@@ -255,6 +274,8 @@ bool Coordinator::SetDurable(const absl::Status& commit) {
 // While the disk is full, fails every waiting caller, both in this batch and in the queue.
 void Coordinator::FailPending(std::vector<Pending>& batch) {
   MutexLock lock(queue_mutex_);
+  // Events of the batch have changed the state already and are committed with the next attempt to
+  // write, so that their callers hear of a delay; those in the queue below are withdrawn.
   for (Pending& pending : batch) {
     const auto done = std::exchange(pending.done, nullptr);
     if (done) {
@@ -277,6 +298,8 @@ void Coordinator::Apply(std::vector<Pending> batch) {
   std::vector<Effects> effects;
   Changes changes;
   {
+    // Each event is decided under the lock, so that readers never see half of one.
+    // The commit follows without it: a slow disk must not hold up queries.
     MutexLock lock(mutex_);
     const double now = clock_.Now();
     for (Pending& pending : batch) {
@@ -292,6 +315,8 @@ void Coordinator::Apply(std::vector<Pending> batch) {
   const auto commit_began = std::chrono::steady_clock::now();
   while (true) {
     const absl::Status status = store_->Commit(changes);
+    // Each attempt to write counts as a round: the watchdog must not
+    // end a coordinator that only waits for space on its disk.
     ++rounds_;
     if (SetDurable(status)) break;
     tally_.CommitFailed();
@@ -349,12 +374,15 @@ Changes Coordinator::ChangesOf(const std::vector<Effects>& effects, double now) 
   for (const std::string& id : jobs) changes.jobs.push_back(state_.jobs.at(id).record);
   for (const std::string& id : plans) changes.plans.emplace_back(id, state_.jobs.at(id).plan);
   for (const std::string& id : placements) {
+    // The pointer shares the ownership of the placement: the commit reads it
+    // after the lock is released, when the job may already have another one.
     const PlacementPtr& placement = state_.jobs.at(id).placement;
     changes.placements.emplace_back(
         id, std::shared_ptr<const v1::RankSlots>(placement, &placement->slots()));
   }
   for (const std::string& name : nodes) {
     const auto node = state_.nodes.find(name);
+    // The core has forgotten the node: it is named among the changed ones but no longer there.
     if (node != state_.nodes.end()) {
       changes.nodes.push_back(node->second.record);
     } else {
@@ -396,9 +424,11 @@ void Coordinator::SendAll(std::vector<Effects>& effects) {
     for (const std::string& node : effect.disconnected) {
       if (const auto stream = StreamTo(node)) stream->close();
     }
+    // Sequences of a spool rise, so the last one stands for all.
     for (const auto& [node, sequence] : effect.acknowledged) acknowledged[node] = sequence;
   }
   for (const auto& [node, sequence] : acknowledged) {
+    // A spool that is new to the coordinator has had nothing acknowledged.
     if (sequence == 0) continue;
     v1::CoordinatorMessage message;
     message.mutable_acknowledge()->set_sequence(sequence);
@@ -407,8 +437,11 @@ void Coordinator::SendAll(std::vector<Effects>& effects) {
 }
 
 void Coordinator::DoForDisks(const Effects& effects) {
+  // The key keeps the work for one job in order: a removal
+  // overtakes no search that was asked for before it.
   for (const FindCheckpoint& search : effects.searches) {
     disks_.Run(search.run.job_id(), [this, search] {
+      // Reading a checkpoint takes minutes, and nobody takes the answer once the coordinator stops.
       if (!IsStopped()) Post(SearchCheckpoint(StoreAt(search.spec), search, verify_));
     });
   }
@@ -419,6 +452,7 @@ void Coordinator::DoForDisks(const Effects& effects) {
   }
   for (const RemoveAllCheckpoints& removal : effects.job_removals) {
     disks_.Run(removal.job_id, [this, removal] {
+      // The record of the job is gone by now, so CheckpointsOf could not tell its directory.
       checkpoint::Store store(StoreAt(removal.spec).root());
       const absl::Status removed = store.RemoveJob(removal.job_id);
       if (!removed.ok()) LogWarning(std::string(removed.message()));
@@ -432,6 +466,7 @@ void Coordinator::DoForDisks(const Effects& effects) {
 void Coordinator::Remove(const RemoveCheckpoint& removal) {
   checkpoint::Store& store = CheckpointsOf(removal.job_id);
   const auto there = store.Find(removal.job_id, removal.step);
+  // While the removal waited, a later attempt may have saved the same step again.
   if (there.ok() && there->attempt > removal.attempt) return;
   const absl::Status removed = store.Remove(removal.job_id, removal.step);
   if (removed.ok()) return Post(CheckpointRemoved{removal.job_id, removal.step, removal.attempt});
@@ -450,11 +485,13 @@ const checkpoint::Store& Coordinator::StoreAt(const v1::CheckpointSpec& spec) co
 checkpoint::Store& Coordinator::CheckpointsOf(const std::string& job) {
   const absl::StatusOr<v1::JobRecord> record = Find(job);
   if (!record.ok()) return *checkpoints_;
+  // None of the stores is a const object, so the cast is sound.
   return const_cast<checkpoint::Store&>(StoreAt(record->spec().checkpoint()));
 }
 
 absl::StatusOr<std::vector<checkpoint::Finding>> Coordinator::Verify(const std::string& directory) {
   const absl::Cleanup done = [this] { --verifications_; };
+  // Counting before comparing keeps two calls from taking the last place together.
   if (++verifications_ > kMostVerifications) {
     return absl::ResourceExhaustedError(
         absl::StrCat(kMostVerifications, " checkpoints are being verified; retry later"));
@@ -497,6 +534,8 @@ absl::Status Coordinator::Taken(const v1::AgentHello& hello) const {
   const auto found = state_.nodes.find(hello.node());
   if (found == state_.nodes.end() || hello.spool_id().empty()) return absl::OkStatus();
   const NodeState& node = found->second;
+  // Another spool means another machine, or the same one with a
+  // new disk, which is let in once the lease is over.
   const bool other = !node.record.spool_id().empty() && node.record.spool_id() != hello.spool_id();
   if (!other || !node.connected || clock_.Now() - node.last_heard > settings_.node_lease) {
     return absl::OkStatus();
@@ -529,10 +568,12 @@ absl::StatusOr<int64_t> Coordinator::Attach(const v1::AgentHello& hello, NodeStr
   int64_t stream;
   {
     MutexLock lock(mutex_);
+    // Another agent of the same name may have attached since CheckHello released the lock.
     TERCIO_RETURN_IF_ERROR(Taken(hello));
     stream = next_stream_++;
     streams_[hello.node()] = {stream, std::make_shared<const NodeStream>(std::move(node_stream))};
   }
+  // The stream is entered before the event: the core's first orders to the node need it.
   Post(NodeAttached{hello});
   return stream;
 }
@@ -541,6 +582,7 @@ void Coordinator::Detach(const std::string& node, int64_t stream) {
   {
     MutexLock lock(mutex_);
     const auto found = streams_.find(node);
+    // The node has reconnected before its old stream was noticed to be broken.
     if (found == streams_.end() || found->second.first != stream) return;  // replaced
     streams_.erase(found);
   }
@@ -624,6 +666,7 @@ std::vector<Coordinator::JobView> Coordinator::Views() const {
   std::sort(views.begin(), views.end(), [](const JobView& a, const JobView& b) {
     return a.record.number() > b.record.number();
   });
+  // Positions are counted in this one pass; QueuePositionOf for each view would be quadratic.
   int queued = 0;
   for (auto view = views.rbegin(); view != views.rend(); ++view) {
     if (view->record.phase() == v1::JOB_PHASE_QUEUED) view->queue_position = ++queued;
@@ -634,6 +677,7 @@ std::vector<Coordinator::JobView> Coordinator::Views() const {
 namespace {
 
 double LastProgress(const JobState& job) {
+  // Progress between steps is known from heartbeats, which are heeded in these two phases only.
   const v1::JobPhase phase = job.record.phase();
   const bool watched = phase == v1::JOB_PHASE_STARTING || phase == v1::JOB_PHASE_RUNNING;
   const double heard = watched && job.health != nullptr ? job.health->watchdog.LastProgress() : 0;
@@ -721,6 +765,8 @@ const v1::JobRecord* Coordinator::PresentRecord(const v1::RunId& run) const {
   const auto found = state_.jobs.find(run.job_id());
   if (found == state_.jobs.end()) return nullptr;
   const v1::JobRecord& record = found->second.record;
+  // An attempt that waits to be repeated keeps its number and token in
+  // the record, but no process may act in its name any more.
   const bool present = record.attempt() == run.attempt() && !IsTerminal(record.phase()) &&
                        record.phase() != v1::JOB_PHASE_BACKING_OFF &&
                        record.phase() != v1::JOB_PHASE_QUEUED;

@@ -32,6 +32,7 @@ constexpr const char* kNodeStates[] = {"ready",    "lost",    "left",
 
 // JOB_STATE_RUNNING -> running
 std::string NameOfState(int state) {
+  // The prefix JOB_STATE_ has ten characters.
   return absl::AsciiStrToLower(v1::JobState_Name(static_cast<v1::JobState>(state)).substr(10));
 }
 
@@ -61,18 +62,23 @@ class JobSeries {
   }
 
  private:
+  // Both labels are on every series: the id is unique, the name is what people know.
   void Set(MetricId metric, double value) { page_.Set(metric, {id_, name_}, value); }
   // An event that has not happened has no time.
   void SetTime(MetricId metric, double time) {
+    // A timestamp of 0 would look like an age of half a century.
     if (time > 0) Set(metric, time + ahead_);
   }
 
   void AddState() {
     const v1::JobState present = PublishedState(job_);
+    // A series for each state, with 1 for the present one, as is usual for
+    // enumerations: alerts then need no knowledge of numbers.
     for (int state = v1::JobState_MIN; state <= v1::JobState_MAX; ++state) {
       if (state == v1::JOB_STATE_UNSPECIFIED) continue;
       page_.Set("tercio_job_state", {id_, name_, NameOfState(state)}, present == state ? 1 : 0);
     }
+    // Labels are always the same set, since a series that gains one would be another series.
     std::string data, pipeline, tensor, schedule;
     if (view_.plan != nullptr) {
       const v1::Layout& layout = view_.plan->layout();
@@ -91,6 +97,7 @@ class JobSeries {
     SetTime("tercio_job_last_progress_timestamp_seconds", last_progress_);
     page_.Set("tercio_job_ranks", {id_, name_, "wanted"}, plan::RanksOfJob(spec));
     page_.Set("tercio_job_ranks", {id_, name_, "present"}, view_.placement->ranks());
+    // The bytes are 0 outside of loading rather than absent, so that graphs return to zero.
     const RunHealthState::Loading loading =
         view_.loading.value_or(RunHealthState::Loading{0, 0, /*ended=*/true});
     page_.Set("tercio_job_loading_bytes", {id_, name_, "loaded"}, Double(loading.bytes));
@@ -101,6 +108,7 @@ class JobSeries {
     Set("tercio_job_step", Double(job_.step()));
     Set("tercio_job_target_steps", Double(job_.spec().training().steps()));
     Set("tercio_job_tokens", Double(job_.tokens()));
+    // A job that has not made a step has no loss; 0 would be a wrong one.
     if (job_.has_tokens_per_second()) {
       Set("tercio_job_tokens_per_second", job_.tokens_per_second());
     }
@@ -129,6 +137,7 @@ class JobSeries {
   }
 
   void AddFaults() {
+    // All causes are present from the start: a counter that appears with 1 shows no increase.
     for (int cause = 0; cause < kFaultCauses; ++cause) {
       page_.Set("tercio_job_restarts_total", {NameOf(static_cast<FaultCause>(cause)), id_, name_},
                 Double(tally_.restarts[static_cast<size_t>(cause)]));
@@ -143,6 +152,7 @@ class JobSeries {
 
   void AddCheckpoints() {
     Set("tercio_checkpoint_step", Double(job_.checkpoint_step()));
+    // Checkpoints are in the order of their commits, so the last good one is the newest.
     int64_t verified = 0;
     int64_t damaged = 0;
     for (const v1::CheckpointRecord& known : job_.checkpoints()) {
@@ -168,6 +178,7 @@ class JobSeries {
 
   // The series of a job sum to its age.
   void AddTime() {
+    // The parts are those of the ledger, so that no moment is counted twice.
     const v1::Goodput goodput = GoodputOf(job_, view_.now);
     const std::pair<const char*, double> parts[] = {
         {"productive", goodput.productive()},
@@ -194,6 +205,7 @@ class JobSeries {
 };
 
 void AddJobs(const Coordinator& coordinator, double linger, double ahead, MetricsPage* page) {
+  // The coordinator chooses which jobs are shown and counts the others.
   const Coordinator::Jobs jobs = coordinator.JobsToShow(linger, kMostJobs);
   for (int state = v1::JobState_MIN; state <= v1::JobState_MAX; ++state) {
     if (state == v1::JOB_STATE_UNSPECIFIED) continue;
@@ -221,6 +233,7 @@ void AddNodes(const Coordinator& coordinator, double ahead, MetricsPage* page) {
   for (const Coordinator::NodeView& node : coordinator.Nodes()) {
     const bool here = node.state.connected;
     const std::string& name = node.state.record.name();
+    // Nothing of a node that is away can be used, whatever it offered before.
     connected += here ? 1 : 0;
     devices += here ? node.state.hello.devices() : 0;
     faulty += here ? node.state.record.device_faults_size() : 0;
@@ -247,6 +260,7 @@ void AddNodes(const Coordinator& coordinator, double ahead, MetricsPage* page) {
 }
 
 void AddService(const Coordinator& coordinator, const StreamHub& streams, MetricsPage* page) {
+  // One call returns figures that belong together.
   const StreamHub::Figures figures = streams.figures();
   page->Set("tercio_streams", Double(figures.open));
   page->Set("tercio_streams_refused_total", Double(figures.refused));
@@ -272,11 +286,13 @@ void AddAccess(const AuditLog* audit, MetricsPage* page) {
 
 // Blocks as long as the file system does, which delays this page alone.
 void AddDisk(const std::string& state_dir, MetricsPage* page) {
+  // Checkpoints may be on a volume of their own; before the first one the directory is missing.
   struct statvfs store = {};
   if (statvfs((state_dir + "/checkpoints").c_str(), &store) == 0 ||
       statvfs(state_dir.c_str(), &store) == 0) {
     const double block = static_cast<double>(store.f_frsize);
     page->Set("tercio_checkpoint_store_size_bytes", static_cast<double>(store.f_blocks) * block);
+    // The blocks for root are left out: the coordinator cannot write there.
     page->Set("tercio_checkpoint_store_free_bytes", static_cast<double>(store.f_bavail) * block);
     page->Set("tercio_checkpoint_store_inodes", static_cast<double>(store.f_files));
     page->Set("tercio_checkpoint_store_free_inodes", static_cast<double>(store.f_favail));
@@ -314,6 +330,7 @@ std::optional<std::string> TargetsPage(const Coordinator& coordinator, absl::Dur
   for (const Coordinator::NodeView& node : coordinator.Nodes()) {
     const v1::AgentHello& hello = node.state.hello;
     const bool left = node.state.lost && node.state.record.leaving();
+    // An incomplete list would make Prometheus forget the targets; none lets it keep them.
     if (!HasCome(node) && !left && up < kReturnPatience) return std::nullopt;
     // A drained node is not missing.
     const bool gone = node.state.lost && (left || node.state.record.drained());

@@ -14,6 +14,7 @@
 namespace tercio::coordinator {
 namespace {
 
+// It covers a restart with its back-off and the loading of a large model.
 constexpr double kTimeout = 600;
 constexpr double kPollSeconds = 0.2;
 
@@ -24,6 +25,7 @@ struct Kind {
   bool breaks;         // the attempt ends
   const char* inject;  // the node's order; null: none
 };
+// A corrupted checkpoint is found when an attempt starts from it, hence the kill.
 constexpr Kind kKinds[] = {
     {"kill-trainer", 0, true, "kill-trainer"},       {"freeze-trainer", 0, true, "freeze-trainer"},
     {"kill-agent", 0, false, "kill-agent"},          {"flip-bit", 0, true, "flip-bit"},
@@ -55,11 +57,14 @@ absl::Status CorruptNewest(Coordinator& coordinator, const std::string& job) {
       largest = entry.path();
     }
   }
+  // The file is opened for reading as well, since opening it for writing alone would empty it.
   std::fstream file(largest, std::ios::in | std::ios::out | std::ios::binary);
+  // The middle of the largest file lies inside a tensor, where only digests notice a change.
   const auto middle = static_cast<std::streamoff>(std::filesystem::file_size(largest) / 2);
   file.seekg(middle);
   const int byte = file.get();
   file.seekp(middle);
+  // One bit is the smallest damage: a check that finds it finds any.
   file.put(static_cast<char>(byte ^ 1));
   file.flush();
   if (!file.good()) return absl::InternalError(absl::StrCat("cannot change ", largest.string()));
@@ -83,8 +88,10 @@ class Drill {
     }
     kind_ = *found;
     seconds_ = request_.seconds() > 0 ? request_.seconds() : kind_.seconds;
+    // The job is looked at before the harm, so that the recovery can be compared with it.
     TERCIO_ASSIGN_OR_RETURN(const Coordinator::JobView view, coordinator_.View(request_.job()));
     before_ = view.record;
+    // Events that are older than the drill detect nothing.
     TERCIO_ASSIGN_OR_RETURN(const auto events, coordinator_.store().Events(before_.id(), 0));
     if (!events.empty()) after_ = events.back().sequence();
     v1::InjectFault fault;
@@ -101,6 +108,7 @@ class Drill {
           "corrupt-checkpoint needs a job with two checkpoints, so that one is left");
     }
     TERCIO_RETURN_IF_ERROR(
+        // The core notes the drill as an event, whose time is the beginning of all measurements.
         coordinator_.Ask(DrillRequested{before_.id(), fault, kind_.inject != nullptr}));
     if (request_.fault() == "full-disk") {
       coordinator_.CheckpointsOf(before_.id()).PretendFull(SteadyNow() + absl::Seconds(seconds_));
@@ -123,6 +131,7 @@ class Drill {
       if (event.kind() == "drill") start_ = time;
       if (event.kind() == "drill_failed") return absl::FailedPreconditionError(event.message());
       const bool detects =
+          // The kill is noticed first; what this drill measures is whether the damage is found.
           Corrupts() ? event.kind() == "checkpoint_damaged" : Detections().contains(event.kind());
       if (start_ > 0 && response_.detected_by().empty() && detects) {
         response_.set_detected_seconds(time - start_);
@@ -135,6 +144,7 @@ class Drill {
     }
     if (!Recovered(now)) return false;
     response_.set_recovered_seconds(now.record.progress_at() - start_);
+    // An attempt that has outlived the fault has lost no step.
     const bool other = now.record.attempt() > before_.attempt();
     response_.set_steps_lost(other ? std::max<int64_t>(0, highest_ - now.record.resume_step()) : 0);
     return true;
@@ -179,6 +189,7 @@ class Drill {
     const v1::JobRecord& record = now.record;
     const bool same = record.attempt() == before_.attempt();
     if (same) highest_ = std::max(highest_, record.step());
+    // A phase alone proves nothing: a step does.
     if (record.phase() != v1::JOB_PHASE_RUNNING || !record.progress().stepped()) return false;
     if (!same) return true;
     // The attempt has outlived the fault: it must be over, and a step done after it.

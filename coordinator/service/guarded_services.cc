@@ -14,6 +14,7 @@ namespace {
 template <typename Message>
 class RefusedStream : public grpc::ServerWriteReactor<Message> {
  public:
+  // gRPC wants a reactor even for a call that is refused.
   explicit RefusedStream(const grpc::Status& status) { this->Finish(status); }
   void OnDone() override { delete this; }
 };
@@ -26,6 +27,7 @@ class RefusedUpload : public grpc::ServerReadReactor<grpc::ByteBuffer> {
 
 // A job that is another's was refused; one that is not there was not.
 grpc::Status NotChanged(GuardedCall& call, const std::string& job, absl::Status status) {
+  // The audit log counts a refusal; a mistake in a name it only records.
   if (absl::IsPermissionDenied(status)) return call.Refuse(job, std::move(status));
   return call.Done(job, ToGrpc(status));
 }
@@ -33,8 +35,11 @@ grpc::Status NotChanged(GuardedCall& call, const std::string& job, absl::Status 
 }  // namespace
 
 absl::Status GuardedJobService::MayChange(const Caller& caller, std::string* job) const {
+  // A name is resolved once: what follows changes the job that
+  // was checked, not the one that has the name by then.
   TERCIO_ASSIGN_OR_RETURN(const v1::JobRecord record, coordinator_.Find(*job));
   *job = record.id();
+  // A caller without a name has no certificate: it must not match a job without an owner.
   if (caller.role == Role::kAdmin || (!caller.name.empty() && record.owner() == caller.name)) {
     return absl::OkStatus();
   }
@@ -49,6 +54,7 @@ grpc::Status GuardedJobService::Submit(grpc::ServerContext* context,
                                        v1::SubmitResponse* response) {
   GuardedCall call(gate_, *context, "JobService/Submit");
   if (call.refused()) return call.refusal();
+  // The owner is the name in the certificate, never one that the request gives.
   const grpc::Status status = SubmitFor(call.caller().name, *request, response);
   return call.Done(response->job_id(), status);
 }
@@ -56,6 +62,7 @@ grpc::Status GuardedJobService::Submit(grpc::ServerContext* context,
 grpc::Status GuardedJobService::Get(grpc::ServerContext* context, const v1::GetRequest* request,
                                     v1::JobStatus* response) {
   GuardedCall call(gate_, *context, "JobService/Get");
+  // Reading calls are admitted but not recorded: the audit log is about changes.
   if (call.refused()) return call.refusal();
   return JobServiceImpl::Get(context, request, response);
 }
@@ -72,6 +79,7 @@ grpc::Status GuardedJobService::Cancel(grpc::ServerContext* context,
                                        v1::CancelResponse* response) {
   GuardedCall call(gate_, *context, "JobService/Cancel");
   if (call.refused()) return call.refusal();
+  // The request is const; its copy gets the exact id.
   v1::CancelRequest exact = *request;
   if (absl::Status status = MayChange(call.caller(), exact.mutable_job()); !status.ok()) {
     return NotChanged(call, exact.job(), std::move(status));
@@ -84,6 +92,8 @@ grpc::Status GuardedJobService::Resume(grpc::ServerContext* context,
   GuardedCall call(gate_, *context, "JobService/Resume");
   if (call.refused()) return call.refusal();
   v1::ResumeRequest exact = *request;
+  // The same choice as in JobServiceImpl::Resume is made here,
+  // since the job must be known before the permission is.
   if (exact.job().empty()) {
     const absl::StatusOr<v1::JobRecord> newest = coordinator_.NewestUnfinished();
     if (!newest.ok()) return call.Done("", ToGrpc(newest.status()));
@@ -114,6 +124,7 @@ grpc::Status GuardedJobService::Drill(grpc::ServerContext* context, const v1::Dr
                                       v1::DrillResponse* response) {
   GuardedCall call(gate_, *context, "JobService/Drill");
   if (call.refused()) return call.refusal();
+  // The log has to say which job was harmed, and how.
   return call.Done(absl::StrCat(request->job(), " ", request->fault()),
                    JobServiceImpl::Drill(context, request, response));
 }
@@ -129,6 +140,7 @@ grpc::Status GuardedJobService::Checkpoints(grpc::ServerContext* context,
 grpc::Status GuardedJobService::VerifyCheckpoint(grpc::ServerContext* context,
                                                  const v1::VerifyCheckpointRequest* request,
                                                  v1::VerifyCheckpointResponse* response) {
+  // Verifying reads only, so that everybody who may see a job may verify it.
   GuardedCall call(gate_, *context, "JobService/VerifyCheckpoint");
   if (call.refused()) return call.refusal();
   return JobServiceImpl::VerifyCheckpoint(context, request, response);
@@ -139,6 +151,7 @@ grpc::Status GuardedJobService::PruneCheckpoints(grpc::ServerContext* context,
                                                  v1::PruneCheckpointsResponse* response) {
   GuardedCall call(gate_, *context, "JobService/PruneCheckpoints");
   if (call.refused()) return call.refusal();
+  // Removing checkpoints cannot be undone: it is reserved for those who may change the job.
   v1::PruneCheckpointsRequest exact = *request;
   if (absl::Status status = MayChange(call.caller(), exact.mutable_job()); !status.ok()) {
     return NotChanged(call, exact.job(), std::move(status));
@@ -151,6 +164,7 @@ grpc::Status GuardedJobService::SaveCheckpoint(grpc::ServerContext* context,
                                                v1::CheckpointInfo* response) {
   GuardedCall call(gate_, *context, "JobService/SaveCheckpoint");
   if (call.refused()) return call.refusal();
+  // A save costs the job time, so it counts as a change.
   v1::SaveCheckpointRequest exact = *request;
   if (absl::Status status = MayChange(call.caller(), exact.mutable_job()); !status.ok()) {
     return NotChanged(call, exact.job(), std::move(status));
@@ -163,6 +177,7 @@ grpc::Status GuardedJobService::Delete(grpc::ServerContext* context,
                                        v1::DeleteResponse* response) {
   GuardedCall call(gate_, *context, "JobService/Delete");
   if (call.refused()) return call.refusal();
+  // The check comes before the record is gone, and with it the owner.
   v1::DeleteRequest exact = *request;
   if (absl::Status status = MayChange(call.caller(), exact.mutable_job()); !status.ok()) {
     return NotChanged(call, exact.job(), std::move(status));
@@ -180,6 +195,7 @@ grpc::Status GuardedJobService::Version(grpc::ServerContext* context,
 
 grpc::ServerWriteReactor<v1::JobStatus>* GuardedJobService::Watch(
     grpc::CallbackServerContext* context, const v1::WatchRequest* request) {
+  // A stream is judged when it begins; the gate's watches end it when its certificate is revoked.
   const GuardedCall call(gate_, *context, "JobService/Watch");
   if (call.refused()) return new RefusedStream<v1::JobStatus>(call.refusal());
   return JobServiceImpl::Watch(context, request);
@@ -215,6 +231,7 @@ grpc::ServerWriteReactor<v1::RankTrace>* GuardedJobService::Trace(
 
 grpc::ServerReadReactor<grpc::ByteBuffer>* GuardedCheckpointService::Upload(
     grpc::CallbackServerContext* context, grpc::ByteBuffer* response) {
+  // What an upload may write depends on its attempt's token; the gate looks at the role only.
   const GuardedCall call(gate_, *context, "CheckpointService/Upload");
   if (call.refused()) return new RefusedUpload(call.refusal());
   return CheckpointServiceImpl::Upload(context, response);
@@ -222,6 +239,7 @@ grpc::ServerReadReactor<grpc::ByteBuffer>* GuardedCheckpointService::Upload(
 
 grpc::ServerWriteReactor<v1::TensorChunk>* GuardedCheckpointService::ReadTensor(
     grpc::CallbackServerContext* context, const v1::ReadTensorRequest* request) {
+  // Weights are what a stranger would be after: the gate comes first, then the token.
   const GuardedCall call(gate_, *context, "CheckpointService/ReadTensor");
   if (call.refused()) return new RefusedStream<v1::TensorChunk>(call.refusal());
   return CheckpointServiceImpl::ReadTensor(context, request);

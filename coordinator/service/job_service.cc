@@ -24,6 +24,8 @@
 namespace tercio::coordinator {
 namespace {
 
+// Streams that follow a job last as long as it does; the hub counts
+// them apart, so that idle watchers do not keep short queries out.
 template <typename Request>
 StreamHub::Kind KindOf(const Request& request) {
   return request.follow() ? StreamHub::Kind::kFollows : StreamHub::Kind::kEnds;
@@ -33,6 +35,7 @@ StreamHub::Kind KindOf(const Request& request) {
 Store::LineFilter LineFilterOf(const v1::LogsRequest& asked) {
   std::set<int> ranks(asked.ranks().begin(), asked.ranks().end());
   if (asked.has_rank()) ranks.insert(asked.rank());
+  // Whole nanoseconds compare exactly; a double has lost the last digits of a present time.
   const auto nanos = [](const google::protobuf::Timestamp& time) {
     return time.seconds() * 1'000'000'000 + time.nanos();
   };
@@ -40,6 +43,7 @@ Store::LineFilter LineFilterOf(const v1::LogsRequest& asked) {
   const std::optional<LogLevel> least = LogLevelNamed(asked.level());
   const std::optional<int> attempt =
       asked.has_attempt() ? std::optional<int>(asked.attempt()) : std::nullopt;
+  // The filter is copied into a stream that outlives the request, so it captures by value.
   return [=](const v1::LogLine& line) {
     if (!ranks.empty() && !ranks.contains(line.rank())) return false;
     if (attempt.has_value() && line.attempt() != *attempt) return false;
@@ -50,17 +54,23 @@ Store::LineFilter LineFilterOf(const v1::LogsRequest& asked) {
 }
 
 void SetTime(double seconds, google::protobuf::Timestamp* time) {
+  // The records count in doubles; the wire has the seconds and the rest apart.
   time->set_seconds(static_cast<int64_t>(seconds));
   time->set_nanos(static_cast<int32_t>((seconds - std::floor(seconds)) * 1e9));
 }
 
+// This is the default of checkpoint.timeout as well (service/checkpoint_host.cc), so
+// that the caller waits no shorter than the save may take.
 constexpr absl::Duration kDefaultSaveTimeout = absl::Minutes(10);
+// A change of the state ends a wait early; this interval
+// only notices deadlines and callers that have gone.
 constexpr double kLookSeconds = 0.5;
 
 // A job that resumes as another model, or with other random numbers, is another job: that must be
 // intended.
 absl::Status CheckChanges(const v1::JobRecord& job, const v1::JobSpec& spec,
                           const v1::ResumeRequest& request) {
+  // Without a checkpoint, or from the beginning, nothing is loaded that could contradict.
   const bool from_beginning = request.has_from_step() && request.from_step() == 0;
   if (request.accept_change() || from_beginning || job.checkpoint_step() == 0) {
     return absl::OkStatus();
@@ -91,6 +101,7 @@ v1::CheckpointInfo InfoOf(const v1::JobRecord& job, const checkpoint::Committed&
   info.set_path(committed.path);
   info.set_bytes(committed.bytes);
   info.set_attempt(committed.attempt);
+  // The disk says what is there; the record adds what is known of it.
   for (const v1::CheckpointRecord& known : job.checkpoints()) {
     if (known.step() != committed.step) continue;
     if (known.committed_at() > 0) SetTime(known.committed_at(), info.mutable_committed_at());
@@ -101,6 +112,7 @@ v1::CheckpointInfo InfoOf(const v1::JobRecord& job, const checkpoint::Committed&
 }
 
 std::vector<checkpoint::Committed> InOrderOfSteps(std::vector<checkpoint::Committed> all) {
+  // A directory lists its entries in any order; people compare the answers.
   std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.step < b.step; });
   return all;
 }
@@ -115,6 +127,7 @@ grpc::Status JobServiceImpl::Submit(grpc::ServerContext*, const v1::SubmitReques
 grpc::Status JobServiceImpl::SubmitFor(const std::string& owner, const v1::SubmitRequest& request,
                                        v1::SubmitResponse* response) {
   v1::JobSpec spec = request.spec();
+  // Admission may change the specification: it settles what `auto` means.
   if (absl::Status status = admit_(&spec); !status.ok()) return ToGrpc(status);
   const absl::StatusOr<std::string> id = coordinator_.Submit(spec, request.request_id(), owner);
   if (!id.ok()) return ToGrpc(id.status());
@@ -124,6 +137,7 @@ grpc::Status JobServiceImpl::SubmitFor(const std::string& owner, const v1::Submi
 
 grpc::Status JobServiceImpl::Get(grpc::ServerContext*, const v1::GetRequest* request,
                                  v1::JobStatus* response) {
+  // Figures of ranks are large, and are copied only where they are asked for.
   const auto job = coordinator_.View(request->job(), request->ranks());
   if (!job.ok()) return ToGrpc(job.status());
   *response = StatusOf(*job);
@@ -132,6 +146,7 @@ grpc::Status JobServiceImpl::Get(grpc::ServerContext*, const v1::GetRequest* req
 
 grpc::Status JobServiceImpl::List(grpc::ServerContext*, const v1::ListRequest*,
                                   v1::ListResponse* response) {
+  // Lists are polled with thousands of jobs: plans and rank tables are left out.
   for (const Coordinator::JobView& job : coordinator_.Views()) {
     *response->add_jobs() = BriefStatusOf(job);
   }
@@ -143,6 +158,7 @@ absl::Status JobServiceImpl::AddDetails(const Coordinator::JobView& job, const v
                                         bool ranks, v1::JobStatus* status) {
   const v1::JobRecord& record = job.record;
   Store& store = coordinator_.store();
+  // The ranks of the attempt that broke are shown even where a later one is running.
   if (record.fault_rank_plus_one() > 0) {
     TERCIO_ASSIGN_OR_RETURN(const auto exits, store.Exits(record.id(), record.fault_attempt()));
     AddLastLines(record, exits, plan, status);
@@ -161,6 +177,7 @@ class JobServiceImpl::Watcher {
   Watcher(JobServiceImpl& service, const v1::WatchRequest& request)
       : service_(service), request_(request) {}
 
+  // Called by the hub's thread: what it reads is one consistent view, taken under one lock.
   absl::StatusOr<Page<v1::JobStatus>> Read() {
     TERCIO_ASSIGN_OR_RETURN(Coordinator::JobView job,
                             service_.coordinator_.View(request_.job(), request_.ranks()));
@@ -168,6 +185,7 @@ class JobServiceImpl::Watcher {
     page.ended = IsTerminal(job.record.phase());
     const absl::Time now = SteadyNow();
     const bool details = page.ended || now - detailed_ >= kDetailInterval;
+    // Everything that is shown and is no part of the record counts as a change as well.
     std::string bytes =
         absl::StrCat(job.queue_position, " ", job.loading.has_value() ? job.loading->bytes : -1,
                      " ", job.record.SerializeAsString());
@@ -175,12 +193,14 @@ class JobServiceImpl::Watcher {
     if (bytes == last_ && !other_figures) return page;
     last_ = std::move(bytes);
     const std::shared_ptr<const v1::Plan> plan = job.plan;
+    // Equal pointers mean the same plan, since a plan is never changed once it is published.
     if (plan == told_ && !page.ended) {
       job.plan = nullptr;
     } else {
       told_ = plan;
     }
     v1::JobStatus status = StatusOf(job);
+    // Exits are in the store: asking for them at each of many changes per second would be slow.
     if (details) {
       detailed_ = now;
       figures_heard_ = job.figures_heard;
@@ -203,6 +223,7 @@ class JobServiceImpl::Watcher {
 
 grpc::ServerWriteReactor<v1::JobStatus>* JobServiceImpl::Watch(grpc::CallbackServerContext* context,
                                                                const v1::WatchRequest* request) {
+  // The hub calls `Read` after this function has returned, so the stream owns the watcher.
   auto watcher = std::make_shared<Watcher>(*this, *request);
   return streams_.Open<v1::JobStatus>(context, StreamHub::Kind::kFollows,
                                       [watcher] { return watcher->Read(); });
@@ -210,6 +231,8 @@ grpc::ServerWriteReactor<v1::JobStatus>* JobServiceImpl::Watch(grpc::CallbackSer
 
 grpc::Status JobServiceImpl::Cancel(grpc::ServerContext*, const v1::CancelRequest* request,
                                     v1::CancelResponse*) {
+  // The name is resolved once, so that the event names the
+  // same job whatever is submitted meanwhile.
   const absl::StatusOr<v1::JobRecord> job = coordinator_.Find(request->job());
   if (!job.ok()) return ToGrpc(job.status());
   return ToGrpc(
@@ -222,6 +245,7 @@ grpc::Status JobServiceImpl::Resume(grpc::ServerContext*, const v1::ResumeReques
       request->job().empty() ? coordinator_.NewestUnfinished() : coordinator_.Find(request->job());
   if (!job.ok()) return ToGrpc(job.status());
   v1::JobSpec spec = request->has_spec() ? request->spec() : job->spec();
+  // The specification may be of another day: the rules of this version apply to it.
   if (absl::Status status = admit_(&spec); !status.ok()) return ToGrpc(status);
   if (absl::Status status = CheckChanges(*job, spec, *request); !status.ok()) return ToGrpc(status);
   ResumeRequested resume{job->id(), spec, request->accept_data_change(), {}};
@@ -247,9 +271,12 @@ grpc::ServerWriteReactor<v1::StepRecord>* JobServiceImpl::History(
                                             [&](const v1::StepRecord& step) {
                                               return asked.all_attempts() || StepCounts(job, step);
                                             },
+                                            // The hub holds one page of a stream at a
+                                            // time, which bounds its memory.
                                             kMostPageMessages));
     Page<v1::StepRecord> page;
     page.more = steps.size() == kMostPageMessages;
+    // A job that has ended writes no more steps, so following it ends with the last of them.
     page.ended = !page.more && (!asked.follow() || IsTerminal(job.phase()));
     // A step that was sent is not sent again when another attempt repeats it.
     after.attempt = page.more ? steps.back().attempt() : Store::StepCursor().attempt;
@@ -265,6 +292,7 @@ grpc::ServerWriteReactor<v1::JobEvent>* JobServiceImpl::Events(grpc::CallbackSer
   auto read = [this, asked = *request,
                after = int64_t{0}]() mutable -> absl::StatusOr<Page<v1::JobEvent>> {
     std::string id;
+    // Without a job these are the events of the whole cluster, which never end.
     bool ended = !asked.follow();
     if (!asked.job().empty()) {
       TERCIO_ASSIGN_OR_RETURN(const v1::JobRecord job, coordinator_.Find(asked.job()));
@@ -285,6 +313,7 @@ grpc::ServerWriteReactor<v1::JobEvent>* JobServiceImpl::Events(grpc::CallbackSer
 
 grpc::ServerWriteReactor<v1::LogLine>* JobServiceImpl::Logs(grpc::CallbackServerContext* context,
                                                             const v1::LogsRequest* request) {
+  // A negative cursor means that the first page has not been read: `tail` counts once.
   auto read = [this, wanted = LineFilterOf(*request), asked = *request,
                after = int64_t{-1}]() mutable -> absl::StatusOr<Page<v1::LogLine>> {
     if (!asked.level().empty() && !LogLevelNamed(asked.level()).has_value()) {
@@ -297,6 +326,7 @@ grpc::ServerWriteReactor<v1::LogLine>* JobServiceImpl::Logs(grpc::CallbackServer
         TERCIO_ASSIGN_OR_RETURN(
             const int64_t tail,
             coordinator_.store().LogTail(job.id(), wanted, static_cast<size_t>(asked.tail())));
+        // `after` and `tail` may both be given: the later beginning wins.
         after = std::max(after, tail);
       }
     }
@@ -313,6 +343,7 @@ grpc::ServerWriteReactor<v1::LogLine>* JobServiceImpl::Logs(grpc::CallbackServer
 
 grpc::ServerWriteReactor<v1::RankTrace>* JobServiceImpl::Trace(grpc::CallbackServerContext* context,
                                                                const v1::TraceRequest* request) {
+  // A trace is one page: it holds the newest attempt only.
   auto read = [this, id = request->job()]() -> absl::StatusOr<Page<v1::RankTrace>> {
     TERCIO_ASSIGN_OR_RETURN(const v1::JobRecord job, coordinator_.Find(id));
     TERCIO_ASSIGN_OR_RETURN(const auto traces, coordinator_.store().Traces(job.id()));
@@ -338,6 +369,7 @@ grpc::Status JobServiceImpl::Nodes(grpc::ServerContext*, const v1::NodesRequest*
     node->set_device_kind(hello.device_kind());
     node->set_devices(hello.devices());
     node->set_free(view.free);
+    // A protobuf map has no order; the answer is the same each time.
     const auto& faults = view.state.record.device_faults();
     for (const auto& [device, fault] : std::map<int, std::string>(faults.begin(), faults.end())) {
       v1::FaultyDevice* faulty = node->add_faulty_devices();
@@ -368,6 +400,8 @@ grpc::Status JobServiceImpl::ChangeNode(grpc::ServerContext*, const v1::ChangeNo
 }
 
 grpc::Status JobServiceImpl::Drill(grpc::ServerContext* context, const v1::DrillRequest* request,
+                                   // This holds a thread of gRPC's until the job
+                                   // has recovered or the caller has gone.
                                    v1::DrillResponse* response) {
   const absl::StatusOr<v1::DrillResponse> done =
       RunDrill(coordinator_, *request, [context] { return context->IsCancelled(); });
@@ -382,6 +416,7 @@ grpc::Status JobServiceImpl::Checkpoints(grpc::ServerContext*,
   const absl::StatusOr<v1::JobRecord> job = coordinator_.Find(request->job());
   if (!job.ok()) return ToGrpc(job.status());
   const auto there = coordinator_.CheckpointsOf(job->id()).List(job->id());
+  // A job that has not saved has no directory. If it has saved, its volume is missing.
   if (absl::IsNotFound(there.status()) && job->checkpoints_size() == 0) return grpc::Status::OK;
   if (!there.ok()) return ToGrpc(there.status());
   for (const checkpoint::Committed& committed : InOrderOfSteps(*there)) {
@@ -401,11 +436,13 @@ absl::Status JobServiceImpl::VerifyNewest(int count, v1::JobRecord* job) {
     TERCIO_ASSIGN_OR_RETURN(const auto findings,
                             coordinator_.Verify(store.PathOf(job->id(), known.step())));
     const CheckpointVerified verdict = VerdictOf(job->id(), known.step(), findings);
+    // A file system that is away is no reason to remove what may be the last good checkpoint.
     if (!verdict.problem.empty() && !verdict.damaged) {
       return absl::FailedPreconditionError(
           absl::StrCat("no checkpoint is removed while one cannot be read: ", verdict.problem));
     }
     known.set_problem(verdict.problem);
+    // Any time but zero means that it is verified; the core sets the right one.
     if (verdict.problem.empty()) known.set_verified_at(1);
     good += verdict.problem.empty() ? 1 : 0;
     coordinator_.Post(verdict);
@@ -425,6 +462,7 @@ grpc::Status JobServiceImpl::PruneCheckpoints(grpc::ServerContext*,
   const v1::CheckpointSpec& wanted = job->spec().checkpoint();
   const int keep_last = request->keep_last() > 0 ? request->keep_last() : wanted.keep_last();
   checkpoint::Store& store = coordinator_.CheckpointsOf(job->id());
+  // The verification comes before the choice, so that a damaged checkpoint replaces no good one.
   if (absl::Status verified = VerifyNewest(std::max(1, keep_last), &*job); !verified.ok()) {
     return ToGrpc(verified);
   }
@@ -435,12 +473,14 @@ grpc::Status JobServiceImpl::PruneCheckpoints(grpc::ServerContext*,
   }
   const auto there = store.List(job->id());
   if (!there.ok()) return ToGrpc(there.status());
+  // The disk decides what is reported: a record without files was removed before.
   for (const checkpoint::Committed& committed : InOrderOfSteps(*there)) {
     if (!removed.contains(committed.step)) {
       *response->add_kept() = InfoOf(*job, committed);
       continue;
     }
     *response->add_removed() = InfoOf(*job, committed);
+    // Everything above has happened, so that a dry run shows exactly what would follow.
     if (request->dry_run()) continue;
     if (const absl::Status status = store.Remove(job->id(), committed.step); !status.ok()) {
       return ToGrpc(status);
@@ -474,6 +514,7 @@ grpc::Status JobServiceImpl::VerifyCheckpoint(grpc::ServerContext*,
     if (request->step() > 0 && committed.step != request->step()) continue;
     const auto findings = coordinator_.Verify(committed.path);
     if (!findings.ok()) return ToGrpc(findings.status());
+    // Retention works beside this call; what it takes away is no damage.
     if (WasRemoved(job->id(), committed.step)) continue;
     for (const checkpoint::Finding& found : *findings) {
       v1::CheckpointFinding* finding = response->add_findings();
@@ -482,6 +523,7 @@ grpc::Status JobServiceImpl::VerifyCheckpoint(grpc::ServerContext*,
       finding->set_problem(found.problem);
       finding->set_step(committed.step);
     }
+    // A reader of a state directory must not change it, but may say what it has found.
     if (coordinator_.MayWrite().ok()) {
       coordinator_.Post(VerdictOf(job->id(), committed.step, *findings));
     }
@@ -503,10 +545,12 @@ grpc::Status JobServiceImpl::SaveCheckpoint(grpc::ServerContext* context,
                            : before->spec().checkpoint().timeout_seconds();
   const absl::Time deadline =
       SteadyNow() + (limit > 0 ? absl::Seconds(limit) : kDefaultSaveTimeout);
+  // The version is taken before asking, so that no change between the two goes unnoticed.
   uint64_t version = coordinator_.version();
   if (absl::Status asked = coordinator_.Ask(SaveRequested{before->id()}); !asked.ok()) {
     return ToGrpc(asked);
   }
+  // The step that runs now is the first that the save can hold; a job at its end saves its last.
   const int64_t least = std::min(before->step() + 1, before->spec().training().steps());
   while (!context->IsCancelled()) {
     const absl::StatusOr<v1::JobRecord> now = coordinator_.Find(before->id());
@@ -518,6 +562,7 @@ grpc::Status JobServiceImpl::SaveCheckpoint(grpc::ServerContext* context,
       *response = *StatusOf(*view).mutable_checkpoint();
       return grpc::Status::OK;
     }
+    // The attempt may have had failed saves before; only those of this step or later count.
     if (now->failed_save_step() >= least) return ToGrpc(absl::AbortedError(now->save_error()));
     if (now->attempt() != before->attempt() || IsTerminal(now->phase())) {
       return ToGrpc(absl::AbortedError(
@@ -538,6 +583,7 @@ grpc::Status JobServiceImpl::Delete(grpc::ServerContext*, const v1::DeleteReques
   if (!job.ok()) return ToGrpc(job.status());
   response->set_job_id(job->id());
   if (request->checkpoints()) {
+    // The sizes are taken before the record is gone.
     response->set_checkpoints(job->checkpoints_size());
     for (const v1::CheckpointRecord& known : job->checkpoints()) {
       response->set_checkpoint_bytes(response->checkpoint_bytes() + known.bytes());

@@ -5,6 +5,7 @@
 
 namespace tercio::coordinator {
 
+// The two clocks meet once, in the constructor: all later times follow the monotonic one.
 LeaseClock::LeaseClock()
     : LeaseClock([] { return absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch()); },
                  [] { return absl::ToDoubleSeconds(SteadyNow() - absl::UnixEpoch()); }) {}

@@ -19,10 +19,13 @@
 namespace tercio::coordinator {
 namespace {
 
+// Waits for keys are given up by deadlines of seconds, so their ends may be this late.
 constexpr auto kSweepInterval = std::chrono::milliseconds(100);
 constexpr absl::Duration kAnswerMargin = absl::Milliseconds(300);
+// Names are those of DNS, whose limit this is.
 constexpr size_t kLongestName = 253;
 constexpr int kMostDevices = 4096;  // as of --slots
+// Attempts become numbers of later ones (BeginAttempt), which must not overflow.
 constexpr int kMostAttempts = 1'000'000;
 constexpr char kAttach[] = "NodeService/Attach";
 
@@ -51,6 +54,7 @@ absl::Status CheckHello(const v1::AgentHello& hello) {
 // Deletes itself.
 class RefusedAgent : public grpc::ServerBidiReactor<v1::AgentMessage, v1::CoordinatorMessage> {
  public:
+  // gRPC wants a reactor even for a call that is refused.
   explicit RefusedAgent(const grpc::Status& status) { Finish(status); }
   void OnDone() override { delete this; }
 };
@@ -78,6 +82,7 @@ class NodeServiceImpl::AgentStream
         heartbeat_interval_(heartbeat_interval),
         outbox_(new Outbox) {
     outbox_->stream = this;
+    // The first read begins in the constructor: gRPC holds it back until the reactor is returned.
     StartRead(&incoming_);
   }
 
@@ -86,12 +91,14 @@ class NodeServiceImpl::AgentStream
       FinishOnce(grpc::Status::OK);
       return;
     }
+    // Until the hello is accepted nothing else is listened to.
     if (node_.empty()) {
       if (!incoming_.has_hello() || incoming_.hello().node().empty()) {
         FinishOnce(
             grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, "the first message must be hello"));
         return;
       }
+      // The certificate says which node this is: an agent must not report for another.
       if (!caller_.MaySpeakFor(incoming_.hello().node())) {
         FinishOnce(ToGrpc(gate_.Refuse(caller_, kAttach, incoming_.hello().node(), NotItsNode())));
         return;
@@ -108,11 +115,14 @@ class NodeServiceImpl::AgentStream
       return;
     }
     TellRevoked();
+    // The next read begins only when this message is handled, so that an
+    // agent is never read faster than the coordinator takes its messages.
     StartRead(&incoming_);
   }
 
   void OnWriteDone(bool ok) override {
     MutexLock lock(outbox_->mutex);
+    // The message was being written until now: gRPC reads it in place.
     outbox_->messages.pop_front();
     if (ok && !outbox_->messages.empty()) StartWrite(&outbox_->messages.front());
   }
@@ -124,6 +134,7 @@ class NodeServiceImpl::AgentStream
       MutexLock lock(outbox_->mutex);
       outbox_->stream = nullptr;
     }
+    // A stream that was replaced detaches with its own number, which changes nothing.
     if (!node_.empty()) coordinator_.Detach(node_, token_);
     delete this;
   }
@@ -137,6 +148,7 @@ class NodeServiceImpl::AgentStream
   };
 
   static void Send(const std::shared_ptr<Outbox>& outbox, v1::CoordinatorMessage message) {
+    // The lock is held through StartWrite, so that the stream cannot be deleted in between.
     MutexLock lock(outbox->mutex);
     if (outbox->stream == nullptr) return;
     // An acknowledgement holds for all before it.
@@ -145,6 +157,7 @@ class NodeServiceImpl::AgentStream
       outbox->messages.back() = std::move(message);
       return;
     }
+    // One write at a time is all that gRPC allows; OnWriteDone begins the next.
     outbox->messages.push_back(std::move(message));
     if (outbox->messages.size() == 1) outbox->stream->StartWrite(&outbox->messages.front());
   }
@@ -153,6 +166,7 @@ class NodeServiceImpl::AgentStream
   static void Close(const std::shared_ptr<Outbox>& outbox) {
     MutexLock lock(outbox->mutex);
     AgentStream* stream = std::exchange(outbox->stream, nullptr);
+    // Finish may be called once, and the agent's end and the lease may come together.
     if (stream == nullptr || stream->finished_.exchange(true)) return;
     stream->Finish(
         grpc::Status(grpc::StatusCode::UNAVAILABLE, "no heartbeat was received in time"));
@@ -169,6 +183,7 @@ class NodeServiceImpl::AgentStream
 
   // Sent with the answer to any message of the agent, which is at least a heartbeat now and then.
   void TellRevoked() {
+    // Nothing is sent where nothing has changed, which is nearly always.
     std::shared_ptr<const Gate::Revoked> revoked = gate_.revoked();
     const uint64_t told = told_ == nullptr ? 0 : told_->version;
     if (revoked->version == told) return;
@@ -195,6 +210,7 @@ class NodeServiceImpl::AgentStream
     v1::CoordinatorMessage answer;
     answer.mutable_hello_accepted()->set_heartbeat_interval_seconds(heartbeat_interval_);
     answer.mutable_hello_accepted()->set_takes_news(true);
+    // This answer goes before the orders, which begin to arrive with Attach.
     Send(outbox_, std::move(answer));
     TERCIO_ASSIGN_OR_RETURN(
         token_, coordinator_.Attach(hello, {[outbox = outbox_](v1::CoordinatorMessage message) {
@@ -207,6 +223,7 @@ class NodeServiceImpl::AgentStream
 
   void FinishOnce(const grpc::Status& status) {
     if (finished_.exchange(true)) return;
+    // Whoever sends after this finds no stream.
     {
       MutexLock lock(outbox_->mutex);
       outbox_->stream = nullptr;
@@ -241,6 +258,7 @@ NodeServiceImpl::NodeServiceImpl(Gate& gate, Coordinator& coordinator, double he
         MutexLock lock(mutex_);
         const auto stops = [this]() TERCIO_REQUIRES(mutex_) { return stopping_; };
         while (!stopped_.WaitFor(mutex_, kSweepInterval, stops)) {
+          // The thread is one for all waits, so that a wait costs no timer.
           rendezvous_.Expire(SteadyNow(), [this](const v1::RunId& run) {
             return coordinator_.IsPresentAttempt(run);
           });
@@ -265,6 +283,8 @@ grpc::ServerUnaryReactor* NodeServiceImpl::RendezvousPut(grpc::CallbackServerCon
     reactor->Finish(call.refusal());
     return reactor;
   }
+  // The token proves that the caller is of this attempt; a
+  // trainer of an older one must not mix its addresses in.
   if (!coordinator_.IsPresent(request->run(), request->token())) {
     reactor->Finish(grpc::Status(grpc::StatusCode::ABORTED, "this attempt is over"));
     return reactor;

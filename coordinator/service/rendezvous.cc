@@ -10,6 +10,7 @@ namespace tercio::coordinator {
 Rendezvous::Attempt& Rendezvous::Of(const v1::RunId& run) {
   Attempt& attempt = attempts_[run.job_id()];
   if (attempt.number < run.attempt()) {
+    // A trainer of the new attempt may come before the sweep has noticed the end of the old one.
     attempt.number = run.attempt();
     attempt.values.clear();
     attempt.waiting.clear();  // their waiters end by Expire
@@ -24,16 +25,19 @@ Rendezvous::Values Rendezvous::Collect(const Attempt& attempt, const Waiter& wai
 }
 
 void Rendezvous::Put(const v1::RunId& run, const std::string& key, const std::string& value) {
+  // Answers are given outside the lock: they end calls, which may come back here.
   std::vector<std::pair<Answer, Values>> answers;
   {
     MutexLock lock(mutex_);
     Attempt& attempt = Of(run);
     if (attempt.number != run.attempt()) return;  // of an attempt that is over
     const bool is_new = attempt.values.insert_or_assign(key, value).second;
+    // A put that is repeated, since its answer was lost, must not count twice for a waiter.
     if (!is_new) return;
     const auto [begin, end] = attempt.waiting.equal_range(key);
     for (auto entry = begin; entry != end; ++entry) {
       const auto waiter = waiters_.find(entry->second);
+      // A waiter may have given up; it stays in the table of keys until the attempt ends.
       if (waiter == waiters_.end() || --waiter->second.missing > 0) continue;
       answers.emplace_back(std::move(waiter->second.answer), Collect(attempt, waiter->second));
       waiters_.erase(waiter);
@@ -54,9 +58,11 @@ int64_t Rendezvous::Get(const v1::RunId& run, const std::vector<std::string>& ke
     for (const std::string& key : keys) {
       if (attempt.number == run.attempt() && attempt.values.contains(key)) continue;
       ++waiter.missing;
+      // A waiter of an older attempt is registered for no key: Expire ends it.
       if (attempt.number == run.attempt()) attempt.waiting.emplace(key, number);
     }
     if (waiter.missing > 0) {
+      // The answer is kept only where it is needed: else it is given here.
       waiter.answer = std::move(answer);
       waiters_.emplace(number, std::move(waiter));
       return number;
@@ -67,6 +73,7 @@ int64_t Rendezvous::Get(const v1::RunId& run, const std::vector<std::string>& ke
   return 0;
 }
 
+// The call may have been answered in the meantime, and an answer is given once.
 void Rendezvous::Cancel(int64_t waiter) {
   Answer answer;
   {
@@ -83,6 +90,7 @@ void Rendezvous::Expire(absl::Time now, const std::function<bool(const v1::RunId
   std::vector<std::pair<Answer, absl::Status>> answers;
   {
     MutexLock lock(mutex_);
+    // The question takes the coordinator's lock, and an attempt may have hundreds of waiters.
     std::map<std::pair<std::string, int>, bool> present;  // asked once for each attempt
     for (auto entry = waiters_.begin(); entry != waiters_.end();) {
       const Waiter& waiter = entry->second;
@@ -93,6 +101,7 @@ void Rendezvous::Expire(absl::Time now, const std::function<bool(const v1::RunId
         status = absl::AbortedError("this attempt is over");
       } else if (now >= waiter.deadline) {
         const Attempt& attempt = attempts_[waiter.run.job_id()];
+        // The caller's message names what it waited for unsuccessfully.
         Values missing;
         for (const std::string& wanted : waiter.keys) {
           if (!attempt.values.contains(wanted)) missing.push_back(wanted);
@@ -101,8 +110,10 @@ void Rendezvous::Expire(absl::Time now, const std::function<bool(const v1::RunId
             absl::DeadlineExceededError(absl::StrCat("missing: ", absl::StrJoin(missing, ", ")));
       }
       if (!status.ok()) answers.emplace_back(std::move(entry->second.answer), std::move(status));
+      // A waiter whose answer was moved out is done as well.
       entry = status.ok() && entry->second.answer ? std::next(entry) : waiters_.erase(entry);
     }
+    // Values of attempts that are over go as well, or every job that ever ran would leave some.
     std::erase_if(attempts_, [&](const auto& attempt) {
       v1::RunId run;
       run.set_job_id(attempt.first);

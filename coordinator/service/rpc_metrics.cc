@@ -9,6 +9,7 @@
 namespace tercio::coordinator {
 namespace {
 
+// In the order of gRPC's codes, which are used as indices.
 constexpr const char* kCodeNames[] = {
     "OK",        "CANCELLED",      "UNKNOWN",           "INVALID_ARGUMENT",   "DEADLINE_EXCEEDED",
     "NOT_FOUND", "ALREADY_EXISTS", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION",
@@ -26,9 +27,11 @@ const char* TypeOf(const google::protobuf::MethodDescriptor& method) {
 class RpcMetrics::Interceptor : public grpc::experimental::Interceptor {
  public:
   explicit Interceptor(Method& method) : method_(method) {
+    // Relaxed is enough: the counters order nothing but themselves.
     method_.started.fetch_add(1, std::memory_order_relaxed);
   }
   ~Interceptor() override {
+    // A stream is measured as a whole: it has no single answer whose delay could be measured.
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began_;
     method_.seconds.Observe(took.count());
     method_.handled[code_].fetch_add(1, std::memory_order_relaxed);
@@ -36,6 +39,7 @@ class RpcMetrics::Interceptor : public grpc::experimental::Interceptor {
 
   void Intercept(grpc::experimental::InterceptorBatchMethods* methods) override {
     using Point = grpc::experimental::InterceptionHookPoints;
+    // The status passes here once per call, also that of streams.
     if (methods->QueryInterceptionHookPoint(Point::PRE_SEND_STATUS)) {
       const int code = methods->GetSendStatus().error_code();
       if (code >= 0 && code < static_cast<int>(kCodes)) code_ = static_cast<size_t>(code);
@@ -63,6 +67,7 @@ class RpcMetrics::Factory : public grpc::experimental::ServerInterceptorFactoryI
 
 RpcMetrics::RpcMetrics(const std::vector<std::string>& services) {
   static_assert(std::size(kCodeNames) == kCodes);
+  // The tables exist before the first call, so that calls look them up without a lock.
   for (const std::string& service : services) {
     const google::protobuf::ServiceDescriptor* descriptor =
         google::protobuf::DescriptorPool::generated_pool()->FindServiceByName(service);
@@ -74,6 +79,7 @@ RpcMetrics::RpcMetrics(const std::vector<std::string>& services) {
       method.type = TypeOf(*descriptor->method(i));
     }
   }
+  // Paths are chosen by clients: unknown ones share a series, or a scan would make thousands.
   other_.service = "other";
   other_.name = "other";
 }
@@ -95,6 +101,7 @@ void RpcMetrics::AddTo(MetricsPage* page) const {
     for (size_t code = 0; code < kCodes; ++code) {
       const int64_t count = method.handled[code].load(std::memory_order_relaxed);
       ended += count;
+      // A series for each of 17 codes and each method would be mostly zeros; OK is always shown.
       if (count == 0 && code != grpc::StatusCode::OK) continue;
       page->Set("tercio_rpc_handled_total",
                 {kCodeNames[code], method.name, method.service, method.type},
@@ -103,6 +110,7 @@ void RpcMetrics::AddTo(MetricsPage* page) const {
     const int64_t started = method.started.load(std::memory_order_relaxed);
     page->Set("tercio_rpc_started_total", {method.name, method.service, method.type},
               static_cast<double>(started));
+    // Open calls are a difference, so that no third counter can disagree with the other two.
     page->Set("tercio_rpc_open", {method.name, method.service, method.type},
               static_cast<double>(started - ended));
     page->Set("tercio_rpc_duration_seconds", {method.name, method.service, method.type},

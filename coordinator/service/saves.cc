@@ -14,10 +14,12 @@
 namespace tercio::coordinator {
 namespace {
 
+// Timeouts are minutes, and an attempt that is over is noticed this fast.
 constexpr std::chrono::milliseconds kLookInterval{200};
 // After this long without a byte the ranks that are missing are not expected any more.
 constexpr absl::Duration kSilence = absl::Minutes(5);
 
+// The codes are those that disks and streams give; a metric groups failures by them.
 SaveFailure ReasonOf(const absl::Status& outcome) {
   switch (outcome.code()) {
     case absl::StatusCode::kAborted:
@@ -44,6 +46,7 @@ struct Saves::Save {
   SaveTerms terms;
   const absl::Time begun = SteadyNow();
   std::atomic<int64_t> last_byte_nanos = absl::ToUnixNanos(begun);
+  // A part that is sent twice counts once.
   std::map<int, checkpoint::Manifest> parts;  // by rank
   std::string training_state;
   std::string tokenizer;
@@ -74,6 +77,7 @@ Saves::~Saves() {
 
 absl::StatusOr<Saves::Joined> Saves::Join(const v1::UploadBegin& begin) {
   TERCIO_RETURN_IF_ERROR(checkpoint::CheckTrainingState(begin.training_state()));
+  // Sizes and ranks are taken from the plan, never from the sender.
   TERCIO_ASSIGN_OR_RETURN(SaveTerms terms, host_.TermsOf(begin.run()));
   if (begin.world_size() != terms.ranks || begin.rank() < 0 || begin.rank() >= terms.ranks) {
     return absl::InvalidArgumentError(absl::StrCat("there is no rank ", begin.rank(), " of ",
@@ -88,6 +92,7 @@ absl::StatusOr<Saves::Joined> Saves::Join(const v1::UploadBegin& begin) {
   }
   MutexLock lock(mutex_);
   SavePtr& save = saves_[begin.run().job_id()];
+  // The newest attempt wins: an old one must not disturb its save.
   if (save != nullptr && save->run.attempt() > begin.run().attempt()) return AttemptIsOver();
   const bool same = save != nullptr && save->run.attempt() == begin.run().attempt();
   if (same && save->step > begin.step()) {
@@ -95,11 +100,13 @@ absl::StatusOr<Saves::Joined> Saves::Join(const v1::UploadBegin& begin) {
   }
   if (same && save->step == begin.step() && save->ended) {
     if (save->outcome.ok()) return Joined{};
+    // The save is over; a rank that had no answer gets the one that all others had.
     return save->outcome;
   }
   if (!same || save->step < begin.step()) {
     // A previous coordinator may have committed it, and its answer have been lost.
     if (host_.HasCommitted(begin.run(), begin.step())) return Joined{};
+    // A commit cannot be taken back, and the next save would use the same store beside it.
     if (save != nullptr && save->committing && !save->ended) {
       return absl::UnavailableError(
           absl::StrCat("the save of step ", save->step, " is being committed"));
@@ -115,10 +122,12 @@ absl::StatusOr<Saves::Joined> Saves::Join(const v1::UploadBegin& begin) {
     save->step = begin.step();
     save->terms = std::move(terms);
   }
+  // Leave counts down again: the files go when nobody can still write to them.
   ++save->uploads;
   return Joined{save, save->committing || save->parts.contains(begin.rank())};
 }
 
+// No lock is taken: every chunk of every rank comes through here.
 void Saves::Progress(Save& save) { save.last_byte_nanos = absl::ToUnixNanos(SteadyNow()); }
 
 std::function<void()> Saves::AddPart(const v1::UploadBegin& begin, checkpoint::Manifest part,
@@ -129,6 +138,7 @@ std::function<void()> Saves::AddPart(const v1::UploadBegin& begin, checkpoint::M
     MutexLock lock(mutex_);
     // Another upload of the same rank was faster: its file is the one that counts.
     if (save.ended || save.committing || save.parts.contains(begin.rank())) return {};
+    // From here on the rank has done its part: another upload of it has nothing left to do.
     save.parts[begin.rank()] = std::move(part);
     Progress(save);
     if (!begin.training_state().empty()) save.training_state = begin.training_state();
@@ -151,6 +161,7 @@ std::function<void()> Saves::AddPart(const v1::UploadBegin& begin, checkpoint::M
 
 void Saves::CommitWhole(Save& save, const Whole& whole) {
   absl::StatusOr<checkpoint::Committed> committed = absl::UnknownError("not committed");
+  // An exception in the store must not leave the ranks waiting for an answer.
   absl::Status status = CatchAll([&] {
     committed = Commit(save, whole);
     return committed.status();
@@ -175,17 +186,20 @@ bool Saves::IsWanted(const Save& save) {
     MutexLock lock(mutex_);
     if (save.ended) return false;
   }
+  // The attempt may be over though nothing has ended its save yet.
   return host_.IsPresent(save.run, save.token);
 }
 
 absl::StatusOr<checkpoint::Committed> Saves::Commit(const Save& save, const Whole& whole) {
   const std::string& job = whole.request.job;
   if (!IsWanted(save)) return AttemptIsOver();
+  // The parts are compared with the model before any of them is read back.
   TERCIO_RETURN_IF_ERROR(host_.CheckWhole(job, whole.request.parts));
   checkpoint::Store& store = host_.StoreOf(job);
   if (!save.terms.own_files) {
     TERCIO_RETURN_IF_ERROR(store.ReadBack(job, save.step, whole.request.parts));
   }
+  // Steps are durable before the checkpoint is visible: no attempt starts beyond the history.
   TERCIO_RETURN_IF_ERROR(host_.Record(StepsDone{save.run, whole.steps}));
   // Between the last byte and the rename the attempt may have been replaced: an old one commits
   // nothing.
@@ -194,6 +208,7 @@ absl::StatusOr<checkpoint::Committed> Saves::Commit(const Save& save, const Whol
 
 void Saves::GiveUp(Save& save, const absl::Status& why) {
   MutexLock lock(mutex_);
+  // A save that has all its parts needs no rank any more, so the end of an upload is harmless.
   if (!save.committing) End(save, why);
 }
 
@@ -238,6 +253,7 @@ void Saves::LookForEnds() {
 
 void Saves::EndWhereDue(Save& save) {
   const absl::Time now = SteadyNow();
+  // The deadline applies to a commit, too: a disk that hangs must not keep the ranks waiting.
   const absl::Time last_byte = absl::FromUnixNanos(save.last_byte_nanos);
   if (now - save.begun > save.terms.timeout) {
     return End(

@@ -12,6 +12,7 @@ Tally::Tally() {
 }
 
 void Tally::Add(const std::vector<Effects>& effects) {
+  // The core's thread adds; pages are written by threads of the metrics server.
   MutexLock lock(mutex_);
   for (const Effects& effect : effects) {
     fenced_ += effect.fenced;
@@ -25,6 +26,7 @@ void Tally::Add(const std::vector<Effects>& effects) {
       if (save.failure.has_value()) {
         ++job.save_failures[static_cast<size_t>(*save.failure)];
       } else if (save.seconds > 0) {
+        // A commit of unknown duration, as after a restart of the coordinator, is no measurement.
         Observe("tercio_checkpoint_duration_seconds", save.seconds, &job.saves);
       }
     }
@@ -34,6 +36,7 @@ void Tally::Add(const std::vector<Effects>& effects) {
 // Steps come twice: when they are done, and with the checkpoint that holds them.
 void Tally::AddStep(const std::string& id, const v1::StepRecord& step) {
   JobTally& job = Touch(id);
+  // An attempt that repeats steps counts them again, since they were computed again.
   const std::pair<int, int64_t> place = {step.attempt(), step.step()};
   if (place <= job.last_step) return;
   job.last_step = place;
@@ -47,6 +50,7 @@ void Tally::AddStep(const std::string& id, const v1::StepRecord& step) {
 
 void Tally::AddEvent(const v1::JobEvent& event) {
   ++events_[event.kind()];
+  // Events of nodes belong to no job.
   if (event.job_id().empty()) return;
   if (event.kind() == "hang") {
     ++Touch(event.job_id()).hangs;
@@ -55,6 +59,7 @@ void Tally::AddEvent(const v1::JobEvent& event) {
   } else if (event.kind() == "straggler_recovered") {
     Touch(event.job_id()).slow.erase(event.rank());
   } else if (event.kind() == "attempt_started") {
+    // The ranks of another attempt are others, even where their numbers are the same.
     Touch(event.job_id()).slow.clear();
   }
 }
@@ -62,6 +67,7 @@ void Tally::AddEvent(const v1::JobEvent& event) {
 JobTally& Tally::Touch(const std::string& job) {
   const auto [place, added] = jobs_.try_emplace(job);
   place->second.touched = ++touches_;
+  // The job that has been silent for longest goes: its counters begin again if it returns.
   if (added && jobs_.size() > kMostJobs) {
     jobs_.erase(std::min_element(jobs_.begin(), jobs_.end(), [](const auto& a, const auto& b) {
       return a.second.touched < b.second.touched;
@@ -71,6 +77,7 @@ JobTally& Tally::Touch(const std::string& job) {
 }
 
 void Tally::Committed(double seconds, size_t events) {
+  // The histograms lock by themselves.
   commits_.Observe(seconds);
   batches_.Observe(static_cast<double>(events));
 }

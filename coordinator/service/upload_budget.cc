@@ -7,6 +7,7 @@
 
 namespace tercio::coordinator {
 
+// The thread is needed for reads that stay idle: no call announces those.
 UploadBudget::UploadBudget(const Limits& limits) : limits_(limits), watcher_([this] { Watch(); }) {}
 
 UploadBudget::~UploadBudget() {
@@ -25,12 +26,14 @@ bool UploadBudget::Ask(const std::string& job, Id* id, std::function<void()> beg
   message.job = job;
   Job& asking = jobs_[job];
   ++asking.messages;
+  // A job whose messages wait already is not overtaken by its own next one.
   if (asking.waiting.empty() && Fits(asking)) {
     StartReading(*id, message);
     return true;
   }
   message.begin = std::move(begin);
   asking.waiting.push_back(*id);
+  // The watcher sleeps without a time limit while nobody waits.
   if (figures_.waiting++ == 0) changed_.NotifyAll();
   return false;
 }
@@ -40,11 +43,15 @@ void UploadBudget::Arrived(Id id, int64_t bytes) {
   {
     MutexLock lock(mutex_);
     Message& message = messages_.at(id);
+    // What was lent is not in the list of reads any more.
     if (message.stage == Stage::kReading) reading_.erase(message.place);
     message.stage = Stage::kArrived;
+    // The message may be larger or smaller than what was reserved for it.
     Hold(message, bytes);
     begins = Grant();
   }
+  // Reads begin outside the lock: they take the lock of
+  // their call, which may be held by a caller of Ask.
   for (const auto& begin : begins) begin();
 }
 
@@ -54,6 +61,7 @@ void UploadBudget::Release(Id id) {
     MutexLock lock(mutex_);
     const auto found = messages_.find(id);
     Message& message = found->second;
+    // The room is given back first, since Grant below is to hand it on.
     Hold(message, 0);
     const auto job = jobs_.find(message.job);
     if (message.stage == Stage::kReading) reading_.erase(message.place);
@@ -61,6 +69,7 @@ void UploadBudget::Release(Id id) {
       std::erase(job->second.waiting, id);
       --figures_.waiting;
     }
+    // A job without messages has no entry, so that turns are taken among those that are there.
     if (--job->second.messages == 0) jobs_.erase(job);
     messages_.erase(found);
     begins = Grant();
@@ -94,11 +103,13 @@ void UploadBudget::StartReading(Id id, Message& message) {
 }
 
 void UploadBudget::LendIdle() {
+  // Reads are in the order of their beginning, so that the first that is young ends the search.
   const absl::Time before = SteadyNow() - limits_.patience;
   while (!reading_.empty()) {
     Message& oldest = messages_.at(reading_.front());
     if (oldest.since > before) return;
     reading_.pop_front();
+    // When a message does come for it, the budget is exceeded by that one for a moment.
     oldest.stage = Stage::kLent;
     Hold(oldest, 0);
   }
@@ -108,6 +119,7 @@ void UploadBudget::LendIdle() {
 UploadBudget::Begins UploadBudget::Grant() {
   Begins begins;
   if (figures_.waiting == 0) return begins;
+  // The turn continues behind the job that was served last, or the first by name would win always.
   auto job = jobs_.upper_bound(turn_);
   for (size_t in_vain = 0; in_vain < jobs_.size() && figures_.waiting > 0; ++job) {
     if (job == jobs_.end()) job = jobs_.begin();
@@ -115,6 +127,7 @@ UploadBudget::Begins UploadBudget::Grant() {
       ++in_vain;
       continue;
     }
+    // A success makes another round worthwhile: the rest may still fit others.
     in_vain = 0;
     turn_ = job->first;
     const Id id = job->second.waiting.front();
@@ -134,6 +147,7 @@ void UploadBudget::Watch() {
       changed_.Wait(mutex_);
       continue;
     }
+    // A quarter of the patience is how late an idle read may be noticed.
     changed_.WaitFor(mutex_, absl::ToChronoNanoseconds(limits_.patience / 4),
                      [this]() TERCIO_REQUIRES(mutex_) { return stopping_; });
     LendIdle();

@@ -29,6 +29,8 @@ constexpr int64_t kUntrimmedLines = 1000;
 // The number of attempts per job whose ranks' exits are kept.
 constexpr int64_t kExitAttempts = 4;
 
+// Small values and keys are columns; everything else is a protobuf message, so that a new
+// field needs no new layout. Tables without row ids save an index where the key is a text.
 constexpr char kSchema[] = R"(
 CREATE TABLE IF NOT EXISTS jobs(id TEXT PRIMARY KEY, number INTEGER, record BLOB) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS plans(job TEXT PRIMARY KEY, record BLOB) WITHOUT ROWID;
@@ -54,6 +56,7 @@ absl::Status Fault(sqlite3* database, const std::string& what) {
 template <typename Message>
 absl::StatusOr<Message> Parse(const std::string& bytes) {
   Message message;
+  // A damaged record stops the start: people restore a backup rather than continue with half a job.
   if (!message.ParseFromString(bytes)) {
     return absl::FailedPreconditionError("state store: a damaged record");
   }
@@ -77,6 +80,7 @@ class TimeLimit {
       done_ = true;
       changed_.NotifyAll();
     }
+    // The thread is joined, so that no interrupt hits a statement that comes later.
     if (thread_.joinable()) thread_.join();
     return over_;
   }
@@ -104,6 +108,7 @@ class TimeLimit {
   std::thread thread_;
 };
 
+// The backup lies beside the store, where the message about damage tells people to look.
 std::string BackUpPath(const std::string& path) { return path + ".backup"; }
 
 // The records of all rows of a query.
@@ -136,20 +141,29 @@ absl::StatusOr<std::map<std::string, Message>> ParseByJob(sqlite3* database, con
 absl::StatusOr<std::unique_ptr<Store>> Store::Open(const std::string& path, OpenFor use,
                                                    absl::Duration check_limit) {
   const bool read_only = use == OpenFor::kReading;
+  // Tokens of attempts are in the file: it is made private before SQLite writes to it.
   if (!read_only) TERCIO_RETURN_IF_ERROR(MakeDatabasePrivate(path));
   sqlite3* database = nullptr;
   const int flags = read_only ? SQLITE_OPEN_READONLY : SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE;
+  // All functions share one connection, and the time limit interrupts it from another thread.
   const int code = sqlite3_open_v2(path.c_str(), &database, flags | SQLITE_OPEN_FULLMUTEX, nullptr);
+  // The store owns the handle even when opening has failed, as SQLite demands.
   std::unique_ptr<Store> store(new Store(path, database));
   if (code != SQLITE_OK) return Fault(database, absl::StrCat("cannot open ", path));
+  // `--read-only` readers and backups hold locks for a moment.
   sqlite3_busy_timeout(database, 5000);
+  // The check comes before any write: a damaged file must
+  // stay as it is for the person who repairs it.
   if (!read_only) TERCIO_RETURN_IF_ERROR(store->CheckIntegrity(check_limit));
   TERCIO_RETURN_IF_ERROR(store->CheckVersion());
   if (read_only) return store;
+  // WAL lets backups and readers work while the coordinator commits.
   TERCIO_RETURN_IF_ERROR(store->Run("PRAGMA journal_mode=WAL"));
+  // An acknowledged report is forgotten by its agent, so a commit has to survive a power failure.
   TERCIO_RETURN_IF_ERROR(store->Run("PRAGMA synchronous=FULL"));
   TERCIO_ASSIGN_OR_RETURN(const bool is_new, store->IsNew());
   if (store->version_ < kVersion && !is_new) {
+    // An older version cannot read the store after this: the copy is the way back.
     TERCIO_RETURN_IF_ERROR(CopyDatabase(path, absl::StrCat(path, ".before-v", kVersion), {}));
   }
   TERCIO_RETURN_IF_ERROR(store->BringUpToDate());
@@ -163,6 +177,7 @@ absl::StatusOr<bool> Store::IsNew() {
 }
 
 absl::Status Store::BringUpToDate() {
+  // A crash in the middle leaves the old version as a whole: the pragma is part of the transaction.
   TERCIO_RETURN_IF_ERROR(Run("BEGIN IMMEDIATE"));
   absl::Status status = Run(kSchema);
   if (status.ok() && version_ < 3) status = MovePlacements();
@@ -217,6 +232,7 @@ absl::Status Store::CheckIntegrity(absl::Duration limit) {
   std::string problem;
   TimeLimit time(database_, limit);
   SqliteStatement query(database_, "PRAGMA quick_check(1)");
+  // One row is enough: damage is not repaired but answered with a backup.
   const absl::StatusOr<bool> row = query.Next();
   // The result of an interrupted check is not a finding.
   if (time.Over()) {
@@ -227,6 +243,7 @@ absl::Status Store::CheckIntegrity(absl::Duration limit) {
     return absl::OkStatus();
   }
   if (!row.ok()) {
+    // Other codes are of the disk or of a lock; they say nothing about the contents.
     if (!absl::IsFailedPrecondition(row.status())) return row.status();
     problem = std::string(row.status().message());
   } else if (!*row || query.Bytes(0) != "ok") {
@@ -257,6 +274,8 @@ absl::Status Store::Run(const char* sql) {
 absl::Status Store::Commit(const Changes& changes) {
   if (changes.empty()) return absl::OkStatus();
   MutexLock lock(mutex_);
+  // The write lock is taken at once: a transaction that begins as
+  // a reader could not be upgraded beside another writer.
   TERCIO_RETURN_IF_ERROR(Run("BEGIN IMMEDIATE"));
   absl::Status status = WriteAll(changes);
   if (status.ok()) status = Run("COMMIT");
@@ -268,10 +287,12 @@ absl::Status Store::WriteAll(const Changes& changes) {
   TERCIO_RETURN_IF_ERROR(WriteState(changes));
   TERCIO_RETURN_IF_ERROR(WriteExits(changes));
   TERCIO_RETURN_IF_ERROR(WriteHistory(changes));
+  // Jobs are deleted last, since the same batch may still have written steps and logs of them.
   return DeleteJobs(changes);
 }
 
 absl::Status Store::WriteState(const Changes& changes) {
+  // Statements are prepared once and bound for each row: preparing costs more than inserting.
   SqliteStatement job(database_, "INSERT OR REPLACE INTO jobs VALUES(?,?,?)");
   for (const v1::JobRecord& record : changes.jobs) {
     job.Bind(1, record.id());
@@ -294,6 +315,7 @@ absl::Status Store::WriteState(const Changes& changes) {
   SqliteStatement placement(database_, "INSERT OR REPLACE INTO placements VALUES(?,?)");
   SqliteStatement displace(database_, "DELETE FROM placements WHERE job=?");
   for (const auto& [id, record] : changes.placements) {
+    // A job without devices has no row, so that the table stays as small as what runs.
     SqliteStatement& statement = record->slots_size() > 0 ? placement : displace;
     statement.Bind(1, id);
     if (record->slots_size() > 0) statement.BindBlob(2, record->SerializeAsString());
@@ -330,6 +352,8 @@ absl::Status Store::DeleteJobs(const Changes& changes) {
 }
 
 absl::Status Store::WriteHistory(const Changes& changes) {
+  // A step may be reported twice, by its rank and with the
+  // checkpoint; the later report is the same.
   SqliteStatement step(database_, "INSERT OR REPLACE INTO steps VALUES(?,?,?,?)");
   for (const auto& [id, record] : changes.steps) {
     step.Bind(1, id);
@@ -338,6 +362,8 @@ absl::Status Store::WriteHistory(const Changes& changes) {
     step.BindBlob(4, record.SerializeAsString());
     TERCIO_RETURN_IF_ERROR(step.Execute());
   }
+  // The sequence is given by SQLite and never reused
+  // (AUTOINCREMENT): cursors of clients rely on it.
   SqliteStatement event(database_, "INSERT INTO events(job, record) VALUES(?,?)");
   for (const v1::JobEvent& record : changes.events) {
     event.Bind(1, record.job_id());
@@ -366,6 +392,7 @@ absl::Status Store::WriteHistory(const Changes& changes) {
 // Trims the logs of jobs that have many new lines. A failed transaction makes the counts wrong: a
 // trim comes too early, or some lines too late.
 absl::Status Store::TrimLogs() {
+  // The index on job and sequence finds the oldest line that stays without reading records.
   SqliteStatement trim(
       database_,
       "DELETE FROM logs WHERE job=?1 AND sequence <= (SELECT sequence FROM logs WHERE "
@@ -389,6 +416,7 @@ absl::Status Store::WriteExits(const Changes& changes) {
     exit.Bind(3, int64_t{ended.exit.rank()});
     exit.BindBlob(4, ended.exit.SerializeAsString());
     TERCIO_RETURN_IF_ERROR(exit.Execute());
+    // Exits are of interest for the last few attempts only; a job in a crash loop has hundreds.
     trim.Bind(1, ended.job);
     trim.Bind(2, ended.attempt - kExitAttempts);
     TERCIO_RETURN_IF_ERROR(trim.Execute());
@@ -399,6 +427,7 @@ absl::Status Store::WriteExits(const Changes& changes) {
 absl::StatusOr<std::vector<v1::JobRecord>> Store::LoadJobs() {
   MutexLock lock(mutex_);
   TERCIO_ASSIGN_OR_RETURN(
+      // The order of submission makes a restored state the same each time.
       auto jobs, ParseAll<v1::JobRecord>(database_, "SELECT record FROM jobs ORDER BY number"));
   if (version_ >= kEnumerators) return jobs;
   for (v1::JobRecord& job : jobs) TERCIO_RETURN_IF_ERROR(plan::UpgradeWords(&job));
@@ -447,6 +476,7 @@ absl::StatusOr<std::vector<v1::StepRecord>> Store::Steps(
   query.Bind(2, after.step);
   query.Bind(3, int64_t{after.attempt});
   std::vector<v1::StepRecord> steps;
+  // The filter needs the parsed record, so the limit cannot be left to SQL.
   while (steps.size() < most) {
     TERCIO_ASSIGN_OR_RETURN(const bool row, query.Next());
     if (!row) break;
@@ -482,6 +512,8 @@ absl::StatusOr<std::vector<v1::LogLine>> Store::Logs(const std::string& job, int
                                                      const LineFilter& wanted, size_t most) {
   MutexLock lock(mutex_);
   SqliteStatement last(database_, "SELECT seq FROM sqlite_sequence WHERE name='logs'");
+  // A cursor beyond the last line comes from a store that was set back to a
+  // backup: without this its client would see no line for a long time.
   TERCIO_ASSIGN_OR_RETURN(const bool any, last.Next());
   *after = std::min(*after, any ? last.Integer(0) : 0);
   SqliteStatement query(
@@ -493,6 +525,7 @@ absl::StatusOr<std::vector<v1::LogLine>> Store::Logs(const std::string& job, int
     TERCIO_ASSIGN_OR_RETURN(const bool row, query.Next());
     if (!row) break;
     TERCIO_ASSIGN_OR_RETURN(v1::LogLine line, Parse<v1::LogLine>(query.Bytes(1)));
+    // The cursor also moves over lines that are not wanted, so that they are read once.
     *after = query.Integer(0);
     line.set_sequence(*after);
     if (wanted(line)) lines.push_back(std::move(line));
@@ -507,6 +540,7 @@ absl::StatusOr<int64_t> Store::LogTail(const std::string& job, const LineFilter&
                         "SELECT sequence, record FROM logs WHERE job=? ORDER BY sequence DESC");
   query.Bind(1, job);
   int64_t first = 0;
+  // Backwards, since the newest lines are few and the log is long.
   for (size_t found = 0; found < tail;) {
     TERCIO_ASSIGN_OR_RETURN(const bool row, query.Next());
     if (!row) return 0;
@@ -521,6 +555,7 @@ absl::StatusOr<int64_t> Store::LogTail(const std::string& job, const LineFilter&
 absl::StatusOr<std::vector<v1::RankTrace>> Store::Traces(const std::string& job) {
   MutexLock lock(mutex_);
   SqliteStatement query(
+      // Only the newest attempt is shown: times of two attempts do not fit into one picture.
       database_,
       "SELECT record FROM traces WHERE job=?1 AND attempt=(SELECT MAX(attempt) FROM "
       "traces WHERE job=?1) ORDER BY rank");

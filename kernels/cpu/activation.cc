@@ -19,6 +19,7 @@ struct TanhGelu {
   static HWY_INLINE Vector Share(Vector x) {
     const Tag d;
     const Vector x2 = hn::Mul(x, x);
+    // The factor is -2 sqrt(2 / pi), so that Exp(u) is the exp(-2u) of the formula.
     const Vector u = hn::Mul(hn::Mul(x, hn::Set(d, -1.5957691216057308f)),
                              hn::MulAdd(x2, hn::Set(d, 0.044715f), hn::Set(d, 1.0f)));
     return hn::Div(hn::Set(d, 1.0f), hn::Add(hn::Set(d, 1.0f), Exp(u)));
@@ -43,6 +44,7 @@ struct ExactGelu {
   static HWY_INLINE Vector Distribution(Vector x, Vector density) {
     const Tag d;
     const Vector one = hn::Set(d, 1.0f);
+    // t maps all of x >= 0 to (0, 1], where one polynomial suffices.
     const Vector t = hn::Div(one, hn::MulAdd(hn::Abs(x), hn::Set(d, 0.3f), one));
     Vector p = hn::Set(d, -0.020876582711935043f);
     for (const float factor : {0.11379720270633698f, -0.23137788474559784f, 0.19594357907772064f,
@@ -51,6 +53,8 @@ struct ExactGelu {
       p = hn::MulAdd(p, t, hn::Set(d, factor));
     }
     const Vector tail = hn::Mul(hn::Mul(density, t), p);
+    // The small side is the one that is computed, so that it keeps its digits; 1 - tail would lose
+    // them.
     return hn::IfThenElse(hn::Lt(x, hn::Zero(d)), tail, hn::Sub(one, tail));
   }
   static HWY_INLINE Vector Share(Vector x) { return Distribution(x, Density(x)); }
@@ -71,6 +75,7 @@ HWY_INLINE void GeluRange(const GeluArgs& a, int64_t begin, int64_t end) {
       const Vector x = load(h);
       store(hn::Mul(x, Gelu::Share(x)), g);
     });
+    // The row is rounded while it is still in the cache.
     RoundRow(g, a.columns, a.g.format());
   }
 }
@@ -121,6 +126,7 @@ void BiasTanhCpu(const BiasTanhArgs& args, ThreadPool& pool) {
       float* y = args.y + i * args.columns;
       for (int64_t c = 0; c < args.columns; ++c) {
         const float x = args.bias == nullptr ? y[c] : y[c] + args.bias[c];
+        // The exponent is never positive, so nothing overflows.
         const double e = std::exp(-2.0 * std::abs(double{x}));
         y[c] = static_cast<float>(std::copysign((1 - e) / (1 + e), double{x}));
       }

@@ -17,6 +17,7 @@
 namespace tercio::kernels {
 namespace {
 
+// With a fixed seed all processes on one kind of processor come to the same verdict.
 constexpr uint64_t kSeed = 20261121;
 constexpr int kNoMethod = -1;
 std::atomic<int> method_for_test{kNoMethod};
@@ -29,6 +30,7 @@ float FromBits(uint32_t bits) {
 
 bool SameNumbers(const float* a, const float* b, int64_t count) {
   for (int64_t i = 0; i < count; ++i) {
+    // Which payload a NaN keeps differs between processors, so NaNs count as equal.
     if (std::isnan(a[i]) ? !std::isnan(b[i]) : std::memcmp(a + i, b + i, sizeof(float)) != 0) {
       return false;
     }
@@ -45,6 +47,7 @@ constexpr std::array<uint16_t, 16> kCornerPatterns = {
 enum class Kind { kCorners, kAny, kLikeSize, kAboutLeastNormal };
 
 uint32_t RandomHalf(std::mt19937_64& random, Kind kind) {
+  // The bits of one number give both the exponent and the pattern, from different places.
   const auto word = static_cast<uint32_t>(random());
   const uint32_t exponent = word >> 20;
   switch (kind) {
@@ -70,6 +73,7 @@ bool AreChains(const Bf16DotsFunction& dots, std::mt19937_64& random, Kind kind,
   }
   std::array<float, kDotLanes> start;
   for (size_t lane = 0; lane < start.size(); ++lane) {
+    // Starting values that cancel the product show whether it was rounded before the addition.
     const auto word = static_cast<uint32_t>(random());
     const float product = FromBits(a[lane] & 0xffff0000u) * FromBits(b[lane] & 0xffff0000u);
     const float choices[] = {0.0f,           -0.0f,
@@ -80,6 +84,7 @@ bool AreChains(const Bf16DotsFunction& dots, std::mt19937_64& random, Kind kind,
   }
   std::array<float, kDotLanes> expected;
   std::array<float, kDotLanes> actual;
+  // Pairs of FMAs are the definition that the other way is compared with.
   Bf16Dots(Bf16Method::kPairs, a.data(), b.data(), start.data(), steps, expected.data());
   dots(a.data(), b.data(), start.data(), steps, actual.data());
   return SameNumbers(expected.data(), actual.data(), kDotLanes);
@@ -106,6 +111,7 @@ struct Product {
   GemmArgs ArgsOf(const float* a, const float* b, float* c, Bf16Method method) const {
     GemmArgs args{};
     args.a = a;
+    // The strides say how the operand lies in memory, so that both ways of packing are compared.
     args.a_row_stride = kind == 2 ? 1 : k;
     args.a_column_stride = kind == 2 ? m : 1;
     args.b = b;
@@ -125,6 +131,7 @@ struct Product {
 class Products {
  public:
   Products()
+      // One thread is enough: bits do not depend on the threads, and the times only on both alike.
       : pool_(1),
         scratch_(hwy::AllocateAligned<float>(static_cast<size_t>(GemmScratch(pool_.threads())))) {}
   void Run(const GemmArgs& args) { Gemm(args, pool_, scratch_.get()); }
@@ -140,6 +147,7 @@ bool SameProduct(Bf16Method method, std::mt19937_64& random, const Product& prod
   const std::vector<float> b = RandomValues(random, product.k * product.n);
   std::vector<float> expected(static_cast<size_t>(product.m * product.n));
   std::vector<float> actual(expected.size());
+  // The plain way computes what the other must equal.
   products.Run(product.ArgsOf(a.data(), b.data(), expected.data(), Bf16Method::kFloat));
   products.Run(product.ArgsOf(a.data(), b.data(), actual.data(), method));
   return SameNumbers(expected.data(), actual.data(), static_cast<int64_t>(actual.size()));
@@ -152,6 +160,7 @@ double SteadyNow() {
 Bf16Facts Measure(const std::function<double()>& now) {
   Bf16Facts facts;
   facts.has_instruction = HasBf16Instruction();
+  // What could not be used anyway is neither compared nor timed.
   if (!facts.has_instruction) return facts;
   facts.same_bits = HasBitsOfFloat(Bf16Method::kInstruction);
   if (!facts.same_bits) return facts;
@@ -165,6 +174,7 @@ Bf16Facts Measure(const std::function<double()>& now) {
   std::vector<float> c(static_cast<size_t>(kRows * kColumns));
   Products products;
   const auto run = [&](Bf16Method method) {
+    // The three kinds pack their operands in different ways, each at its own cost.
     for (const int kind : {0, 1, 2}) {
       const Product product = {kRows, kColumns, kDepth, kDepth, kind};
       products.Run(product.ArgsOf(a.data(), b.data(), c.data(), method));
@@ -180,6 +190,7 @@ Bf16Facts Measure(const std::function<double()>& now) {
 }  // namespace
 
 Bf16Method ChooseBf16Method(const Bf16Facts& facts) {
+  // If both take the same time, the plain way is preferred.
   const bool faster = facts.instruction_seconds < facts.float_seconds;
   return facts.has_instruction && facts.same_bits && faster ? Bf16Method::kInstruction
                                                             : Bf16Method::kFloat;
@@ -203,6 +214,7 @@ std::string DescribeBf16Products(const Bf16Facts& facts) {
 bool AreChainsOfFma(const Bf16DotsFunction& dots) {
   std::mt19937_64 random(kSeed);
   for (const Kind kind : {Kind::kCorners, Kind::kAny, Kind::kLikeSize, Kind::kAboutLeastNormal}) {
+    // Many short sums try many values; the long ones show errors that add up.
     for (int round = 0; round < 500; ++round) {
       if (!AreChains(dots, random, kind, 1)) return false;
     }
@@ -230,6 +242,7 @@ bool HasBitsOfFloat(Bf16Method method) {
 
 Seconds TimeBoth(const std::function<void()>& first, const std::function<void()>& second,
                  const std::function<double()>& now) {
+  // The clock is an argument, so that tests can decide which way is faster.
   const auto time = [&](const std::function<void()>& work) {
     const double begin = now();
     work();
@@ -239,6 +252,7 @@ Seconds TimeBoth(const std::function<void()>& first, const std::function<void()>
   second();
   Seconds best = {time(first), time(second)};
   for (int i = 0; i < 4; ++i) {
+    // The least of several times is the one that other processes have disturbed least.
     best.first = std::min(best.first, time(first));
     best.second = std::min(best.second, time(second));
   }
@@ -246,12 +260,14 @@ Seconds TimeBoth(const std::function<void()>& first, const std::function<void()>
 }
 
 const Bf16Facts& Bf16FactsOfProcess() {
+  // One measurement serves the whole process; the language makes other threads wait for it.
   static const Bf16Facts facts = Measure(SteadyNow);
   return facts;
 }
 
 Bf16Method Bf16MethodOfProcess() {
   const int set = method_for_test.load(std::memory_order_relaxed);
+  // A test's choice is looked for first, so that it costs no measurement.
   if (set != kNoMethod) return static_cast<Bf16Method>(set);
   static const Bf16Method method = ChooseBf16Method(Bf16FactsOfProcess());
   return method;

@@ -68,9 +68,11 @@ class CpuOps : public Ops {
                 .accumulate = a.accumulate,
                 .operands = a.dy.format()});
     } else if (!a.accumulate) {
+      // A rank without rows has a gradient of zero, and a product over nothing would write none.
       Zero(a.dw, a.n * a.k);
     }
     if (a.dbias == nullptr) return;
+    // ColumnLeafSums only ever adds.
     if (!a.accumulate) Zero(a.dbias, a.n);
     ColumnLeafSums({.value = a.dy,
                     .out = a.dbias,
@@ -85,11 +87,13 @@ class CpuOps : public Ops {
   void Quantize(const QuantizeArgs& a) override { QuantizeCpu(a); }
   void ScaledMatmul(const ScaledMatmulArgs& a) override {
     ScaledMatmulCpu(a, pool_);
+    // The function leaves sums in fp32; the contract wants the stored value.
     Round(a.c, a.m * a.n);
   }
   void LayerNorm(const LayerNormArgs& a) override { LayerNormCpu(a, pool_); }
   void LayerNormBackward(const LayerNormBackwardArgs& a) override {
     LayerNormBackwardCpu(a, pool_);
+    // Kernels that read a row several times leave its rounding to the end.
     Round(a.dx, a.rows * a.columns);
   }
   void Residual(const ResidualArgs& a) override { ResidualCpu(a, nullptr, pool_); }
@@ -98,6 +102,7 @@ class CpuOps : public Ops {
   }
   void ResidualBackward(const ResidualBackwardArgs& a) override {
     ResidualBackwardCpu(a, pool_);
+    // Without dropout the gradient of the branch is that of the sum, and nothing was written.
     if (a.dropout.probability > 0) Round(a.dbranch, a.rows * a.columns);
   }
   void Gelu(const GeluArgs& a) override { GeluCpu(a, pool_); }
@@ -106,6 +111,7 @@ class CpuOps : public Ops {
     Round(a.dh, a.rows * a.columns);
   }
   void MatmulGelu(const MatmulArgs& matmul, const GeluArgs& gelu) override {
+    // One after the other, both give the bits of a fused operation by definition.
     Matmul(matmul);
     Gelu(gelu);
   }
@@ -121,6 +127,7 @@ class CpuOps : public Ops {
   }
   void Rotary(const RotaryArgs& a) override {
     RotaryCpu(a, pool_);
+    // Heads are a part of wider rows, whose rest is not this operation's.
     RoundRowsCpu({.x = a.x, .rows = a.rows, .columns = a.heads * a.head_dim, .stride = a.stride},
                  pool_);
   }
@@ -128,6 +135,7 @@ class CpuOps : public Ops {
     AttentionCpu(a, pool_);
     const int64_t columns = a.heads * a.head_dim;
     for (int64_t i = 0; i < a.sequences; ++i) {
+      // Rows before first_query stay as they are, also their bits.
       Round(a.out + (i * a.tokens + a.first_query) * columns, (a.tokens - a.first_query) * columns);
     }
   }
@@ -145,6 +153,7 @@ class CpuOps : public Ops {
   }
   void Embedding(const EmbeddingArgs& a) override {
     EmbeddingCpu(a, pool_);
+    // Rows that are copied in their own format are rounded already.
     if (a.out.format() != a.weight.format()) Round(a.out, a.count * a.columns);
   }
   void EmbeddingBackward(const EmbeddingBackwardArgs& a) override {
@@ -165,6 +174,7 @@ class CpuOps : public Ops {
   void ScatterAdd(const ScatterAddArgs& a) override {
     ScatterAddCpu(a, pool_);
     if (a.to.format() == Format::kFloat32) return;
+    // Only the rows that were added to have changed.
     for (int64_t i = 0; i < a.count; ++i) Round(a.to + a.index[i] * a.columns, a.columns);
   }
   void BiasTanh(const BiasTanhArgs& a) override {
@@ -181,15 +191,18 @@ class CpuOps : public Ops {
   void CrossEntropyCombine(const CrossEntropyCombineArgs& a) override { CrossEntropyCombineCpu(a); }
   void CrossEntropyBackward(const CrossEntropyBackwardArgs& a) override {
     CrossEntropyBackwardCpu(a, pool_);
+    // The stride counts padded columns, which the operation sets to zero.
     Round(a.logits, a.rows * a.stride);
   }
   void AddLosses(const AddLossesArgs& a) override {
+    // The sums go in the order of the rows, whatever the threads do.
     for (int64_t i = 0; i < a.rows; ++i) a.sums[(a.first_row + i) / a.rows_per_sum] += a.loss[i];
   }
   void AdamW(const AdamWArgs& a) override {
     for (int64_t i = 0; i < a.tensor_count; ++i) {
       const AdamWTensor& tensor = a.tensors[i];
       AdamWCpu(a, tensor, pool_);
+      // The working copy is made at once, while the values are in the cache.
       if (tensor.rounded != nullptr) Copy(tensor.rounded, tensor.parameter, tensor.count);
     }
   }
@@ -198,9 +211,11 @@ class CpuOps : public Ops {
     Round(a, count);
   }
   void Zero(Values a, int64_t count) override {
+    // All bits zero are the number 0.
     std::memset(a.floats(), 0, static_cast<size_t>(count) * sizeof(float));
   }
   void Copy(Values to, ConstValues from, int64_t count) override {
+    // Callers may copy a buffer to itself to round it, where memcpy must not be called.
     if (to.floats() != from.floats()) {
       std::memcpy(to.floats(), from.floats(), static_cast<size_t>(count) * sizeof(float));
     }

@@ -25,6 +25,7 @@ uint64_t DigestVectors([[maybe_unused]] const float* a, int64_t begin, [[maybe_u
 #else
   const hn::RebindToUnsigned<Tag> d32;
   const hn::RepartitionToWide<decltype(d32)> d64;
+  // MulEven takes the even lanes, so the odd ones move there.
   const auto odd = [&](auto v) HWY_ATTR {
     return hn::BitCast(d32, hn::ShiftRight<32>(hn::BitCast(d64, v)));
   };
@@ -41,6 +42,7 @@ uint64_t DigestVectors([[maybe_unused]] const float* a, int64_t begin, [[maybe_u
     odd_sum = hn::Add(odd_sum, hn::MulEven(odd(bits), odd(k)));
     k = hn::Add(k, step);
   }
+  // The largest vectors have eight sums of 64 bits.
   uint64_t parts[8] = {};
   hn::StoreU(hn::Add(even_sum, odd_sum), d64, parts);
   uint64_t sum = 0;
@@ -51,6 +53,7 @@ uint64_t DigestVectors([[maybe_unused]] const float* a, int64_t begin, [[maybe_u
 
 // The part of elements [begin, end) in the digest of the whole.
 uint64_t DigestRange(const float* a, int64_t begin, int64_t end) {
+  // The rest has the same formula, so the digest does not depend on the vectors.
   int64_t i = begin;
   uint64_t sum = DigestVectors(a, begin, end, &i);
   for (; i < end; ++i) {
@@ -70,6 +73,7 @@ namespace tercio::kernels {
 HWY_EXPORT(DigestRange);
 
 uint64_t DigestCpu(const float* a, int64_t count, ThreadPool& pool) {
+  // Blocks of this size keep the threads busy without many additions to the shared sum.
   constexpr int64_t kBlock = 65536;
   std::atomic<uint64_t> sum{0};  // modulo 2^64 no order matters
   pool.ParallelFor((count + kBlock - 1) / kBlock, [&](int64_t block, int) {

@@ -15,6 +15,7 @@ constexpr int64_t kChunk = 256;  // channels whose dropout multipliers are made 
 // row[c] *= multiplier, for one row of an embedding's output.
 void DropRow(const Dropout& dropout, int64_t row, int64_t columns, float* values) {
   if (dropout.probability <= 0) return;
+  // Masks depend on the position of a row in the whole batch, so they are equal in every layout.
   const int64_t at = dropout.first_row + row;
   const uint32_t position = static_cast<uint32_t>(at % dropout.tokens);
   const uint32_t sequence = static_cast<uint32_t>(dropout.first_sequence + at / dropout.tokens);
@@ -40,12 +41,14 @@ void EmbeddingCpu(const EmbeddingArgs& args, ThreadPool& pool) {
     const int64_t begin = block * split.rows_per_block;
     const int64_t end = std::min(args.count, begin + split.rows_per_block);
     for (int64_t n = begin; n < end; ++n) {
+      // With tensor parallelism a rank has a part of the vocabulary.
       const int64_t row = args.tokens[n] - args.vocabulary_begin;
       float* out = args.out + n * args.columns;
       const size_t bytes = static_cast<size_t>(args.columns) * sizeof(float);
       if (row >= 0 && row < args.vocabulary_rows) {
         std::memcpy(out, args.weight + row * args.columns, bytes);
       } else {
+        // The sum over the ranks is the row, so the others contribute zeros.
         std::memset(out, 0, bytes);
       }
     }
@@ -54,6 +57,7 @@ void EmbeddingCpu(const EmbeddingArgs& args, ThreadPool& pool) {
 
 void EmbeddingBackwardCpu(const EmbeddingBackwardArgs& args, ThreadPool& pool) {
   // Threads own columns, so that every element is summed in the order of n.
+  // Less than 64 columns would have several threads write to the same lines of the cache.
   const int64_t chunk = std::max<int64_t>(64, (args.columns + pool.threads() - 1) / pool.threads());
   pool.ParallelFor((args.columns + chunk - 1) / chunk, [&](int64_t item, int) {
     const int64_t begin = item * chunk;
@@ -76,6 +80,7 @@ void PositionEmbeddingCpu(const PositionEmbeddingArgs& args, ThreadPool& pool) {
     for (int64_t n = begin; n < end; ++n) {
       float* x = args.x + n * args.columns;
       if (args.weight != nullptr) {
+        // Rows of a part of a batch may begin within a sequence.
         const float* weight = args.weight + (args.first_row + n) % args.tokens * args.columns;
         for (int64_t c = 0; c < args.columns; ++c) x[c] += weight[c];
       }
@@ -90,6 +95,7 @@ void PositionEmbeddingCpu(const PositionEmbeddingArgs& args, ThreadPool& pool) {
 
 void PositionEmbeddingBackwardCpu(const PositionEmbeddingBackwardArgs& args, ThreadPool& pool) {
   if (args.dropout.probability > 0) {
+    // The gradient passes the dropout first, since the tables lie before it.
     OverRows(args.rows, args.columns, pool, [&](int64_t begin, int64_t end) {
       for (int64_t n = begin; n < end; ++n) {
         DropRow(args.dropout, n, args.columns, args.dx + n * args.columns);

@@ -16,11 +16,13 @@ namespace tercio::kernels::HWY_NAMESPACE {
 HWY_INLINE Vector Sigmoid(Vector x) {
   const Tag d;
   const Vector one = hn::Set(d, 1.0f);
+  // Exp clamps its argument, so that the quotient is a number for every x.
   return hn::Div(one, hn::Add(one, Exp(hn::Neg(x))));
 }
 
 void SwigluRows(const SwigluArgs& a, int64_t begin, int64_t end) {
   for (int64_t i = begin; i < end; ++i) {
+    // One product makes gate and up, which therefore lie side by side in a row.
     const float* gate = a.h + i * 2 * a.columns;
     const float* up = gate + a.columns;
     float* g = a.g + i * a.columns;
@@ -28,6 +30,7 @@ void SwigluRows(const SwigluArgs& a, int64_t begin, int64_t end) {
       const Vector x = load(gate);
       store(hn::Mul(hn::Mul(x, Sigmoid(x)), load(up)), g);
     });
+    // The row is rounded while it is still in the cache.
     RoundRow(g, a.columns, a.g.format());
   }
 }
@@ -42,6 +45,7 @@ void SwigluBackwardRows(const SwigluBackwardArgs& a, int64_t begin, int64_t end)
     float* dgate = a.dh + i * 2 * a.columns;
     float* dup = dgate + a.columns;
     ForVectors(a.columns, [&](auto load, auto store) HWY_ATTR {
+      // The sigmoid is computed again, which costs less than storing it between the passes.
       const Vector x = load(gate);
       const Vector s = Sigmoid(x);
       const Vector silu = hn::Mul(x, s);
@@ -56,11 +60,14 @@ void SwigluBackwardRows(const SwigluBackwardArgs& a, int64_t begin, int64_t end)
 void RotaryRows(const RotaryArgs& a, int64_t begin, int64_t end) {
   const Tag d;
   const int64_t half = a.head_dim / 2;
+  // The inverse of a rotation has the opposite sine, and is also its gradient.
   const Vector sign = hn::Set(d, a.inverse ? -1.0f : 1.0f);
   for (int64_t i = begin; i < end; ++i) {
+    // The table has one row for each position, cosines before sines.
     const float* cosine = a.table + i % a.tokens * a.head_dim;
     const float* sine = cosine + half;
     for (int64_t head = 0; head < a.heads; ++head) {
+      // Pairs are half a head apart, as in Llama's weights from Hugging Face.
       float* low = a.x + i * a.stride + head * a.head_dim;
       float* high = low + half;
       ForVectors(half, [&](auto load, auto store) HWY_ATTR {

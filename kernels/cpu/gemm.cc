@@ -56,6 +56,7 @@ HWY_INLINE void PackTransposedA(const MatrixView& a, int64_t rows, int64_t depth
     const float* from = a.data + i;
     if (strip_rows == kTileRows) {
       for (int64_t k = 0; k < depth; ++k) {
+        // Whole strips are copied at once, which a transposed matrix allows.
         std::memcpy(out + k * kTileRows, from + k * a.column_stride, kTileRows * sizeof(float));
       }
     } else {
@@ -179,6 +180,7 @@ HWY_NOINLINE void Finish(Format result, float* c, int64_t c_stride, int64_t rows
       return FinishRows<Format::kBfloat16>(c, c_stride, rows, columns, bias);
     case Format::kFloat16:
       return FinishRows<Format::kFloat16>(c, c_stride, rows, columns, bias);
+    // The contract excludes such results, so this is an error of the caller.
     case Format::kE4m3:
     case Format::kE5m2:
       TERCIO_CHECK(false);  // results have 16 bits or more
@@ -191,6 +193,7 @@ HWY_NOINLINE void ComputeBlock(const GemmArgs& args, const MatrixView& a, const 
   const int64_t width = PanelColumns();
   const int64_t steps = Operands::Steps(block.depth);
   const Strips strips = Operands::PackStrips(a, block, a_scratch);
+  // Bias and rounding wait for the last piece, since they apply to the complete sum.
   const bool finish = block.last && (args.bias != nullptr || args.result != Format::kFloat32);
   for (int64_t j = 0; j < block.columns; j += width) {
     const float* panel = block.packed_b + j * steps;
@@ -209,6 +212,7 @@ HWY_NOINLINE void ComputeBlock(const GemmArgs& args, const MatrixView& a, const 
 int64_t ItemColumns(int64_t rows, int64_t columns, int threads) {
   const int64_t width = PanelColumns();
   const int64_t row_items = (rows + kRowBlock - 1) / kRowBlock;
+  // About four items for each thread even out their differences.
   const int64_t wanted = threads == 1 ? 1 : std::max<int64_t>(1, 4 * threads / row_items);
   const int64_t panels = (columns + width - 1) / width;
   return (panels + wanted - 1) / wanted * width;
@@ -227,8 +231,10 @@ Group GroupAt(const GemmArgs& args, int64_t k) {
   group.begin[0] = k;
   int64_t at = k;
   while (at < args.k && group.count < Group::kMost) {
+    // A piece never crosses a leaf, whose sum other layouts compute alone.
     const int64_t leaf_end = std::min(args.k, (at / args.leaf + 1) * args.leaf);
     const int64_t depth = std::min(kPieceRows, leaf_end - at);
+    // The packed pieces of a group share one scratch, which bounds their total depth.
     if (at + depth - k > kPieceRows) break;
     at += depth;
     group.begin[++group.count] = at;
@@ -242,6 +248,7 @@ void GemmColumns(const GemmArgs& args, int64_t column, int64_t columns, ThreadPo
                  float* packed_b, float* a_scratch) {
   const int64_t width = PanelColumns();
   const int64_t panels = (columns + width - 1) / width;
+  // About four items for each thread even out their differences here as well.
   const int64_t panels_per_item = std::max<int64_t>(1, panels / (4 * pool.threads()));
   const int64_t row_items = (args.m + kRowBlock - 1) / kRowBlock;
   const int64_t item_columns = ItemColumns(args.m, columns, pool.threads());
@@ -264,6 +271,7 @@ void GemmColumns(const GemmArgs& args, int64_t column, int64_t columns, ThreadPo
       }
     });
     pool.ParallelFor(row_items * column_items, [&](int64_t item, int thread) {
+      // The instruction counts denormal numbers as zero, so all ways of multiplying bf16 do.
       const FlushDenormals flush(args.operands == Format::kBfloat16);
       const int64_t row = item / column_items * kRowBlock;
       const int64_t item_column = item % column_items * item_columns;
@@ -275,6 +283,7 @@ void GemmColumns(const GemmArgs& args, int64_t column, int64_t columns, ThreadPo
       for (int i = 0; i < group.count; ++i) {
         block.depth = group.begin[i + 1] - group.begin[i];
         block.packed_b = packed(i) + item_column * Operands::Steps(block.depth);
+        // The first piece assigns, so C need not be zero before.
         block.store = group.begin[i] == 0 && !args.accumulate ? Store::kAssign : Store::kAdd;
         block.last = group.begin[i + 1] == args.k;
         const MatrixView a{
@@ -296,6 +305,7 @@ void RowChains(const GemmArgs& args, const float* a, const float* b, float* c) {
     float sums[kChains] = {};
     for (int64_t k = begin; k < end; ++k) {
       for (int64_t j = 0; j < kChains; ++j) {
+        // An explicit FMA, so that the compiler cannot choose between one rounding and two.
         sums[j] = __builtin_fmaf(a[k], b[j * args.b_column_stride + k], sums[j]);
       }
     }
@@ -313,6 +323,7 @@ HWY_NOINLINE void FewRowsColumns(const GemmArgs& args, int64_t begin, int64_t en
       const float* a = args.a + row * args.a_row_stride;
       float* c = args.c + row * args.n;
       float sums[kChains] = {};
+      // The sums begin where C is, so that RowChains adds in the order of the tiles.
       if (args.accumulate) std::copy(c + column, c + first + kChains, sums + (column - first));
       RowChains(args, a, args.b + first * args.b_column_stride, sums);
       for (int64_t j = column; j < std::min(end, column + kChains); ++j) {
@@ -326,12 +337,14 @@ HWY_NOINLINE void FewRowsColumns(const GemmArgs& args, int64_t begin, int64_t en
 }
 
 bool HasFewRows(const GemmArgs& args) {
+  // A matrix with leaves needs their sums apart, which the chains do not keep.
   return args.m <= kFewRows && args.n >= kChains && args.b_row_stride == 1 &&
          args.a_column_stride == 1 && args.leaf >= args.k;
 }
 
 template <typename Operands>
 void GemmWith(const GemmArgs& args, ThreadPool& pool, float* scratch) {
+  // The rows of A are packed behind the panels of B.
   float* a_scratch = scratch + kPieceRows * (kColumnBlock + kMaxPanel);
   for (int64_t column = 0; column < args.n; column += kColumnBlock) {
     GemmColumns<Operands>(args, column, std::min(kColumnBlock, args.n - column), pool, scratch,
@@ -379,6 +392,7 @@ HWY_NOINLINE void DotLanes(const uint32_t* a, const uint32_t* b, const float* st
 
 void DotsTarget(Bf16Method method, const uint32_t* a, const uint32_t* b, const float* start,
                 int64_t steps, float* out) {
+  // Comparisons run in the mode of the products.
   const FlushDenormals flush;
   if (method == Bf16Method::kInstruction) return DotLanes<InstructionDot>(a, b, start, steps, out);
   DotLanes<SoftwareDot>(a, b, start, steps, out);

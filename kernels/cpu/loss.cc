@@ -19,16 +19,20 @@ void CrossEntropyLocalRows(const CrossEntropyLocalArgs& a, int64_t begin, int64_
   for (int64_t r = begin; r < end; ++r) {
     const float* logits = a.logits + r * a.stride;
     float* stats = a.stats + r * kCrossEntropyStats;
+    // A rank without valid columns contributes nothing: its maximum is below all others.
     stats[0] = -std::numeric_limits<float>::infinity();
     stats[1] = 0;
     stats[2] = -std::numeric_limits<float>::infinity();
     stats[3] = 0;
     if (a.valid == 0) continue;
+    // Only label smoothing needs the sum of all logits.
     if (a.sums) stats[3] = SumRow(a.valid, [&](auto load) HWY_ATTR { return load(logits); });
+    // With the maximum subtracted no exponential overflows.
     stats[0] = MaxRow(logits, a.valid);
     const Vector max = hn::Set(d, stats[0]);
     stats[1] = SumRow(a.valid, [&](auto load) HWY_ATTR { return Exp(hn::Sub(load(logits), max)); });
     const int64_t target = a.targets[r] - a.vocabulary_begin;
+    // The target lies on one rank only; the others keep minus infinity, which the maximum ignores.
     if (target >= 0 && target < a.valid) stats[2] = logits[target];
   }
 }
@@ -43,14 +47,17 @@ void CrossEntropyBackwardRows(const CrossEntropyBackwardArgs& a, int64_t begin, 
     const Vector lse = hn::Set(d, a.lse[r]);
     const int64_t target = a.targets[r] - a.vocabulary_begin;
     const bool mine = target >= 0 && target < a.valid;
+    // The logit is read before the gradient takes its place.
     const float target_logit = mine ? logits[target] : 0.0f;
     ForVectors(a.valid, [&](auto load, auto store) HWY_ATTR {
       store(hn::Mul(hn::Sub(Exp(hn::Sub(load(logits), lse)), shared), scale), logits);
     });
     if (mine) {
+      // The loop above has treated the target like the others, so its gradient is computed again.
       const float p = hn::GetLane(Exp(hn::Set(d, target_logit - a.lse[r])));
       logits[target] = (p - (1.0f - a.smoothing.amount) - each) * a.scale;
     }
+    // Padding must not contribute to the products that read whole rows.
     std::fill(logits + a.valid, logits + a.stride, 0.0f);
   }
 }
@@ -80,10 +87,12 @@ void CrossEntropyCombineCpu(const CrossEntropyCombineArgs& args) {
     double logits = 0;
     for (int64_t rank = 0; rank < args.ranks; ++rank) {
       const float* stats = args.stats + (rank * args.rows + r) * kCrossEntropyStats;
+      // The maximum over ranks is exact in any order.
       max = std::max(max, stats[0]);
       target = std::max(target, stats[2]);
       logits += stats[3];
     }
+    // Ranks are added in ascending order and in double, so that all of them get the same bits.
     double sum = 0;
     for (int64_t rank = 0; rank < args.ranks; ++rank) {
       const float* stats = args.stats + (rank * args.rows + r) * kCrossEntropyStats;

@@ -30,8 +30,10 @@ namespace tercio::kernels::HWY_NAMESPACE {
 void NormRow(const LayerNormArgs& a, const float* x, float* y, float* mean_out, float* rstd_out) {
   const Tag d;
   const float mean =
+      // RMSNorm is the same formula with a mean of zero.
       a.rms ? 0.0f : SumRow(a.columns, [&](auto load) HWY_ATTR { return load(x); }) / a.columns;
   const Vector m = hn::Set(d, mean);
+  // The second pass avoids the cancellation of E[x^2] - E[x]^2.
   const float variance = SumRow(a.columns,
                                 [&](auto load) HWY_ATTR {
                                   const Vector t = hn::Sub(load(x), m);
@@ -68,6 +70,7 @@ void LayerNormBackwardRows(const LayerNormBackwardArgs& a, int64_t begin, int64_
     float* dx = a.dx + i * a.columns;
     const Vector mean = hn::Set(d, a.mean[i]);
     const Vector rstd = hn::Set(d, a.rstd[i]);
+    // RMSNorm subtracts no mean, so its gradient has no such term.
     const float sum_h = a.rms ? 0.0f : SumRow(a.columns, [&](auto load) HWY_ATTR {
       return hn::Mul(load(dy), load(weight));
     });
@@ -81,6 +84,7 @@ void LayerNormBackwardRows(const LayerNormBackwardArgs& a, int64_t begin, int64_
       const Vector n = hn::Mul(hn::Sub(load(x), mean), rstd);
       const Vector h = hn::Mul(load(dy), load(weight));
       const Vector g = hn::Mul(rstd, hn::NegMulAdd(n, mean_hn, hn::Sub(h, mean_h)));
+      // With accumulate the gradient of another path is there already.
       store(a.accumulate ? hn::Add(load(dx), g) : g, dx);
     });
   }
@@ -93,7 +97,9 @@ void LayerNormBackwardColumns(const LayerNormBackwardArgs& a, int64_t begin, int
   HWY_ALIGN float weight_sum[kColumnChunk];
   HWY_ALIGN float bias_sum[kColumnChunk];
   for (int64_t row = 0; row < a.rows;) {
+    // The sums of leaves are those of a rank that has only their rows.
     const int64_t leaf_end = std::min(a.rows, (row / a.rows_per_leaf + 1) * a.rows_per_leaf);
+    // A piece bounds the length of a chain of additions, and with it the rounding error.
     const int64_t piece_end = std::min(leaf_end, row + kPieceRows);
     std::fill_n(weight_sum, count, 0.0f);
     std::fill_n(bias_sum, count, 0.0f);
@@ -108,6 +114,7 @@ void LayerNormBackwardColumns(const LayerNormBackwardArgs& a, int64_t begin, int
         store(hn::Add(load(bias_sum), load(dy)), bias_sum);
       });
     }
+    // The pieces are added in the order of the rows, on whichever thread.
     for (int64_t c = 0; c < count; ++c) a.dweight[begin + c] += weight_sum[c];
     if (a.dbias == nullptr) continue;
     for (int64_t c = 0; c < count; ++c) a.dbias[begin + c] += bias_sum[c];
@@ -136,6 +143,7 @@ void ResidualRows(const ResidualArgs& a, const LayerNormArgs* norm, int64_t begi
   for (int64_t i = begin; i < end; ++i) {
     const int64_t row = i * a.columns;
     for (int64_t c = 0; c < a.columns; c += kDropoutChunk) {
+      // The multipliers of a chunk stay in the nearest cache.
       const int64_t count = std::min(kDropoutChunk, a.columns - c);
       const float* branch = a.branch + row + c;
       const float* residual = a.residual + row + c;
@@ -145,6 +153,8 @@ void ResidualRows(const ResidualArgs& a, const LayerNormArgs* norm, int64_t begi
         const Dropout& p = a.dropout;
         DropoutMultipliers(
             p,
+            // The counter is the place in the global batch, so that masks do not depend on the
+            // layout.
             {.row_word = static_cast<uint32_t>((p.first_row + i) % p.tokens),
              .sequence = static_cast<uint32_t>(p.first_sequence + (p.first_row + i) / p.tokens),
              .tag = p.site | p.layer << 4,
@@ -153,6 +163,7 @@ void ResidualRows(const ResidualArgs& a, const LayerNormArgs* norm, int64_t begi
             multiplier);
       }
       ForVectors(count, [&](auto load, auto store) HWY_ATTR {
+        // The order of bias, dropout and residual is that of the contract, and of the gradients.
         Vector b = load(branch);
         if (bias != nullptr) b = hn::Add(b, load(bias));
         if (dropping) b = hn::Mul(b, load(multiplier));
@@ -161,6 +172,7 @@ void ResidualRows(const ResidualArgs& a, const LayerNormArgs* norm, int64_t begi
     }
     RoundRow(a.out + row, a.columns, a.out.format());
     if (norm != nullptr) {
+      // The norm sees the rounded values, which are the ones that are stored and read backward.
       NormRow(*norm, a.out + row, norm->y + row, norm->mean + i, norm->rstd + i);
     }
   }
@@ -203,6 +215,7 @@ HWY_EXPORT(ResidualBackwardRows);
 
 namespace {
 
+// A chunk of columns belongs to one thread, so that each element is summed in the order of rows.
 template <typename Body>
 void OverColumns(int64_t columns, ThreadPool& pool, const Body& body) {
   pool.ParallelFor((columns + kColumnChunk - 1) / kColumnChunk, [&](int64_t chunk, int) {
@@ -217,6 +230,7 @@ void DropoutMultipliers(const Dropout& dropout, const DropoutSpan& span, float* 
   const uint32_t threshold = DropThreshold(dropout.probability);
   const float scale = 1.0f / (1.0f - dropout.probability);
   for (int64_t c = 0; c < span.count; c += 4) {
+    // Four neighbouring channels share the four words of one block.
     const PhiloxBlock bits = Philox(
         key, {static_cast<uint32_t>((span.begin + c) / 4), span.row_word, span.sequence, span.tag});
     const int64_t n = std::min<int64_t>(4, span.count - c);
@@ -225,6 +239,7 @@ void DropoutMultipliers(const Dropout& dropout, const DropoutSpan& span, float* 
 }
 
 void LayerNormCpu(const LayerNormArgs& args, ThreadPool& pool) {
+  // Rows are independent, so their division among threads changes no bit.
   OverRows(args.rows, args.columns, pool, [&](int64_t begin, int64_t end) {
     HWY_DYNAMIC_DISPATCH(LayerNormRows)(args, begin, end);
   });
@@ -258,6 +273,7 @@ void ResidualBackwardCpu(const ResidualBackwardArgs& args, ThreadPool& pool) {
     OverRows(args.rows, args.columns, pool, [&](int64_t begin, int64_t end) {
       HWY_DYNAMIC_DISPATCH(ResidualBackwardRows)(args, begin, end);
     });
+    // The bias lies before the dropout, so its gradient is the sum behind it.
     gradient = args.dbranch;
   }
   if (args.dbias == nullptr) return;

@@ -18,8 +18,10 @@ namespace tercio::kernels::HWY_NAMESPACE {
 // operations of torch.optim.AdamW.
 void AdamWRange(const AdamWArgs& a, const AdamWTensor& tensor, int64_t begin, int64_t end) {
   const Tag d;
+  // The decay is taken off the parameter itself, and does not pass through the moments.
   const Vector keep = hn::Set(d, 1.0f - a.learning_rate * tensor.weight_decay);
   const Vector clip = hn::Set(d, a.clip);
+  // 1 - beta is taken in double: in fp32 0.999 has few digits left after it.
   const Vector rest1 = hn::Set(d, static_cast<float>(1.0 - static_cast<double>(a.beta1)));
   const Vector beta2 = hn::Set(d, a.beta2);
   const Vector rest2 = hn::Set(d, static_cast<float>(1.0 - static_cast<double>(a.beta2)));
@@ -62,6 +64,7 @@ constexpr int64_t kBlock = 65536;
 
 template <typename Body>
 void OverBlocks(int64_t count, ThreadPool& pool, const Body& body) {
+  // Blocks have a fixed size, so sums over them do not depend on the number of threads.
   pool.ParallelFor((count + kBlock - 1) / kBlock, [&](int64_t block, int) {
     body(block, block * kBlock, std::min(count, (block + 1) * kBlock));
   });
@@ -103,10 +106,12 @@ void AddCpu(float* a, const float* b, int64_t count, ThreadPool& pool) {
 
 double SumOfSquaresCpu(const float* a, int64_t count, ThreadPool& pool) {
   std::array<double, 512> parts{};  // of as many blocks at once
+  // A run of blocks bounds the array, whatever the size of the tensor.
   constexpr int64_t kRun = static_cast<int64_t>(parts.size()) * kBlock;
   double sum = 0;
   for (int64_t first = 0; first < count; first += kRun) {
     const int64_t run = std::min(kRun, count - first);
+    // Each block has a place of its own, so nothing is added in the order in which threads finish.
     OverBlocks(run, pool, [&](int64_t block, int64_t begin, int64_t end) {
       parts[static_cast<size_t>(block)] = SumOfSquaresOfBlock(a + first + begin, end - begin);
     });

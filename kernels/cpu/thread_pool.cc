@@ -48,12 +48,14 @@ void ThreadPool::ParallelFor(int64_t count, const Body& body) {
     for (int64_t i = 0; i < count; ++i) body(i, 0);
     return;
   }
+  // The loop is described before the generation changes, whose release makes it visible.
   body_ = &body;
   count_ = count;
   next_.store(0, std::memory_order_relaxed);
   running_.store(static_cast<uint32_t>(workers_.size()), std::memory_order_relaxed);
   generation_.fetch_add(1, std::memory_order_release);
   generation_.notify_all();
+  // The caller works, too, as thread 0.
   RunItems(body, count, 0);
   for (;;) {
     const uint32_t running = running_.load(std::memory_order_acquire);
@@ -69,6 +71,7 @@ void ThreadPool::Work(int thread) {
     seen = generation_.load(std::memory_order_acquire);
     if (stopping_.load(std::memory_order_acquire)) return;
     RunItems(*body_, count_, thread);
+    // The last worker wakes the caller; the others would wake it for nothing.
     if (running_.fetch_sub(1, std::memory_order_acq_rel) == 1) running_.notify_all();
   }
 }

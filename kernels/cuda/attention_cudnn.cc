@@ -40,10 +40,14 @@ int64_t RoundUp(int64_t value, int64_t unit) { return (value + unit - 1) / unit 
 // The parameters that both directions have.
 template <typename Args>
 bool TakesShape(const Args& a, ConstValues result) {
+  // The library writes 16-bit results only, and the storage must really have that format.
   if (result.stored() != result.format() || result.format() == Format::kFloat32) return false;
+  // Our graph has neither, though our own kernel does.
   if (a.dropout.probability != 0 || a.lengths != nullptr) return false;
   if (a.sequences < 1 || a.tokens < 2 || a.heads < 1) return false;
+  // The library reads 16 bytes at a time, which are eight values.
   if (a.head_dim % 8 != 0 || a.head_dim > kMaxHeadDim || a.stride % 8 != 0) return false;
+  // The library computes offsets with 32 bits.
   return a.sequences * a.tokens * a.stride <= std::numeric_limits<int32_t>::max();
 }
 
@@ -85,6 +89,7 @@ struct Offsets {
 };
 template <typename Args>
 Offsets OffsetsOf(const Args& a, const Corner& c) {
+  // Rows of q, k and v have a stride of their own, the result is dense.
   const int64_t rows = c.sequence * a.tokens;
   const int64_t head = c.key_head * a.group;
   return {rows * a.stride + head * a.head_dim, rows * a.stride + c.key_head * a.head_dim,
@@ -92,6 +97,7 @@ Offsets OffsetsOf(const Args& a, const Corner& c) {
           (c.sequence * a.heads + head) * a.tokens};
 }
 
+// Parts have equal sizes, so that one plan serves all of them.
 int64_t NextDivisor(int64_t whole, int64_t below) {
   while (whole % --below != 0) continue;
   return below;
@@ -156,6 +162,8 @@ class Pieces {
 
 // The most of the workspace that a comparison needs.
 int64_t CheckBytes(const CudnnAttentionShape& s) {
+  // A comparison keeps copies of the inputs and of the results of one key head, beside its peaks
+  // and two log-sum-exps.
   const int64_t width = s.group * s.head_dim;
   const int64_t values = s.tokens * (2 * (width + 2 * s.head_dim) + 2 * width) * 2;
   const int64_t floats = (kCheckBlocks + 2 * s.group * s.tokens) * 4;
@@ -180,6 +188,7 @@ class CudnnAttention::Library {
   Library(const CudaContext& context, OperationNotes* notes, OperationErrors* errors)
       : library_(LoadCudnn()), context_(context), notes_(notes), errors_(*errors) {}
   ~Library() {
+    // Plans refer to the handle, so they are destroyed before it.
     for (auto& [key, prepared] : prepared_) {
       if (prepared.arrived != nullptr) cudaEventDestroy(prepared.arrived);
     }
@@ -194,6 +203,7 @@ class CudnnAttention::Library {
   template <typename Args>
   Prepared* Usable(Direction direction, const Args& args) {
     if (!library_) {
+      // The library is missing for all shapes alike, so it is reported once.
       if (!std::exchange(is_told_, true))
         Warn("attention: our own kernel, which is slower: " + NameOf(library_));
       return nullptr;
@@ -207,6 +217,7 @@ class CudnnAttention::Library {
     Prepared& prepared = is_new ? prepared_[key] : known->second;
     if (is_new) {
       prepared.what = Describe(direction, shape);
+      // A shape that cannot be prepared is refused for good, not tried again at each call.
       if (const std::string why = Prepare(direction, shape, prepared); !why.empty()) {
         prepared.trust = Trust::kRefused;
         Warn(prepared.what + ": our own kernel, which is slower: " + why);
@@ -241,6 +252,7 @@ class CudnnAttention::Library {
   void Run(const char* operation, const Prepared& p, const CudnnPointers& pointers,
            void* workspace) {
     const std::string failure = Execute(library_, handle_, p.plan, pointers, workspace);
+    // The error ends the run, since the part of the result that this call owed is missing.
     if (failure.empty()) return;
     errors_.Report(operation, NameOf(library_) + ", " + p.what + ": " + failure);
   }
@@ -255,13 +267,17 @@ class CudnnAttention::Library {
                          context_.stream));
     const int64_t key_heads = a.heads / a.group;
     const int64_t all = a.sequences * key_heads;
+    // The pairs are spread over the call, since faults often show at one end only.
     const int64_t compared = std::min(kCompared, all);
     for (int64_t i = 0; i < compared; ++i) {
       const int64_t at = compared == 1 ? 0 : i * (all - 1) / (compared - 1);
       compare(Corner{at / key_heads, at % key_heads}, Pieces(context_), p.flags);
     }
+    // The repair is enqueued in any case and decides on the device, so that the host never waits.
     repair(&p.flags->differ);
+    // The first verdict is still on its way, and its memory in use.
     if (p.trust == Trust::kPending) return;
+    // The copy goes behind the comparison on the same stream, and the event behind the copy.
     Note(cudaMemcpyAsync(p.seen, p.flags, sizeof(CheckFlags), cudaMemcpyDeviceToHost,
                          context_.stream));
     Note(cudaEventRecord(p.arrived, context_.stream));
@@ -285,6 +301,7 @@ class CudnnAttention::Library {
       if (state == cudaErrorNotReady) cudaGetLastError();  // not an error: it is queried again
       return;
     }
+    // An undecided comparison leaves trust open, so the next call is compared again.
     p.trust = Trust::kUnknown;
     if (p.seen->differ != 0) {
       p.trust = Trust::kRefused;
@@ -306,12 +323,15 @@ class CudnnAttention::Library {
   // "" or why not.
   std::string Prepare(Direction direction, const CudnnAttentionShape& shape, Prepared& p) {
     if (std::string why = Open(); !why.empty()) return why;
+    // The memory of flags was allocated for this many.
     if (shapes_ == kMostShapes) return "too many shapes";
+    // Whatever cannot be compared cannot earn trust.
     if (CheckBytes(shape) > context_.workspace_bytes) {
       return "the workspace is too small to compare results";
     }
     CudnnGraph graph(library_);
     p.part = shape;
+    // The workspace is cut into parts in the order in which a call takes them.
     int64_t room = context_.workspace_bytes;
     if (direction == Direction::kForward) {
       p.forward = AddAttention(p.part, graph);
@@ -322,11 +342,13 @@ class CudnnAttention::Library {
       const auto part = PartThatFits(shape, room);
       if (!part) return "the workspace is too small for the gradients of one head's scores";
       p.part = *part;
+      // The sums of dout * out need memory of their own beside the plan's workspace.
       room -= DeltaBytes(p.part);
       p.backward = AddAttentionBackward(p.part, graph);
     }
     auto plan = graph.Plan({handle_, nullptr, room});
     if (!plan) return NameOf(library_) + ": " + graph.failure();
+    // Nobody asks for this event's time, and without it recording is cheaper.
     cudaError_t error = cudaEventCreateWithFlags(&p.arrived, cudaEventDisableTiming);
     p.flags = flags_ + shapes_;
     p.seen = seen_ + shapes_;
@@ -335,6 +357,7 @@ class CudnnAttention::Library {
       error = cudaMemsetAsync(p.flags, 0, sizeof(CheckFlags), context_.stream);
     }
     if (error != cudaSuccess) return cudaGetErrorName(error);
+    // The plan is taken last, so a shape is either complete or refused.
     p.plan = *std::move(plan);
     return "";
   }
@@ -347,6 +370,7 @@ class CudnnAttention::Library {
     if (error == cudaSuccess) {
       error = cudaDeviceGetAttribute(&major_, cudaDevAttrComputeCapabilityMajor, device);
     }
+    // After a failure the next attempt keeps what was already allocated.
     if (error == cudaSuccess && flags_ == nullptr) {
       error = cudaMalloc(&flags_, kMostShapes * sizeof(CheckFlags));
     }
@@ -361,6 +385,7 @@ class CudnnAttention::Library {
     if (status == CUDNN_STATUS_SUCCESS) status = library_.set_stream(handle_, context_.stream);
     if (status == CUDNN_STATUS_SUCCESS) return "";
     const std::string why = NameOf(library_) + ": " + Explain(library_, status);
+    // A handle without a stream must not be mistaken for a complete one.
     if (handle_ != nullptr) library_.destroy(std::exchange(handle_, nullptr));
     return why;
   }
@@ -383,6 +408,7 @@ namespace {
 // One sequence and key head of a call, for our own kernel.
 AttentionArgs CornerOf(const AttentionArgs& a, const Offsets& at, Values out, float* lse) {
   AttentionArgs own = a;
+  // Only the pair's own rows are computed, so a comparison costs little even for a long batch.
   own.q = a.q + at.q;
   own.k = a.k + at.k;
   own.v = a.v + at.k;
@@ -405,6 +431,7 @@ OwnGradients CornerOf(const AttentionBackwardArgs& a, const Offsets& at, Pieces&
   const int64_t width = a.group * a.head_dim;
   const int64_t stride = width + 2 * a.head_dim;
   OwnGradients own{a};
+  // The first error is kept, and nothing is copied after it.
   const auto copy = [&](Values to, int64_t to_stride, ConstValues from, int64_t from_stride,
                         int64_t columns) {
     if (own.error != cudaSuccess) return;
@@ -413,6 +440,7 @@ OwnGradients CornerOf(const AttentionBackwardArgs& a, const Offsets& at, Pieces&
                                   bytes(columns), static_cast<size_t>(a.tokens),
                                   cudaMemcpyDeviceToDevice, stream);
   };
+  // Dense copies let our own kernel see one sequence and one key head as a whole call.
   const Values q = pieces.TakeValues(format, a.tokens * stride);
   const Values dq = pieces.TakeValues(format, a.tokens * stride);
   const Values out = pieces.TakeValues(format, a.tokens * width);

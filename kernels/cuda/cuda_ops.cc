@@ -14,6 +14,7 @@
 namespace tercio::kernels::cuda {
 namespace {
 
+// Values carry a format at run time; kernels are compiled for each type.
 template <typename T>
 T* Elements(Values values) {
   return reinterpret_cast<T*>(values.data());
@@ -25,12 +26,14 @@ const T* Elements(ConstValues values) {
 
 template <typename T>
 void CopyTo(Values to, ConstValues from, int64_t count, cudaStream_t stream) {
+  // Equal formats are a plain copy, whichever they are.
   if (from.stored() == to.stored()) {
     return Convert(Elements<T>(to), Elements<T>(from), count, stream);
   }
   if (from.stored() == Format::kFloat32) {
     return Convert(Elements<T>(to), Elements<float>(from), count, stream);
   }
+  // Between two formats of 16 bits nothing is ever copied, so one side is fp32 here.
   TERCIO_CHECK(to.stored() == Format::kFloat32);
   if (from.stored() == Format::kBfloat16) {
     return Convert(Elements<float>(to), Elements<__nv_bfloat16>(from), count, stream);
@@ -42,17 +45,21 @@ class CudaOps : public Ops {
  public:
   explicit CudaOps(const CudaOpsOptions& options)
       : errors_(*options.errors),
+        // The context is complete before any member that keeps a copy of it.
         context_{options.stream, options.workspace, options.workspace_bytes, SharedBytes()},
         products_({options.tf32, false},
                   options.algorithms == nullptr ? &algorithms_ : options.algorithms, &errors_) {
+    // cuBLASLt's workspace has to begin at a multiple of 256.
     TERCIO_CHECK_EQ(reinterpret_cast<uintptr_t>(options.workspace) % 256, 0);
     if (options.attention == AttentionKernel::kAuto) {
+      // Where the caller asks for our own kernel alone, the library is not even loaded.
       cudnn_ = std::make_unique<CudnnAttention>(context_, options.notes, &errors_);
     }
   }
 
   void Matmul(const MatmulArgs& a) override {
     Run("Matmul", [&] {
+      // The library refuses empty matrices, while a rank may well have no rows.
       if (a.m > 0 && a.n > 0) products_.Matmul(a, context_);
     });
   }
@@ -63,7 +70,9 @@ class CudaOps : public Ops {
   }
   void MatmulBackwardWeight(const MatmulBackwardWeightArgs& a) override {
     Run("MatmulBackwardWeight", [&] {
+      // `all` says that the product has made the gradient of the bias, too.
       const bool all = a.m > 0 && products_.MatmulBackwardWeight(a, context_);
+      // No rows mean a gradient of zero, unless it is added to an earlier one.
       if (a.m == 0 && !a.accumulate) SetZero("MatmulBackwardWeight", a.dw, a.n * a.k * 4);
       if (a.dbias == nullptr || all) return;
       ColumnSumsCuda(
@@ -105,6 +114,7 @@ class CudaOps : public Ops {
   }
   void MatmulGelu(const MatmulArgs& matmul, const GeluArgs& gelu) override {
     Run("MatmulGelu", [&] {
+      // Where the library lacks the epilogue, two operations give the same result.
       if (matmul.m == 0 || matmul.n == 0 || products_.MatmulGelu(matmul, gelu, context_)) return;
       products_.Matmul(matmul, context_);
       GeluCuda(gelu, context_);
@@ -130,6 +140,7 @@ class CudaOps : public Ops {
   }
   void Attention(const AttentionArgs& a) override {
     Run("Attention", [&] {
+      // cuDNN refuses calls that its graph cannot express, and those go to our own kernel.
       if (cudnn_ == nullptr || !cudnn_->Attention(a)) AttentionCuda(a, context_);
     });
   }
@@ -179,6 +190,7 @@ class CudaOps : public Ops {
   }
 
   void Add(Values a, ConstValues b, int64_t count) override {
+    // Adding across formats would hide a conversion, which is an operation of its own.
     TERCIO_CHECK(a.stored() == b.stored());
     Run("Add", [&] {
       switch (a.stored()) {
@@ -191,6 +203,7 @@ class CudaOps : public Ops {
           return cuda::Add(Elements<__half>(a), Elements<__half>(b), count, context_.stream);
         case Format::kE4m3:
         case Format::kE5m2:
+          // Numbers of 8 bits only ever enter products, and are not added or copied.
           TERCIO_CHECK(false);
       }
     });
@@ -219,16 +232,20 @@ class CudaOps : public Ops {
   void Digest(const float* a, int64_t count, uint64_t* digest) override {
     Run("Digest", [&] {
       cuda::Digest(a, count,
+                   // The digests of blocks go to the workspace, which is free between operations.
                    {.scratch = context_.Scratch<uint64_t>(DigestBytes(count)), .digest = digest},
                    context_.stream);
     });
   }
 
  private:
+  // Each operation reports under its own name, which a failed kernel does not know.
   template <typename Body>
   void Run(const char* operation, const Body& body) {
+    // After the first error the device's state is unknown, and more work would only bury the cause.
     if (errors_.first()) return;
     body();
+    // A launch reports its errors here only, and so does work that has failed earlier.
     const cudaError_t error = cudaGetLastError();
     if (error == cudaSuccess) return;
     errors_.Report(operation,
@@ -247,14 +264,17 @@ class CudaOps : public Ops {
     int bytes = 0;
     cudaError_t error = cudaGetDevice(&device);
     if (error == cudaSuccess) {
+      // This limit is larger than the usual one; kernels that need it ask for it by an attribute.
       error = cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     }
     if (error != cudaSuccess) errors_.Report("CreateCudaOps", cudaGetErrorName(error));
+    // The error is reported already, and a negative size would do more harm than none.
     return std::max<int64_t>(0, bytes - static_cast<int64_t>(kDeclaredSharedBytes));
   }
 
   OperationErrors& errors_;
   const CudaContext context_;
+  // The table is declared before the products, which keep a reference to it.
   ProductAlgorithms algorithms_;  // if the caller has none
   Products products_;
   std::unique_ptr<CudnnAttention> cudnn_;  // null: our own kernel alone
@@ -263,6 +283,7 @@ class CudaOps : public Ops {
 }  // namespace
 
 std::unique_ptr<Ops> CreateCudaOps(const CudaOpsOptions& options) {
+  // Errors have no other way out: the operations return nothing.
   TERCIO_CHECK(options.errors != nullptr);
   return std::make_unique<CudaOps>(options);
 }

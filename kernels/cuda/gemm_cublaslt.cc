@@ -25,6 +25,7 @@ constexpr float kNoise = 0.02f;
 constexpr uintptr_t kSideAlignment = 16;
 constexpr int64_t kGeluInputColumns = 8;  // their number is a multiple
 
+// The library's objects are handles, which these let unique_ptr own.
 struct DeleteHandle {
   void operator()(cublasLtHandle_t handle) const { cublasLtDestroy(handle); }
 };
@@ -61,6 +62,7 @@ cudaDataType_t TypeOf(Format format) {
 uint32_t AlignmentOf(const void* pointer) {
   const auto address = reinterpret_cast<uintptr_t>(pointer);
   const uintptr_t lowest = address & (~address + 1);
+  // The lowest set bit of an address is its alignment; the address 0 has none.
   return lowest == 0 || lowest > kProductAlignment ? kProductAlignment
                                                    : static_cast<uint32_t>(lowest);
 }
@@ -93,6 +95,7 @@ struct Prepared {
 class Calls {
  public:
   void operator()(cublasStatus_t status) {
+    // Later calls would report consequences of the first failure.
     if (status_ == CUBLAS_STATUS_SUCCESS) status_ = status;
   }
   bool ok() const { return status_ == CUBLAS_STATUS_SUCCESS; }
@@ -112,6 +115,7 @@ cublasStatus_t MakeLayout(Format format, int64_t rows, int64_t columns,
                           Owned<cublasLtMatrixLayout_t, DeleteLayout>& to) {
   cublasLtMatrixLayout_t layout = nullptr;
   const cublasStatus_t status = cublasLtMatrixLayoutCreate(
+      // Columns are contiguous, so the leading dimension is the number of rows.
       &layout, TypeOf(format), static_cast<uint64_t>(rows), static_cast<uint64_t>(columns), rows);
   to.reset(layout);
   return status;
@@ -137,6 +141,7 @@ cublasStatus_t SetSides(cublasLtMatmulDesc_t desc, const Product& p, const void*
                         const void* gelu_input) {
   Calls calls;
   if (p.bias != nullptr) calls(SetDesc(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias));
+  // A pointer without a purpose is an error for the library.
   if (p.gelu_input != nullptr) {
     calls(SetDesc(desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, gelu_input));
   }
@@ -162,6 +167,7 @@ cublasStatus_t DescribeEpilogue(const Product& p, cublasLtMatmulDesc_t desc) {
   return calls.status();
 }
 
+// fp32 sums are the same for all operands; TF32 only shortens the factors.
 cublasStatus_t Describe(const Product& p, Prepared& to) {
   Calls calls;
   cublasLtMatmulDesc_t desc = nullptr;
@@ -216,6 +222,7 @@ cublasStatus_t FindAlgorithms(cublasLtHandle_t handle, const Product& p, const P
   if (!calls.ok()) return calls.status();
   for (int i = 0; i < found; ++i) {
     const cublasLtMatmulHeuristicResult_t& result = results[static_cast<size_t>(i)];
+    // The library lists results that it could not confirm.
     if (result.state != CUBLAS_STATUS_SUCCESS) continue;
     ProductAlgorithm algorithm;
     std::memcpy(algorithm.words.data(), &result.algo, sizeof(result.algo));
@@ -254,10 +261,12 @@ class Products::Library {
 
   // False: the library cannot do that.
   bool TryMultiply(const char* operation, Product p, const CudaContext& context) {
+    // The library reads what is stored, so emulated formats would be read wrongly.
     for (const ConstValues values : {p.first, p.second, ConstValues(p.result)}) {
       TERCIO_CHECK(values.stored() == values.format());
     }
     TERCIO_CHECK(p.first_scale != nullptr || p.first.stored() == p.second.stored());
+    // Alignment is part of the shape, since an algorithm may rely on it.
     p.shape.alignment = {AlignmentOf(p.first.data()), AlignmentOf(p.second.data()),
                          AlignmentOf(p.result.data())};
     Prepared* prepared = Prepare(operation, p, context);
@@ -283,6 +292,7 @@ class Products::Library {
                           CudaContext& context) {
     if (bias == nullptr) return nullptr;
     TERCIO_CHECK(bias.stored() == bias.format());
+    // The memory is taken even if the bias is aligned, so that one shape has one workspace.
     const int64_t bytes = bias.BytesFor(count);
     std::byte* copy = TakeSide(bytes, context);
     if (reinterpret_cast<uintptr_t>(bias.data()) % kSideAlignment == 0) return bias.data();
@@ -295,6 +305,7 @@ class Products::Library {
  private:
   cublasStatus_t Run(const Product& p, const Prepared& prepared, const CudaContext& context) {
     const float alpha = 1;
+    // With beta 0 the library does not read the result, which may hold anything.
     const float beta = p.shape.accumulate ? 1 : 0;
     Calls calls;
     calls(SetSides(prepared.desc.get(), p, p.bias, p.gelu_input));
@@ -309,6 +320,7 @@ class Products::Library {
   // Null: there is no algorithm. Other errors are reported, and then the result is not to be used.
   Prepared* Prepare(const char* operation, const Product& p, const CudaContext& context) {
     const auto found = prepared_.find(p.shape);
+    // A known shape has its descriptors and its algorithm, and costs one look-up.
     if (found != prepared_.end()) return &found->second;
     if (handle_ == nullptr) {
       cublasLtHandle_t handle = nullptr;
@@ -321,6 +333,7 @@ class Products::Library {
     }
     Prepared made;
     const auto known = algorithms_.find(p.shape);
+    // The table remembers a lack as well, so that the library is not asked at each product.
     if (known != algorithms_.end() && known->second == kNoAlgorithm) return nullptr;
     cublasStatus_t status = Describe(p, made);
     std::vector<ProductAlgorithm> found_ones;
@@ -338,6 +351,7 @@ class Products::Library {
       Report(operation, p.shape, status);
       return &broken_;
     }
+    // Candidates are timed once for each shape of the process.
     const size_t best = found_ones.size() > 1 ? Fastest(p, found_ones, made, context) : 0;
     algorithms_[p.shape] = found_ones[best];
     SetAlgorithm(found_ones[best], made);
@@ -376,6 +390,7 @@ class Products::Library {
     cudaEvent_t end = nullptr;
     float milliseconds = std::numeric_limits<float>::infinity();
     if (cudaEventCreate(&begin) == cudaSuccess && cudaEventCreate(&end) == cudaSuccess &&
+        // The events lie around the timed runs only, since the first runs load the kernels.
         repeat(kWarmUps) && cudaEventRecord(begin, context.stream) == cudaSuccess &&
         repeat(kTimedRuns) && cudaEventRecord(end, context.stream) == cudaSuccess &&
         cudaEventSynchronize(end) == cudaSuccess) {
@@ -409,6 +424,7 @@ Products::~Products() = default;
 ProductShape Products::ShapeOf(ProductKind kind, Format operands, Format result, int64_t m,
                                int64_t n, int64_t k) const {
   ProductShape shape{.kind = kind, .operands = operands, .result = result, .m = m, .n = n, .k = k};
+  // TF32 shortens factors of fp32 alone.
   shape.tf32 = tf32_ && operands == Format::kFloat32;
   return shape;
 }
@@ -437,6 +453,7 @@ void Products::Matmul(const MatmulArgs& a, const CudaContext& context) {
 
 bool Products::MatmulGelu(const MatmulArgs& a, const GeluArgs& gelu, const CudaContext& context) {
   TERCIO_CHECK(gelu.h.data() == a.y.data() && gelu.rows == a.m && gelu.columns == a.n);
+  // The library's epilogue does not add to an earlier result.
   if (!GeluFits(gelu.h, a.n, gelu.exact) || a.accumulate) return false;
   constexpr char kName[] = "MatmulGelu";
   CudaContext rest = context;
@@ -552,6 +569,7 @@ bool Products::MatmulBackwardWeight(const MatmulBackwardWeightArgs& a, const Cud
   }
   CudaContext rest = context;
   std::byte* sums = library_->TakeSide(a.n * 4, rest);
+  // The library writes the sums and cannot add to them, so they take a detour.
   product.shape.epilogue = ProductEpilogue::kBiasGradient;
   product.bias = sums;
   if (!library_->TryMultiply(kName, product, rest)) {

@@ -7,6 +7,7 @@
 namespace tercio::kernels::cuda {
 namespace {
 
+// Operands begin at multiples of 256 bytes, as those of cudaMalloc do.
 constexpr int64_t kUnit = 256;
 // A byte of which all formats make ordinary numbers, other than zero, which costs less power.
 constexpr int kFill = 0x3c;
@@ -25,6 +26,7 @@ int64_t Bytes(int64_t elements, Format format) {
 
 Sizes SizesOf(const ProductShape& s) {
   if (s.kind == ProductKind::kScaled) {
+    // Factors of 8 bits come with their scales, which lie in memory of the device.
     return {Bytes(s.m * s.k, s.operands), Bytes(s.n * s.k, Format::kE4m3),
             Bytes(s.m * s.n, s.result), Bytes(sizeof(Scale), Format::kE4m3), Bytes(s.n, s.result)};
   }
@@ -33,6 +35,7 @@ Sizes SizesOf(const ProductShape& s) {
   const bool gelu =
       s.epilogue == ProductEpilogue::kGelu || s.epilogue == ProductEpilogue::kGeluGradient;
   const int64_t result = weight ? s.n * s.k : s.m * (forward ? s.n : s.k);
+  // The product decides which sides the matrices have; the bytes follow in the order of Perform.
   return {Bytes(s.m * (forward ? s.k : s.n), s.operands),
           Bytes(weight ? s.m * s.k : s.n * s.k, s.operands), Bytes(result, s.result),
           gelu ? Bytes(result, s.result) : 0, Bytes(s.n, Format::kFloat32)};
@@ -91,6 +94,7 @@ void Perform(const ProductShape& s, std::byte* memory, const CudaContext& contex
                             .n = s.n,
                             .k = s.k,
                             .accumulate = s.accumulate};
+      // A shape whose epilogue the library lacks is timed without it, as it will be used.
       if (s.epilogue != ProductEpilogue::kGelu ||
           !products.MatmulGelu(args, {.h = result, .g = beside, .rows = s.m, .columns = s.n},
                                context)) {
@@ -137,6 +141,7 @@ void Perform(const ProductShape& s, std::byte* memory, const CudaContext& contex
 
 int64_t BytesForTiming(const std::vector<ProductShape>& shapes) {
   int64_t most = 0;
+  // The shapes are timed one after the other in the same memory.
   for (const ProductShape& shape : shapes) most = std::max(most, SizesOf(shape).total());
   return most;
 }
@@ -147,11 +152,13 @@ void TimeProducts(const std::vector<ProductShape>& shapes, const TimingMemory& m
     if (error != cudaSuccess) errors->Report("TimeProducts", cudaGetErrorName(error));
   };
   check(
+      // One filling serves all shapes, whose operands begin at the same place.
       cudaMemsetAsync(memory.operands, kFill, static_cast<size_t>(BytesForTiming(shapes)), stream));
   const CudaContext context{.stream = stream,
                             .workspace = memory.workspace,
                             .workspace_bytes = memory.workspace_bytes,
                             .shared_bytes = 0};
+  // TF32 belongs to the products and not to a shape, so there is one pass for each.
   for (const bool tf32 : {false, true}) {
     Products products({tf32, true}, table, errors);
     for (const ProductShape& shape : shapes) {

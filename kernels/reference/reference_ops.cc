@@ -12,6 +12,7 @@ Values Matmul(const Values& x, const Values& w, const Values& bias, const Matmul
   Values y(static_cast<size_t>(m * n));
   for (int64_t i = 0; i < m; ++i) {
     for (int64_t j = 0; j < n; ++j) {
+      // The sum is in double throughout, so its own error does not show beside a backend's.
       double sum = bias.empty() ? 0 : bias[static_cast<size_t>(j)];
       for (int64_t p = 0; p < k; ++p) {
         sum += x[static_cast<size_t>(i * k + p)] * w[static_cast<size_t>(j * k + p)];
@@ -23,6 +24,7 @@ Values Matmul(const Values& x, const Values& w, const Values& bias, const Matmul
 }
 
 Values MatmulScale(const Values& x, const Values& w, const MatmulSizes& sizes) {
+  // Rounding errors of a product grow with the sum of the magnitudes, not with the result.
   Values magnitudes_x(x);
   Values magnitudes_w(w);
   for (double& value : magnitudes_x) value = std::abs(value);
@@ -46,7 +48,9 @@ Values LayerNorm(const Values& x, const Values& weight, const Values& bias, int6
   for (int64_t i = 0; i < rows; ++i) {
     const double* row = x.data() + i * columns;
     double mean = 0;
+    // Each element is divided before it is added, which keeps the mean in the range of the row.
     for (int64_t c = 0; c < columns; ++c) mean += row[c] / static_cast<double>(columns);
+    // The variance is that of the whole row, without Bessel's correction.
     double variance = 0;
     for (int64_t c = 0; c < columns; ++c) {
       variance += (row[c] - mean) * (row[c] - mean) / static_cast<double>(columns);
@@ -64,6 +68,7 @@ Values RmsNorm(const Values& x, const Values& weight, int64_t rows, int64_t colu
   Values y(x.size());
   for (int64_t i = 0; i < rows; ++i) {
     const double* row = x.data() + i * columns;
+    // RMSNorm has no mean to subtract.
     double squares = 0;
     for (int64_t c = 0; c < columns; ++c) squares += row[c] * row[c] / static_cast<double>(columns);
     for (int64_t c = 0; c < columns; ++c) {
@@ -77,6 +82,7 @@ Values RmsNorm(const Values& x, const Values& weight, int64_t rows, int64_t colu
 Values Swiglu(const Values& x, int64_t rows, int64_t columns) {
   Values y(static_cast<size_t>(rows * columns));
   for (int64_t i = 0; i < rows; ++i) {
+    // Gate and up lie side by side in a row.
     const double* gate = x.data() + i * 2 * columns;
     for (int64_t c = 0; c < columns; ++c) {
       y[static_cast<size_t>(i * columns + c)] =
@@ -89,6 +95,7 @@ Values Swiglu(const Values& x, int64_t rows, int64_t columns) {
 Values Gelu(const Values& x) {
   Values y;
   for (const double value : x) {
+    // This is the form by tanh, as GPT-2 has it.
     const double inner =
         std::sqrt(2 / std::numbers::pi) * (value + 0.044715 * value * value * value);
     y.push_back(0.5 * value * (1 + std::tanh(inner)));
@@ -98,6 +105,7 @@ Values Gelu(const Values& x) {
 
 Values ExactGelu(const Values& x) {
   Values y;
+  // erfc keeps its digits for large negative values, where 1 + erf would not.
   for (const double value : x) y.push_back(0.5 * value * std::erfc(-value / std::numbers::sqrt2));
   return y;
 }
@@ -107,7 +115,9 @@ Values Attention(const Values& q, const Values& k, const Values& v, const Values
   Values out(q.size());
   for (int64_t i = 0; i < tokens; ++i) {
     Values p;
+    // Any score is above this, so the first key sets the maximum.
     double largest = -1e300;
+    // A causal query sees the keys up to itself.
     const int64_t keys = length > 0 ? length : i + 1;
     for (int64_t j = 0; j < keys; ++j) {
       double score = 0;
@@ -119,8 +129,10 @@ Values Attention(const Values& q, const Values& k, const Values& v, const Values
       largest = std::max(largest, p.back());
     }
     double sum = 0;
+    // With the maximum subtracted no exponential overflows.
     for (double& score : p) sum += score = std::exp(score - largest);
     for (int64_t j = 0; j < keys; ++j) {
+      // The multipliers apply to probabilities that already sum to 1, as in training with dropout.
       const double keep = mask.empty() ? 1 : mask[static_cast<size_t>(i * tokens + j)];
       for (int64_t d = 0; d < head_dim; ++d) {
         out[static_cast<size_t>(i * head_dim + d)] +=
@@ -136,11 +148,13 @@ double CrossEntropySum(const Values& logits, const std::vector<int32_t>& targets
   double total = 0;
   for (int64_t i = 0; i < rows; ++i) {
     const double* row = logits.data() + i * columns;
+    // The maximum is subtracted for the exponentials, and added again at the end.
     const double largest = *std::max_element(row, row + columns);
     double sum = 0;
     for (int64_t c = 0; c < columns; ++c) sum += std::exp(row[c] - largest);
     double mean = 0;
     for (int64_t c = 0; c < columns; ++c) mean += row[c] / static_cast<double>(columns);
+    // Smoothing shares a part of the weight among all columns, the target included.
     total += largest + std::log(sum) - (1 - smoothing) * row[targets[static_cast<size_t>(i)]] -
              smoothing * mean;
   }
@@ -148,9 +162,11 @@ double CrossEntropySum(const Values& logits, const std::vector<int32_t>& targets
 }
 
 AdamWState AdamW(AdamWState state, const AdamWStep& by) {
+  // The decay is decoupled: it does not pass through the moments.
   state.parameter -= by.learning_rate * by.weight_decay * state.parameter;
   state.m = by.beta1 * state.m + (1 - by.beta1) * by.gradient;
   state.v = by.beta2 * state.v + (1 - by.beta2) * by.gradient * by.gradient;
+  // The moments begin at zero, which these divisions correct.
   const double m = state.m / (1 - std::pow(by.beta1, static_cast<double>(by.step)));
   const double v = state.v / (1 - std::pow(by.beta2, static_cast<double>(by.step)));
   state.parameter -= by.learning_rate * m / (std::sqrt(v) + by.eps);
@@ -159,15 +175,18 @@ AdamWState AdamW(AdamWState state, const AdamWStep& by) {
 
 double RoundTo(double x, const FloatFormat& format) {
   if (!std::isfinite(x) || x == 0) return x;
+  // Below the least exponent numbers have the same step.
   const int exponent = std::max(std::ilogb(x), format.least_exponent);
   const double step = std::ldexp(1.0, exponent - format.significand_bits + 1);
   const double rounded = std::nearbyint(x / step) * step;
+  // A value that rounds beyond the largest is an overflow.
   if (std::abs(rounded) <= format.largest) return rounded;
   return std::copysign(std::numeric_limits<double>::infinity(), x);
 }
 
 Values NumericGradient(const std::function<Values(const Values&)>& f, const Values& x,
                        const Values& output_weights) {
+  // Smaller steps would lose more digits to rounding than they gain.
   constexpr double kStep = 1e-5;
   const auto weighted = [&](const Values& at) {
     const Values y = f(at);
@@ -178,10 +197,12 @@ Values NumericGradient(const std::function<Values(const Values&)>& f, const Valu
   Values gradient;
   Values moved = x;
   for (size_t i = 0; i < x.size(); ++i) {
+    // Differences to both sides cancel the quadratic error.
     moved[i] = x[i] + kStep;
     const double above = weighted(moved);
     moved[i] = x[i] - kStep;
     gradient.push_back((above - weighted(moved)) / (2 * kStep));
+    // The value is set, and not added back, so that no rounding remains.
     moved[i] = x[i];
   }
   return gradient;

@@ -9,6 +9,7 @@
 namespace tercio::plan {
 namespace {
 
+// The search asks the planner itself, so that a layout that fits here also fits when it is placed.
 bool Fits(v1::JobSpec job, const v1::ParallelismSpec& parallelism, int ranks,
           int64_t memory_bytes) {
   *job.mutable_parallelism() = parallelism;
@@ -22,7 +23,9 @@ bool Fits(v1::JobSpec job, const v1::ParallelismSpec& parallelism, int ranks,
 // The degrees that were asked for, but for the data degree.
 v1::ParallelismSpec WithFewerReplicas(const v1::ParallelismSpec& wanted, int ranks) {
   v1::ParallelismSpec parallelism = wanted;
+  // Fewer replicas change no product: the bits of every one of them stay (planner/elastic.h).
   const int replica = std::max(1, wanted.tensor()) * std::max(1, wanted.pipeline());
+  // A number of ranks that the replica does not divide has no such layout.
   parallelism.set_data(ranks % replica == 0 ? ranks / replica : 0);
   return parallelism;
 }
@@ -43,6 +46,7 @@ v1::ParallelismSpec SpecOf(const v1::Layout& layout) {
 
 absl::StatusOr<v1::ParallelismSpec> SmallerLayout(const v1::JobSpec& job, int least, int most,
                                                   int64_t memory_bytes, int* ranks) {
+  // Keeping the degrees is worth more than one rank: it is tried for all numbers first.
   const v1::ParallelismSpec& wanted = job.parallelism();
   for (int count = most; count >= std::max(1, least) && !wanted.automatic(); --count) {
     const v1::ParallelismSpec candidate = WithFewerReplicas(wanted, count);
@@ -50,9 +54,11 @@ absl::StatusOr<v1::ParallelismSpec> SmallerLayout(const v1::JobSpec& job, int le
     *ranks = count;
     return candidate;
   }
+  // Nothing of the wanted layout is kept here, so that any factorisation may be chosen.
   v1::JobSpec free = job;
   free.mutable_parallelism()->Clear();
   free.mutable_parallelism()->set_automatic(true);
+  // From above, since more ranks are faster.
   for (int count = most; count >= std::max(1, least); --count) {
     free.mutable_resources()->set_ranks(count);
     Cluster cluster;

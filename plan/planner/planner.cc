@@ -17,6 +17,7 @@
 namespace tercio::plan {
 namespace {
 
+// The model of time counts 4 bytes, whatever the precision (planner.h).
 constexpr double kFloatBytes = 4;
 // Rates of CPUs, for one rank on a core of its own (docs/benchmarks.md, "What the planner knows of
 // CPUs").
@@ -24,12 +25,14 @@ constexpr double kCoreFlops = 60e9;
 constexpr double kMessageSeconds = 0.3e-3;
 
 v1::JobSpec WithVocabulary(v1::JobSpec job) {
+  // The data decides the size of the vocabulary later; a plan needs one now to compare layouts.
   if (job.model().vocab_size() == 0) job.mutable_model()->set_vocab_size(kUnknownVocabulary);
   return job;
 }
 
 v1::Prediction Predict(const v1::JobSpec& job, const v1::Layout& layout, const Cluster& cluster) {
   v1::Prediction prediction;
+  // The stage that needs the most decides: all ranks are assumed to have the same memory.
   int64_t memory = 0;
   for (int stage = 0; stage < layout.pipeline(); ++stage) {
     memory = std::max(
@@ -49,18 +52,23 @@ v1::Prediction Predict(const v1::JobSpec& job, const v1::Layout& layout, const C
   const double compute = again * flops / ranks / cluster.flops_per_second;
   const double activation = layout.micro_batch() * context * job.model().hidden() * kFloatBytes;
   const double layers_per_stage = job.model().layers() / p;
+  // Four sums per layer: one for each half, forward and backward. Each moves its
+  // rows twice around the ring, less the own part, and begins twice.
   const double tensor_time = t == 1 ? 0
                                     : m * layers_per_stage * 4 *
                                           (2 * (t - 1) / t * activation / cluster.bytes_per_second +
                                            2 * cluster.seconds_per_message);
   const double pipeline_time =
+      // Each micro-batch crosses a border once forward and once backward, per chunk.
       p == 1 ? 0
              : m * v * 2 * (activation / cluster.bytes_per_second + cluster.seconds_per_message);
+  // Data ranks add the gradients of their own part of the model only.
   const double gradient =
       static_cast<double>(plan::ParameterCount(job.model())) / t / p * kFloatBytes;
   const double data_time = d == 1 ? 0
                                   : 2 * (d - 1) / d * gradient / cluster.bytes_per_second +
                                         2 * cluster.seconds_per_message;
+  // Narayanan et al. 2021, section 2.2: chunks divide the time to fill the pipeline.
   const double bubble = (p - 1) / (m * v);
   const double busy = compute + tensor_time + pipeline_time;
   // Two thirds of the work are the backward pass; the reduction hides behind half of it.
@@ -68,6 +76,7 @@ v1::Prediction Predict(const v1::JobSpec& job, const v1::Layout& layout, const C
   prediction.set_step_seconds(seconds);
   prediction.set_tflops_per_gpu(flops / seconds / ranks / 1e12);
   const double peak = cluster.peak_flops_per_second;
+  // Without a known peak, the rate that is reached is all there is to compare with.
   prediction.set_mfu(flops / seconds / ranks / (peak > 0 ? peak : cluster.flops_per_second));
   prediction.set_tokens_per_second(tokens / seconds);
   prediction.set_memory_bytes_peak(memory);
@@ -79,11 +88,13 @@ v1::LayoutCandidate Judge(const v1::JobSpec& job, const v1::Layout& layout,
                           const Cluster& cluster) {
   v1::LayoutCandidate candidate;
   *candidate.mutable_layout() = layout;
+  // Impossible layouts stay in the list: people see why the one they had in mind was not taken.
   const absl::Status legal = plan::CheckLayout(job, layout, cluster.ranks);
   if (!legal.ok()) {
     candidate.set_rejected(std::string(legal.message()));
     return candidate;
   }
+  // The prediction is made even where the memory does not suffice: the message names the need.
   candidate.set_predicted_valid(true);
   *candidate.mutable_predicted() = Predict(job, layout, cluster);
   if (candidate.predicted().memory_bytes_peak() > cluster.memory_bytes) {
@@ -103,6 +114,7 @@ v1::LayoutCandidate JudgeFitting(const v1::JobSpec& job, v1::Layout layout,
   while (job.training().micro_batch() == 0 && candidate.predicted_valid() &&
          !candidate.rejected().empty() && layout.micro_batch() > 1) {
     layout.set_micro_batch(static_cast<int32_t>(
+        // Only divisors of the share are possible, so the next smaller one is asked for.
         plan::ChooseMicroBatch(job, layout.pipeline(), layout.data(), layout.micro_batch())));
     layout.set_micro_batches(static_cast<int32_t>(job.training().global_batch() /
                                                   (int64_t{layout.micro_batch()} * layout.data())));
@@ -113,6 +125,7 @@ v1::LayoutCandidate JudgeFitting(const v1::JobSpec& job, v1::Layout layout,
 
 std::vector<v1::Layout> AllLayouts(const v1::JobSpec& job, int ranks) {
   std::vector<v1::Layout> layouts;
+  // Every factorisation is tried: even for a thousand ranks there are few.
   for (int tensor = 1; tensor <= ranks; ++tensor) {
     if (ranks % tensor != 0) continue;
     for (int pipeline = 1; pipeline <= ranks / tensor; ++pipeline) {
@@ -181,6 +194,7 @@ absl::Status CheckGuards(const v1::JobSpec& job) {
     return absl::InvalidArgumentError(
         "fault_tolerance.spike_threshold and check_replicas_every must not be negative");
   }
+  // The bound keeps sums of steps and skips far from the limits of their type.
   constexpr int64_t kMost = int64_t{1} << 40;
   for (const v1::DataSkip& skip : job.training().data_skips()) {
     if (skip.after_step() < 0 || skip.after_step() > kMost || skip.batches() < 0 ||
@@ -195,6 +209,7 @@ absl::Status CheckNumbers(const v1::JobSpec& job) {
   const v1::ModelSpec& model = job.model();
   if (model.layers() < 1 || model.hidden() < 1 || model.heads() < 1 || model.context() < 1 ||
       model.ffn_hidden() < 1 || model.hidden() % model.heads() != 0 ||
+      // 256 is the largest head dimension of the kernels of attention.
       model.hidden() / model.heads() > 256) {
     return absl::InvalidArgumentError(
         "impossible model: layers, hidden, heads, context and ffn_hidden must be positive, hidden "
@@ -207,6 +222,7 @@ absl::Status CheckNumbers(const v1::JobSpec& job) {
         "training.steps, training.global_batch and checkpoint.keep_last must be at least 1, "
         "training.micro_batch and resources.ranks not negative");
   }
+  // Products of sizes below are computed in 64 bits, which these bounds keep from overflowing.
   TERCIO_RETURN_IF_ERROR(plan::CheckSizes(job));
   return CheckGuards(job);
 }
@@ -218,6 +234,7 @@ v1::PlanReport PlanLayouts(const v1::JobSpec& given, const Cluster& cluster) {
   v1::PlanReport report;
   report.set_chosen(-1);
   std::vector<v1::Layout> layouts;
+  // A layout that a person has named is the only candidate, even if another would be faster.
   if (job.parallelism().automatic()) {
     layouts = AllLayouts(job, cluster.ranks);
   } else if (const absl::StatusOr<v1::Layout> layout = plan::LayoutOfJob(job); layout.ok()) {
@@ -227,6 +244,7 @@ v1::PlanReport PlanLayouts(const v1::JobSpec& given, const Cluster& cluster) {
     *report.add_layouts() = JudgeFitting(job, layout, cluster);
     const v1::LayoutCandidate& candidate = report.layouts(report.layouts_size() - 1);
     if (!candidate.rejected().empty()) continue;
+    // The first of equally fast ones is kept, so that the choice does not depend on rounding.
     const bool better =
         report.chosen() < 0 || candidate.predicted().step_seconds() <
                                    report.layouts(report.chosen()).predicted().step_seconds();
@@ -240,6 +258,7 @@ absl::StatusOr<v1::Layout> ChooseLayout(const v1::JobSpec& given, const Cluster&
   if (!job.parallelism().automatic()) TERCIO_RETURN_IF_ERROR(plan::LayoutOfJob(job).status());
   const v1::PlanReport report = PlanLayouts(job, cluster);
   if (report.chosen() >= 0) return report.layouts(report.chosen()).layout();
+  // No layout fits: the smallest says how much is missing.
   const v1::LayoutCandidate* smallest = nullptr;
   for (const v1::LayoutCandidate& candidate : report.layouts()) {
     if (!candidate.predicted_valid()) continue;
@@ -266,6 +285,7 @@ absl::StatusOr<v1::Plan> MakePlan(const v1::JobSpec& job,
   TERCIO_ASSIGN_OR_RETURN(const v1::Layout layout, ChooseLayout(job, cluster));
   TERCIO_ASSIGN_OR_RETURN(v1::Plan plan,
                           plan::BuildPlan(job, layout, slots, cluster.threads_per_rank));
+  // The prediction is part of the plan, so that people compare it with what is measured.
   *plan.mutable_predicted() = Predict(WithVocabulary(job), layout, cluster);
   return plan;
 }
@@ -275,12 +295,14 @@ absl::Status AdmitJob(const v1::JobSpec& job, int64_t memory_bytes) {
   TERCIO_RETURN_IF_ERROR(CheckNumbers(job));
   Cluster cluster;
   cluster.memory_bytes = memory_bytes;
+  // Whether enough devices are there is decided when the job is placed.
   cluster.ranks = std::max(1, job.resources().ranks());
   if (!job.parallelism().automatic()) {
     TERCIO_ASSIGN_OR_RETURN(const v1::Layout layout, plan::LayoutOfJob(WithVocabulary(job)));
     cluster.ranks = plan::WorldSize(layout);
   }
   const absl::Status status = ChooseLayout(job, cluster).status();
+  // Too little memory is a property of the job here, which waiting does not change.
   return absl::IsResourceExhausted(status) ? absl::InvalidArgumentError(status.message()) : status;
 }
 
@@ -289,6 +311,7 @@ int64_t CheckpointBytes(const v1::JobSpec& job) {
   for (const plan::LogicalTensor& tensor : plan::ModelTensors(WithVocabulary(job).model())) {
     elements += tensor.rows * tensor.columns;
   }
+  // Weights and both moments of AdamW are saved in fp32, whatever the precision of the job.
   return 3 * elements * static_cast<int64_t>(sizeof(float));
 }
 

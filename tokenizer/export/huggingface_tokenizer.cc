@@ -20,6 +20,8 @@ using OutputJson = nlohmann::ordered_json;  // the output
 constexpr char kLlama3Words[] =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 
+// The stored form may be damaged or of another kind, and operator[] of a constant object is
+// undefined for a key that is missing.
 const Stored& At(const Stored& object, const char* key) {
   static const Stored& null = *new Stored();
   if (!object.is_object()) return null;
@@ -109,6 +111,7 @@ SpecialTokens SpecialTokensOf(const Stored& json, const TokenizerUse& use) {
   SpecialTokens tokens;
   for (const auto& [role, key] : kRoles) {
     const Stored& id = At(At(json, "special"), key);
+    // A role whose id has no token cannot be named in any file, so it is left out.
     const std::string text = TokenOf(json, id);
     if (!text.empty()) tokens[role] = {text, id.get<int64_t>()};
   }
@@ -136,6 +139,7 @@ OutputJson PostProcessor(const SpecialTokens& tokens, const TokenizerUse& use) {
   const auto text = [](const char* name, int type) {
     return OutputJson({{"Sequence", {{"id", name}, {"type_id", type}}}});
   };
+  // The processor refers to its tokens by text, and transformers resolves them with this table.
   OutputJson known = OutputJson::object();
   for (const char* role : {"cls_token", "sep_token"}) {
     const SpecialToken& token = tokens.at(role);
@@ -154,6 +158,7 @@ OutputJson PostProcessor(const SpecialTokens& tokens, const TokenizerUse& use) {
           {"special_tokens", std::move(known)}};
 }
 
+// A token is compared by its content, which is unique among the added tokens.
 bool IsAdded(const Stored& json, const Stored& content) {
   const Stored& added = At(json, "added_tokens");
   return std::any_of(added.begin(), added.end(),
@@ -213,6 +218,7 @@ OutputJson ByteLevel(bool add_prefix_space, bool use_regex) {
           {"use_regex", use_regex}};
 }
 
+// All keys are written, so that the file does not depend on a version's defaults.
 OutputJson BpeModel(OutputJson vocabulary, OutputJson merges, OutputJson unknown) {
   return {{"type", "BPE"},
           {"dropout", nullptr},
@@ -238,6 +244,7 @@ std::optional<TokenizerFiles> Bytes(const Stored& json, const TokenizerUse& use)
     vocabulary[character] = byte;
   }
   Parts parts;
+  // Without merges words do not matter, so the text need not be cut.
   parts.pre_tokenizer = ByteLevel(/*add_prefix_space=*/false, /*use_regex=*/false);
   parts.decoder = parts.pre_tokenizer;
   parts.model = BpeModel(std::move(vocabulary), OutputJson::array(), nullptr);
@@ -255,11 +262,14 @@ std::optional<TokenizerFiles> Chars(const Stored& json, const TokenizerUse& use)
     at += bytes;
   }
   Parts parts;
+  // A dot would not match line ends, which are characters of the vocabulary like others.
   parts.pre_tokenizer = {{"type", "Split"},
                          {"pattern", {{"Regex", "[\\s\\S]"}}},
                          {"behavior", "Isolated"},
                          {"invert", false}};
   parts.decoder = {{"type", "Fuse"}};
+  // All entries are single characters, so there is no entry for this name: the library fails at an
+  // unknown character as Tercio does.
   parts.model = {{"type", "WordLevel"}, {"vocab", std::move(vocabulary)}, {"unk_token", "<unk>"}};
   return Files(std::move(parts), Config(json, {}, use));
 }
@@ -284,6 +294,8 @@ std::optional<TokenizerFiles> ByteLevelBpe(const Stored& json, const TokenizerUs
   }
   std::optional<OutputJson> vocabulary = VocabularyOf(json);
   const Stored& tokens = At(json, "vocabulary");
+  // The stored form has ids, the file texts; an id without a token becomes "", which the library
+  // refuses when it reads the file.
   const Stored& ids = At(json, "merges");
   if (!vocabulary.has_value() || !ids.is_array()) return std::nullopt;
   OutputJson merges = OutputJson::array();
@@ -294,11 +306,13 @@ std::optional<TokenizerFiles> ByteLevelBpe(const Stored& json, const TokenizerUs
   const SpecialTokens special = SpecialTokensOf(json, use);
   parts.added_tokens = AddedTokensOf(json);
   parts.post_processor = PostProcessor(special, use);
+  // Decoding depends on neither flag.
   parts.decoder = ByteLevel(/*add_prefix_space=*/true, /*use_regex=*/true);
   parts.model = BpeModel(*std::move(vocabulary), std::move(merges),
                          unknown.empty() ? OutputJson() : OutputJson(unknown));
   parts.model["ignore_merges"] = IsSet(json, "ignore_merges");
   OutputJson config = Config(json, special, use);
+  // transformers may set the flag of the pre-tokenizer from here, so both agree.
   config["add_prefix_space"] = prefix;
   return Files(std::move(parts), config);
 }
@@ -377,6 +391,7 @@ std::optional<TokenizerFiles> MergedPieces(const Stored& json, const std::string
   } else {
     parts.normalizer = spaces;
   }
+  // The decoder removes the one space that the prefix put before the text, and no more.
   if (prefixed) {
     decoders.push_back({{"type", "Strip"}, {"content", " "}, {"start", 1}, {"stop", 0}});
   }
@@ -384,6 +399,7 @@ std::optional<TokenizerFiles> MergedPieces(const Stored& json, const std::string
   parts.post_processor = PostProcessor(special, use);
   parts.decoder = {{"type", "Sequence"}, {"decoders", std::move(decoders)}};
   parts.model = BpeModel(*std::move(vocabulary), std::move(merges), unknown);
+  // SentencePiece gives one id to a run of unknown characters.
   parts.model["fuse_unk"] = true;
   parts.model["byte_fallback"] = IsSet(json, "byte_fallback");
   return Files(std::move(parts), Config(json, special, use));
@@ -413,6 +429,7 @@ std::optional<TokenizerFiles> SentencePiece(const Stored& json, const TokenizerU
 }
 
 Stored Parsed(std::string_view text) {
+  // Damaged text becomes a value that is no object, in which At finds nothing.
   return Stored::parse(text, nullptr, /*allow_exceptions=*/false);
 }
 
@@ -428,6 +445,7 @@ bool HasVocabularyOfObject(const Stored& json, const Stored& object) {
     if (found == object.end() || *found != Stored(id)) return false;
     ++known;
   }
+  // Each token was found; a larger object has tokens that this vocabulary lacks.
   return known == object.size();
 }
 
@@ -446,6 +464,7 @@ std::optional<TokenizerFiles> HuggingFaceTokenizer(std::string_view text, const 
 
 bool HasVocabularyOf(std::string_view text, const TokenizerFiles& files) {
   const Stored json = Parsed(text);
+  // One file that agrees is enough: the others of a directory describe the same tokenizer.
   for (const auto& [name, content] : files) {
     if (name == "tokenizer.json") {
       if (HasVocabularyOfObject(json, At(At(Parsed(content), "model"), "vocab"))) return true;
@@ -455,6 +474,8 @@ bool HasVocabularyOf(std::string_view text, const TokenizerFiles& files) {
       if (VocabularyText(json) == content) return true;
     } else if (absl::EndsWith(name, ".model")) {
       const std::optional<SentencePieceModel> model = SentencePieceModelOf(json);
+      // Only the pieces are compared, since Tercio does not store the settings of the training that
+      // follow them.
       if (model.has_value() && absl::StartsWith(content, model->pieces)) return true;
     }
   }

@@ -12,6 +12,7 @@ namespace {
 
 using Json = nlohmann::json;
 
+// The values are those of ModelProto.SentencePiece.Type in the library.
 constexpr int kNormalPiece = 1;
 constexpr int kUserDefined = 4;
 constexpr int kUnused = 5;
@@ -29,6 +30,7 @@ bool LeavesTextsAlone(const Json& json) {
          IsFlag(json, "whitespace_as_suffix", false);
 }
 
+// In UTF-8 all bytes of a character but the first have the form 10xxxxxx.
 bool ContinuesCharacter(char byte) { return static_cast<uint8_t>(byte) >> 6 == 2; }
 
 bool IsOneCharacter(std::string_view text) {
@@ -68,6 +70,7 @@ bool Pieces::Read(const Json& json) {
     const Json& type = json["types"][i];
     const Json& score = json["scores"][i];
     if (!pieces[i].is_string() || !type.is_number_integer() || !score.is_number()) return false;
+    // A list of merges cannot say that a piece is never joined, or that it is taken apart again.
     if (type == kUserDefined || type == kUnused) return false;
     const std::string_view text = pieces[i].get_ref<const std::string&>();
     all_.insert(text);
@@ -103,8 +106,10 @@ std::optional<std::vector<Merge>> Pieces::Merges() const {
             [](const Made& a, const Made& b) { return a.score > b.score; });
   std::vector<Merge> merges;
   for (size_t i = 0; i < order.size(); ++i) {
+    // Between equal scores the leftmost pair of a text wins, which no order of a list expresses.
     if (i > 0 && order[i].score == order[i - 1].score) return std::nullopt;
     for (const Merge& pair : HalvesOf(order[i].text)) {
+      // A list names tokens, so both halves have to be tokens themselves.
       if (!all_.contains(pair.first) || !all_.contains(pair.second)) return std::nullopt;
       merges.push_back(pair);
     }

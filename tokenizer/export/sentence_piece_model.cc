@@ -31,6 +31,7 @@ bool IsPieceType(const Json& type) {
   return number >= PieceProto::NORMAL && number <= PieceProto::BYTE;
 }
 
+// All entries are checked here, so that conversions further down throw no exceptions.
 std::optional<Lists> ListsOf(const Json& json) {
   for (const char* key : {"pieces", "scores", "types"}) {
     if (!json.contains(key) || !json[key].is_array()) return std::nullopt;
@@ -93,6 +94,8 @@ void FillTrainer(const Json& json, const Lists& lists, const std::string& algori
   }
   const Json special = json.value("special", Json::object());
   for (const Role& role : kRoles) {
+    // Each id is written, even where there is none: the library's defaults, 1 for the beginning and
+    // 2 for the end, may be other pieces here.
     const Json id = special.is_object() ? special.value(role.key, Json()) : Json();
     const bool known = id.is_number_unsigned() && id.get<uint64_t>() < lists.pieces.size();
     (trainer->*role.set_id)(known ? id.get<int32_t>() : -1);
@@ -119,6 +122,7 @@ std::optional<SentencePieceModel> SentencePieceModelOf(const Json& json) {
   sentencepiece::ModelProto rest;
   FillTrainer(json, *lists, *algorithm, rest.mutable_trainer_spec());
   sentencepiece::NormalizerSpec* normalizer = rest.mutable_normalizer_spec();
+  // The name only describes the rules; what the library applies are the compiled ones.
   normalizer->set_name(rules.empty() ? "identity" : "user_defined");
   normalizer->set_precompiled_charsmap(rules);
   normalizer->set_add_dummy_prefix(Flag(json, "add_dummy_prefix"));

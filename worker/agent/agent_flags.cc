@@ -9,6 +9,7 @@
 namespace tercio::agent {
 
 const std::set<std::string>& LiveAgentFlags() {
+  // It is never destroyed, since threads may still ask for it while the program ends.
   static const auto* const names =
       new std::set<std::string>{"log-level", "snapshot-reserve", "stop-grace"};
   return *names;
@@ -16,12 +17,15 @@ const std::set<std::string>& LiveAgentFlags() {
 
 std::string HostName() {
   char name[256] = "node";
+  // A name that is too long may come without a final zero, for which the last byte stays.
   gethostname(name, sizeof(name) - 1);
   return name;
 }
 
 namespace {
 
+// When an option is given more than once, the last one counts, so that a script can append
+// its own to a command line. Sizes take both kinds of unit: 1 kB is 1000 bytes, 1 KiB 1024.
 void AddGpuOptions(CLI::App& app, AgentFlags* flags) {
   app.add_option(
          "--gpu-others", flags->gpu_others,
@@ -40,6 +44,7 @@ void AddGpuOptions(CLI::App& app, AgentFlags* flags) {
 }
 
 void AddLogOptions(CLI::App& app, AgentOptions* agent) {
+  // The lower bound also catches a forgotten unit, such as 16 for 16MiB.
   const auto add_size = [&](const char* name, int64_t* bytes, const char* variable,
                             const char* help) {
     app.add_option(name, *bytes, help)
@@ -49,6 +54,7 @@ void AddLogOptions(CLI::App& app, AgentOptions* agent) {
         ->capture_default_str()
         ->take_last();
   };
+  // The default follows from --state-dir, which is not known yet (FillIn).
   app.add_option("--log-dir", agent->log_dir,
                  "directory for trainer logs (default: logs in the state directory)")
       ->envname("TERCIO_LOG_DIR")
@@ -65,6 +71,7 @@ void AddLogOptions(CLI::App& app, AgentOptions* agent) {
   add_size("--data-memory", &agent->data_memory, "TERCIO_DATA_MEMORY",
            "memory limit for reading and tokenising the data of a job, not counting mapped files "
            "(e.g. 64GiB); default: three quarters of this machine's memory");
+  // The coordinator receives the lines of all nodes, hence a limit at their source.
   app.add_option("--log-rate", agent->log_rate,
                  "lines per second of a rank that are sent to the coordinator; the rest are only "
                  "in its log")
@@ -74,7 +81,9 @@ void AddLogOptions(CLI::App& app, AgentOptions* agent) {
       ->take_last();
 }
 
+// Zero is a legal time for all of these: then nothing lingers, and nothing is waited for.
 void AddTimeOptions(CLI::App& app, AgentFlags* flags) {
+  // This must be longer than the interval of scrapes, or final values are missed.
   app.add_option("--metrics-linger", flags->metrics_linger_seconds,
                  "seconds that the counters of an ended rank stay on /metrics")
       ->envname("TERCIO_METRICS_LINGER")
@@ -82,6 +91,7 @@ void AddTimeOptions(CLI::App& app, AgentFlags* flags) {
       ->check(Between(0, 86400.0))
       ->capture_default_str()
       ->take_last();
+  // An upgrade of the agent has to take less time than this.
   app.add_option("--agent-grace", flags->agent.agent_grace_seconds,
                  "seconds that trainers keep running after the agent has died")
       ->envname("TERCIO_AGENT_GRACE")
@@ -105,6 +115,7 @@ void AddAccessOptions(CLI::App& app, AgentFlags* flags) {
                        const char* help) {
     app.add_option(name, *value, help)->envname(variable)->capture_default_str()->take_last();
   };
+  // Keys and tokens are given as files: a command line is visible to every user of the node.
   add("--tls-cert", &flags->tls.certificate, "TERCIO_TLS_CERT", "PEM certificate");
   add("--tls-key", &flags->tls.key, "TERCIO_TLS_KEY", "PEM key");
   add("--tls-ca", &flags->tls.authority, "TERCIO_TLS_CA",
@@ -117,6 +128,8 @@ void AddAccessOptions(CLI::App& app, AgentFlags* flags) {
   add("--trainer-user", &flags->trainer_user, "TERCIO_TRAINER_USER",
       "user that trainers run as; requires an agent that runs as root (default: tercio-trainer, if "
       "there is TLS and such a user)");
+  // Each use takes one value, else the option would also take what follows
+  // it. In the variable, colons separate the directories, as in PATH.
   app.add_option("--data-root", flags->data_roots,
                  "directory from which jobs may read data, tokenizers and models; repeatable "
                  "(default: anywhere without TLS, nowhere with it)")
@@ -130,15 +143,18 @@ void AddAccessOptions(CLI::App& app, AgentFlags* flags) {
 
 int ParseAgentFlags(int argc, char** argv, AgentFlags* flags, bool* done) {
   CLI::App app("Tercio agent: runs this node's part of training jobs.", "tercio-agent");
+  // Defaults are set before the options exist, which keep them for --help.
   const int cores = MachineCores();
   flags->agent.cores = cores;
   flags->agent.data_memory = MachineMemoryBytes() / 4 * 3;
+  // 0 stands for a number that follows from the device (ChooseDevice).
   flags->agent.slots = 0;
   flags->agent.node = HostName();
   const auto add = [&](const char* name, std::string* value, const char* variable,
                        const char* help) {
     app.add_option(name, *value, help)->envname(variable)->capture_default_str()->take_last();
   };
+  // Every option has a variable, so that a unit or a pod can set it without a command line.
   add("--coordinator", &flags->agent.coordinator, "TERCIO_COORDINATOR",
       "HOST:PORT of the coordinator, or unix:PATH");
   add("--state-dir", &flags->agent.state_dir, "TERCIO_AGENT_STATE_DIR",
@@ -190,6 +206,7 @@ int ParseAgentFlags(int argc, char** argv, AgentFlags* flags, bool* done) {
                "as on SIGTERM and wait until its jobs have saved and left; that agent keeps "
                "running (preStop hook)");
   const int code = ParseDaemonFlags(app, argc, argv, done);
+  // A reload compares these settings with its own, and logs what has changed.
   flags->settings = SettingsOf(app);
   return code;
 }

@@ -42,6 +42,8 @@ struct RankSeries {
   std::optional<std::pair<std::string, double>> loaded;  // source, seconds
   std::optional<absl::Time> ended;
 
+  // They are totals of a process. A new one starts at zero,
+  // which Prometheus takes for a restart of the counter.
   void Take(const v1::RankFigures& figures) {
     phases = figures.phases();
     cpu_seconds = figures.cpu_seconds();
@@ -60,8 +62,11 @@ class RankWriter {
 
   void Write() {
     WriteCounters();
+    // Counters linger, so that a last scrape sees their final
+    // values; a gauge that lingers would show a rank at work.
     if (series_.ended.has_value()) return;
     const RankLabels& at = series_.labels;
+    // The place of a rank is on one series, for queries to join, and not on all of them.
     page_.Set("tercio_rank_info",
               {std::to_string(at.data), std::to_string(at.device), id_, name_,
                std::to_string(at.pipeline), rank_, std::to_string(at.tensor)},
@@ -80,6 +85,7 @@ class RankWriter {
  private:
   void Set(MetricId metric, double value) { page_.Set(metric, {id_, name_, rank_}, value); }
 
+  // Label values stand in the alphabetical order of their names (common/metrics/metrics_page.h).
   void WriteCounters() {
     Set("tercio_tokens_total", series_.tokens);
     Set("tercio_steps_total", series_.steps);
@@ -109,7 +115,9 @@ class RankWriter {
     Set("tercio_communication_seconds", step.communication_seconds());
     Set("tercio_loss", record.loss());
     Set("tercio_grad_norm", record.grad_norm());
+    // The peak of some devices is not known.
     if (step.mfu() <= 0) return;
+    // There are two conventions: all products of attention count, or only the causal half of them.
     page_.Set("tercio_mfu_ratio", {"full", id_, name_, rank_}, step.mfu());
     page_.Set("tercio_mfu_ratio", {"causal", id_, name_, rank_}, step.mfu_causal());
   }
@@ -149,8 +157,10 @@ struct AgentMetrics::State {
 
   // The series of a rank that reports something, so it lives.
   RankSeries& Of(const RankLabels& labels) TERCIO_REQUIRES(mutex) {
+    // Attempts have no series of their own, or each restart would add as many as there are ranks.
     RankSeries& series = ranks[{labels.job_id, labels.rank}];
     series.labels = labels;
+    // The same rank of a later attempt continues the series.
     series.ended = std::nullopt;
     if (ranks.size() > kMostRanks) DropOne({labels.job_id, labels.rank});
     return series;
@@ -160,6 +170,7 @@ struct AgentMetrics::State {
     auto dropped = ranks.end();
     for (auto entry = ranks.begin(); entry != ranks.end(); ++entry) {
       if (entry->first == kept) continue;
+      // Ranks that live are dropped when nothing else is left.
       const auto ended = entry->second.ended.value_or(absl::InfiniteFuture());
       if (dropped == ranks.end() ||
           ended < dropped->second.ended.value_or(absl::InfiniteFuture())) {
@@ -171,6 +182,7 @@ struct AgentMetrics::State {
 
   void DropEnded() TERCIO_REQUIRES(mutex) {
     const absl::Time now = SteadyNow();
+    // A node would otherwise collect the series of every job that it ever ran.
     std::erase_if(ranks, [&](const auto& entry) {
       const std::optional<absl::Time>& ended = entry.second.ended;
       return ended.has_value() && now - *ended > options.linger;
@@ -183,6 +195,7 @@ struct AgentMetrics::State {
     if (sources.spool_bytes) {
       page->Set("tercio_agent_spool_bytes", static_cast<double>(sources.spool_bytes()));
     }
+    // Nodes without GPUs do not have these series.
     if (sources.gpus) {
       AddGpuMetrics(sources.gpus(), sources.gpu_driver,
                     absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch()), page);
@@ -203,6 +216,7 @@ struct AgentMetrics::State {
     }
     for (const auto& [key, series] : shown) RankWriter(series, &page).Write();
     AddSources(&page);
+    // A full disk keeps messages for the coordinator from being stored, so alerts look at it.
     struct statvfs disk = {};
     if (!options.state_dir.empty() && statvfs(options.state_dir.c_str(), &disk) == 0) {
       page.Set("tercio_agent_state_free_bytes",
@@ -223,6 +237,7 @@ AgentMetrics::~AgentMetrics() = default;
 absl::StatusOr<std::unique_ptr<AgentMetrics>> AgentMetrics::Serve(const std::string& address,
                                                                   AgentMetricsOptions options) {
   std::unique_ptr<AgentMetrics> metrics(new AgentMetrics);
+  // The server is a member of the state, so no call comes when that is gone.
   State* const state = metrics->state_.get();
   state->options = std::move(options);
   MetricsServer::Pages pages;
@@ -282,6 +297,7 @@ void AgentMetrics::Exited(const RankLabels& labels, RankEnd end) {
   series.memory.reset();
   series.send_seconds.reset();
   series.loaded.reset();
+  // This comes last, since Of takes a rank that is named for one that lives.
   series.ended = SteadyNow();
 }
 
@@ -295,6 +311,7 @@ void AgentMetrics::SetSnapshotBytes(int64_t bytes) {
   state_->snapshot_bytes = bytes;
 }
 
+// The lock is held while sources are called: when this returns, the old ones are not in use.
 void AgentMetrics::Show(AgentSources sources) {
   MutexLock lock(state_->sources_mutex);
   state_->sources = std::move(sources);

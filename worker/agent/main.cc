@@ -64,6 +64,7 @@ v1::AgentHello MakeHello(const AgentOptions& options, const Addresses& addresses
                          const std::string& spool_id, const RunManager& runs,
                          const GpuMonitor& gpus) {
   v1::AgentHello hello;
+  // The numbers of messages only mean something together with the spool that they are from.
   hello.set_spool_id(spool_id);
   hello.set_node(options.node);
   hello.set_version(kVersion);
@@ -136,6 +137,7 @@ void StartLink(NodeLink& link, const AgentFlags& flags, const Addresses& address
       return ends.for_nodes.Revoke(message.revoked_certificates());
     }
     const std::string& fault = message.inject_fault().fault();
+    // These two strike the agent itself; the runs carry out drills of trainers.
     if (fault == "kill-agent") {
       raise(SIGKILL);
     } else if (fault == "partition-node") {
@@ -144,6 +146,7 @@ void StartLink(NodeLink& link, const AgentFlags& flags, const Addresses& address
       ends.runs.Handle(message);
     }
   };
+  // The coordinator takes both as facts of the connection, so each new one hears them again.
   callbacks.said_first = [ends] {
     std::vector<v1::AgentMessage> messages(1);
     *messages.front().mutable_snapshots_held() = ends.snapshots.Inventory();
@@ -159,6 +162,7 @@ int TakeSignal() {
   sigset_t set;
   sigemptyset(&set);
   for (const int signal : {SIGINT, SIGTERM, kLeaveTrainers}) sigaddset(&set, signal);
+  // Signals are blocked in all threads, so one that has come waits here.
   const timespec now = {};
   return std::max(0, sigtimedwait(&set, nullptr, &now));
 }
@@ -168,6 +172,7 @@ SnapshotStore::Options SnapshotOptions(const AgentFlags& flags, NodeLink& link,
   SnapshotStore::Options options;
   options.reserve_bytes = flags.snapshot_reserve;
   options.available_bytes = AvailableMemoryBytes;
+  // What is lost here with a connection is part of the inventory that begins the next one.
   options.on_held = [&link](v1::SnapshotsHeld held) {
     v1::AgentMessage message;
     *message.mutable_snapshots_held() = std::move(held);
@@ -192,6 +197,7 @@ absl::StatusOr<std::unique_ptr<SnapshotServer>> ServeOnTheSamePort(const AgentFl
   auto server = SnapshotServer::Listen(absl::StrCat(host, ":0"), flags.identity, service);
   if (!server.ok()) return server;
   const std::string& address = (*server)->address();
+  // Without the file the next agent gets another port, and some trainers send their copies in vain.
   const absl::Status kept = WriteFileDurably(path, address.substr(address.rfind(':') + 1));
   if (!kept.ok()) LogWarning(std::string(kept.message()));
   return server;
@@ -202,12 +208,14 @@ absl::StatusOr<std::unique_ptr<SnapshotServer>> ServeOnTheSamePort(const AgentFl
 absl::StatusOr<std::unique_ptr<SnapshotServer>> ServeSnapshots(const AgentFlags& flags,
                                                                SnapshotServiceImpl& service) {
   const bool given = !flags.snapshot_listen.empty();
+  // Only an IPv6 address has a colon, and needs brackets in front of a port.
   const bool six = flags.agent.data_address.find(':') != std::string::npos;
   const std::string host = absl::StrCat(six ? "[" : "", flags.agent.data_address, six ? "]" : "");
   if (IsLoopback(given ? flags.snapshot_listen : host + ":0") || flags.tls.given()) {
     return given ? SnapshotServer::Listen(flags.snapshot_listen, flags.identity, service)
                  : ServeOnTheSamePort(flags, host, service);
   }
+  // What was asked for in so many words fails; the default only does without.
   if (given) {
     return absl::InvalidArgumentError(absl::StrCat("--snapshot-listen ", flags.snapshot_listen,
                                                    " is not loopback: TLS files are required"));
@@ -254,10 +262,12 @@ void StartMonitor(GpuMonitor& gpus, NodeLink& link, RunManager& runs) {
       LogWarning(absl::StrCat("GPU ", reading.gpu.index, " takes no ranks: ", reading.fault->text));
     }
     v1::AgentMessage message;
+    // Heartbeats carry faults, so this is one out of turn.
     *message.mutable_heartbeat() = MakeHeartbeat(runs, gpus);
     link.Send(std::move(message));
   };
   gpus.Start(std::move(callbacks));
+  // The first hello reports the GPUs, so their faults should be known by then.
   gpus.Look(kFirstLookPatience);
 }
 
@@ -288,6 +298,7 @@ void Reload(const Lifecycle& life, AgentFlags* flags, SnapshotStore& snapshots) 
 int Live(const Lifecycle& life, AgentFlags* flags, NodeLink& link, RunManager& runs,
          SnapshotStore& snapshots, Departure& departure, HealthServer* health) {
   DaemonLoop loop;
+  // A housekeeper that makes no rounds stops the watchdog's beats, and systemd restarts the agent.
   loop.rounds = [&] { return runs.rounds(); };
   loop.ready = [&] { return link.connected() && !departure.begun(); };
   loop.status = [&] {
@@ -313,6 +324,7 @@ void AskGpus(GpuMonitor& gpus, AgentOptions* options) {
   options->gpu_utilization = [&gpus] {
     std::vector<std::optional<double>> all;
     for (const GpuReading& reading : gpus.Readings()) {
+      // Every GPU has an entry, since places in this list are those of the options' list.
       all.push_back(reading.sample.has_value() ? reading.sample->utilization_ratio : std::nullopt);
     }
     return all;
@@ -362,6 +374,7 @@ absl::Status RunAgent(AgentFlags flags, const Lifecycle& life) {
   SnapshotServiceImpl for_trainers(snapshots, takes_part);
   SnapshotServiceImpl for_nodes(snapshots, takes_part);
   const absl::Cleanup stop_link = [&link] { link.Stop(); };
+  // Trainers of the previous agent connect as soon as the socket is there: they must be known.
   runs.Restore();
   const auto server = TrainerServer::Listen(flags.agent.socket, runs, link.stub(), for_trainers);
   const absl::Status given = server.ok() && flags.agent.trainer_user.has_value()
@@ -406,6 +419,8 @@ absl::Status RunAgent(AgentFlags flags, const Lifecycle& life) {
 int main(int argc, char** argv) {
   tercio::HoldStandardStreams();
   tercio::agent::Lifecycle life;
+  // This comes before the first thread: threads inherit
+  // the mask, and none must be killed by a signal.
   life.stop_signals = tercio::BlockDaemonSignals({tercio::agent::kLeaveTrainers},
                                                  {tercio::agent::Departure::kSignal});
   tercio::KeepFreedMemory();

@@ -27,6 +27,7 @@
 namespace tercio::agent {
 namespace {
 
+// systemd names a directory that belongs to the service alone; without one there is /tmp.
 std::string RuntimeParent() {
   const char* runtime = std::getenv("RUNTIME_DIRECTORY");
   return runtime != nullptr ? runtime : "/tmp";
@@ -50,6 +51,7 @@ absl::StatusOr<std::string> AddressTowards(const std::string& coordinator) {
         absl::StrCat("cannot resolve --coordinator ", coordinator, ": ", gai_strerror(error)));
   }
   const absl::Cleanup free_addresses = [found] { freeaddrinfo(found); };
+  // A name may have addresses of a family for which this node has no route.
   for (const addrinfo* entry = found; entry != nullptr; entry = entry->ai_next) {
     const int descriptor = socket(entry->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     if (descriptor < 0) continue;
@@ -74,6 +76,7 @@ std::vector<std::string> HostsOf(const AgentFlags& flags) {
   if (const auto listen = SplitHostPort(flags.snapshot_listen); listen.has_value()) {
     hosts.push_back(listen->host);
   }
+  // A name that no certificate can hold would have the whole request refused.
   if (const std::string own = HostName(); AlternativeName(own).ok()) hosts.push_back(own);
   hosts.erase(std::remove(hosts.begin(), hosts.end(), ""), hosts.end());
   std::sort(hosts.begin(), hosts.end());
@@ -146,6 +149,7 @@ absl::Status CheckFlags(const AgentFlags& flags) {
   const bool tls = Membership::HasMeans(MembershipOptions(flags));
   for (const auto& [flag, address] : {std::pair{"--metrics-listen", flags.metrics_listen},
                                       std::pair{"--coordinator", flags.agent.coordinator}}) {
+    // Without TLS others on the network could read and change everything that passes.
     if (tls || IsLoopback(address)) continue;
     return absl::InvalidArgumentError(
         absl::StrCat(flag, " ", address,
@@ -160,6 +164,7 @@ absl::Status CheckFlags(const AgentFlags& flags) {
 
 absl::StatusOr<std::unique_ptr<FileLock>> LockState(const std::string& directory) {
   TERCIO_RETURN_IF_ERROR(MakeDirectories(directory));
+  // Two agents would adopt the same trainers, and number the same spool.
   auto lock = FileLock::Acquire(directory + "/lock", WhenHeld::kFail);
   if (absl::IsFailedPrecondition(lock.status())) {
     return absl::FailedPreconditionError(
@@ -171,6 +176,7 @@ absl::StatusOr<std::unique_ptr<FileLock>> LockState(const std::string& directory
 
 absl::Status FillIn(AgentFlags& flags) {
   if (flags.agent.log_dir.empty()) flags.agent.log_dir = flags.agent.state_dir + "/logs";
+  // This names the trainer that is looked for next.
   TERCIO_RETURN_IF_ERROR(ChooseDevice(flags.device, &flags.agent));
   if (access(flags.agent.trainer.c_str(), X_OK) != 0) {
     return absl::NotFoundError(absl::StrCat("the trainer program ", flags.agent.trainer,
@@ -198,6 +204,7 @@ absl::Status PrepareRuntime(AgentStore& store, AgentOptions* agent) {
   agent->socket = agent->runtime_dir + "/agent.sock";
   if (!agent->trainer_user.has_value()) return absl::OkStatus();
   TERCIO_RETURN_IF_ERROR(GiveCache(*agent->trainer_user, agent->state_dir + "/data-cache"));
+  // Trainers make their progress pages in it.
   return GiveTo(*agent->trainer_user, agent->runtime_dir);
 }
 

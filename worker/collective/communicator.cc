@@ -34,6 +34,7 @@ int64_t FloatBytes(int64_t count) { return count * static_cast<int64_t>(sizeof(f
 void AddTree(kernels::Ops& ops, const std::vector<float*>& slices, size_t begin, size_t end,
              int64_t count) {
   if (end - begin < 2) return;
+  // Where the number is odd, the first half is the larger one, as the header promises.
   const size_t middle = begin + (end - begin + 1) / 2;
   AddTree(ops, slices, begin, middle, count);
   AddTree(ops, slices, middle, end, count);
@@ -60,6 +61,8 @@ class Message : public Transfer {
   std::unique_ptr<Transfer> data_;  // until it has been waited for
 };
 
+// The transfers of a call are started before one of them is waited for, those of
+// an all-reduce in two rounds: so no order in which ranks wait can block them.
 class RealCommunicator : public Communicator {
  public:
   RealCommunicator(CommunicatorOptions options, std::unique_ptr<Transport> transport)
@@ -79,6 +82,7 @@ class RealCommunicator : public Communicator {
                     float* scratch) override {
     if (size() == 1 || count == 0) return;
     stream.RunOnHost([=, this, &stream] {
+      // The order belongs to the identity: two orders would give the ranks different bits.
       Begin(Operation::kAllReduce, DataType::kFloat32, count, static_cast<int>(order));
       return End(SumFloats(stream.ops(), data, count, order, scratch));
     });
@@ -104,6 +108,7 @@ class RealCommunicator : public Communicator {
                  int64_t count) override {
     if (size() == 1) return stream.ops().Copy(out, in, count);
     stream.RunOnHost([=, this, &stream] {
+      // Operations of a communication stream run when they are called, so this one must be in here.
       stream.ops().Copy(out + rank() * count, in, count);
       Begin(Operation::kAllGather, DataType::kFloat32, count);
       return End(Exchange(kGatherTag, out, count));
@@ -121,6 +126,7 @@ class RealCommunicator : public Communicator {
   void Barrier(device::Stream& stream) override {
     if (size() == 1) return;
     stream.RunOnHost([this] {
+      // Rank 0 answers when it has heard of all others.
       double nothing = 0;
       Begin(Operation::kBarrier, DataType::kFloat64, 1);
       return End(SumDoubles(&nothing, 1));
@@ -132,6 +138,8 @@ class RealCommunicator : public Communicator {
     auto message = std::make_shared<Message>(*this, /*is_send=*/true);
     stream.RunOnHost([=, this] {
       BeginMessage(*message, bytes, peer, tag);
+      // The data's tag follows from the call, so data of a wrong
+      // call never arrives. The identity does, and names both calls.
       message->identity_ = transport_->Send(&message->mine_, sizeof(message->mine_), peer,
                                             kMessageIdentityTag + tag);
       message->data_ =
@@ -182,6 +190,7 @@ class RealCommunicator : public Communicator {
     call.rank = GlobalRank(rank());
     call.count = count;
     if (options_.whereabouts == nullptr) return call;
+    // The place is for the report of a mismatch and is not compared.
     call.step = options_.whereabouts->step();
     const std::string action = options_.whereabouts->action();
     std::memcpy(call.action, action.data(), std::min(action.size(), sizeof(call.action)));
@@ -199,6 +208,7 @@ class RealCommunicator : public Communicator {
     position_.operation = NameOf(operation);
     position_.dtype = NameOf(dtype);
     position_.count = count;
+    // The first wait of the call checks, which is when rank 0 would block (WaitAll).
     unchecked_ = true;
     if (rank() != 0) {
       sends_.push_back({0, true, transport_->Send(&mine_, sizeof(mine_), 0, kIdentityTag)});
@@ -242,6 +252,7 @@ class RealCommunicator : public Communicator {
   void BeginMessage(Message& message, int64_t bytes, int peer, uint32_t tag) {
     TERCIO_CHECK(tag < kMostMessageTags);
     message.mine_ = Identity(Operation::kMessage, DataType::kBytes, bytes, static_cast<int>(tag));
+    // Messages of a tag arrive in order, so both sides count alike.
     message.mine_.sequence = messages_[{message.is_send_, peer, tag}]++;
     message.position_ = {group(),
                          message.mine_.sequence,
@@ -256,6 +267,7 @@ class RealCommunicator : public Communicator {
     return Await(transfer, position_);
   }
   absl::Status Await(Transfer& transfer, const progress::CollectivePosition& position) {
+    // An agent finds the rank that others wait for by what each of them waits for.
     if (options_.whereabouts != nullptr) options_.whereabouts->BeginWait(position);
     const absl::Time start = SteadyNow();
     const absl::Status status = transfer.Wait(options_.timeout);
@@ -305,13 +317,17 @@ class RealCommunicator : public Communicator {
       parts.push_back(ReceiveFrom(r, slices.back(), FloatBytes(mine), kScatterTag));
       parts.push_back(SendTo(r, data + begin(r), FloatBytes(length(r)), kScatterTag));
     }
+    // This overlaps with the transfers.
     ops.Copy(slices[static_cast<size_t>(rank())], data + begin(rank()), mine);
     TERCIO_RETURN_IF_ERROR(WaitAll(parts));
+    // The tree continues that of the lanes (plan/lanes.h): so
+    // the number of data ranks does not show in the result.
     if (order == SumOrder::kTree) {
       AddTree(ops, slices, 0, slices.size(), mine);
     } else {
       for (size_t r = 1; r < slices.size(); ++r) ops.Add(slices[0], slices[r], mine);
     }
+    // The only rounding is done by the slice's owner, so that all ranks get its bits.
     ops.Copy(data + begin(rank()), slices[0], mine);
     for (int r = 0; r < size(); ++r) {
       if (r == rank()) continue;
@@ -330,6 +346,7 @@ class RealCommunicator : public Communicator {
       parts.push_back(SendTo(r, in + r * count, FloatBytes(count), kScatterTag));
     }
     TERCIO_RETURN_IF_ERROR(WaitAll(parts));
+    // This rank's block is added from where it lies, in its place in the order.
     const auto block = [&](int r) { return r == rank() ? in + r * count : scratch + r * count; };
     float* sum = out.floats();
     ops.Copy(sum, block(0), count);
@@ -354,6 +371,7 @@ class RealCommunicator : public Communicator {
     const int64_t bytes = count * static_cast<int64_t>(sizeof(double));
     Parts parts;
     if (rank() == 0) {
+      // It is kept, since the same few vectors are summed in every step.
       double_scratch_.resize(static_cast<size_t>(count * (size() - 1)));
       for (int r = 1; r < size(); ++r) {
         parts.push_back(
@@ -392,6 +410,7 @@ class RealCommunicator : public Communicator {
   Parts receives_;  // of identities
   Parts sends_;
   bool unchecked_ = false;
+  // All ranks make the same calls in the same order, so a call has the same number on each.
   int64_t sequence_ = 0;
   // Sequence numbers of messages, by (whether sent, peer, tag).
   std::map<std::tuple<bool, int, uint32_t>, int64_t> messages_;
@@ -400,6 +419,7 @@ class RealCommunicator : public Communicator {
 
 Message::~Message() {
   if (data_ == nullptr) return;
+  // The buffer may be freed right after this, so a message that nobody waited for has to end now.
   owner_.Abort();
   Wait(absl::InfiniteDuration()).IgnoreError();
 }
@@ -408,9 +428,11 @@ Message::~Message() {
 absl::Status Message::Wait(absl::Duration) {
   if (data_ == nullptr) return absl::AbortedError("the message was not started: its stream failed");
   absl::Status status = owner_.Await(*identity_, position_);
+  // Only a receiver knows both identities.
   if (status.ok() && !is_send_) status = CheckSame(mine_, theirs_, owner_.group());
   if (!status.ok()) owner_.Abort();
   const absl::Status data = owner_.Await(*data_, position_);
+  // The destructor must not wait for it again.
   data_.reset();
   if (status.ok()) status = data;
   if (status.ok()) return status;

@@ -17,6 +17,7 @@
 namespace tercio::collective {
 namespace {
 
+// Gloo's timeouts have no finer unit.
 std::chrono::milliseconds Milliseconds(absl::Duration duration) {
   return std::chrono::milliseconds(absl::ToInt64Milliseconds(duration));
 }
@@ -40,6 +41,7 @@ class StoreAdapter : public gloo::rendezvous::Store {
     for (const std::string& key : keys) full.push_back(prefix_ + key);
     Fetch(full);
   }
+  // Our store has a timeout of its own, whose error names the missing ranks.
   void wait(const std::vector<std::string>& keys, const std::chrono::milliseconds&) override {
     wait(keys);
   }
@@ -87,6 +89,7 @@ class GlooTransfer : public Transfer {
         buffer_->recv(peer, tag);
       }
     } catch (const std::exception& error) {
+      // Starting a message reports no errors: Wait does.
       start_ = absl::UnavailableError(absl::StrCat(story_, ": ", error.what()));
     }
   }
@@ -96,10 +99,12 @@ class GlooTransfer : public Transfer {
     {
       MutexLock lock(shared_->mutex);
       if (shared_->aborted) return absl::AbortedError(story_ + ": aborted");
+      // Abort takes the same lock: it sees this wait, or this wait sees it.
       shared_->waiting.insert(buffer_.get());
     }
     const absl::Status status = WaitRegistered(timeout);
     MutexLock lock(shared_->mutex);
+    // The buffer ends with this transfer, and Abort must not touch it after that.
     shared_->waiting.erase(buffer_.get());
     shared_->left.NotifyAll();
     return status;
@@ -110,10 +115,12 @@ class GlooTransfer : public Transfer {
     const absl::Time start = SteadyNow();
     try {
       int rank = 0;
+      // A wait that was aborted returns false instead of throwing.
       const bool done = is_send_ ? buffer_->waitSend(&rank, Milliseconds(timeout))
                                  : buffer_->waitRecv(&rank, Milliseconds(timeout));
       return done ? absl::OkStatus() : absl::AbortedError(story_ + ": aborted");
     } catch (const std::exception& error) {
+      // Gloo throws alike for both, so the clock has to tell a timeout from a lost connection.
       if (SteadyNow() - start >= timeout) {
         return absl::DeadlineExceededError(story_ + ": timed out");
       }
@@ -137,6 +144,7 @@ class GlooTransport : public Transport {
   int size() const override { return shared_->context->size; }
 
   std::unique_ptr<Transfer> Send(const void* data, int64_t bytes, int peer, uint64_t tag) override {
+    // Unbound buffers serve both directions; what is sent is only read.
     return Begin(const_cast<void*>(data), bytes, peer, tag, /*is_send=*/true);
   }
   std::unique_ptr<Transfer> Receive(void* data, int64_t bytes, int peer, uint64_t tag) override {
@@ -149,6 +157,7 @@ class GlooTransport : public Transport {
     // Gloo forgets an abort that comes just before its wait begins: repeat it until all have left.
     while (!shared_->waiting.empty()) {
       for (gloo::transport::UnboundBuffer* buffer : shared_->waiting) {
+        // The direction is not known here, and an abort of the other one has no effect.
         buffer->abortWaitRecv();
         buffer->abortWaitSend();
       }
@@ -179,12 +188,16 @@ absl::StatusOr<std::unique_ptr<Transport>> CreateGlooTransport(int rank, int siz
                                                                absl::Duration timeout) {
   try {
     gloo::transport::tcp::attr attributes;
+    // By itself Gloo would take the address of the host's name, which others may not reach.
     attributes.hostname = data_address;
     auto device = gloo::transport::tcp::CreateDevice(attributes);
     auto shared = std::make_shared<Shared>();
     shared->context = std::make_shared<gloo::rendezvous::Context>(rank, size);
+    // By itself Gloo would give up after 30 seconds.
     shared->context->setTimeout(Milliseconds(timeout));
+    // All groups of an attempt share a store.
     StoreAdapter adapter(store, group + "/", timeout);
+    // Every rank sends a slice of each sum to every other one.
     shared->context->connectFullMesh(adapter, device);
     return std::unique_ptr<Transport>(std::make_unique<GlooTransport>(std::move(shared)));
   } catch (const std::exception& error) {

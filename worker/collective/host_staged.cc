@@ -23,6 +23,7 @@ using kernels::Values;
 template <typename Number>
 void Widen(const std::byte* from, int64_t count, float (*widen)(Number), float* to) {
   for (int64_t i = 0; i < count; ++i) {
+    // The bytes are copied, since they must not be read through a pointer to another type.
     Number number;
     std::memcpy(&number, from + i * static_cast<int64_t>(sizeof(Number)), sizeof(Number));
     to[i] = widen(number);
@@ -42,6 +43,7 @@ class Staged {
  public:
   Staged(int64_t count, ConstValues like) : count_(count), like_(like) {
     stored_.resize(static_cast<size_t>(like.BytesFor(count)));
+    // The CPU's communicator adds floats, which hold every value of 16 bits exactly.
     if (like.stored() != Format::kFloat32) floats_.resize(static_cast<size_t>(count));
   }
 
@@ -63,6 +65,7 @@ class Staged {
   }
   void Narrow() {
     if (like_.stored() == Format::kBfloat16) {
+      // The CPU's communicator has rounded to this format already, so nothing is lost here.
       collective::Narrow<__nv_bfloat16>(
           floats_.data(), count_, [](float x) { return __float2bfloat16_rn(x); }, bytes());
     } else if (like_.stored() == Format::kFloat16) {
@@ -87,8 +90,11 @@ struct StagedMessage : Transfer {
   std::shared_ptr<Transfer> inner;
 };
 
+// A GPU's stream runs a function before RunOnHost returns (worker/device/cuda_device.h).
+// So functions may refer to locals, and what was copied to the host before is there.
 class HostStagedCommunicator : public Communicator {
  public:
+  // With one thread this stream runs its work inline, in the thread that feeds the GPU's stream.
   explicit HostStagedCommunicator(std::unique_ptr<Communicator> inner)
       : inner_(std::move(inner)),
         cpu_(device::CreateCpuDevice(1)),
@@ -101,8 +107,10 @@ class HostStagedCommunicator : public Communicator {
   void AllReduceSum(device::Stream& stream, Values data, int64_t count, SumOrder order,
                     float*) override {
     if (size() == 1 || count == 0) return;
+    // The caller has no memory of the host to offer: communicators of GPUs use no scratch.
     std::vector<float> scratch(static_cast<size_t>(ScratchElements(count)));
     OverHost(stream, data, count, data, count, [&](Values values, Values sum) {
+      // The sum is made in place, so there must be one copy on the host, not two.
       TERCIO_CHECK(values == sum);
       inner_->AllReduceSum(*host_, sum, count, order, scratch.data());
     });
@@ -125,6 +133,7 @@ class HostStagedCommunicator : public Communicator {
 
   void AllReduceSum(device::Stream& stream, double* data, int64_t count) override {
     if (size() == 1 || count == 0) return;
+    // These are exact sums, which need neither an order nor rounding.
     std::vector<double> numbers(static_cast<size_t>(count));
     const int64_t bytes = count * static_cast<int64_t>(sizeof(double));
     stream.CopyToHost(numbers.data(), data, bytes);
@@ -158,6 +167,8 @@ class HostStagedCommunicator : public Communicator {
                                  uint32_t tag) override {
     auto message = std::make_shared<StagedMessage>();
     message->bytes.resize(static_cast<size_t>(bytes));
+    // From here on the sender's buffer on the device
+    // is free: only the copy has to wait for the peer.
     stream.CopyToHost(message->bytes.data(), data, bytes);
     stream.RunOnHost([&] {
       message->inner = inner_->Send(*host_, message->bytes.data(), bytes, peer, tag);
@@ -170,6 +181,7 @@ class HostStagedCommunicator : public Communicator {
                                     uint32_t tag) override {
     auto message = std::make_shared<StagedMessage>();
     message->bytes.resize(static_cast<size_t>(bytes));
+    // Nothing reaches the device before Wait, since messages arrive beside the work of its stream.
     message->device = data;
     stream.RunOnHost([&] {
       message->inner = inner_->Receive(*host_, message->bytes.data(), bytes, peer, tag);
@@ -181,6 +193,7 @@ class HostStagedCommunicator : public Communicator {
   void Wait(device::Stream& stream, std::shared_ptr<Transfer> transfer) override {
     auto message = std::static_pointer_cast<StagedMessage>(std::move(transfer));
     stream.RunOnHost([&] {
+      // There is no inner message only if the stream had failed, and then this does not run.
       inner_->Wait(*host_, message->inner);
       return host_->Synchronize();
     });
@@ -204,10 +217,12 @@ class HostStagedCommunicator : public Communicator {
     stream.RunOnHost([&]() -> absl::Status {
       from.Widen();
       body(from.values(), result.values());
+      // The host's error becomes the stream's, which the caller sees.
       TERCIO_RETURN_IF_ERROR(host_->Synchronize());
       result.Narrow();
       return absl::OkStatus();
     });
+    // After an error the stream copies nothing.
     stream.CopyFromHost(out.data(), result.bytes(), result.size_bytes());
   }
 

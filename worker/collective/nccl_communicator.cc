@@ -92,6 +92,7 @@ class CallsUnderWay {
 
   // Whether no call is left on the GPU.
   bool Done() {
+    // An event counts as reached if it was never recorded, hence `enqueued`.
     while (!calls_.empty() && calls_.front().enqueued && Reached(calls_.front().end)) {
       idle_.push_back(calls_.front().begin);
       idle_.push_back(calls_.front().end);
@@ -118,6 +119,7 @@ class CallsUnderWay {
     if (idle_.empty())
       return device::CudaStatus(cudaEventCreateWithFlags(event, cudaEventDisableTiming),
                                 "creating an event");
+    // Events are kept for later calls, so that a step makes none.
     *event = idle_.back();
     idle_.pop_back();
     return absl::OkStatus();
@@ -218,6 +220,7 @@ class NcclCommunicator : public Communicator, public device::StreamWatch {
   int rank() const override { return rank_; }
   int size() const override { return size_; }
 
+  // NCCL adds in an order of its own and brings its own memory.
   void AllReduceSum(device::Stream& stream, Values data, int64_t count, SumOrder, float*) override {
     if (size_ == 1 || count == 0) return;
     Call(stream, "all-reduce", TypeOf(data), count, [&](ncclComm_t comm, cudaStream_t handle) {
@@ -257,6 +260,7 @@ class NcclCommunicator : public Communicator, public device::StreamWatch {
   }
   void Barrier(device::Stream& stream) override {
     if (size_ == 1) return;
+    // NCCL has no barrier, but a sum ends only when every rank has begun it.
     auto* number = reinterpret_cast<double*>(number_->data());
     Call(stream, "barrier", ncclFloat64, 1, [&](ncclComm_t comm, cudaStream_t handle) {
       return ncclAllReduce(number, number, 1, ncclFloat64, ncclSum, comm, handle);
@@ -266,6 +270,7 @@ class NcclCommunicator : public Communicator, public device::StreamWatch {
   std::shared_ptr<Transfer> Send(device::Stream& stream, const void* data, int64_t bytes, int peer,
                                  uint32_t tag) override {
     return Exchange(stream, true, bytes, peer, tag, [=](ncclComm_t comm, cudaStream_t handle) {
+      // Between the two ranks of an edge the sender is 0 and the receiver 1 (NcclGroups::Group).
       return ncclSend(data, static_cast<size_t>(bytes), ncclUint8, 1, comm, handle);
     });
   }
@@ -328,6 +333,7 @@ class NcclCommunicator : public Communicator, public device::StreamWatch {
     TERCIO_RETURN_IF_ERROR(calls_.Begin(raw, std::move(position)));
     const absl::Status status = enqueue();
     if (status.ok()) return calls_.End(raw);
+    // The message needs the call, which Cancel removes.
     const absl::Status named = Named(&calls_.Last(), status);
     calls_.Cancel();
     return named;
@@ -348,6 +354,7 @@ class NcclCommunicator : public Communicator, public device::StreamWatch {
       return message;
     }
     device::Watch(stream, self_);
+    // The link's stream must not touch the buffer before the work that fills it, or still reads it.
     stream.Record(*link.ready);
     link.stream->Wait(*link.ready);
     const absl::Status begun = link.handle->Enqueue(
@@ -357,6 +364,8 @@ class NcclCommunicator : public Communicator, public device::StreamWatch {
       Fail(stream, Named(&message->position, begun));
       return message;
     }
+    // Without `done` the message counts as not started,
+    // so it is set when nothing can fail any more.
     message->done = *std::move(done);
     link.stream->Record(*message->done);
     return message;
@@ -387,6 +396,7 @@ class NcclCommunicator : public Communicator, public device::StreamWatch {
   const std::shared_ptr<device::DeviceMemory> number_;  // 0, which barriers sum
   const int rank_;
   const int size_;
+  // Streams refer to it weakly: they forget a communicator that has gone.
   const std::shared_ptr<device::StreamWatch*> self_ = std::make_shared<device::StreamWatch*>(this);
   CallsUnderWay calls_;
   int64_t sequence_ = 0;
@@ -402,6 +412,7 @@ absl::Status NcclCommunicator::Poll() {
   const bool same = running != nullptr && waiting_ && running->sequence == waits_for_.sequence &&
                     running->operation == waits_for_.operation && running->peer == waits_for_.peer;
   if (!same) EndWait();
+  // The agent, too, learns what is waited for, and since when.
   if (running != nullptr && !same) {
     waiting_ = true;
     waits_for_ = *running;
@@ -416,6 +427,8 @@ absl::Status NcclCommunicator::Poll() {
     status = absl::DeadlineExceededError(
         absl::StrCat("not completed within ", absl::FormatDuration(options_.timeout)));
   }
+  // The kernels of the group would wait on the GPU
+  // for ranks that are gone: only an abort ends them.
   if (status.ok()) return status;
   Abort();
   return Named(running, status);
@@ -445,6 +458,7 @@ absl::StatusOr<std::unique_ptr<NcclGroups>> NcclGroups::Join(int rank, int world
   } else {
     TERCIO_ASSIGN_OR_RETURN(const std::vector<std::string> found,
                             rendezvous.Get({IdKey()}, timeout));
+    // The id comes from another process, and is copied into a struct of NCCL's.
     if (found.size() != 1 || found[0].size() != sizeof(id.internal)) {
       return absl::InternalError("the rendezvous returned something other than a unique id");
     }
@@ -464,9 +478,12 @@ absl::StatusOr<std::unique_ptr<Communicator>> NcclGroups::Group(NcclMessages mes
   std::unique_ptr<NcclHandle> handle;
   NcclCommunicator::Links links;
   if (size > 1) {
+    // Groups of one kind share no rank, so the first rank of each is a color that no other one has.
     TERCIO_ASSIGN_OR_RETURN(handle,
                             world_->Split(options.ranks.front(), index, options.group, timeout_));
     const bool edges = messages == NcclMessages::kNeighbours;
+    // All ranks of the group take part in each split, and a rank can be in one part of it only:
+    // edges are made round by round, and stages without one in a round are left out of it.
     for (const EdgeRound& round : edges ? RoundsOfEdges(size) : std::vector<EdgeRound>()) {
       int color = NCCL_SPLIT_NOCOLOR;
       for (size_t i = 0; i < round.size(); ++i) {
@@ -480,6 +497,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> NcclGroups::Group(NcclMessages mes
       if (edge == nullptr) continue;
       Link link;
       link.handle = std::move(pair);
+      // On a stream of its own a message does not wait behind those of other edges.
       TERCIO_ASSIGN_OR_RETURN(link.stream,
                               device_.CreateStream(device::Device::StreamKind::kCommunication));
       TERCIO_ASSIGN_OR_RETURN(link.ready, device_.CreateEvent());

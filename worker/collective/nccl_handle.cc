@@ -24,10 +24,12 @@ absl::Status Aborted(std::string_view what) {
 
 absl::Status NcclStatus(ncclResult_t result, std::string_view what) {
   if (result == ncclSuccess) return absl::OkStatus();
+  // NCCL's words name the connection or file that failed; the code does not.
   const char* detail = ncclGetLastError(nullptr);
   const std::string message =
       absl::StrCat("NCCL, ", std::string(what), ": ", ncclGetErrorString(result),
                    detail == nullptr || *detail == 0 ? "" : absl::StrCat(" (", detail, ")"));
+  // These come from another rank or the network: this process and its GPU may be sound.
   if (result == ncclRemoteError || result == ncclSystemError) {
     return absl::UnavailableError(message);
   }
@@ -36,6 +38,7 @@ absl::Status NcclStatus(ncclResult_t result, std::string_view what) {
 
 ncclConfig_t NcclHandle::Config() const {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  // A call that blocks would wait for ever for a rank that does not join.
   config.blocking = 0;
   config.commName = name_.c_str();
   return config;
@@ -47,6 +50,7 @@ absl::StatusOr<std::unique_ptr<NcclHandle>> NcclHandle::Join(const ncclUniqueId&
   std::unique_ptr<NcclHandle> handle(new NcclHandle(name));
   ncclConfig_t config = handle->Config();
   const ncclResult_t result = ncclCommInitRankConfig(&handle->comm_, size, id, rank, &config);
+  // In progress is the usual answer: the other ranks have yet to join.
   if (result != ncclSuccess && result != ncclInProgress) {
     return NcclStatus(result, "joining group " + name);
   }
@@ -64,6 +68,7 @@ absl::StatusOr<std::unique_ptr<NcclHandle>> NcclHandle::Split(int color, int key
   });
   if (!split.ok()) {
     Abort();
+    // NCCL may still write the address of the new communicator into the handle.
     abandoned_ = std::move(handle);
     return split;
   }
@@ -94,6 +99,7 @@ absl::Status NcclHandle::Enqueue(std::string_view what, absl::Duration timeout,
   {
     TimedMutexLock lock(mutex_);
     if (aborted_) return Aborted(what);
+    // Abort frees the communicator, so it has to wait until the call has returned.
     result = call(comm_);
   }
   return Settle(result, what, timeout);
@@ -106,6 +112,7 @@ absl::Status NcclHandle::Settle(ncclResult_t result, std::string_view what,
     {
       TimedMutexLock lock(mutex_);
       if (aborted_) return Aborted(what);
+      // The lock is held for one query at a time, so that Abort gets it.
       TERCIO_RETURN_IF_ERROR(NcclStatus(ncclCommGetAsyncError(comm_, &result), "querying errors"));
     }
     if (result != ncclInProgress) break;
@@ -128,11 +135,13 @@ absl::Status NcclHandle::AsyncError() {
   if (aborted_) return Aborted("a call in progress");
   ncclResult_t state = ncclSuccess;
   TERCIO_RETURN_IF_ERROR(NcclStatus(ncclCommGetAsyncError(comm_, &state), "querying errors"));
+  // Another thread may be enqueuing a call.
   if (state == ncclInProgress) return absl::OkStatus();
   return NcclStatus(state, "a call in progress");
 }
 
 void NcclHandle::Abort() {
+  // This comes before the lock, so that threads which poll leave at their next round.
   if (aborted_.exchange(true)) return;
   // A call that does not return waits for room on the GPU, behind work that only the abort ends.
   const bool locked = mutex_.TryLockFor(kCallPatience);

@@ -16,10 +16,13 @@ std::vector<EdgeRound> RoundsOfEdges(int stages) {
     EdgeRound even;
     EdgeRound odd;
     for (int stage = 0; stage + 1 < stages; ++stage) {
+      // Neighbouring edges share a stage, but every second one can be made at the same time.
       (stage % 2 == 0 ? even : odd).push_back(edge(stage));
     }
     rounds.push_back(even);
+    // Two stages have only one edge in a row.
     if (!odd.empty()) rounds.push_back(odd);
+    // The edge that closes the ring shares a stage with the first edge and with the last.
     rounds.push_back({edge(stages - 1)});
   }
   rounds.push_back({{0, stages - 1, kTiedTag}});

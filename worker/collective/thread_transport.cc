@@ -16,6 +16,7 @@ namespace {
 // Sender, receiver, tag.
 using Route = std::tuple<int, int, uint64_t>;
 
+// One side's part of a message. The mailbox and the transfer share it, as either may live longer.
 struct Post {
   std::byte* destination = nullptr;   // of a receive
   const std::byte* source = nullptr;  // of a send
@@ -46,6 +47,7 @@ class ThreadTransfer : public Transfer {
     const bool in_time = hub_->changed.WaitFor(
         hub_->mutex, absl::ToChronoNanoseconds(timeout),
         [this]() TERCIO_REQUIRES(hub_->mutex) { return post_->done || hub_->aborted; });
+    // A message that has arrived stays good if the group is aborted later.
     if (post_->done) return absl::OkStatus();
     if (!in_time) return absl::DeadlineExceededError(story_ + ": timed out");
     return absl::AbortedError(story_ + ": aborted");
@@ -68,6 +70,8 @@ class ThreadTransport : public Transport {
   std::unique_ptr<Transfer> Send(const void* data, int64_t bytes, int peer, uint64_t tag) override {
     CheckPeer(peer);
     auto post = std::make_shared<Post>();
+    // The bytes are read when both sides are there: a
+    // sender that reuses its buffer too early is found.
     post->source = static_cast<const std::byte*>(data);
     post->bytes = bytes;
     MutexLock lock(hub_->mutex);
@@ -84,6 +88,7 @@ class ThreadTransport : public Transport {
     post->destination = static_cast<std::byte*>(data);
     post->bytes = bytes;
     MutexLock lock(hub_->mutex);
+    // Either side may come first, so both look for the other's post.
     Mailbox& mailbox = hub_->mailboxes[{peer, rank_, tag}];
     mailbox.receives.push_back(post);
     Match(mailbox);
@@ -103,10 +108,12 @@ class ThreadTransport : public Transport {
   // Buffers of posted messages are valid until Wait returns, and no unmatched post has been
   // reported as done: so both sides' buffers are alive here, unless aborted.
   void Match(Mailbox& mailbox) TERCIO_REQUIRES(hub_->mutex) {
+    // The other side may have left Wait with an error, and freed its buffer.
     if (hub_->aborted) return;
     while (!mailbox.sends.empty() && !mailbox.receives.empty()) {
       Post& send = *mailbox.sends.front();
       Post& receive = *mailbox.receives.front();
+      // Calls of different sizes have different tags (DataTag), whatever ranks do.
       TERCIO_CHECK_EQ(send.bytes, receive.bytes);
       if (send.bytes > 0) {
         std::memcpy(receive.destination, send.source, static_cast<size_t>(send.bytes));
@@ -126,6 +133,7 @@ class ThreadTransport : public Transport {
 }  // namespace
 
 std::vector<std::unique_ptr<Transport>> CreateThreadTransports(int size) {
+  // Ranks end at different times, so the last of them destroys the hub.
   auto hub = std::make_shared<Hub>();
   std::vector<std::unique_ptr<Transport>> result;
   for (int rank = 0; rank < size; ++rank) {

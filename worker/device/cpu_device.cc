@@ -27,6 +27,7 @@ class CpuMemory : public DeviceMemory {
  public:
   CpuMemory(void* data, int64_t size) : data_(data), size_(size) {}
   ~CpuMemory() override {
+    // A block of no bytes was never mapped.
     if (size_ > 0) munmap(data_, static_cast<size_t>(size_));
   }
   std::byte* data() override { return static_cast<std::byte*>(data_); }
@@ -53,6 +54,7 @@ std::optional<int64_t> CpuMemory::ResidentBytes(int64_t begin, int64_t bytes) co
     }
     for (int64_t i = 0; i < pages; ++i, at += page) {
       if ((resident[static_cast<size_t>(i)] & 1) == 0) continue;
+      // The first and the last page may belong to the range in part.
       sum += std::min(end, at + page) - std::max(begin, at);
     }
   }
@@ -61,9 +63,11 @@ std::optional<int64_t> CpuMemory::ResidentBytes(int64_t begin, int64_t bytes) co
 
 // No heap: the measurement must not change what it measures.
 absl::StatusOr<int64_t> ProcessBytesInUse() {
+  // The file is one line of seven numbers.
   std::array<char, 256> text{};
   const int file = open("/proc/self/statm", O_RDONLY | O_CLOEXEC);
   const ssize_t count = file < 0 ? -1 : read(file, text.data(), text.size() - 1);
+  // close() may change it.
   const int error = errno;
   if (file >= 0) close(file);
   long long size = 0;
@@ -73,6 +77,7 @@ absl::StatusOr<int64_t> ProcessBytesInUse() {
     return absl::UnavailableError(absl::StrCat("cannot read /proc/self/statm: ",
                                                count < 0 ? std::strerror(error) : "no numbers"));
   }
+  // Shared pages are those of files, which the kernel takes back when it needs them.
   return (resident - shared) * sysconf(_SC_PAGESIZE);
 }
 
@@ -96,6 +101,7 @@ class CpuEvent : public Event {
  private:
   Mutex mutex_;
   ConditionVariable changed_;
+  // As in CUDA, an event that was never recorded makes nobody wait.
   bool done_ TERCIO_GUARDED_BY(mutex_) = true;
 };
 
@@ -124,6 +130,7 @@ class InlineStream : public CpuStream {
   void SetZero(void* device, int64_t bytes) override {
     std::memset(device, 0, static_cast<size_t>(bytes));
   }
+  // All work before it has run already.
   void Record(Event& event) override { static_cast<CpuEvent&>(event).Finish(); }
   void Wait(Event& event) override { static_cast<CpuEvent&>(event).Wait(); }
   void Join(Stream& other) override {
@@ -140,6 +147,7 @@ class InlineStream : public CpuStream {
 // order: only the functions given to RunOnHost may use them.
 class ThreadStream : public CpuStream {
  public:
+  // One thread, since the compute stream's pool has the cores.
   ThreadStream() : ops_(kernels::CreateCpuOps(1)), thread_([this] { Work(); }) {}
   ~ThreadStream() override {
     {
@@ -162,6 +170,7 @@ class ThreadStream : public CpuStream {
   }
   void CopyFromHost(void* device, const void* host, int64_t bytes) override {
     const auto* from = static_cast<const std::byte*>(host);
+    // The caller may change its bytes as soon as this returns.
     RunOnHost([device, bytes = std::vector<std::byte>(from, from + bytes)] {
       std::memcpy(device, bytes.data(), bytes.size());
       return absl::OkStatus();
@@ -195,6 +204,7 @@ class ThreadStream : public CpuStream {
   }
   absl::Status Synchronize() override {
     MutexLock lock(mutex_);
+    // A function that runs has left the queue.
     while (!queue_.empty() || busy_) idle_.Wait(mutex_);
     return status_;
   }
@@ -215,14 +225,17 @@ class ThreadStream : public CpuStream {
     MutexLock lock(mutex_);
     while (true) {
       while (!stopping_ && queue_.empty()) changed_.Wait(mutex_);
+      // The thread ends with an empty queue: other streams may wait for events in it.
       if (queue_.empty()) return;
       const Item item = std::move(queue_.front());
       queue_.pop_front();
+      // After an error the queue still empties, or Synchronize would never return.
       if (!item.always && !status_.ok()) {
         if (queue_.empty()) idle_.NotifyAll();
         continue;
       }
       busy_ = true;
+      // A function may wait for other ranks, and the engine must be able to enqueue meanwhile.
       lock.Unlock();
       const absl::Status result = item.function();
       lock.Lock();
@@ -240,6 +253,7 @@ class ThreadStream : public CpuStream {
   bool busy_ TERCIO_GUARDED_BY(mutex_) = false;
   bool stopping_ TERCIO_GUARDED_BY(mutex_) = false;
   absl::Status status_ TERCIO_GUARDED_BY(mutex_);
+  // The thread uses all members above, so it starts last and is joined before they end.
   std::thread thread_;
 };
 
@@ -256,6 +270,7 @@ class CpuDevice : public Device {
 
   absl::StatusOr<std::unique_ptr<DeviceMemory>> Allocate(int64_t bytes) override {
     if (bytes == 0) return std::unique_ptr<DeviceMemory>(new CpuMemory(nullptr, 0));
+    // Pages of an anonymous mapping are zero, and none takes memory before it is touched.
     void* data = mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (data == MAP_FAILED) {
@@ -278,6 +293,7 @@ class CpuDevice : public Device {
     if (kind == StreamKind::kCompute) {
       return std::unique_ptr<Stream>(std::make_unique<InlineStream>(threads_));
     }
+    // A thread of its own lets sums over ranks overlap with the engine's work.
     return std::unique_ptr<Stream>(std::make_unique<ThreadStream>());
   }
   absl::StatusOr<std::unique_ptr<Event>> CreateEvent() override {

@@ -24,6 +24,7 @@ namespace {
 constexpr int64_t kRingBytes = int64_t{32} << 20;    // for copies to the device
 constexpr int64_t kLandingBytes = int64_t{8} << 20;  // for copies from it
 
+// Ada (8.9) and Hopper (9.0) are the first with products of 8-bit factors.
 constexpr int kFp8Capability = 89;  // 10 * major + minor
 
 constexpr char kWork[] = "the work on the GPU";
@@ -45,6 +46,7 @@ class PinnedRanges {
   bool Contain(const void* data, int64_t bytes) {
     const auto* begin = static_cast<const std::byte*>(data);
     MutexLock lock(mutex_);
+    // Ranges do not overlap: only the last that begins at or before the address may hold it.
     const auto after = ranges_.upper_bound(begin);
     if (after == ranges_.begin()) return false;
     const auto& [start, size] = *std::prev(after);
@@ -77,6 +79,7 @@ class PinnedMemory : public DeviceMemory {
     ranges_->Add(data_, size_);
   }
   ~PinnedMemory() override {
+    // This comes first: once it is free, the address may be given to another thread.
     ranges_->Remove(data_);
     cudaFreeHost(data_);
   }
@@ -128,6 +131,7 @@ class CudaStream : public Stream {
     Await().IgnoreError();
     // Watches have given up the work that they could not end.
     cudaStreamSynchronize(stream_);
+    // Operations and the ring need the stream for their own ends.
     ops_.reset();
     ring_.reset();
     cudaStreamDestroy(stream_);
@@ -136,7 +140,9 @@ class CudaStream : public Stream {
   cudaStream_t handle() const { return stream_; }
   void Fail(const absl::Status& status) { Note(status); }
   void Watch(const std::shared_ptr<StreamWatch*>& watch) {
+    // Communicators may end before their streams, so the list is cleared of them here.
     std::erase_if(watches_, [](const auto& weak) { return weak.expired(); });
+    // Communicators register with each of their calls.
     const bool known = std::any_of(watches_.begin(), watches_.end(),
                                    [&](const auto& weak) { return weak.lock() == watch; });
     if (!known) watches_.push_back(watch);
@@ -144,11 +150,14 @@ class CudaStream : public Stream {
   kernels::Ops& ops() override { return *ops_; }
 
   void RunOnHost(std::function<absl::Status()> function) override {
+    // Callers rely on both: earlier work is done when the
+    // function runs, and the function is done when this returns.
     if (Synchronize().ok()) Note(function());
   }
 
   void CopyToHost(void* host, const void* device, int64_t bytes) override {
     if (bytes == 0 || !status_.ok()) return;
+    // CUDA copies to other memory of the host only while the caller waits.
     if (ranges_->Contain(host, bytes)) {
       return Note(cudaMemcpyAsync(host, device, static_cast<size_t>(bytes), cudaMemcpyDeviceToHost,
                                   stream_),
@@ -157,6 +166,7 @@ class CudaStream : public Stream {
     MakePinned();
     for (int64_t at = 0; at < bytes && status_.ok(); at += kLandingBytes) {
       const int64_t count = std::min(kLandingBytes, bytes - at);
+      // This empties the landing place: what lies there is copied to where it belongs.
       if (landed_ + count > kLandingBytes) Note(Synchronize());
       Note(cudaMemcpyAsync(landing_ + landed_, static_cast<const std::byte*>(device) + at,
                            static_cast<size_t>(count), cudaMemcpyDeviceToHost, stream_),
@@ -174,6 +184,7 @@ class CudaStream : public Stream {
       std::byte* piece = nullptr;
       Note(ring_->Take(count, &piece));
       if (!status_.ok()) return;
+      // Pinned memory is copied, too: the caller may change its bytes as soon as this returns.
       std::memcpy(piece, static_cast<const std::byte*>(host) + at, static_cast<size_t>(count));
       Note(cudaMemcpyAsync(static_cast<std::byte*>(device) + at, piece, static_cast<size_t>(count),
                            cudaMemcpyHostToDevice, stream_),
@@ -204,6 +215,7 @@ class CudaStream : public Stream {
     }
     joined.Record(*joined_event_);
     Wait(*joined_event_);
+    // A stream is joined once per layer or so, but synchronized once.
     if (std::find(joined_.begin(), joined_.end(), &joined) == joined_.end()) {
       joined_.push_back(&joined);
     }
@@ -211,6 +223,7 @@ class CudaStream : public Stream {
 
   std::unique_ptr<WorkGraph> RecordGraph(const std::function<void()>& enqueue) override {
     if (!graphs_ || !status_.ok() || operation_errors_.first()) return nullptr;
+    // What cannot be recorded has not run either, so its errors are no errors of the stream.
     const kernels::cuda::OperationErrors errors_before = operation_errors_;
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t executable = nullptr;
@@ -225,14 +238,17 @@ class CudaStream : public Stream {
       recorded = CudaStatus(cudaGraphInstantiate(&executable, graph, 0), "instantiating a graph");
     }
     if (graph != nullptr) cudaGraphDestroy(graph);
+    // The executable graph is all that is launched; what it was made of is not needed any more.
     if (executable != nullptr) return std::make_unique<CudaGraph>(executable);
     const auto& error = operation_errors_.first();
+    // This costs speed and changes no result, so the run continues.
     LogWarning(absl::StrCat("steps are enqueued without a CUDA graph: ",
                             error           ? absl::StrCat(error->operation, ": ", error->what)
                             : recorded.ok() ? std::string(status_.message())
                                             : std::string(recorded.message())));
     cudaGetLastError();
     operation_errors_.Forget(errors_before);
+    // The stream is as it was before: the caller enqueues the work without a graph.
     status_ = absl::OkStatus();
     return nullptr;
   }
@@ -242,8 +258,10 @@ class CudaStream : public Stream {
 
   absl::Status Synchronize() override {
     Note(Await());
+    // A joined stream has ended with this one, but its errors are only known to itself.
     for (CudaStream* joined : joined_) Note(joined->Synchronize());
     joined_.clear();
+    // Kernels include no log of ours, so what they have to say is logged here.
     for (const auto& note : operation_notes_.Take()) {
       note.warning ? LogWarning(note.text) : LogInfo(note.text);
     }
@@ -251,6 +269,7 @@ class CudaStream : public Stream {
       Note(absl::InternalError(absl::StrCat(error->operation, ": ", error->what)));
     }
     for (const Arrival& arrival : arrivals_) {
+      // After an error the landing place may hold anything.
       if (status_.ok()) std::memcpy(arrival.to, arrival.from, static_cast<size_t>(arrival.bytes));
     }
     arrivals_.clear();
@@ -268,6 +287,7 @@ class CudaStream : public Stream {
   // Not every stream copies.
   void MakePinned() {
     if (pinned_ != nullptr) return;
+    // Pinning takes long, so one block serves both directions.
     auto made = device_.AllocateHost(kRingBytes + kLandingBytes);
     if (!made.ok()) return Note(made.status());
     pinned_ = *std::move(made);
@@ -300,6 +320,7 @@ class CudaStream : public Stream {
       absl::Status status = ends ? CudaStatus(state, kWork) : absl::OkStatus();
       for (const auto& watch : watches) {
         const absl::Status seen = (*watch)->Poll();
+        // All watches are polled even after an error: each one is promised a last Poll.
         if (status.ok()) status = seen;
       }
       if (ends || !status.ok()) {
@@ -309,6 +330,8 @@ class CudaStream : public Stream {
       if (round > kEagerRounds) std::this_thread::sleep_for(kPollInterval);
     }
   }
+  // A stream that has failed may still be at work on the GPU
+  // for one of the watches, which alone knows how to end it.
   static void EndWaits(const Watches& watches, const absl::Status& status) {
     for (const auto& watch : watches) {
       (*watch)->EndWait();
@@ -369,7 +392,9 @@ class CudaDevice : public Device {
       return CudaStatus(error, absl::StrCat("allocating ", bytes, " bytes of ", name_, "'s memory",
                                             FreeMemory()));
     }
+    // It has an owner before the next call can fail.
     auto memory = std::make_unique<CudaMemory>(static_cast<std::byte*>(data), bytes);
+    // The caller may read the memory on any stream, so the clearing is waited for here.
     TERCIO_ASSIGN_OR_RETURN(const auto stream, NewStream(0));
     const cudaError_t cleared = cudaMemsetAsync(data, 0, static_cast<size_t>(bytes), stream);
     const cudaError_t done = cudaStreamSynchronize(stream);
@@ -387,6 +412,7 @@ class CudaDevice : public Device {
       cudaGetLastError();
       return CudaStatus(error, absl::StrCat("pinning ", bytes, " bytes of host memory"));
     }
+    // The interface promises zeros, which CUDA does not.
     std::memset(data, 0, static_cast<size_t>(bytes));
     return std::unique_ptr<DeviceMemory>(
         new PinnedMemory(static_cast<std::byte*>(data), bytes, ranges_));
@@ -417,6 +443,7 @@ class CudaDevice : public Device {
 
   absl::StatusOr<std::unique_ptr<Event>> CreateEvent() override {
     TERCIO_RETURN_IF_ERROR(Bind());
+    // Events only order streams, and without times they cost less.
     cudaEvent_t event = nullptr;
     TERCIO_RETURN_IF_ERROR(
         CudaStatus(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "creating an event"));
@@ -430,6 +457,8 @@ class CudaDevice : public Device {
 
  private:
   absl::StatusOr<cudaStream_t> NewStream(int priority) {
+    // Non-blocking, because work on the default stream would
+    // otherwise wait for all streams, and they for it.
     cudaStream_t stream = nullptr;
     TERCIO_RETURN_IF_ERROR(
         CudaStatus(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, priority),
@@ -448,6 +477,7 @@ class CudaDevice : public Device {
 absl::StatusOr<std::unique_ptr<Device>> CreateCudaDevice(int ordinal, CudaDeviceOptions options) {
   int count = 0;
   TERCIO_RETURN_IF_ERROR(CudaStatus(cudaGetDeviceCount(&count), "looking for GPUs"));
+  // CUDA's own error would not say how many GPUs there are, nor what hides the others.
   if (ordinal < 0 || ordinal >= count) {
     return absl::FailedPreconditionError(absl::StrCat(
         "there is no GPU ", ordinal, ": the driver sees ", count, "; see CUDA_VISIBLE_DEVICES"));
@@ -455,6 +485,7 @@ absl::StatusOr<std::unique_ptr<Device>> CreateCudaDevice(int ordinal, CudaDevice
   cudaDeviceProp properties = {};
   TERCIO_RETURN_IF_ERROR(
       CudaStatus(cudaGetDeviceProperties(&properties, ordinal), "querying the GPU's properties"));
+  // A job on the wrong node ends here, with advice, instead of at its first product.
   if (options.fp8 && 10 * properties.major + properties.minor < kFp8Capability) {
     return absl::FailedPreconditionError(
         absl::StrCat("training.fp8 needs a GPU of compute capability 8.9 or higher, but ",

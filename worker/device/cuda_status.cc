@@ -7,6 +7,7 @@
 namespace tercio::device {
 namespace {
 
+// Agents look for the name in parentheses (common/gpus/gpu_faults.h), so every message has it.
 std::string Words(cudaError_t error, std::string_view what) {
   return absl::StrCat(std::string(what), ": ", cudaGetErrorString(error), " (",
                       cudaGetErrorName(error), ")");
@@ -18,16 +19,19 @@ absl::Status CudaStatus(cudaError_t error, std::string_view what) {
   switch (error) {
     case cudaSuccess:
       return absl::OkStatus();
+    // This is no fault of the GPU: a smaller job may run on it.
     case cudaErrorMemoryAllocation:
       return absl::ResourceExhaustedError(Words(error, what));
     case cudaErrorNoDevice:
     case cudaErrorInvalidDevice:
       return absl::FailedPreconditionError(
           absl::StrCat(Words(error, what), "; nvidia-smi lists the GPUs that the driver sees"));
+    // Within a major version of CUDA, newer runtimes work with older drivers.
     case cudaErrorInsufficientDriver:
       return absl::FailedPreconditionError(absl::StrCat(Words(error, what),
                                                         "; the driver must support CUDA ",
                                                         CUDART_VERSION / 1000, " or newer"));
+    // In an exclusive mode the second process on a GPU gets this.
     case cudaErrorDevicesUnavailable:
       return absl::FailedPreconditionError(absl::StrCat(
           Words(error, what),
@@ -36,6 +40,7 @@ absl::Status CudaStatus(cudaError_t error, std::string_view what) {
     case cudaErrorSystemNotReady:
       return absl::FailedPreconditionError(
           absl::StrCat(Words(error, what), "; GPUs on an NVSwitch need nvidia-fabricmanager"));
+    // An update of the driver leaves the old module loaded until the node restarts.
     case cudaErrorSystemDriverMismatch:
       return absl::FailedPreconditionError(
           absl::StrCat(Words(error, what),
@@ -47,6 +52,7 @@ absl::Status CudaStatus(cudaError_t error, std::string_view what) {
     case cudaErrorECCUncorrectable:
       return absl::InternalError(absl::StrCat(
           Words(error, what), "; the GPU's memory is faulty: take the node out of service"));
+    // After any other error the process can no longer use the GPU.
     default:
       return absl::InternalError(Words(error, what));
   }

@@ -7,6 +7,7 @@
 namespace tercio::device {
 namespace {
 
+// A cache line: neighbouring pieces, one being filled and one copied, share none.
 constexpr int64_t kAlignment = 64;
 
 }  // namespace
@@ -17,6 +18,7 @@ PinnedRing::~PinnedRing() {
 }
 
 absl::Status PinnedRing::WaitForFirst() {
+  // Work on a stream ends in order, so the oldest piece is free first.
   const Piece first = used_.front();
   TERCIO_RETURN_IF_ERROR(
       CudaStatus(cudaEventSynchronize(first.event), "waiting for a copy from or to the host"));
@@ -39,6 +41,7 @@ absl::Status PinnedRing::Take(int64_t bytes, std::byte** piece) {
   }
   *piece = memory_ + next_;
   taken_begin_ = next_;
+  // This may lie beyond the ring's end, where the next Take starts over.
   next_ += (bytes + kAlignment - 1) / kAlignment * kAlignment;
   return absl::OkStatus();
 }
@@ -52,6 +55,7 @@ absl::Status PinnedRing::Release(cudaStream_t stream) {
   }
   const cudaEvent_t event = idle_.back();
   idle_.pop_back();
+  // The event is recorded behind the copy, so the piece is free once it is reached.
   used_.push_back({taken_begin_, next_, event});
   return CudaStatus(cudaEventRecord(event, stream), "recording an event");
 }

@@ -31,15 +31,18 @@ void CopyIn(device::Stream& stream, const v1::Buffer& buffer, std::byte* to, con
 }  // namespace
 
 absl::StatusOr<Arena> Arena::Allocate(const v1::MemoryTable& table, device::Device& device) {
+  // A driver rounds allocations up, which only shows in the memory that is left.
   const absl::StatusOr<int64_t> before = device.BytesInUse();
   TERCIO_ASSIGN_OR_RETURN(auto memory, device.Allocate(table.total_bytes()));
   const absl::StatusOr<int64_t> after = device.BytesInUse();
   TERCIO_ASSIGN_OR_RETURN(auto host, device.AllocateHost(table.host_bytes()));
+  // Another process may have freed memory in between, which would make this negative.
   const int64_t taken = before.ok() && after.ok() ? std::max<int64_t>(0, *after - *before) : 0;
   return Arena(table, std::move(memory), std::move(host), taken);
 }
 
 int64_t Arena::UsedBytes() const {
+  // A GPU backs the whole block at once, so the driver's figure at the allocation stays true.
   return memory_->ResidentBytes(0, memory_->size_bytes()).value_or(taken_);
 }
 
@@ -47,6 +50,7 @@ absl::Status Arena::FillWithPattern(device::Device& device) {
   TERCIO_ASSIGN_OR_RETURN(const auto stream,
                           device.CreateStream(device::Device::StreamKind::kCompute));
   for (const v1::Buffer& buffer : table_.buffers()) {
+    // The arena may be larger than the host's free memory, so one piece is copied again and again.
     const std::vector<uint32_t> words(kPieceBytes / sizeof(uint32_t), FirstWordOf(buffer));
     for (int64_t at = 0; at < buffer.size_bytes(); at += kPieceBytes) {
       CopyIn(*stream, buffer, BeginOf(buffer) + at, words.data(),
@@ -67,10 +71,12 @@ absl::StatusOr<BufferUse> Arena::UseOf(const v1::Buffer& buffer, device::Stream&
       std::memcpy(piece.data(), from, static_cast<size_t>(bytes));
     } else {
       stream.CopyToHost(piece.data(), from, bytes);
+      // The piece is read below, and its memory is that of the next copy.
       TERCIO_RETURN_IF_ERROR(stream.Synchronize());
     }
     const Touched touched = TouchedOf(absl::MakeConstSpan(piece).first(static_cast<size_t>(bytes)),
                                       FirstWordOf(buffer));
+    // Pieces ascend, so the last one that was touched decides.
     if (touched.high_water > 0) use.high_water_bytes = at + touched.high_water;
     use.touched_bytes += touched.bytes;
   }
@@ -78,6 +84,7 @@ absl::StatusOr<BufferUse> Arena::UseOf(const v1::Buffer& buffer, device::Stream&
 }
 
 absl::StatusOr<std::vector<BufferUse>> Arena::HighWaterMarks(device::Stream& stream) {
+  // Without the pattern, zeros that were written look like zeros that were not.
   TERCIO_CHECK(filled_);
   std::vector<BufferUse> uses;
   for (const v1::Buffer& buffer : table_.buffers()) {

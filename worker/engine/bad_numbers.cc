@@ -25,14 +25,18 @@ int StageOf(int tensor, const v1::RankPlan& plan) {
 std::string DescribeBadNumbers(absl::Span<const double> losses, absl::Span<const double> squares,
                                const v1::RankPlan& plan) {
   const v1::Layout& layout = plan.layout();
+  // A bad loss makes every gradient bad, so losses are looked at first.
   const auto sequences = static_cast<int64_t>(losses.size());
   for (int64_t i = 0; i < sequences; ++i) {
     const double loss = losses[static_cast<size_t>(i)];
     if (std::isfinite(loss)) continue;
+    // Data ranks take equal runs of the batch, in order.
     const auto data = static_cast<int>(i / (sequences / layout.data()));
+    // The last stage computes losses, on all its tensor ranks alike: the first of them is named.
     return absl::StrCat("the loss of sequence ", i, " is ", loss, " (rank ",
                         plan::RankOfCoordinates(layout, {0, data, layout.pipeline() - 1}), ")");
   }
+  // Backward passes run from the last tensor to the first: the highest one went bad first.
   for (auto i = static_cast<int>(squares.size()) - 1; i >= 0; --i) {
     const double sum = squares[static_cast<size_t>(i)];
     if (std::isfinite(sum)) continue;

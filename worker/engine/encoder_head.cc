@@ -51,6 +51,7 @@ EncoderHead::EncoderHead(const v1::JobSpec& spec, const plan::StageShape& shape,
               values("classes.pooled_gradient"), values("classes.logits"),
               arena.Floats("classes.stats"),     arena.Floats("classes.lse"),
               arena.Floats("classes.loss"),      arena.Get<int32_t>("classes.first_rows")};
+  // A class is read from the sequence's first token, whose row is the same in every micro-batch.
   std::vector<int32_t> rows;
   for (int64_t i = 0; i < shape_.sequences; ++i) {
     rows.push_back(static_cast<int32_t>(i * shape_.tokens));
@@ -59,6 +60,8 @@ EncoderHead::EncoderHead(const v1::JobSpec& spec, const plan::StageShape& shape,
                       static_cast<int64_t>(rows.size() * sizeof(int32_t)));
 }
 
+// No chunk holds rows of two sequences. So the rows of a
+// sum do not depend on which sequences share a micro-batch.
 template <typename Body>
 void EncoderHead::ForChunks(const MicroBatch& batch, int64_t first_sequence, int64_t sequences,
                             const Body& body) const {
@@ -211,6 +214,8 @@ void EncoderHead::BackwardChunk(const MicroBatch& batch, const Chunk& chunk,
 
 void EncoderHead::BackwardTokens(const MicroBatch& batch, kernels::ConstValues hidden,
                                  kernels::Values gradient, double* losses, GradientLanes& lanes) {
+  // Chunks only add to these, so they must be zero where a lane starts. The head's gradient is
+  // overwritten by the lane's first chunk instead, which spares zeroing the largest tensor.
   const auto whole = {weights_.transform, weights_.transform_bias, weights_.norm,
                       weights_.norm_bias};
   const auto zero = [&](const WeightRef& tensor, float* gradients) {
@@ -233,6 +238,8 @@ void EncoderHead::BackwardTokens(const MicroBatch& batch, kernels::ConstValues h
                    zero(weights_.head, gradients);
                    zero(weights_.head_bias, gradients);
                  }
+                 // These copies are summed over tensor ranks later:
+                 // the same gradient must not count more than once.
                  if (gives_whole_tensors_) return;
                  for (const WeightRef& tensor : whole) zero(tensor, gradients);
                });
@@ -270,6 +277,7 @@ void EncoderHead::ForwardClasses(const MicroBatch& batch, kernels::ConstValues h
                .k = c});
   ops_.BiasTanh(
       {.y = pooled, .bias = weights_.pooler_bias.In(parameters_), .rows = count, .columns = c});
+  // The gradient of tanh needs its result as it was before dropout.
   ops_.Copy(dropped, pooled, count * c);
   ops_.PositionEmbedding({.x = dropped,
                           .weight = nullptr,
@@ -394,6 +402,7 @@ void EncoderHead::Loss(const MicroBatch& batch, kernels::ConstValues hidden,
 
 void EncoderHead::Backward(const MicroBatch& batch, kernels::ConstValues hidden,
                            kernels::Values gradient, const LossSums& losses, GradientLanes& lanes) {
+  // Both heads add to the few rows that they have read.
   ops_.Zero(gradient, shape_.rows * shape_.hidden);
   if (shape_.masked_head) BackwardTokens(batch, hidden, gradient, losses.tokens, lanes);
   if (shape_.classes > 0) BackwardClasses(batch, hidden, gradient, losses.sequences, lanes);
@@ -401,6 +410,7 @@ void EncoderHead::Backward(const MicroBatch& batch, kernels::ConstValues hidden,
 
 kernels::ConstValues EncoderHead::TokenLogits(const MicroBatch& batch,
                                               kernels::ConstValues hidden) {
+  // A second chunk would overwrite the logits of the first.
   TERCIO_CHECK_LE(batch.predicted_counts[0], shape_.chunk_rows);
   LogitsOfChunk(batch, hidden, {0, 0, batch.predicted_counts[0]});
   return at_.logits;

@@ -20,13 +20,16 @@ absl::Span<const double> ExchangeVector::KnownSums(Sum sum) const {
 }
 
 absl::Span<const double> ExchangeVector::KnownNorms() const {
+  // The last number is the signal, not a norm.
   return {known_.data() + sum_count_, known_.size() - static_cast<size_t>(sum_count_) - 1};
 }
 
 void ExchangeVector::AddTotals(int64_t sequences, Totals* totals) const {
+  // Every rank adds in the order of sequences, so all of them know the same mean.
   const auto add = [&](Sum sum, double* total) {
     for (const double value : KnownSums(sum).first(static_cast<size_t>(sequences))) *total += value;
   };
+  // Sequences that only fill up the last batch of an evaluation lie behind these.
   totals->sequences += sequences;
   add(Sum::kTokenLoss, &totals->token_loss);
   if (!encoder_) {
@@ -38,6 +41,7 @@ void ExchangeVector::AddTotals(int64_t sequences, Totals* totals) const {
 }
 
 double ExchangeVector::MeanLoss(const Totals& totals) {
+  // No token may have been chosen in a small batch of a bert.
   const double tokens = totals.predictions > 0 ? totals.token_loss / totals.predictions : 0;
   return tokens + totals.sequence_loss / static_cast<double>(totals.sequences);
 }

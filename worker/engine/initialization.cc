@@ -12,6 +12,8 @@ std::vector<float> InitialValues(const plan::LogicalTensor& tensor, const v1::Ra
       tensor, plan.layout().tensor(), plan.placement().tensor_index(), plan.padded_vocabulary());
   const float constant = tensor.initialization == plan::Initialization::kOnes ? 1.0f : 0.0f;
   std::vector<float> values(static_cast<size_t>(shard.local_rows * shard.local_columns), constant);
+  // The deviations are GPT-2's (Radford et al. 2019): products that
+  // add to the residual stream, two in each layer, start smaller.
   double deviation = 0.02;
   switch (tensor.initialization) {
     case plan::Initialization::kZeros:
@@ -23,6 +25,7 @@ std::vector<float> InitialValues(const plan::LogicalTensor& tensor, const v1::Ra
     case plan::Initialization::kNormal:
       break;
   }
+  // Numbers are keyed by their place in the whole tensor, so that every layout starts alike.
   for (int64_t row = shard.row_begin; row < shard.row_end; ++row) {
     kernels::NormalRow({.seed = seed,
                         .tensor = static_cast<uint32_t>(tensor.index),

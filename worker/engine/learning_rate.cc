@@ -22,6 +22,7 @@ double LearningRate(const v1::TrainingSpec& training, int64_t step) {
   const double warmup = static_cast<double>(schedule.warmup_steps());
   const double decay = static_cast<double>(schedule.decay_steps());
   const double k = static_cast<double>(step);
+  // Steps begin with 1, so without warm-up nothing is divided by zero.
   if (k <= warmup) return peak * k / warmup;
   switch (schedule.kind()) {
     case v1::LEARNING_RATE_SCHEDULE_CONSTANT:
@@ -36,9 +37,11 @@ double LearningRate(const v1::TrainingSpec& training, int64_t step) {
     case v1::LearningRateSchedule_INT_MAX_SENTINEL_DO_NOT_USE_:
       break;
   }
+  // Jobs may train on after the decay.
   if (k >= decay) return minimum;
   double start = warmup;
   if (schedule.kind() == v1::LEARNING_RATE_SCHEDULE_WSD) {
+    // The decay takes whole steps and never begins within the warm-up.
     start = std::max(warmup, decay - std::floor(decay * schedule.decay_fraction()));
     if (k <= start) return peak;
   }

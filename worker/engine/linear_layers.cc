@@ -32,6 +32,7 @@ LinearLayers::LinearLayers(const plan::StageShape& shape, const StageWeights& we
       ops_(stream.ops()),
       scaling_(shape.fp8 ? static_cast<int>(weights.layers.size()) : 0) {
   if (!shape_.fp8) return;
+  // Inputs need the precision of E4M3, gradients the range of E5M2 (Micikevicius et al. 2022).
   const auto values = [&](const char* name, Format format) {
     return kernels::Values(arena.Get<std::byte>(name), format, format);
   };
@@ -51,6 +52,7 @@ void LinearLayers::BeginPass() {
   const std::vector<kernels::Scale> scales = scaling_.Scales();
   stream_.CopyFromHost(scales_, scales.data(),
                        static_cast<int64_t>(scales.size() * sizeof(scales[0])));
+  // All micro-batches read the same weights, so these are rounded once.
   if (weights_changed_) QuantizeWeights();
   weights_changed_ = false;
 }
@@ -58,6 +60,7 @@ void LinearLayers::BeginPass() {
 void LinearLayers::BeginStep() {
   if (!shape_.fp8) return;
   BeginPass();
+  // Quantize only ever raises the largest magnitude.
   stream_.SetZero(largest_, scaling_.slots() * static_cast<int64_t>(sizeof(float)));
 }
 
@@ -65,6 +68,8 @@ void LinearLayers::EndStep(collective::Communicator& tensor, collective::Communi
   if (!shape_.fp8) return;
   const int64_t of_tensor = int64_t{scaling_.slots()} * tensor.size();
   const int64_t all = of_tensor * data.size();
+  // The two gathers together reach all ranks that hold
+  // this stage, which must choose the same scales.
   tensor.AllGather(stream_, largest_, tensor_largest_, scaling_.slots());
   data.AllGather(stream_, tensor_largest_, all_largest_, of_tensor);
   learned_.resize(static_cast<size_t>(all));
@@ -105,6 +110,8 @@ kernels::Values LinearLayers::WeightOf(const Part& part, WeightCopy copy) const 
           Format::kE4m3};
 }
 
+// A job's first step has no history to scale by. A fixed scale could clip a
+// whole factor, or round all of it to zero, so the factor's own values decide.
 void LinearLayers::ScaleUnknown(const Part& part, Fp8Role role, kernels::ConstValues x,
                                 int64_t count) {
   if (scaling_.Knows(static_cast<int>(Slot(part, role)))) return;
@@ -115,6 +122,7 @@ void LinearLayers::ScaleUnknown(const Part& part, Fp8Role role, kernels::ConstVa
 }
 
 void LinearLayers::Forward(const Part& part, const kernels::MatmulArgs& a) {
+  // Sizes that are not multiples of kernels::kScaledUnit stay in the job's format.
   if (!plan::TakesFp8(shape_, a.m, a.n, a.k)) return ops_.Matmul(a);
   ScaleUnknown(part, Fp8Role::kInput, a.x, a.m * a.k);
   kernels::Scale* const scale = ScaleOf(part, Fp8Role::kInput);
@@ -152,6 +160,7 @@ void LinearLayers::BeginBackward(const Part& part, kernels::ConstValues dy, int6
 void LinearLayers::BackwardWeight(const Part& part, const kernels::MatmulBackwardWeightArgs& a,
                                   int64_t row) {
   if (!plan::TakesFp8(shape_, part.linear)) return ops_.MatmulBackwardWeight(a);
+  // The gradient is rounded even if this lane's rows do not fit: BackwardInput reads all of them.
   const bool takes = plan::TakesFp8(shape_, a.m, a.n, a.k);
   const kernels::Scale* const dy_scale = ScaleOf(part, Fp8Role::kGradient);
   ops_.Quantize({.x = a.dy,
@@ -181,6 +190,8 @@ void LinearLayers::BackwardWeight(const Part& part, const kernels::MatmulBackwar
                      .n = a.k,
                      .k = a.m,
                      .accumulate = a.accumulate});
+  // Scaled products make no bias gradient. A residual without
+  // a branch sums the columns of dy by the same leaves.
   if (a.dbias == nullptr) return;
   if (!a.accumulate) ops_.Zero(a.dbias, a.n);
   kernels::ResidualBackwardArgs bias{};

@@ -10,6 +10,7 @@
 namespace tercio::engine {
 namespace {
 
+// The destructor waits for the piece that is under way, so pieces are small.
 constexpr size_t kPieceBytes = size_t{16} << 20;
 
 // Populates the whole pages inside of the memory, piece by piece. False: the kernel cannot do it
@@ -17,6 +18,7 @@ constexpr size_t kPieceBytes = size_t{16} << 20;
 bool Populate(absl::Span<std::byte> memory, const std::atomic<bool>& stop) {
   const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
   const auto address = reinterpret_cast<uintptr_t>(memory.data());
+  // Parts of pages at both ends are left to their first write: other memory may share them.
   const uintptr_t end = (address + memory.size()) / page * page;
   for (uintptr_t at = (address + page - 1) / page * page; at < end && !stop; at += kPieceBytes) {
     void* piece = reinterpret_cast<void*>(at);  // NOLINT(performance-no-int-to-ptr)

@@ -21,16 +21,19 @@ using kernels::cuda::ProductShape;
 
 constexpr int64_t kGeluColumns = 8;  // the multiple that the library's GELU wants them to be
 
+// A set, because layers, lanes and micro-batches ask for the same few products again and again.
 class Shapes {
  public:
   Shapes(const v1::JobSpec& job, const v1::RankPlan& plan)
       : shape_(plan::ShapeOfStage(job, plan.layout(), plan.placement().pipeline_index())),
         traits_(plan::TraitsOf(job.model())),
         format_(shape_.precision.format),
+        // TF32 is a way to multiply fp32 factors, so jobs in 16 bits have no such algorithms.
         tf32_(job.training().tf32() && format_ == Format::kFloat32),
         weights_(FindWeights(
             plan::TensorsOfStage(job.model(), plan.layout(), plan.placement().pipeline_index()),
             plan.stage().layers())) {
+    // A weight gradient is one product per segment of a lane, and adds unless it starts the lane.
     const int lanes = plan::LanesPerDataRank(plan.lanes(), plan.layout().data());
     for (int i = 0; i < plan.layout().micro_batches(); ++i) {
       for (const plan::LaneSegment& segment : plan::SegmentsOfMicroBatch(
@@ -41,11 +44,14 @@ class Shapes {
   }
 
   std::vector<ProductShape> Get() {
+    // All layers of a model have the same sizes.
     const LayerWeights& layer = weights_.layers.front();
     const auto& s = shape_;
     Linear({s.qkv, s.hidden, layer.qkv_bias.elements > 0, Sum::kBackward});
     Linear({s.hidden, s.attention, false, Sum::kForward});
     const auto gelu = [&](ProductEpilogue epilogue) {
+      // Where the library's GELU does not fit, the operations take a plain
+      // product and a kernel of their own (GeluFits in kernels/cuda).
       const bool fits = !traits_.gated_mlp && !traits_.exact_gelu && format_ != Format::kFloat32 &&
                         s.ffn % kGeluColumns == 0;
       return fits ? epilogue : ProductEpilogue::kNone;
@@ -54,6 +60,7 @@ class Shapes {
         {s.up, s.hidden, layer.up_bias.elements > 0, Sum::kBackward, gelu(ProductEpilogue::kGelu)});
     Linear({s.hidden, s.ffn, false, Sum::kForward, ProductEpilogue::kNone,
             gelu(ProductEpilogue::kGeluGradient)});
+    // The rows of an encoder's head are known only when the data is.
     if (s.last && s.causal) Head();
     return {shapes_.begin(), shapes_.end()};
   }
@@ -61,6 +68,7 @@ class Shapes {
  private:
   void Add(ProductKind kind, int64_t m, int64_t n, int64_t k, ProductEpilogue epilogue, bool bias,
            bool accumulate) {
+    // Weight gradients stay in fp32, since micro-batches and ranks are added up in them.
     const Format result = kind == ProductKind::kWeightGradient ? Format::kFloat32 : format_;
     shapes_.insert({kind, format_, result, m, n, k, epilogue, bias, accumulate, tf32_});
   }
@@ -92,6 +100,7 @@ class Shapes {
     }
     for (const plan::RowPiece& piece : Pieces(layer.summed == Sum::kBackward)) {
       if (plan::TakesFp8(shape_, piece.count, layer.n, layer.k)) {
+        // The sum is over the last dimension of both factors, so n and k change places.
         AddScaled(Format::kE5m2, format_, piece.count, layer.k, layer.n, false, false);
         continue;
       }
@@ -107,6 +116,7 @@ class Shapes {
     }
   }
   std::vector<plan::RowPiece> Pieces(bool summed) const {
+    // Only products that are summed over tensor ranks are cut, to run beside their sums.
     return plan::PiecesOfRows(shape_.rows, summed ? shape_.tensor_overlap : 1);
   }
 
@@ -118,6 +128,7 @@ class Shapes {
           shape_.hidden, ProductEpilogue::kNone, false, false);
     }
     for (const auto& [rows, accumulates] : segments_) {
+      // A long sequence is cut by itself, so no chunk spans two.
       const int64_t run = shape_.tokens > shape_.chunk_rows ? shape_.tokens : rows;
       for (int64_t at = 0; at < run; at += shape_.chunk_rows) {
         const int64_t m = std::min(shape_.chunk_rows, run - at);
@@ -125,6 +136,7 @@ class Shapes {
             false, false);
         Add(ProductKind::kInputGradient, m, shape_.vocabulary, shape_.hidden,
             ProductEpilogue::kNone, false, false);
+        // The first chunk of a segment does as the segment does, later ones always add.
         for (const bool accumulate : {accumulates, accumulates || rows > m}) {
           Add(ProductKind::kWeightGradient, m, shape_.vocabulary, shape_.hidden,
               ProductEpilogue::kNone, false, accumulate);

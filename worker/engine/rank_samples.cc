@@ -12,6 +12,7 @@ RankSamples::RankSamples(const plan::StageShape& shape, Arena& arena) : shape_(s
   const auto make = [&](const char* name, size_t count, Buffer* buffer) {
     const auto planned = static_cast<size_t>(arena.Bytes(name));
     if (planned == 0) return;  // this stage needs none
+    // Copy writes whole buffers, and would overrun one that was planned smaller.
     TERCIO_CHECK_EQ(planned, count * sizeof(int32_t));
     buffer->host.resize(count);
     buffer->device = arena.Get<int32_t>(name);
@@ -33,13 +34,17 @@ void RankSamples::Store(int64_t sequence, const data::Sample& sample) {
     std::copy(values.begin(), values.end(), buffer.host.begin() + first);
   };
   store(sample.inputs, inputs_);
+  // A causal model predicts every token. A bert's few targets
+  // move together, so that its head works on dense rows.
   if (shape_.causal) return store(sample.targets, targets_);
   const auto at = static_cast<size_t>(sequence);
+  // The head gathers from the rows of one micro-batch, so they are counted from its first.
   const int64_t first_row = sequence % shape_.sequences * shape_.tokens;
   int64_t count = 0;
   for (size_t i = 0; i < sample.targets.size(); ++i) {
     if (sample.targets[i] == data::kNoTarget) continue;
     const auto place = static_cast<size_t>(first + count++);
+    // Only the last stage has targets; the counts are kept on all of them.
     if (targets_.host.empty()) continue;
     targets_.host[place] = sample.targets[i];
     predicted_.host[place] = static_cast<int32_t>(first_row + static_cast<int64_t>(i));
@@ -52,6 +57,7 @@ void RankSamples::Store(int64_t sequence, const data::Sample& sample) {
 
 void RankSamples::Copy(device::Stream& stream) const {
   for (const Buffer* buffer : {&inputs_, &targets_, &types_, &predicted_, &lengths_, &labels_}) {
+    // The plan gives each stage only the buffers that it reads.
     if (buffer->host.empty()) continue;
     stream.CopyFromHost(buffer->device, buffer->host.data(),
                         static_cast<int64_t>(buffer->host.size() * sizeof(int32_t)));
@@ -71,6 +77,7 @@ void RankSamples::Point(MicroBatch* batch) const {
   batch->predicted = at(predicted_, row);
   batch->lengths = at(lengths_, sequence);
   batch->labels = at(labels_, sequence);
+  // Counts stay on the host, where the head cuts its chunks.
   batch->predicted_counts = predicted_counts_.data() + sequence;
 }
 

@@ -15,6 +15,7 @@ namespace {
 // A sum of doubles carries half a digest exactly.
 constexpr uint64_t kHalf = uint64_t{1} << 32;
 
+// The order of the tensors counts, so two that have changed places do not cancel out.
 uint64_t DigestOfAll(absl::Span<const uint64_t> digests) {
   uint64_t all = 0;
   for (const uint64_t digest : digests) all = kernels::SplitMix64(all ^ digest);
@@ -35,6 +36,7 @@ std::vector<int> OddMembers(absl::Span<const uint64_t> digests) {
   for (const uint64_t digest : digests) ++holders[digest];
   std::vector<int> odd;
   for (size_t i = 0; i < digests.size(); ++i) {
+    // Half of a group is no majority: of two members that differ, both are suspects.
     if (2 * holders[digests[i]] <= digests.size()) odd.push_back(static_cast<int>(i));
   }
   return odd;
@@ -42,6 +44,7 @@ std::vector<int> OddMembers(absl::Span<const uint64_t> digests) {
 
 ReplicaVerdict JudgeReplicas(absl::Span<const int> suspicions, const std::string& tensor) {
   const int most = *std::max_element(suspicions.begin(), suspicions.end());
+  // A rank that two groups suspect outweighs the members that only one of them does.
   std::vector<int> suspects;
   for (size_t rank = 0; rank < suspicions.size(); ++rank) {
     if (suspicions[rank] == most) suspects.push_back(static_cast<int>(rank));
@@ -80,8 +83,10 @@ absl::StatusOr<ReplicaCheck::Rows> ReplicaCheck::Exchange(collective::Communicat
                                                           absl::Span<const uint64_t> mine) const {
   const size_t width = 2 * mine.size();
   std::vector<double> halves(width * static_cast<size_t>(group.size()));
+  // Each rank leaves the other rows zero, so every number has one contributor and its sum is exact.
   double* own = halves.data() + width * static_cast<size_t>(group.rank());
   for (const uint64_t digest : mine) {
+    // A digest has 64 bits, of which a double holds 53.
     *own++ = static_cast<double>(digest / kHalf);
     *own++ = static_cast<double>(digest % kHalf);
   }
@@ -107,6 +112,8 @@ absl::StatusOr<std::vector<int>> ReplicaCheck::CompareGroup(
 absl::StatusOr<ReplicaVerdict> ReplicaCheck::Compare(device::Stream& stream,
                                                      absl::Span<const uint64_t> digests) {
   TERCIO_ASSIGN_OR_RETURN(const std::vector<int> odd_of_data, CompareGroup(data_, stream, digests));
+  // Tensor ranks have copies of tensors that are not cut. This second
+  // group can tell which of two data replicas is the faulty one.
   std::vector<int> odd_of_tensor;
   if (tensor_.size() > 1) {
     std::vector<uint64_t> whole;
@@ -116,6 +123,7 @@ absl::StatusOr<ReplicaVerdict> ReplicaCheck::Compare(device::Stream& stream,
     TERCIO_ASSIGN_OR_RETURN(odd_of_tensor, CompareGroup(tensor_, stream, whole));
   }
   double differing = (odd_of_data.empty() ? 0 : 1) + (odd_of_tensor.empty() ? 0 : 1);
+  // Locate is collective, so ranks whose own groups agree must learn that others do not.
   TERCIO_RETURN_IF_ERROR(Sum(world_, stream, {&differing, 1}));
   if (differing == 0) return ReplicaVerdict{};
   return Locate(stream, digests, odd_of_data, odd_of_tensor);
@@ -131,6 +139,7 @@ absl::StatusOr<ReplicaVerdict> ReplicaCheck::Locate(device::Stream& stream,
   std::vector<double> votes(world + 2);
   double& groups = votes[world];
   double& tensor = votes[world + 1];
+  // All members of a group have seen the same digests, so all of them enter this exchange, or none.
   if (!odd_of_data.empty()) {
     TERCIO_ASSIGN_OR_RETURN(const Rows rows, Exchange(data_, stream, digests));
     for (size_t i = 0; i < digests.size() && data_.rank() == 0 && groups == 0; ++i) {
@@ -149,6 +158,7 @@ absl::StatusOr<ReplicaVerdict> ReplicaCheck::Locate(device::Stream& stream,
   }
   TERCIO_RETURN_IF_ERROR(Sum(world_, stream, absl::MakeSpan(votes)));
   const std::vector<int> suspicions(votes.begin(), votes.begin() + world_.size());
+  // With several differing groups the sum mixes the indices of their tensors, so none is named.
   const std::string name =
       groups == 1 ? plan::ModelTensors(plan_.model())[static_cast<size_t>(tensor)].name : "";
   return JudgeReplicas(suspicions, name);

@@ -6,8 +6,10 @@
 namespace tercio::engine {
 namespace {
 
+// The base of Su et al. 2021.
 constexpr double kDefaultTheta = 10000;
 
+// The blend between the two bounds is that of Llama 3.1's published code.
 float Stretch(float frequency, const v1::RopeScaling& scaling) {
   const double wavelength = 2 * std::numbers::pi / frequency;
   const double longest = scaling.original_context() / scaling.low_freq_factor();
@@ -29,6 +31,8 @@ std::vector<float> RotaryTable(const v1::ModelSpec& model) {
     auto frequency = static_cast<float>(1.0 / std::pow(theta, 2.0 * i / dimension));
     if (model.has_rope_scaling()) frequency = Stretch(frequency, model.rope_scaling());
     for (int position = 0; position < model.context(); ++position) {
+      // This is a product of floats on purpose: in double, late
+      // positions would turn by other angles than in PyTorch.
       const float angle = static_cast<float>(position) * frequency;
       float* row = table.data() + static_cast<size_t>(position) * static_cast<size_t>(dimension);
       row[i] = static_cast<float>(std::cos(static_cast<double>(angle)));

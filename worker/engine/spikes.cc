@@ -26,6 +26,7 @@ float MedianOf(std::vector<float> values) {
 
 std::string SpikeDetector::JudgeOne(const char* name, const Window& window, double value,
                                     double ratio, double least) const {
+  // A median and its deviations stay as they are when a few steps of the window are far off.
   const float median = MedianOf({window.begin(), window.end()});
   std::vector<float> deviations;
   for (const float other : window) deviations.push_back(std::abs(other - median));
@@ -36,12 +37,14 @@ std::string SpikeDetector::JudgeOne(const char* name, const Window& window, doub
       value - std::exp(median) <= least) {
     return "";
   }
+  // People compare the value with what the window has seen, not with a logarithm.
   const auto [low, high] = std::minmax_element(window.begin(), window.end());
   return absl::StrFormat("%s %.4g, usually %.4g to %.4g", name, value, std::exp(*low),
                          std::exp(*high));
 }
 
 std::string SpikeDetector::Judge(double loss, double grad_norm) {
+  // The median of a few steps says little about what is usual.
   if (static_cast<int>(losses_.size()) >= kLeastSteps) {
     const std::string of_loss = JudgeOne("loss", losses_, loss, kLossRatio, kLeastLoss);
     const std::string of_norm = JudgeOne("gradient norm", norms_, grad_norm, kNormRatio, 0);
@@ -49,8 +52,10 @@ std::string SpikeDetector::Judge(double loss, double grad_norm) {
       return absl::StrCat(of_loss, of_loss.empty() || of_norm.empty() ? "" : "; ", of_norm);
     }
   }
+  // Spikes do not come this far: they would make the next one look usual.
   losses_.push_back(LogOf(loss));
   norms_.push_back(LogOf(grad_norm));
+  // Losses and norms enter and leave together, so one length serves both.
   if (static_cast<int64_t>(losses_.size()) > plan::kSpikeWindow) {
     losses_.pop_front();
     norms_.pop_front();
@@ -82,6 +87,7 @@ absl::Status SpikeDetector::Restore(absl::Span<const float> state) {
   }
   const auto count = static_cast<std::ptrdiff_t>(state[0]);
   losses_.assign(state.begin() + 1, state.begin() + 1 + count);
+  // Norms have a fixed place, however many losses precede them.
   const auto norms = state.begin() + 1 + plan::kSpikeWindow;
   norms_.assign(norms, norms + count);
   return absl::OkStatus();

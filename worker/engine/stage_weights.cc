@@ -7,6 +7,7 @@
 namespace tercio::engine {
 namespace {
 
+// A tensor that the model lacks is an empty reference, which operations see as a null pointer.
 WeightRef Find(const plan::StageTensors& tensors, const std::string& name, plan::TensorRole role) {
   for (const plan::StageTensor& entry : tensors.tensors) {
     if (entry.tensor.name == name && entry.role == role) {
@@ -40,6 +41,7 @@ WeightRef Either(WeightRef first, WeightRef second) { return first.elements > 0 
 
 OutputWeights FindOutput(const plan::StageTensors& tensors) {
   OutputWeights output;
+  // A tied head multiplies with the token table, in the role that has a gradient of its own.
   output.head = Either(Find(tensors, "embedding.token.weight", plan::TensorRole::kHead),
                        Find(tensors, "head.weight"));
   output.head_bias = Find(tensors, "head.bias");
@@ -51,6 +53,7 @@ OutputWeights FindOutput(const plan::StageTensors& tensors) {
   output.norm_bias = Find(tensors, "head.norm.bias");
   output.pooler = Find(tensors, "pooler.weight");
   output.pooler_bias = Find(tensors, "pooler.bias");
+  // No model has both tasks, so the head needs one place for them.
   output.classes =
       Either(Find(tensors, "classifier.weight"), Find(tensors, "sentence_order.weight"));
   output.classes_bias =
@@ -69,12 +72,14 @@ StageWeights FindWeights(const plan::StageTensors& tensors, absl::Span<const int
   weights.embedding_norm = Find(tensors, "embedding.norm.weight");
   weights.embedding_norm_bias = Find(tensors, "embedding.norm.bias");
   weights.output = FindOutput(tensors);
+  // Names count the model's layers, places in the vector those of this stage.
   for (const int model_layer : layers) {
     const std::string at = absl::StrCat("layers.", model_layer, ".");
     LayerWeights layer;
     layer.norm1 = Find(tensors, at + "attention_norm.weight");
     layer.norm1_bias = Find(tensors, at + "attention_norm.bias");
     const std::string attention = at + "attention.";
+    // plan/model_tensors.h lays these without gaps, so that one product replaces three.
     layer.qkv = Joined(tensors, {attention + "query.weight", attention + "key.weight",
                                  attention + "value.weight"});
     layer.qkv_bias = Joined(
@@ -83,6 +88,7 @@ StageWeights FindWeights(const plan::StageTensors& tensors, absl::Span<const int
     layer.output_bias = Find(tensors, at + "attention.output.bias");
     layer.norm2 = Find(tensors, at + "mlp_norm.weight");
     layer.norm2_bias = Find(tensors, at + "mlp_norm.bias");
+    // Models without a gate have just the second part.
     layer.up = Joined(tensors, {at + "mlp.gate.weight", at + "mlp.up.weight"});
     layer.up_bias = Find(tensors, at + "mlp.up.bias");
     layer.down = Find(tensors, at + "mlp.down.weight");

@@ -13,6 +13,8 @@
 namespace tercio::engine {
 namespace {
 
+// Slices are named by their place in the whole tensor, never by a rank,
+// so that a run with another layout finds its part of a checkpoint.
 void AddTensor(const plan::StageTensor& entry, const v1::RankPlan& plan,
                std::vector<StateSlice>* slices) {
   const plan::TensorShard shard =
@@ -27,9 +29,11 @@ void AddTensor(const plan::StageTensor& entry, const v1::RankPlan& plan,
     StateSlice state;
     state.kind = kind;
     state.offset = entry.parameter_offset;
+    // Rows that pad the vocabulary lie behind these, and are in no checkpoint.
     state.elements = rows * shard.local_columns;
     state.slice.set_tensor(absl::StrCat(prefix, entry.tensor.name));
     state.slice.add_shape(entry.tensor.rows);
+    // Other programs expect vectors of one dimension; that they are n x 1 is the plan's own view.
     if (!entry.tensor.is_vector) state.slice.add_shape(entry.tensor.columns);
     state.slice.set_row_begin(shard.row_begin);
     state.slice.set_row_end(shard.row_end);
@@ -52,7 +56,9 @@ std::vector<StateSlice> SlicesToSave(const plan::StageTensors& tensors, const v1
   for (size_t i = 0; i < savers.size(); ++i) {
     const plan::StageTensor& entry = tensors.tensors[i];
     const bool whole = entry.tensor.shard == plan::Shard::kWhole;
+    // Every tensor rank has a copy of these.
     if (whole && plan.placement().tensor_index() != 0) continue;
+    // No rank is the saver of a tied head, which is stored once, by the name of the table.
     if (savers[i] == plan.placement().data_index()) AddTensor(entry, plan, &slices);
   }
   return slices;
@@ -61,6 +67,8 @@ std::vector<StateSlice> SlicesToSave(const plan::StageTensors& tensors, const v1
 std::vector<StateSlice> SlicesToLoad(const plan::StageTensors& tensors, const v1::RankPlan& plan) {
   std::vector<StateSlice> slices;
   for (const plan::StageTensor& entry : tensors.tensors) {
+    // With one stage the head reads the lookup's memory;
+    // with several it has a copy of its own to load.
     const bool shared = entry.role == plan::TensorRole::kHead && plan.layout().pipeline() == 1;
     if (!shared) AddTensor(entry, plan, &slices);
   }
@@ -76,6 +84,8 @@ std::vector<size_t> FindAmong(const std::vector<StateSlice>& all,
     const auto entry = indices.find(wanted.slice.tensor());
     TERCIO_CHECK(entry != indices.end());
     const StateSlice& there = all[entry->second];
+    // Engine::Snapshot gives one copy of the values for
+    // both purposes, so the slices must be the same.
     TERCIO_CHECK_EQ(there.elements, wanted.elements);
     TERCIO_CHECK_EQ(there.slice.row_begin(), wanted.slice.row_begin());
     TERCIO_CHECK_EQ(there.slice.column_begin(), wanted.slice.column_begin());
@@ -87,6 +97,7 @@ std::vector<size_t> FindAmong(const std::vector<StateSlice>& all,
 void AddGuardSlices(const v1::JobSpec& job, const v1::RankPlan& plan,
                     std::vector<StateSlice>* to_save, std::vector<StateSlice>* to_load) {
   const v1::RankPlacement& at = plan.placement();
+  // All ranks have judged by the same numbers, so one of them speaks for all.
   const bool first = at.pipeline_index() == 0 && at.tensor_index() == 0 && at.data_index() == 0;
   const auto add = [&](StateKind kind, const char* tensor, int64_t elements) {
     StateSlice state;
@@ -107,6 +118,7 @@ void AddGuardSlices(const v1::JobSpec& job, const v1::RankPlan& plan,
 void AddFp8Slices(const v1::JobSpec& job, const v1::RankPlan& plan,
                   std::vector<StateSlice>* to_save, std::vector<StateSlice>* to_load) {
   if (!plan::HasFp8(job)) return;
+  // The ranks of a stage share their scales, but each stage has other layers.
   const bool first = plan.placement().tensor_index() == 0 && plan.placement().data_index() == 0;
   for (int layer = 0; layer < plan.stage().layers_size(); ++layer) {
     StateSlice state;

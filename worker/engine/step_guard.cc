@@ -13,9 +13,11 @@ absl::StatusOr<StepVerdict> StepGuard::Judge(double loss, double grad_norm,
   const bool good_loss = std::isfinite(loss);
   const bool good_gradients = std::isfinite(grad_norm);
   TERCIO_ASSIGN_OR_RETURN(verdict.taken, JudgeFinite(good_loss, good_gradients, where));
+  // The window of usual values must not hold a NaN, whose median would never be exceeded.
   if (good_loss && good_gradients) {
     TERCIO_RETURN_IF_ERROR(JudgeSpike(loss, grad_norm, where, &verdict));
   }
+  // Only a step that trains shows that the job recovers.
   if (verdict.taken) in_a_row_ = 0;
   return verdict;
 }
@@ -30,6 +32,7 @@ absl::StatusOr<bool> StepGuard::JudgeFinite(bool loss_is_finite, bool gradients_
   if (scales_ && loss_is_finite) {
     const double scale = scaler_.scale();
     scaler_.Update(LossScaler::Outcome::kOverflow);
+    // A scale that has become the lowest by this very step has not been tried yet.
     if (scale <= LossScaler::kLeastScale && scaler_.exhausted()) {
       return absl::FailedPreconditionError(
           absl::StrCat(where, ": the gradients overflow fp16 even at the lowest loss scale ",
@@ -59,6 +62,8 @@ absl::Status StepGuard::JudgeSpike(double loss, double grad_norm, const std::str
   verdict->taken = on_spike_ == v1::ON_SPIKE_REPORT;
   verdict->rolls_back = on_spike_ == v1::ON_SPIKE_ROLLBACK;
   if (on_spike_ == v1::ON_SPIKE_SKIP) return Skip(absl::StrCat(where, ": ", verdict->spike));
+  // Spikes never enter the window. A run that settles on
+  // a higher level would report every step to its end.
   if (verdict->taken && ++reported_in_a_row_ >= kNewLevel) {
     reported_in_a_row_ = 0;
     spikes_.Forget();
@@ -69,6 +74,7 @@ absl::Status StepGuard::JudgeSpike(double loss, double grad_norm, const std::str
 absl::Status StepGuard::Skip(const std::string& where) {
   ++skipped_;
   ++in_a_row_;
+  // A job that skips every step costs as much as one that learns.
   if (in_a_row_ < kMostSkipped) return absl::OkStatus();
   return absl::FailedPreconditionError(
       absl::StrCat(where, ": ", in_a_row_, " steps in a row had to be skipped"));
@@ -81,6 +87,8 @@ StepGuard::State StepGuard::state() const {
 }
 
 absl::Status StepGuard::Restore(absl::Span<const float> state) {
+  // Checkpoints come from outside: numbers beyond these bounds
+  // would overflow the casts below, or stop the job at once.
   bool possible = state.size() == State().size();
   for (const float value : state) possible = possible && std::trunc(value) == value;
   possible = possible && state[0] >= LossScaler::kLeastScale && std::isfinite(state[0]) &&

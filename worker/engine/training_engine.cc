@@ -393,6 +393,7 @@ void Engine::ReduceBucket(int layer) {
     if (bucket.ready_after_layer() != layer) continue;
     compute_->Record(*bucket_ready_);
     communication_->Wait(*bucket_ready_);
+    // Both callbacks run when the stream reaches them, which is after this function has returned.
     auto start = std::make_shared<double>(0);
     if (trace_.on())
       communication_->RunOnHost([start] {
@@ -441,6 +442,7 @@ void Engine::JoinTiedGradients() {
   }
   const plan::StageTensor* mine = lookup != nullptr ? lookup : head;
   if (mine == nullptr) return;
+  // The lookup is on the first stage, the head on the last.
   const int peer = lookup != nullptr ? stages() - 1 : 0;
   const int64_t bytes = mine->elements * static_cast<int64_t>(sizeof(float));
   links_.Receive(PipelineLinks::kTied, 0, tied_gradient_, bytes, peer);
@@ -460,6 +462,7 @@ void Engine::MeasureGradients() {
   if (plan_.placement().data_index() == 0) {
     squares_.clear();
     for (const plan::StageTensor& entry : tensors_.tensors) {
+      // The joined gradient of a tied embedding counts once, as the lookup's.
       if (entry.role == plan::TensorRole::kHead) continue;
       if (plan::PolicyOf(entry.tensor, spec_.training()).frozen) continue;
       if (entry.tensor.shard == plan::Shard::kWhole && tensor_index != 0) continue;
@@ -507,6 +510,7 @@ absl::StatusOr<StepResult> Engine::Step(int64_t step, double signal) {
   where_.BeginAction(progress::Phase::kData, "samples");
   ReadSamples(
       [&](int64_t sequence, data::Sample* out) { source_.TrainingSample(step, sequence, out); });
+  // This borrows the first entry of the exchange vector, so the sums are zeroed after it.
   TERCIO_RETURN_IF_ERROR(CountPredictions());
   SetZero(exchange_.begin(), exchange_.SumsEnd());
   signal_ = signal;
@@ -557,6 +561,7 @@ absl::Status Engine::JudgeStep(int64_t step, StepResult* result) {
     absl::StrAppend(&where, ": ", DescribeBadNumbers(losses, exchange_.KnownNorms(), plan_),
                     guard_.scales() ? absl::StrFormat(" at loss scale %.0f", scale) : "");
   }
+  // Every rank judges the same numbers, so all of them take, skip or fail the step together.
   TERCIO_ASSIGN_OR_RETURN(const StepVerdict verdict,
                           guard_.Judge(result->loss, result->grad_norm, where));
   result->rolls_back = verdict.rolls_back;
@@ -573,6 +578,7 @@ absl::Status Engine::JudgeStep(int64_t step, StepResult* result) {
 void Engine::UpdateWeights(int64_t taken_step, const StepResult& result) {
   model_.layers().WeightsChanged();
   const double limit = spec_.training().clip_grad_norm();
+  // The 1e-6 is that of PyTorch's clip_grad_norm_, so that runs with the same limit clip alike.
   const double clip = limit > 0 ? std::min(1.0, limit / (result.grad_norm + 1e-6)) : 1.0;
   const double unscale = result.loss_scale > 0 ? 1.0 / result.loss_scale : 1.0;
   UpdateStageWeights(
@@ -626,6 +632,7 @@ absl::StatusOr<double> Engine::Evaluate() {
   const int64_t wanted = spec_.training().evaluate().batches() * batch;
   const int64_t available = source_.validation_samples();
   TERCIO_CHECK_GE(available, 1);
+  // The last update changed the weights, of which FP8's products read rounded copies.
   model_.layers().BeginPass();
   const int64_t samples = wanted > 0 ? std::min(wanted, available) : available;
   ExchangeVector::Totals totals;
@@ -655,6 +662,7 @@ absl::StatusOr<ReplicaVerdict> Engine::CheckReplicas() {
   }
   compute_->CopyToHost(parts.data(), digests_of_parts, bytes);
   TERCIO_RETURN_IF_ERROR(compute_->Synchronize());
+  // Replicas differ or not as a whole, so the three parts of a tensor's state become one number.
   std::vector<uint64_t> digests(parts.size());
   for (size_t i = 0; i < parts.size(); ++i) {
     for (const uint64_t part : parts[i]) digests[i] = kernels::SplitMix64(digests[i] ^ part);
@@ -714,6 +722,7 @@ absl::StatusOr<StateSnapshot> Engine::Snapshot() {
   where_.BeginAction("snapshot");
   std::vector<absl::Span<const float>> parts;
   int64_t at = 0;
+  // A rank resumes from a copy alone, so copies hold all that it needs, not only what it saves.
   for (const StateSlice& state : keeps_copies_ ? to_load_ : to_save_) {
     CopyAside(state, snapshot_ + at);
     parts.emplace_back(snapshot_ + at, static_cast<size_t>(state.elements));
@@ -766,6 +775,7 @@ std::shared_ptr<float> Engine::LoadPlace(int64_t slice_index) {
 absl::StatusOr<std::unique_ptr<TrainingEngine>> TrainingEngine::Create(
     const v1::JobSpec& spec, const v1::RankPlan& plan, device::Device& device,
     const Communicators& communicators, data::SampleSource& source, EngineOptions options) {
+  // Only GPUs in bf16 have FP8's products: another job must fail before it takes memory.
   TERCIO_RETURN_IF_ERROR(plan::CheckFp8(spec));
   TERCIO_ASSIGN_OR_RETURN(Arena arena, Arena::Allocate(plan.stage().memory(), device));
   if (options.fill_pattern) TERCIO_RETURN_IF_ERROR(arena.FillWithPattern(device));

@@ -13,8 +13,10 @@ void UpdateStageWeights(const v1::TrainingSpec& training, const plan::StageTenso
   const v1::OptimizerSpec& optimizer = training.optimizer();
   list.clear();
   for (const plan::StageTensor& entry : tensors.tensors) {
+    // This head shares the memory of the lookup, which would be updated twice.
     if (entry.role == plan::TensorRole::kHead && stages == 1) continue;
     const plan::TensorPolicy policy = plan::PolicyOf(entry.tensor, training);
+    // Even with a zero gradient the update would let a frozen weight decay.
     if (policy.frozen) continue;
     kernels::AdamWTensor tensor{};
     tensor.parameter = state.parameters + entry.parameter_offset;
@@ -33,8 +35,10 @@ void UpdateStageWeights(const v1::TrainingSpec& training, const plan::StageTenso
   args.beta1 = static_cast<float>(optimizer.beta1());
   args.beta2 = static_cast<float>(optimizer.beta2());
   args.eps = static_cast<float>(optimizer.eps());
+  // In fp32 this difference from 1 would lose bits in the first steps.
   args.bias_correction1 = 1.0 - std::pow(optimizer.beta1(), static_cast<double>(numbers.step));
   args.bias_correction2 = 1.0 - std::pow(optimizer.beta2(), static_cast<double>(numbers.step));
+  // Clipping and the loss scale are one factor, so that gradients are read once.
   args.clip = static_cast<float>(numbers.gradient_factor);
   ops.AdamW(args);
 }

@@ -14,6 +14,8 @@
 namespace tercio::inference {
 namespace {
 
+// Classes that never occur, or are never predicted,
+// have no rate: 0 is what scikit-learn gives them.
 double Ratio(int64_t part, int64_t whole) {
   return whole == 0 ? 0 : static_cast<double>(part) / static_cast<double>(whole);
 }
@@ -28,6 +30,7 @@ ClassScores ScoresOf(const Confusion& confusion, size_t label) {
   const int64_t right = confusion[label][label];
   scores.precision = Ratio(right, predicted);
   scores.recall = Ratio(right, scores.support);
+  // F1 is 2 TP / (2 TP + FP + FN); predicted is TP + FP, and support is TP + FN.
   scores.f1 = Ratio(2 * right, predicted + scores.support);
   return scores;
 }
@@ -53,6 +56,7 @@ absl::StatusOr<std::vector<Passage>> ReadPassages(const std::string& path) {
     const std::string_view text = content.substr(begin, end - begin);
     ++line;
     begin = end + 1;
+    // Blank lines are no passages, but count for the numbers that messages name.
     if (data::IsBlank(text)) continue;
     Passage passage{std::string(text), line};
     if (data::IsJsonl(path)) {
@@ -63,6 +67,7 @@ absl::StatusOr<std::vector<Passage>> ReadPassages(const std::string& path) {
       }
       passage.text = *std::move(member);
     }
+    // The last word is what follows the last space.
     absl::StripTrailingAsciiWhitespace(&passage.text);
     passages.push_back(std::move(passage));
   }
@@ -81,11 +86,13 @@ ClassificationReport ReportOf(const Confusion& confusion) {
     report.classes.push_back(scores);
     report.examples += scores.support;
     right += confusion[label][label];
+    // Each class counts alike, however rare it is (the macro average).
     report.overall.precision += scores.precision / classes;
     report.overall.recall += scores.recall / classes;
     report.overall.f1 += scores.f1 / classes;
   }
   report.accuracy = Ratio(right, report.examples);
+  // With two classes GLUE's scores are those of the second one alone.
   if (report.classes.size() == 2) report.overall = report.classes[1];
   return report;
 }
@@ -109,10 +116,13 @@ absl::StatusOr<ClassificationReport> EvaluateClasses(EncoderModel& model, const 
   double loss = 0;
   data::Sample sample(model.spec().context());
   for (int64_t i = 0; i < count; ++i) {
+    // With this key a sample is the same in every evaluation, whatever is drawn for it in training.
     examples.Read(i, data::kValidationKey, &sample);
     TERCIO_ASSIGN_OR_RETURN(const absl::Span<const float> logits, model.ClassLogits(sample));
     const auto best = std::max_element(logits.begin(), logits.end()) - logits.begin();
+    // The true class comes first, as in the header.
     ++confusion[static_cast<size_t>(sample.label)][static_cast<size_t>(best)];
+    // The loss also shows how sure the model was, which the table of predictions does not.
     loss += CrossEntropy(logits, sample.label);
     if (progress) progress(i + 1, count);
   }
@@ -128,10 +138,12 @@ absl::StatusOr<LastWords> EvaluateLastWords(LanguageModel& model, const std::str
   LastWords result;
   double sum = 0;
   for (const Passage& passage : passages) {
+    // People look for the line in their file.
     const auto fault = [&](const std::string& what) {
       return absl::InvalidArgumentError(absl::StrCat(path, ":", passage.line, ": ", what));
     };
     const size_t space = passage.text.find_last_of(" \t");
+    // The test asks what follows a text, so there has to be one.
     if (space == std::string::npos) return fault("a single word, with nothing to predict it from");
     TERCIO_ASSIGN_OR_RETURN(const std::vector<int32_t> all,
                             model.tokenizer()->Encode(passage.text));
@@ -145,12 +157,14 @@ absl::StatusOr<LastWords> EvaluateLastWords(LanguageModel& model, const std::str
         model.Predict(ids.subspan(0, known), ids.subspan(known));
     if (!prediction.ok()) return fault(std::string(prediction.status().message()));
     ++result.passages;
+    // A word is right if each of its ids is the most likely one.
     result.right += prediction->likeliest ? 1 : 0;
     result.tokens += static_cast<int64_t>(all.size() - known);
     sum += prediction->loss;
     if (progress) progress(result.passages, static_cast<int64_t>(passages.size()));
   }
   if (result.passages == 0) return absl::InvalidArgumentError(path + ": contains no passages");
+  // The mean is over tokens, so that long words count for more, as in a text.
   result.loss = sum / static_cast<double>(result.tokens);
   return result;
 }

@@ -59,6 +59,7 @@ engine::MicroBatch LoadedModel::Forward(absl::Span<const int32_t> ids) {
 }
 
 engine::MicroBatch LoadedModel::Extend(absl::Span<const int32_t> ids, size_t first) {
+  // The buffer still has the ids before these, whose keys and values the slot holds.
   std::copy(ids.begin() + static_cast<ptrdiff_t>(first), ids.end(), inputs_ + first);
   engine::MicroBatch batch;
   batch.training = false;
@@ -99,6 +100,7 @@ int32_t LoadedModel::Sample(const float* logits, const GenerateOptions& options,
   std::vector<double> weights;
   double sum = 0;
   for (const int32_t id : order) {
+    // Relative to the largest logit exp cannot overflow.
     weights.push_back(std::exp((static_cast<double>(logits[id]) - *best) / options.temperature));
     sum += weights.back();
   }
@@ -115,6 +117,7 @@ int32_t LoadedModel::Sample(const float* logits, const GenerateOptions& options,
     left -= weights[i];
     if (left < 0) return order[i];
   }
+  // Rounding may leave a little when all weights have been taken away.
   return order[weights.size() - 1];
 }
 
@@ -123,6 +126,7 @@ const float* LoadedModel::LogitsAfter(absl::Span<const int32_t> ids, size_t know
   // Once the window slides every id has a new position, and no known activation can be used.
   const engine::MicroBatch batch =
       Extend(ids.subspan(ids.size() - window, window), window == ids.size() ? known : 0);
+  // Only the last row predicts a token that is not known yet.
   return stage().Logits(batch, static_cast<int64_t>(window) - 1, 1);
 }
 
@@ -140,13 +144,17 @@ absl::Status LoadedModel::Generate(std::vector<int32_t> prompt, const GenerateOp
   size_t known = 0;  // ids whose keys and values are in the activations
   for (int64_t i = 0; i < options.tokens; ++i) {
     const float* logits = LogitsAfter(ids, known);
+    // A NaN would give some id, and no hint that anything is wrong.
     if (!std::all_of(logits, logits + vocab_size(), [](float x) { return std::isfinite(x); })) {
       return absl::FailedPreconditionError(
           "the model's outputs are not finite; its weights are damaged or have diverged");
     }
+    // The id that is sampled below has not been through the model.
     known = ids.size();
+    // The draw depends on the seed and the number of the token alone, so a text can be made again.
     const uint64_t word =
         kernels::SplitMix64(kernels::SplitMix64(options.seed) ^ static_cast<uint64_t>(i));
+    // A double has 53 bits: all multiples of 2^-53 below 1 are equally likely.
     const double uniform = static_cast<double>(word >> 11) * 0x1.0p-53;
     ids.push_back(Sample(logits, options, uniform));
     if (!on_token(ids.back())) break;
@@ -158,6 +166,7 @@ double LoadedModel::LossOf(const engine::MicroBatch& batch, int64_t row, int32_t
                            bool* likeliest) {
   const auto logits = absl::MakeConstSpan(stage().Logits(batch, row, 1).floats(),
                                           static_cast<size_t>(vocab_size()));
+  // Among equal logits the smaller id counts as the most likely, as in Sample.
   *likeliest = std::max_element(logits.begin(), logits.end()) - logits.begin() == target;
   return CrossEntropy(logits, target);
 }
@@ -169,6 +178,7 @@ absl::StatusOr<LanguageModel::Evaluation> LoadedModel::Evaluate(const data::Toke
   const int64_t last = tokens.tokens() - 1;  // the last id is only predicted
   Evaluation result;
   double sum = 0;
+  // The last token of a window is only predicted.
   std::vector<int32_t> ids(static_cast<size_t>(context() + 1));
   for (int64_t begin = 0, done = 0; done < last; begin += stride) {
     const int64_t inputs = std::min(context(), last - begin);
@@ -176,6 +186,7 @@ absl::StatusOr<LanguageModel::Evaluation> LoadedModel::Evaluate(const data::Toke
     const auto window = absl::MakeConstSpan(ids.data(), static_cast<size_t>(inputs + 1));
     TERCIO_RETURN_IF_ERROR(CheckIds(window));
     const engine::MicroBatch batch = Forward(window.subspan(0, static_cast<size_t>(inputs)));
+    // Earlier windows have counted the tokens before these.
     for (int64_t row = done - begin; row < inputs; ++row) {
       bool likeliest = false;
       sum += LossOf(batch, row, window[static_cast<size_t>(row + 1)], &likeliest);
@@ -196,6 +207,7 @@ absl::StatusOr<LanguageModel::Prediction> LoadedModel::Predict(absl::Span<const 
   std::vector<int32_t> ids(given.begin(), given.end());
   ids.insert(ids.end(), wanted.begin(), wanted.end());
   TERCIO_RETURN_IF_ERROR(CheckIds(ids));
+  // The first wanted token also needs one in front of it, which fits: the last is no input.
   if (static_cast<int64_t>(wanted.size()) > context()) {
     return absl::InvalidArgumentError(absl::StrCat(wanted.size(), " tokens to predict are ",
                                                    "more than the context of ", context()));
@@ -208,6 +220,7 @@ absl::StatusOr<LanguageModel::Prediction> LoadedModel::Predict(absl::Span<const 
   result.likeliest = true;
   for (size_t i = 0; i < wanted.size(); ++i) {
     bool likeliest = false;
+    // The row of a token predicts the one after it.
     const auto row = static_cast<int64_t>(inputs - wanted.size() + i);
     result.loss += LossOf(batch, row, wanted[i], &likeliest);
     result.likeliest = result.likeliest && likeliest;

@@ -15,12 +15,14 @@
 namespace tercio::inference {
 namespace {
 
+// Threads share the parts: one large tensor alone would keep the others waiting.
 constexpr int64_t kPartElements = int64_t{1} << 20;
 
 // A job whose layout is one rank and one sequence.
 v1::JobSpec SingleSequenceJob(const v1::ModelSpec& model) {
   v1::JobSpec spec;
   *spec.mutable_model() = model;
+  // Without dropout the plan has no buffer for the gradients of branches.
   spec.mutable_model()->set_dropout(0);
   spec.mutable_training()->set_global_batch(1);
   spec.mutable_training()->set_micro_batch(1);
@@ -64,12 +66,14 @@ absl::Status LoadWeights(const checkpoint::WeightSource& source, const plan::Sta
     if (!entry.tensor.is_vector) slice.add_shape(entry.tensor.columns);
     slice.set_row_end(entry.tensor.rows);
     slice.set_column_end(entry.tensor.columns);
+    // The only rank holds whole tensors, so rows lie as they do in the file.
     float* out = parameters + entry.parameter_offset;
     for (v1::TensorSlice& part : checkpoint::DivideSlice(slice, kPartElements)) {
       const int64_t at = part.row_begin() * entry.tensor.columns + part.column_begin();
       parts.push_back({std::move(part), out + at});
     }
   }
+  // The error of the first part is reported, whichever thread comes first.
   std::vector<absl::Status> outcomes(parts.size());
   ForEachOnThreads(static_cast<int64_t>(parts.size()), threads, [&](int64_t i) {
     const WeightPart& part = parts[static_cast<size_t>(i)];
@@ -101,6 +105,7 @@ absl::StatusOr<std::unique_ptr<WholeModel>> WholeModel::Load(
   TERCIO_ASSIGN_OR_RETURN(const auto source, checkpoint::OpenWeightSource(
                                                  directory, checkpoint::DigestCheck::kEveryByte));
   if (!tokenizer.has_value()) {
+    // A tokenizer that is given may replace one that cannot even be read.
     TERCIO_ASSIGN_OR_RETURN(tokenizer, TokenizerOf(*source, directory));
   }
   v1::JobSpec spec = SingleSequenceJob(source->model());

@@ -18,7 +18,9 @@ namespace tercio::progress {
 namespace {
 
 constexpr uint64_t kMagic = 0x3145474150524554;  // "TERPAGE1" in the file
+// An agent may find the page of a trainer that an agent of another version has started.
 constexpr uint32_t kVersion = 1;
+// A writer takes less than a microsecond, so one that is found writing this often has stopped.
 constexpr int kTries = 100;
 
 template <size_t kSize>
@@ -29,6 +31,7 @@ void Put(char (&field)[kSize], std::string_view text) {
 }
 
 template <size_t kSize>
+// The writer is not trusted to have ended the text.
 std::string Get(const char (&field)[kSize]) {
   return std::string(field, strnlen(field, kSize));
 }
@@ -44,6 +47,7 @@ void Increment(Value& field) {
   std::atomic_ref<Value>(field).fetch_add(1, std::memory_order_acq_rel);
 }
 
+// Any bytes may lie in the file, and readers compute with these numbers.
 double Finite(double value) { return std::isfinite(value) ? value : 0; }
 
 std::string Why(const std::string& path) { return absl::StrCat(path, ": ", std::strerror(errno)); }
@@ -61,6 +65,7 @@ struct ProgressPage::Position {
   int64_t count;
 };
 
+// Other processes find the fields by their offsets: a change of these needs another kVersion.
 struct ProgressPage::Layout {
   uint64_t magic;
   uint32_t version;
@@ -81,12 +86,15 @@ struct ProgressPage::Layout {
   int64_t load_total_bytes;
 };
 
+// libstdc++'s steady clock is CLOCK_MONOTONIC, which all processes of a machine share.
 double MonotonicSeconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
 absl::StatusOr<std::unique_ptr<ProgressPage>> ProgressPage::Create(const std::string& path) {
+  // An atomic with a lock would keep it in this process, where readers of the file cannot see it.
   static_assert(std::atomic_ref<double>::is_always_lock_free && sizeof(Layout) <= 4096);
+  // A process that still maps the old file keeps it, instead of writing into the new one.
   unlink(path.c_str());
   const int file = open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
   if (file < 0) return absl::UnavailableError(Why(path));
@@ -107,10 +115,12 @@ absl::StatusOr<std::unique_ptr<ProgressPage>> ProgressPage::Create(const std::st
   page->version = kVersion;
   page->pid = getpid();
   page->last_beat = MonotonicSeconds();
+  // The magic number comes last, so that readers take a page only when it is complete.
   Store(page->magic, kMagic);
   return std::unique_ptr<ProgressPage>(new ProgressPage(page, file));
 }
 
+// The file stays, since agents read the exit note when the process has ended.
 ProgressPage::~ProgressPage() {
   munmap(page_, sizeof(Layout));
   close(file_);
@@ -118,6 +128,7 @@ ProgressPage::~ProgressPage() {
 
 void ProgressPage::Beat() {
   Store(page_->last_beat, MonotonicSeconds());
+  // Threads of the trainer may beat at the same time.
   Increment(page_->beats);
 }
 
@@ -129,6 +140,8 @@ void ProgressPage::SetPhase(int phase) {
 template <typename Write>
 void ProgressPage::Change(const Write& write) {
   {
+    // Readers take no lock: they compare the edition
+    // before and after, and try again while it is odd.
     MutexLock lock(mutex_);
     Increment(page_->edition);
     write(page_->position);
@@ -160,6 +173,7 @@ void ProgressPage::BeginWait(const CollectivePosition& waiting) {
 }
 
 void ProgressPage::EndWait() {
+  // An empty operation says that nothing is waited for, so the other fields may stay.
   Change([](Position& position) { position.operation[0] = '\0'; });
 }
 
@@ -180,14 +194,17 @@ void ProgressPage::NoteExit(const ExitNote& note) {
   page_->exit_code = note.exit_code;
   page_->permanent = note.permanent ? 1 : 0;
   Put(page_->reason, note.reason);
+  // The flag is set when the whole note is there: the process may be killed in the middle.
   Store(page_->has_exit, uint32_t{1});
 }
 
 absl::StatusOr<ProgressReader> ProgressReader::Open(const std::string& path) {
+  // The file is the trainer's, whose user could put anything in its place.
   auto file = UntrustedFile::Open(path);
   if (!file.ok()) return file.status();
   ProgressReader reader(*std::move(file));
   ProgressPage::Layout page = {};
+  // A file of another size is still being made, or was made by another version.
   if (reader.file_.size() != static_cast<int64_t>(sizeof(page)) || !reader.Load(&page)) {
     return absl::FailedPreconditionError(
         absl::StrCat(path, ": not a progress page of this version"));
@@ -232,6 +249,7 @@ std::optional<RankProgress> ProgressReader::Read() const {
   progress.timed_step = page.timed_step;
   progress.step_seconds = Finite(page.step_seconds);
   progress.compute_seconds = Finite(page.compute_seconds);
+  // Shares of a load are computed from these, and must not be negative.
   progress.loaded_bytes = std::max<int64_t>(0, page.loaded_bytes);
   progress.load_total_bytes = std::max<int64_t>(0, page.load_total_bytes);
   return progress;

@@ -13,6 +13,7 @@ namespace tercio::progress {
 
 void RecordFile::Create(const std::string& path) {
   Close();
+  // Without the file messages are dropped, which their senders have to expect anyway.
   file_ = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0600);
 }
 
@@ -20,6 +21,7 @@ void RecordFile::Append(const std::string& bytes) {
   if (file_ < 0) return;
   const auto size = static_cast<uint32_t>(bytes.size());
   std::string record(reinterpret_cast<const char*>(&size), sizeof(size));
+  // One write for both: a killed process leaves a whole record, or its beginning.
   record += bytes;
   // Nothing after a partial record could be read.
   const ssize_t written = write(file_, record.data(), record.size());
@@ -35,6 +37,7 @@ std::vector<std::string> RecordFile::Read(const std::string& path, int64_t most_
   std::vector<std::string> records;
   const auto file = UntrustedFile::Open(path);
   if (!file.ok()) return records;
+  // The writer chose the size, and the reader is the agent of a whole node.
   const int64_t end = std::min(file->size(), most_bytes);
   uint32_t size = 0;
   for (int64_t at = 0; at + int64_t{sizeof(size)} <= end;) {
@@ -42,6 +45,7 @@ std::vector<std::string> RecordFile::Read(const std::string& path, int64_t most_
     if (prefix.size() != sizeof(size)) break;
     std::memcpy(&size, prefix.data(), sizeof(size));
     at += int64_t{sizeof(size)};
+    // The record was cut off, or its size is not to be believed.
     if (at + int64_t{size} > end) break;
     std::string bytes = file->Read(at, size);
     if (bytes.size() != size) break;

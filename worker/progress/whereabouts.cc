@@ -4,6 +4,7 @@
 
 namespace tercio::progress {
 
+// The thread that begins a step is the engine's: this is how the others are told apart from it.
 void Whereabouts::BeginStep(int64_t step) {
   engine_ = std::this_thread::get_id();
   step_ = step;
@@ -18,6 +19,7 @@ void Whereabouts::BeginAction(const char* name, int index) {
   index_ = index;
   if (page_ == nullptr) return;
   if (index < 0) return page_->BeginAction(name);
+  // Every action of a step comes here, so it does not allocate.
   char text[48];
   const int length = std::snprintf(text, sizeof(text), "%s %d", name, index);
   page_->BeginAction(std::string_view(text, static_cast<size_t>(length)));
@@ -31,6 +33,7 @@ void Whereabouts::BeginJoin(const std::string& group) {
   if (page_ == nullptr) return;
   MutexLock lock(mutex_);
   joining_ = group;
+  // The other thread may have been waiting before the engine came to wait for it.
   for (const auto& [thread, position] : beside_) {
     if (position.group == group) page_->BeginWait(position);
   }
@@ -49,6 +52,7 @@ void Whereabouts::BeginWait(const CollectivePosition& position) {
   if (OnEngineThread()) return page_->BeginWait(position);
   MutexLock lock(mutex_);
   beside_[std::this_thread::get_id()] = position;
+  // While the engine works, the wait of another thread holds nothing up.
   if (position.group == joining_) page_->BeginWait(position);
 }
 
@@ -59,12 +63,15 @@ void Whereabouts::EndWait(double seconds) {
   if (engine) return page_->EndWait();
   MutexLock lock(mutex_);
   const auto mine = beside_.find(std::this_thread::get_id());
+  // Without an entry the page shows no wait of this thread.
   if (mine == beside_.end()) return;
   if (mine->second.group == joining_) page_->EndWait();
   beside_.erase(mine);
 }
 
 std::string Whereabouts::action() const {
+  // Name and index may belong to two actions, if the
+  // engine moves on just now: people read the text.
   const char* name = action_;
   const int index = index_;
   return index < 0 ? std::string(name) : name + (" " + std::to_string(index));

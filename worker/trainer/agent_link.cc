@@ -32,8 +32,10 @@ absl::Status CallUntil(absl::Duration timeout, const Call& call) {
     grpc::ClientContext context;
     context.set_deadline(std::chrono::system_clock::now() +
                          absl::ToChronoNanoseconds(deadline - SteadyNow()));
+    // An agent that restarts is waited for inside of the call.
     context.set_wait_for_ready(true);
     const absl::Status status = FromGrpc(call(context));
+    // A server that ends cancels the calls in progress.
     const bool away = absl::IsUnavailable(status) || absl::IsCancelled(status);
     if (!away || SteadyNow() + kLinkRetryInterval >= deadline) return status;
     absl::SleepFor(kLinkRetryInterval);
@@ -49,6 +51,7 @@ absl::StatusOr<std::unique_ptr<AgentLink>> AgentLink::Connect(const std::string&
   std::unique_ptr<AgentLink> link(new AgentLink(hello, untold, std::move(abandon)));
   TERCIO_ASSIGN_OR_RETURN(const auto channel, OpenChannel("unix:" + socket, {}));
   link->stub_ = v1::TrainerService::NewStub(channel);
+  // The first greeting is made in this thread: without an assignment there is nothing to run.
   const absl::Status greeted = link->Greet(Greeting::kFirst);
   if (!greeted.ok()) {
     return absl::Status(greeted.code(), absl::StrCat("the agent gave no assignment: ",
@@ -63,12 +66,14 @@ AgentLink::~AgentLink() {
   if (!reader_.joinable()) return;
   {
     MutexLock lock(mutex_);
+    // From now on an agent that stays away ends the wait below, and no longer the process.
     closing_ = true;
     const auto grace = absl::ToChronoMilliseconds(absl::Seconds(assignment_.agent_grace_seconds()));
     changed_.WaitFor(mutex_, grace, [this]() TERCIO_REQUIRES(mutex_) {
       return outbox_.empty() || refused_ || IsLost();
     });
     stopping_ = true;
+    // The reader waits for a command that may never come.
     connection_->context.TryCancel();
     changed_.NotifyAll();
   }
@@ -87,6 +92,7 @@ absl::Status AgentLink::Greet(Greeting greeting) {
   const auto connection = std::make_shared<Connection>();
   {
     MutexLock lock(mutex_);
+    // The destructor cancels the connection that it finds under this lock.
     if (stopping_) return absl::CancelledError("the link is being closed");
     connection_ = connection;
   }
@@ -109,8 +115,10 @@ absl::Status AgentLink::Greet(Greeting greeting) {
   TERCIO_RETURN_IF_ERROR(plan::UpgradeWords(command.mutable_assignment()));
   MutexLock lock(mutex_);
   if (again) {
+    // This may be another agent, whose predecessor was told the phase.
     outbox_.RepeatPhase();
   } else {
+    // Only the first one is taken: others hold references to it.
     assignment_ = command.assignment();
   }
   sent_ = 0;
@@ -127,11 +135,13 @@ void AgentLink::ReadLoop() {
     {
       MutexLock lock(mutex_);
       attached_ = false;
+      // The agent's grace begins with the loss, not with the first attempt to connect.
       lost_ = SteadyNow();
       BeginUntold();
     }
     connection->context.TryCancel();
     {
+      // Finish must not run beside a write of the other thread.
       MutexLock lock(connection->writing);
       connection->finished = true;
       connection->stream->Finish();
@@ -142,6 +152,7 @@ void AgentLink::ReadLoop() {
 
 void AgentLink::BeginUntold() {
   if (untold_path_.empty()) return;
+  // This process may end before an agent is back: whoever comes then finds the messages here.
   untold_.Create(untold_path_);
   uint64_t last = 0;
   for (const v1::TrainerMessage* next = outbox_.After(0); next != nullptr;
@@ -156,6 +167,7 @@ void AgentLink::ReadCommands(Connection& connection) {
   while (connection.stream->Read(&command)) {
     MutexLock lock(mutex_);
     if (command.has_save_now()) {
+      // A request to stop must not be weakened by one to save.
       request_ = std::max(request_,
                           command.save_now().then_stop() ? Request::kSaveAndStop : Request::kSave);
     } else if (command.has_flip_bit()) {
@@ -187,6 +199,7 @@ bool AgentLink::ConnectAgain() {
       MutexLock lock(mutex_);
       refused_ = true;
       changed_.NotifyAll();
+      // Training is over, so there is nothing to abandon.
       if (closing_) return false;
       lock.Unlock();
       abandon_(
@@ -203,6 +216,7 @@ void AgentLink::WriteLoop() {
     changed_.WaitFor(mutex_, kTickInterval, [this]() TERCIO_REQUIRES(mutex_) {
       return stopping_ || (attached_ && outbox_.After(sent_) != nullptr);
     });
+    // Nothing else tells the destructor that the grace is over.
     if (IsLost() && closing_) changed_.NotifyAll();
     if (IsLost() && !closing_) {
       lock.Unlock();
@@ -212,6 +226,7 @@ void AgentLink::WriteLoop() {
     }
     const v1::TrainerMessage* next = attached_ ? outbox_.After(sent_) : nullptr;
     if (next == nullptr) continue;
+    // It is a copy: the outbox may lose the message while it is being written.
     const v1::TrainerMessage message = *next;
     const std::shared_ptr<Connection> connection = connection_;
     sent_ = message.sequence();
@@ -272,6 +287,7 @@ absl::StatusOr<std::vector<std::string>> AgentLink::Get(const std::vector<std::s
   for (const std::string& key : keys) request.add_keys(key);
   v1::RendezvousGetResponse response;
   TERCIO_RETURN_IF_ERROR(CallUntil(timeout, [&](grpc::ClientContext& context) {
+    // An earlier try may have left values behind.
     response.Clear();
     return stub_->Get(&context, request, &response);
   }));

@@ -39,6 +39,7 @@ constexpr absl::Duration kClockSlack = absl::Milliseconds(200);
 constexpr int kNicerBy = 10;
 
 void LetTrainingGoFirst() {
+  // On Linux 0 stands for the calling thread, not for its process.
   const id_t this_thread = 0;
   errno = 0;
   const int nice = getpriority(PRIO_PROCESS, this_thread);
@@ -80,6 +81,7 @@ absl::Status CheckpointClient::Upload(const v1::UploadBegin& begin, const ValueP
                                       absl::Time deadline) {
   TERCIO_ASSIGN_OR_RETURN(const checkpoint::RankFile file, checkpoint::RankFileOf(begin.slices()));
   Checksum checksum;
+  // The coordinator's file begins with the header that it computes from the same slices.
   checksum.Update(file.header);
   UploadStream stream(channel_, deadline);
   v1::UploadMessage message;
@@ -108,6 +110,7 @@ SaveOutcome CheckpointClient::UploadFile(v1::UploadBegin begin, const ValueParts
   v1::UploadMessage message;
   *message.mutable_begin() = begin;
   bool open = stream.Write(checkpoint::ToBuffer(message));
+  // It may outlive this call: WritesPart looks at it while the file system hangs.
   const auto part = std::make_shared<PartFile>(
       path, std::vector<v1::TensorSlice>(begin.slices().begin(), begin.slices().end()), values,
       own_parts_.write);
@@ -168,16 +171,20 @@ void CheckpointClient::StartUpload(int64_t step, const std::vector<v1::TensorSli
   begin.mutable_steps()->Add(texts.steps.begin(), texts.steps.end());
   {
     MutexLock lock(mutex_);
+    // The last save may have been told to stop; this one may retry again.
     stop_ = false;
     uploading_ = true;
+    // EndsBefore counts from here, whatever `before` takes.
     begun_ = SteadyNow();
   }
   uploader_ = std::thread(
       [this, begin, values, limits, done = std::move(done), before = std::move(before)] {
         LetTrainingGoFirst();
+        // This comes before the time of the save begins, which it does not take from.
         if (before) before();
         const absl::Time start = SteadyNow();
         const SaveOutcome outcome = UploadUntil(begin, values, limits);
+        // Others read it after they have joined this thread.
         outcome_ = outcome.status;
         done(outcome, BytesOf(values), absl::ToDoubleSeconds(SteadyNow() - start));
         MutexLock lock(mutex_);
@@ -205,6 +212,7 @@ SaveOutcome CheckpointClient::UploadUntil(const v1::UploadBegin& begin, const Va
     const bool answered = outcome.problem != v1::SAVE_PROBLEM_UNREACHABLE;
     if (answered && !crowded) return outcome;
     const absl::Time next = SteadyNow() + pause;
+    // A retry beyond these limits would stand in the way of the next save.
     if (next - start >= limits.patience || next >= deadline || StopsWithin(pause)) return outcome;
     // The part has been marked as no longer wanted.
     while (WritesPart()) {
@@ -256,6 +264,7 @@ bool CheckpointClient::WritesPart() const {
 
 bool CheckpointClient::WriteHangs() const {
   MutexLock lock(mutex_);
+  // The upload has given up, but its thread is still in the kernel.
   return !uploading_ && WritesPartLocked();
 }
 
@@ -264,6 +273,7 @@ absl::Status CheckpointClient::WaitForUpload(const std::function<void()>& still_
     MutexLock lock(mutex_);
     const auto ended = [this]() TERCIO_REQUIRES(mutex_) { return !uploading_; };
     while (!stopped_.WaitFor(mutex_, absl::ToChronoNanoseconds(kStillWaitingInterval), ended)) {
+      // This may take minutes, in which the caller shows that it is alive.
       still_waiting();
     }
   }

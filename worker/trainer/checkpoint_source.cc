@@ -50,6 +50,7 @@ class CoordinatorSource : public CheckpointSource {
     const absl::Time end = SteadyNow() + kReadPatience;
     int64_t told = 0;
     const Arrived arrived_first = [&](int64_t bytes) {
+      // A retry reads again what had arrived: progress must not count it twice.
       if (bytes > told) arrived(bytes - std::exchange(told, bytes));
     };
     while (true) {
@@ -67,6 +68,7 @@ class CoordinatorSource : public CheckpointSource {
     MutexLock lock(mutex_);
     cancelled_ = true;
     changed_.NotifyAll();
+    // A call that begins later finds the flag, which Begin reads under the same lock.
     if (context_ != nullptr) context_->TryCancel();
   }
 
@@ -80,6 +82,7 @@ class CoordinatorSource : public CheckpointSource {
     v1::TensorChunk chunk;
     size_t received = 0;  // bytes
     while (reader->Read(&chunk)) {
+      // What is too much is counted, and refused below, but never written.
       if (received + chunk.data().size() <= room) {
         std::memcpy(reinterpret_cast<char*>(values.data()) + received, chunk.data().data(),
                     chunk.data().size());
@@ -105,12 +108,14 @@ class CoordinatorSource : public CheckpointSource {
   std::shared_ptr<grpc::ClientContext> Begin() {
     MutexLock lock(mutex_);
     if (cancelled_) return nullptr;
+    // A context serves one call, so each attempt has its own.
     context_ = std::make_shared<grpc::ClientContext>();
     return context_;
   }
 
   const std::unique_ptr<v1::CheckpointService::Stub> stub_;
   v1::ReadTensorRequest request_;
+  // One thread reads the values, another asks how many there were.
   std::atomic<int64_t> bytes_read_ = 0;
   Mutex mutex_;
   ConditionVariable changed_;
@@ -128,8 +133,10 @@ class DirectorySource : public CheckpointSource {
                     Check* check) override {
     std::vector<checkpoint::UnverifiedBlock> blocks;
     TERCIO_RETURN_IF_ERROR(cursor_.Read(slice, values.data(), &blocks));
+    // A file system does not tell how far a read is, so the piece arrives as a whole.
     arrived(static_cast<int64_t>(values.size() * sizeof(float)));
     if (blocks.empty()) return absl::OkStatus();
+    // The caller computes the digests beside the next read. The expected ones lie in the reader.
     *check = [reader = reader_, blocks = std::move(blocks)] {
       for (const checkpoint::UnverifiedBlock& block : blocks) {
         TERCIO_RETURN_IF_ERROR(checkpoint::Verify(block));
@@ -158,6 +165,7 @@ absl::StatusOr<std::shared_ptr<StateSource>> CheckpointInDirectory(const std::st
                                                                    const std::string& digest) {
   TERCIO_ASSIGN_OR_RETURN(auto reader,
                           checkpoint::Reader::Open(directory, checkpoint::DigestCheck::kNone));
+  // Each node sees the directory through a mount of its own, which may be that of something else.
   if (!digest.empty() && reader->manifest_digest() != digest) {
     return absl::DataLossError(
         absl::StrCat(directory, ": its manifest is not the one that was committed"));

@@ -15,12 +15,14 @@ class CpuBackend : public Backend {
   v1::DeviceKind kind() const override { return v1::DEVICE_KIND_CPU; }
 
   absl::StatusOr<std::unique_ptr<device::Device>> OpenDevice() override {
+    // The plan divides the cores of a node among its ranks.
     return device::CreateCpuDevice(std::max(1, assignment_.threads()));
   }
 
   absl::StatusOr<std::unique_ptr<collective::Communicator>> JoinGroup(
       const v1::ProcessGroup& group, collective::CommunicatorOptions options,
       collective::RendezvousStore& rendezvous) override {
+    // Values of a CPU lie where these communicators need them.
     return JoinHostGroup(assignment_, group, std::move(options), rendezvous);
   }
 

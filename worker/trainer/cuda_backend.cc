@@ -35,8 +35,10 @@ class CudaBackend : public Backend {
     device::CudaDeviceOptions options;
     options.tf32 = assignment_.spec().training().tf32();
     options.fp8 = plan::HasFp8(assignment_.spec());
+    // They are chosen later, but before a stream multiplies.
     options.algorithms = algorithms_;
     options.graphs = !assignment_.spec().resources().no_cuda_graphs();
+    // Without any GPU CreateCudaDevice says what is missing.
     TERCIO_ASSIGN_OR_RETURN(auto device,
                             device::CreateCudaDevice(count == 0 ? slot : slot % count, options));
     device_ = device.get();
@@ -47,6 +49,7 @@ class CudaBackend : public Backend {
       const v1::ProcessGroup& group, collective::CommunicatorOptions options,
       collective::RendezvousStore& rendezvous) override {
     if (assignment_.plan().collectives() == v1::COLLECTIVES_NCCL) {
+      // All groups are split from one communicator, which the first of them makes.
       if (nccl_ == nullptr) TERCIO_RETURN_IF_ERROR(JoinNccl(rendezvous));
       const bool pipeline = group.kind() == v1::GROUP_KIND_PIPELINE;
       return nccl_->Group(
@@ -65,6 +68,7 @@ class CudaBackend : public Backend {
 
  private:
   absl::Status JoinNccl(collective::RendezvousStore& rendezvous) {
+    // NCCL looks at the variable when it makes its first communicator.
     UseInterfaceOf(assignment_.data_address());
     TERCIO_ASSIGN_OR_RETURN(
         nccl_,

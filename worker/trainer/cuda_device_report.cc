@@ -49,6 +49,7 @@ std::string CudnnVersion() {
 }
 
 Json Libraries() {
+  // A library that does not answer is left out: the report is made to find out what is wrong.
   Json libraries = {{"device", "cuda"}};
   int runtime = 0;
   if (cudaRuntimeGetVersion(&runtime) == cudaSuccess) libraries["cuda_runtime"] = runtime;
@@ -76,6 +77,7 @@ class Timer {
 
   // Mean time of several calls, after one that does not count.
   absl::StatusOr<double> Time(cudaStream_t stream, const std::function<absl::Status()>& call) {
+    // The first call loads kernels and chooses an algorithm.
     TERCIO_RETURN_IF_ERROR(call());
     TERCIO_RETURN_IF_ERROR(
         device::CudaStatus(cudaEventRecord(start_, stream), "recording an event"));
@@ -86,6 +88,7 @@ class Timer {
     float milliseconds = 0;
     TERCIO_RETURN_IF_ERROR(
         device::CudaStatus(cudaEventElapsedTime(&milliseconds, start_, end_), "reading the time"));
+    // Rates are divided by this time.
     return std::max(1e-9, milliseconds * 1e-3 / kRepeats);
   }
 
@@ -101,8 +104,10 @@ void Fill(device::Stream& stream, device::DeviceMemory& memory, kernels::Format 
   std::vector<uint32_t> words(kSmallestCopy / sizeof(uint32_t));
   uint32_t random = 1;
   for (uint32_t& word : words) {
+    // This is the linear congruential generator of Numerical Recipes.
     random = random * 1664525 + 1013904223;
     const uint32_t bits = random ^ (random >> 16);
+    // Sign and fraction are random and the exponent is not; a word holds two numbers of bf16.
     word = wide ? 0x3f000000 | (bits & 0x807fffff) : 0x3f003f00 | (bits & 0x807f807f);
   }
   for (int64_t at = 0; at < memory.size_bytes(); at += kSmallestCopy) {
@@ -123,6 +128,7 @@ absl::StatusOr<double> MeasureProducts(device::Device& device, kernels::Format f
     std::vector<kernels::Values> values;
     for (int i = 0; i < 3; ++i) {
       TERCIO_ASSIGN_OR_RETURN(auto matrix, device.Allocate(side * side * BytesOf(format)));
+      // The third matrix is the result.
       if (i < 2) Fill(*stream, *matrix, format);
       values.push_back(kernels::Values(matrix->data(), format, format));
       memory.push_back(std::move(matrix));
@@ -141,6 +147,7 @@ absl::StatusOr<double> MeasureProducts(device::Device& device, kernels::Format f
     }));
     TERCIO_RETURN_IF_ERROR(stream->Synchronize());
     if (seconds >= kEnoughSeconds || side >= kLargestSide) {
+      // A multiplication and an addition count as two operations.
       return 2.0 * static_cast<double>(side * side * side) / seconds;
     }
   }
@@ -163,11 +170,14 @@ absl::Status MeasureGpu(int gpu, Json* report) {
   size_t free = 0;
   size_t total = 0;
   TERCIO_RETURN_IF_ERROR(device::CudaStatus(cudaMemGetInfo(&free, &total), "querying free memory"));
+  // The figure is taken before this program allocates anything.
   (*report)["memory_free_bytes"] = free;
   (*report)["memory_total_bytes"] = total;
   {
+    // Others may need memory on this GPU, so most of what is free is left alone.
     const auto most = static_cast<int64_t>(std::min<size_t>(kLargestCopy, free / 4));
     TERCIO_ASSIGN_OR_RETURN(const auto there, device->Allocate(most));
+    // Copies of training go through pinned memory, too.
     TERCIO_ASSIGN_OR_RETURN(const auto here, device->AllocateHost(most));
     TERCIO_ASSIGN_OR_RETURN(const auto stream,
                             device->CreateStream(device::Device::StreamKind::kCompute));
@@ -208,11 +218,13 @@ absl::Status MeasurePeers(int from, int to, Json* report) {
   (*report)["direct"] = direct != 0;
   TERCIO_ASSIGN_OR_RETURN(const auto target, device::CreateCudaDevice(to));
   TERCIO_ASSIGN_OR_RETURN(const auto there, target->Allocate(kLargestCopy));
+  // It is made last and so is the thread's device, from which peer access is enabled.
   TERCIO_ASSIGN_OR_RETURN(const auto source, device::CreateCudaDevice(from));
   TERCIO_ASSIGN_OR_RETURN(const auto here, source->Allocate(kLargestCopy));
   TERCIO_ASSIGN_OR_RETURN(const auto stream,
                           source->CreateStream(device::Device::StreamKind::kCompute));
   if (direct != 0) {
+    // Without this the copy would take the way over the host.
     const cudaError_t enabled = cudaDeviceEnablePeerAccess(to, 0);
     if (enabled != cudaErrorPeerAccessAlreadyEnabled) {
       TERCIO_RETURN_IF_ERROR(device::CudaStatus(enabled, "enabling peer access"));
@@ -255,6 +267,7 @@ std::string ExamineDevices() {
       status = MeasureGpu(gpu, &one);
     }
     if (status.ok()) SetError(TryMemory(gpu, &one), &one["memory_plan"]);
+    // A GPU that fails is a part of the report: the others are examined nevertheless.
     SetError(status, &one);
     report["gpus"].push_back(std::move(one));
   }
@@ -262,6 +275,7 @@ std::string ExamineDevices() {
     for (int to = 0; to < count; ++to) {
       if (from == to) continue;
       Json pair = {{"from", from}, {"to", to}};
+      // Each direction is measured, since paths between GPUs are not always symmetric.
       SetError(MeasurePeers(from, to, &pair), &pair);
       report["peers"].push_back(std::move(pair));
     }

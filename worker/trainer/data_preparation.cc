@@ -56,6 +56,7 @@ std::optional<v1::PrepareRequest> ReadRequest() {
   const std::string head = ReadExactly(data::kLengthBytes);
   if (head.size() < data::kLengthBytes) return std::nullopt;
   const uint64_t length = data::LengthIn(head);
+  // Whatever stands on the input must not decide how much is allocated.
   if (length > data::kLongestMessage) return std::nullopt;
   const std::string body = ReadExactly(static_cast<size_t>(length));
   v1::PrepareRequest request;
@@ -65,6 +66,7 @@ std::optional<v1::PrepareRequest> ReadRequest() {
   return request;
 }
 
+// The other end is a socket, which may take the answer in parts.
 bool Write(int file, std::string_view bytes) {
   while (!bytes.empty()) {
     const ssize_t written = write(file, bytes.data(), bytes.size());
@@ -79,8 +81,10 @@ absl::StatusOr<data::PreparedData> Prepare(const v1::PrepareRequest& request) {
   const v1::JobSpec& spec = request.spec();
   const auto allowed = agent::AllowedPaths::Again(
       request.any_path(), {request.data_roots().begin(), request.data_roots().end()});
+  // The check is made here, with a trainer's rights, since the agent looks at no file of a job.
   TERCIO_RETURN_IF_ERROR(allowed.Check(spec));
   auto prepared = data::PrepareData(spec.data(), spec.model(), request.cache_dir());
+  // A job that resumes has its weights in a checkpoint.
   if (!prepared.ok() || spec.model().from().empty() || !request.from_start()) return prepared;
   TERCIO_RETURN_IF_ERROR(checkpoint::CheckInitialWeights(spec.model(), prepared->vocab_size));
   return prepared;
@@ -106,11 +110,13 @@ Preparation PrepareFor(const v1::PrepareRequest& request) {
   for (std::string& entry : prepared->cache_entries) {
     done.answer.add_cache_entries(std::move(entry));
   }
+  // They hold the entries of the cache until the agent does so itself.
   done.uses = std::move(prepared->uses);
   return done;
 }
 
 int ServePreparation() {
+  // An allocation that fails would otherwise throw, in the middle of some library.
   std::set_new_handler(EndForMemory);
   BeTheFirstToGo();
   // Output of libraries must not mix with the answer.

@@ -10,6 +10,7 @@
 namespace tercio::trainer {
 namespace {
 
+// Trainers of an attempt start together, so one that is missing for so long has failed.
 constexpr absl::Duration kConnectTimeout = absl::Minutes(2);
 
 }  // namespace
@@ -17,8 +18,10 @@ constexpr absl::Duration kConnectTimeout = absl::Minutes(2);
 absl::StatusOr<std::unique_ptr<collective::Communicator>> JoinHostGroup(
     const v1::TrainerAssignment& assignment, const v1::ProcessGroup& group,
     collective::CommunicatorOptions options, collective::RendezvousStore& rendezvous) {
+  // The order in a group is the plan's, which every rank knows.
   const int index = plan::IndexInGroup(group, assignment.plan().placement().rank());
   std::unique_ptr<collective::Transport> transport;
+  // A group of one needs no sockets.
   if (group.size() == 1) {
     transport = std::move(collective::CreateThreadTransports(1).front());
   } else {

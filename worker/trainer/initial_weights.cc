@@ -21,9 +21,11 @@ class InitialWeights : public StateSource {
       : weights_(std::move(weights)) {}
 
   bool Wants(const v1::TensorSlice& slice) const override {
+    // Only weights are taken over: moments and counters start at zero.
     return !absl::StartsWith(slice.tensor(), "adamw.") && !engine::IsOptionalState(slice.tensor());
   }
   bool MayLack(const v1::TensorSlice& slice) const override {
+    // A bert that changes its task begins with a head of its own.
     return plan::BelongsToTask(slice.tensor());
   }
   absl::Status Read(const v1::TensorSlice& slice, absl::Span<float> values, const Arrived& arrived,
@@ -39,6 +41,7 @@ class InitialWeights : public StateSource {
 
  private:
   const std::unique_ptr<checkpoint::WeightSource> weights_;
+  // One thread reads the values, another asks how many there were.
   std::atomic<int64_t> bytes_read_ = 0;
 };
 

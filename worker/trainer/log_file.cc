@@ -22,13 +22,16 @@ bool RotateLog(const std::string& path, int64_t most_bytes, const std::vector<in
   if (fstat(descriptors.front(), &present) != 0 || present.st_size <= most_bytes) return false;
   // Does nothing if the output goes elsewhere, as in a debugger.
   if (stat(path.c_str(), &named) != 0 || named.st_ino != present.st_ino) return false;
+  // One older file is kept, so that a rank takes twice the limit on the disk at most.
   const std::string older = path + ".1";
   if (std::rename(path.c_str(), older.c_str()) != 0) return false;
   const int file = open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
   if (file < 0) {
+    // Output continues in the old file, which readers look for by this name.
     std::rename(older.c_str(), path.c_str());
     return false;
   }
+  // Libraries print to the descriptors, so these are turned to the new file.
   for (const int descriptor : descriptors) dup2(file, descriptor);
   close(file);
   return true;

@@ -135,6 +135,7 @@ progress::ExitNote Run(const Arguments& arguments, progress::ProgressPage* page)
       AgentLink::Connect(arguments.socket, hello, untold, [page](const std::string& reason) {
         LogError(absl::StrCat("ending: ", reason));
         NoteExit(page, {kFault, false, reason});
+        // This is a thread of the link: the others may hang, so nothing is taken down in order.
         _exit(kFault);
       });
   if (!link.ok()) {
@@ -200,6 +201,7 @@ int main(int argc, char** argv) {
   tercio::trainer::NoteExit(page.get(), note);
   page.reset();
   rotation.reset();
+  // _exit writes nothing that is still buffered.
   std::fflush(nullptr);
   // No destructors of static objects: a thread that hangs in a file system may still use them.
   _exit(note.exit_code);

@@ -9,10 +9,12 @@ MemoryMeter::MemoryMeter(device::Device& device)
 
 void MemoryMeter::Measure(const engine::TrainingEngine& engine, int64_t steps) {
   if (steps >= next_look_) {
+    // Looking at the arena takes long, so it is done after 1, 2, 4, 8 ... steps.
     next_look_ = std::max<int64_t>(1, 2 * steps);
     return MeasureAll(engine);
   }
   const absl::StatusOr<int64_t> now = device_.BytesInUse();
+  // What was in use before the training belongs to others, or to the program itself.
   if (now.ok()) peak_ = std::max(peak_, *now - before_);
 }
 
@@ -22,6 +24,7 @@ void MemoryMeter::MeasureAll(const engine::TrainingEngine& engine) {
   peak_ = std::max(peak_, used_);
   if (!now.ok()) return;
   peak_ = std::max(peak_, *now - before_);
+  // Both numbers were taken at the same moment, so growth in between does not count as outside.
   outside_ = std::max(outside_, *now - before_ - used_);
 }
 

@@ -18,6 +18,7 @@
 namespace tercio::trainer {
 namespace {
 
+// In the second step the moments are read that the first one has written.
 constexpr int64_t kSteps = 2;
 constexpr int kThreads = 1;
 constexpr char kLibraryBudget[] = "workspace.device";
@@ -27,6 +28,7 @@ class TrialSource : public data::CausalSource {
   explicit TrialSource(const v1::ModelSpec& model) : model_(model) {}
   void ReadTraining(int64_t step, int64_t sequence, int32_t* out) override {
     for (int64_t i = 0; i <= model_.context(); ++i) {
+      // Any ids will do that are spread over the vocabulary.
       out[i] = static_cast<int32_t>((7 * step + 3 * sequence + i * i) % model_.vocab_size());
     }
   }
@@ -49,6 +51,7 @@ absl::Status Train(engine::TrainingEngine& engine) {
 
 nlohmann::json Report(std::vector<engine::BufferUse> buffers, int64_t outside,
                       int64_t most_outside) {
+  // Libraries take as much of their budget as they need, which no plan can know.
   std::erase_if(buffers, [](const engine::BufferUse& use) { return use.name == kLibraryBudget; });
   int64_t planned = 0;
   int64_t touched = 0;
@@ -65,6 +68,8 @@ nlohmann::json Report(std::vector<engine::BufferUse> buffers, int64_t outside,
 
 }  // namespace
 
+// The model is small, so that the trial takes a moment on any device.
+// What counts is that every buffer of its plan is used to its end.
 v1::JobSpec TrialJob(v1::DeviceKind kind) {
   v1::JobSpec job;
   job.mutable_resources()->set_device(kind);
@@ -80,8 +85,10 @@ v1::JobSpec TrialJob(v1::DeviceKind kind) {
   model->set_bias(true);
   v1::TrainingSpec* training = job.mutable_training();
   training->set_steps(kSteps);
+  // Four sequences are four lanes, which use every gradient buffer.
   training->set_global_batch(4);
   training->set_micro_batch(2);
+  // A job in 16 bits has a rounded copy of the weights, which one in fp32 lacks.
   training->set_precision(v1::PRECISION_BF16);
   training->set_seed(1);
   training->mutable_optimizer()->set_learning_rate(1e-3);
@@ -100,6 +107,7 @@ absl::StatusOr<nlohmann::json> TryMemoryPlan(
     device::Device& device, const v1::JobSpec& job,
     const std::function<std::unique_ptr<collective::Communicator>(
         std::unique_ptr<collective::Communicator>)>& adapt) {
+  // What is in use before this counts for others.
   MemoryMeter meter(device);
   TERCIO_ASSIGN_OR_RETURN(const v1::Layout layout, plan::LayoutOfJob(job));
   TERCIO_ASSIGN_OR_RETURN(const v1::Plan whole,
@@ -107,6 +115,7 @@ absl::StatusOr<nlohmann::json> TryMemoryPlan(
   const v1::RankPlan plan = plan::SliceForRank(whole, 0);
   auto self = collective::CreateCommunicator(
       {"self", absl::Seconds(60)}, std::move(collective::CreateThreadTransports(1).front()));
+  // A GPU's streams need a communicator that takes memory of the GPU.
   if (adapt) self = adapt(std::move(self));
   TrialSource source(job.model());
   TERCIO_ASSIGN_OR_RETURN(const auto engine,
@@ -114,6 +123,7 @@ absl::StatusOr<nlohmann::json> TryMemoryPlan(
                               job, plan, device, {self.get(), self.get(), self.get(), self.get()},
                               source, {.fill_pattern = true}));
   TERCIO_RETURN_IF_ERROR(Train(*engine));
+  // This comes before the arena is copied to the host, which takes memory as well.
   meter.MeasureAll(*engine);
   TERCIO_ASSIGN_OR_RETURN(std::vector<engine::BufferUse> buffers, engine->HighWaterMarks());
   return Report(std::move(buffers), meter.outside_bytes(), plan::MostBytesOutside(job, layout, 0));

@@ -12,6 +12,7 @@
 namespace tercio::trainer {
 namespace {
 
+// By itself NCCL takes an interface that looks right, which other nodes may not reach.
 constexpr char kVariable[] = "NCCL_SOCKET_IFNAME";
 
 std::string TextOf(const sockaddr* address) {
@@ -28,7 +29,9 @@ std::string InterfaceOf(const std::string& address) {
   if (getifaddrs(&all) != 0) return "";
   const absl::Cleanup free_all = [all] { freeifaddrs(all); };
   for (const ifaddrs* one = all; one != nullptr; one = one->ifa_next) {
+    // Some interfaces, such as tunnels, have no address.
     if (one->ifa_addr == nullptr) continue;
+    // Each interface is also listed with its hardware address.
     const int family = one->ifa_addr->sa_family;
     if (family != AF_INET && family != AF_INET6) continue;
     if (TextOf(one->ifa_addr) == address) return one->ifa_name;

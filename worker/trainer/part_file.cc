@@ -26,6 +26,7 @@ absl::StatusOr<v1::UploadEnd> WritePartFile(const std::string& path,
   TERCIO_ASSIGN_OR_RETURN(auto writer, checkpoint::PartWriter::Create(path, all));
   for (const std::string_view chunk : ChunksOf(values)) {
     TERCIO_RETURN_IF_ERROR(writer->Append(chunk));
+    // After each chunk, so that a part that is no longer wanted ends soon.
     if (!wrote(writer->written_bytes())) return absl::CancelledError(path + " is no longer wanted");
   }
   return writer->Close();
@@ -41,12 +42,15 @@ struct PartFile::Shared {
       return fate != Fate::kRemoved;
     });
     MutexLock lock(mutex);
+    // A file that is cut short is of no use to anyone.
     if (!written.ok()) fate = Fate::kRemoved;
     result = std::move(written);
     changed.NotifyAll();
+    // The coordinator's answer decides, or the end of the object.
     while (fate == Fate::kOpen) changed.Wait(mutex);
     const bool removes = fate == Fate::kRemoved;
     lock.Unlock();
+    // Removing may hang like writing, so it is done by this thread, without the lock.
     if (removes) unlink(path.c_str());
     lock.Lock();
     gone = true;
@@ -55,6 +59,7 @@ struct PartFile::Shared {
 
   void Decide(Fate decided) {
     MutexLock lock(mutex);
+    // The first decision counts: a file that is to be kept may be committed by now.
     if (fate == Fate::kOpen) fate = decided;
     changed.NotifyAll();
   }
@@ -76,8 +81,10 @@ PartFile::PartFile(std::string path, std::vector<v1::TensorSlice> slices, ValueP
     : shared_(std::make_shared<Shared>()) {
   shared_->path = std::move(path);
   shared_->slices = std::move(slices);
+  // These only refer to the snapshot, which stays as it is until Ended().
   shared_->values = std::move(values);
   shared_->write = std::move(write);
+  // The thread has a share of its data, and needs nothing of this object.
   thread_ = std::thread([shared = shared_] { shared->Run(); });
 }
 
@@ -88,6 +95,8 @@ PartFile::~PartFile() {
       shared_->changed.WaitFor(shared_->mutex, absl::ToChronoMilliseconds(kEndTime),
                                [this]() TERCIO_REQUIRES(shared_->mutex) { return shared_->gone; });
   lock.Unlock();
+  // A thread in the kernel cannot be ended. It is left
+  // alone, and removes the file when it comes back.
   if (gone) {
     thread_.join();
   } else {

@@ -36,8 +36,10 @@ std::vector<ProductShape> Missing(const std::vector<ProductShape>& shapes,
 // Times the shapes and adds the best to the algorithms.
 absl::Status Time(const std::vector<ProductShape>& shapes, int64_t workspace_bytes,
                   device::Device& device, ProductAlgorithms* algorithms) {
+  // Both are given back when the timing ends, before the engine takes its arena.
   auto operands = device.Allocate(kernels::cuda::BytesForTiming(shapes));
   auto workspace = device.Allocate(workspace_bytes);
+  // The library then chooses by itself: a GPU that is nearly full is no reason to fail.
   if (!operands.ok() || !workspace.ok()) {
     LogWarning(
         absl::StrCat("product algorithms are not timed: ",
@@ -65,14 +67,18 @@ absl::StatusOr<v1::ProductTable> ChooseProducts(const v1::TrainerAssignment& ass
   chosen.set_gpu(device.name());
   chosen.set_library(kernels::cuda::ProductLibrary());
   const auto take = [&](const v1::ProductTable& table) {
+    // Algorithms only mean something to the library, and on the GPU, that they were timed with.
     const bool ours = table.gpu() == chosen.gpu() && table.library() == chosen.library();
     if (ours) TakeProducts(table, algorithms);
   };
+  // An earlier attempt has chosen these, and the run continues with the same bits.
   take(plan.stage().products());
   const std::vector<ProductShape> missing =
       Missing(engine::ProductShapes(assignment.spec(), plan), *algorithms);
+  // This is the same on all ranks of a stage, so nobody waits for a choice that is not made.
   if (missing.empty()) return v1::ProductTable();
   const std::string key = absl::StrCat("products/", plan.placement().pipeline_index());
+  // One rank of a stage times for all of them, since replicas must compute the same bits.
   if (plan.placement().tensor_index() > 0 || plan.placement().data_index() > 0) {
     TERCIO_ASSIGN_OR_RETURN(const std::vector<std::string> found, rendezvous.Get({key}, kPatience));
     v1::ProductTable table;
@@ -84,6 +90,7 @@ absl::StatusOr<v1::ProductTable> ChooseProducts(const v1::TrainerAssignment& ass
   }
   const ProductCache cache(assignment.data_cache_dir() + "/products", chosen.gpu(),
                            chosen.library());
+  // Other jobs may have timed some of the products on this node.
   ProductAlgorithms known;
   TakeProducts(cache.Read(), &known);
   const int64_t workspace =
@@ -96,6 +103,7 @@ absl::StatusOr<v1::ProductTable> ChooseProducts(const v1::TrainerAssignment& ass
     if (known.contains(shape)) AddProduct(shape, known[shape], &chosen);
   }
   take(chosen);
+  // The other ranks wait for this, so it precedes the cache.
   TERCIO_RETURN_IF_ERROR(rendezvous.Put(key, chosen.SerializeAsString()));
   const absl::Status kept = cache.Add(chosen);
   if (!kept.ok()) {

@@ -25,6 +25,8 @@ bool Number(int value, Enum most, Enum* to) {
   return value >= 0 && value <= static_cast<int>(most);
 }
 
+// Tables come from files and from other processes, perhaps of another version.
+// An entry that does not fit is left out, and its product is timed again.
 bool Parse(const v1::ProductAlgorithm& from, ProductShape* shape, ProductAlgorithm* algorithm) {
   shape->m = from.m();
   shape->n = from.n();
@@ -39,12 +41,14 @@ bool Parse(const v1::ProductAlgorithm& from, ProductShape* shape, ProductAlgorit
   }
   std::copy(from.alignment().begin(), from.alignment().end(), shape->alignment.begin());
   std::copy(from.words().begin(), from.words().end(), algorithm->words.begin());
+  // The last value of each enum is its bound.
   return Number(from.kind(), ProductKind::kScaled, &shape->kind) &&
          Number(from.operands(), Format::kE5m2, &shape->operands) &&
          Number(from.result(), Format::kFloat16, &shape->result) &&
          Number(from.epilogue(), ProductEpilogue::kBiasGradient, &shape->epilogue);
 }
 
+// Names of GPUs and versions hold characters that mean something in paths.
 std::string FileName(const std::string& gpu, const std::string& library) {
   std::string name = absl::StrCat(gpu, " ", library);
   for (char& letter : name) {
@@ -77,6 +81,7 @@ void TakeProducts(const v1::ProductTable& table, ProductAlgorithms* to) {
   for (const v1::ProductAlgorithm& entry : table.algorithms()) {
     ProductShape shape;
     ProductAlgorithm algorithm;
+    // An algorithm that is in use already is not replaced.
     if (Parse(entry, &shape, &algorithm)) to->emplace(shape, algorithm);
   }
 }
@@ -91,6 +96,7 @@ ProductCache::ProductCache(const std::string& directory, const std::string& gpu,
 v1::ProductTable ProductCache::Read() const {
   v1::ProductTable table;
   const absl::StatusOr<std::string> bytes = ReadFile(path_);
+  // Two names can become one file name, so the table has them in full.
   if (!bytes.ok() || !table.ParseFromString(*bytes) || table.gpu() != gpu_ ||
       table.library() != library_) {
     table.Clear();
@@ -102,15 +108,19 @@ v1::ProductTable ProductCache::Read() const {
 
 absl::Status ProductCache::Add(const v1::ProductTable& table) const {
   TERCIO_RETURN_IF_ERROR(MakeDirectories(directory_));
+  // Ranks of several jobs on this node may add to the file at the same time.
   TERCIO_ASSIGN_OR_RETURN(const auto lock, FileLock::Acquire(path_ + ".lock", WhenHeld::kWait));
+  // It is read under the lock, so that what another rank adds meanwhile is not lost.
   v1::ProductTable all = Read();
   ProductAlgorithms known;
   TakeProducts(all, &known);
   ProductAlgorithms offered;
   TakeProducts(table, &offered);
   for (const auto& [shape, algorithm] : offered) {
+    // The first choice stays, so that jobs with the same products compute the same bits.
     if (known.emplace(shape, algorithm).second) AddProduct(shape, algorithm, &all);
   }
+  // Read takes no lock: it finds the old file or the new one.
   return WriteFileDurably(path_, all.SerializeAsString());
 }
 

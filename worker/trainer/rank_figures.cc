@@ -22,6 +22,7 @@ int64_t ResidentBytes() {
              : std::strtoll(text->c_str() + space, nullptr, 10) * sysconf(_SC_PAGESIZE);
 }
 
+// Threads that have ended are included.
 double ProcessorSeconds() {
   rusage usage = {};
   if (getrusage(RUSAGE_SELF, &usage) != 0) return 0;
@@ -50,11 +51,13 @@ v1::PhaseSeconds ToPhaseSeconds(
 
 void FiguresKeeper::Start() {
   phases_.Start();
+  // Connecting and loading are no part of the time that the phases divide.
   processor_at_start_ = ProcessorSeconds();
 }
 
 void FiguresKeeper::StepEnded(int64_t step, double seconds) {
   figures_.set_step(step);
+  // Steps are counted by this process; a resumed run begins with a higher number.
   figures_.set_steps(figures_.steps() + 1);
   figures_.set_step_seconds(seconds);
 }
@@ -66,10 +69,13 @@ void FiguresKeeper::SetMemory(int64_t planned, int64_t used, int64_t peak) {
 }
 
 std::optional<v1::RankFigures> FiguresKeeper::Now() {
+  // A rank that has not finished a step has nothing to report about the run.
   if (figures_.steps() == 0) return std::nullopt;
+  // NowAndThen waits for its interval after these figures as well.
   last_ = SteadyNow();
   const auto& spent = phases_.Read();
   progress::PhaseClock::Nanoseconds elapsed = 0;
+  // The sum of the parts is taken instead of a clock, so that they add up to it exactly.
   for (const progress::PhaseClock::Nanoseconds part : spent) elapsed += part;
   *figures_.mutable_phases() = ToPhaseSeconds(spent);
   figures_.set_elapsed_seconds(progress::PhaseClock::Seconds(elapsed));
@@ -79,6 +85,7 @@ std::optional<v1::RankFigures> FiguresKeeper::Now() {
 }
 
 std::optional<v1::RankFigures> FiguresKeeper::NowAndThen(absl::Duration interval) {
+  // They cost a file and some system calls, which short steps would notice.
   if (SteadyNow() - last_ < interval) return std::nullopt;
   return Now();
 }

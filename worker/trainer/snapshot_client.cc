@@ -19,6 +19,7 @@ constexpr double kLeastBytesPerSecond = 20e6;
 std::chrono::system_clock::time_point DeadlineFor(int64_t bytes, absl::Duration patience) {
   const double seconds =
       absl::ToDoubleSeconds(patience) + static_cast<double>(bytes) / kLeastBytesPerSecond;
+  // gRPC counts deadlines on the wall clock.
   return std::chrono::system_clock::now() +
          std::chrono::milliseconds(static_cast<int64_t>(seconds * 1e3));
 }
@@ -43,14 +44,18 @@ class EngineFiller {
 
   absl::Status Add(std::string_view bytes) {
     while (!bytes.empty()) {
+      // Another process sends this, and may send more than it should.
       if (index_ == engine_.NeededSlices().size()) {
         return absl::DataLossError("the copy has more bytes than its slices");
       }
+      // Messages end anywhere, also within a number.
       const size_t room = values_.size() * sizeof(float) - filled_;
       const size_t taken = std::min(room, bytes.size());
       std::memcpy(reinterpret_cast<char*>(values_.data()) + filled_, bytes.data(), taken);
       filled_ += taken;
       bytes.remove_prefix(taken);
+      // The engine takes some slices only whole. Those are
+      // shorter than a part, so it is given full ones.
       if (taken < room) return absl::OkStatus();
       TERCIO_RETURN_IF_ERROR(engine_.Load(static_cast<int64_t>(index_), first_, values_));
       first_ += static_cast<int64_t>(values_.size());
@@ -82,6 +87,7 @@ class EngineFiller {
 
 absl::Status CheckSlices(const v1::SnapshotBegin& begin, const engine::TrainingEngine& engine) {
   const std::vector<v1::TensorSlice>& needed = engine.NeededSlices();
+  // In the stream values have no names: they belong to the slices by their order.
   bool same = begin.slices_size() == static_cast<int>(needed.size());
   for (int i = 0; same && i < begin.slices_size(); ++i) {
     same =
@@ -96,7 +102,9 @@ absl::Status CheckSlices(const v1::SnapshotBegin& begin, const engine::TrainingE
 absl::StatusOr<v1::SnapshotService::Stub*> SnapshotClient::StubOf(const std::string& holder) {
   std::unique_ptr<v1::SnapshotService::Stub>& stub = stubs_[holder];
   if (stub == nullptr) {
+    // The node's own agent is reached by its socket, where there is no TLS.
     const TlsFiles tls = holder.starts_with("unix:") ? TlsFiles() : TlsFromEnvironment();
+    // Weights are given to agents only, which their certificates prove.
     TERCIO_ASSIGN_OR_RETURN(const auto channel, OpenChannel(holder, tls, kAgentRole));
     stub = v1::SnapshotService::NewStub(channel);
   }
@@ -127,6 +135,7 @@ absl::Status SnapshotClient::PutTo(const std::string& holder, const v1::Snapshot
     message.mutable_end()->set_bytes(begin.bytes());
     writer->Write(message);
   }
+  // After a failed write, too, Finish has the reason.
   writer->WritesDone();
   return FromGrpc(writer->Finish());
 }
@@ -140,11 +149,13 @@ std::vector<absl::Status> SnapshotClient::Put(int64_t step,
   begin.set_token(identity_.token);
   begin.set_rank(identity_.rank);
   begin.set_step(step);
+  // The agent reserves room by this number before anything arrives.
   begin.set_bytes(BytesOf(values));
   begin.mutable_slices()->Add(slices.begin(), slices.end());
   begin.mutable_steps()->Add(steps.begin(), steps.end());
   std::vector<absl::Status> errors;
   std::string checksum;
+  // A holder that fails does not keep the others from their copies.
   for (const std::string& holder : holders_) {
     const absl::Status status = PutTo(holder, begin, values, &checksum);
     if (!status.ok()) errors.push_back(About(holder, status));
@@ -184,11 +195,15 @@ absl::Status SnapshotClient::Load(const std::string& holder, int attempt, int64_
       received += static_cast<int64_t>(message.chunk().data().size());
       loaded(received, bytes);
     } else if (message.has_end()) {
+      // The values are in the engine already. Those that do
+      // not match end the attempt before a step can use them.
       verified = filler.complete() && sum.Hex() == message.end().checksum();
       if (!verified) status = absl::DataLossError("the checksum of the copy does not match");
     }
   }
+  // The rest of the copy need not come.
   if (!status.ok()) context.TryCancel();
+  // After a cancellation this error is only a consequence, so the first one is kept.
   const absl::Status ended = FromGrpc(reader->Finish());
   if (status.ok()) status = ended;
   if (status.ok() && !verified) status = absl::DataLossError("the copy ended early");

@@ -19,6 +19,8 @@ namespace {
 
 constexpr int kFrames = 48;
 constexpr int kOwnFrames = 2;  // this handler, and the kernel's return from it
+// The text lies on the stack of whatever thread is interrupted, and
+// goes out in one write, so that dumps of several threads do not mix.
 constexpr size_t kBytes = 6144;
 
 std::atomic<int> dump_file{-1};
@@ -56,6 +58,7 @@ class Text {
 };
 
 void DumpThisThread(int) {
+  // The interrupted code may be about to look at it.
   const int saved_errno = errno;
   const int file = dump_file;
   if (file >= 0) {
@@ -93,6 +96,7 @@ absl::Status InstallStackDump(const char* program, const std::string& path) {
   backtrace(&frame, 1);
   struct sigaction action = {};
   action.sa_handler = DumpThisThread;
+  // System calls continue: a dump must not change the course of what it shows.
   action.sa_flags = SA_RESTART;
   if (sigaction(SIGUSR2, &action, nullptr) != 0) {
     return absl::InternalError(absl::StrCat("SIGUSR2: ", std::strerror(errno)));

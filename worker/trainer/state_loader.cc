@@ -50,6 +50,7 @@ class ReadAhead {
     for (const StatePiece& piece : pieces) {
       if (piece.reader != rank) continue;
       shared_->pieces.push_back(piece);
+      // The engine's memory lives as long as these do, hence also for a thread that hangs.
       shared_->places.push_back(engine.LoadPlace(static_cast<int64_t>(piece.slice)));
       shared_->total += piece.elements * static_cast<int64_t>(sizeof(float));
     }
@@ -60,11 +61,14 @@ class ReadAhead {
     {
       MutexLock lock(shared_->mutex);
       shared_->stops = true;
+      // It refers to the page, which may be gone when a read that hangs comes back.
       shared_->loaded = {};
       shared_->changed.NotifyAll();
     }
+    // No lock is held, since a read that ends reports under it.
     shared_->source->Cancel();
     MutexLock lock(shared_->mutex);
+    // A thread in the kernel cannot be ended: after this time it is left behind.
     const bool ended = shared_->changed.WaitFor(
         shared_->mutex, absl::ToChronoMilliseconds(kCancelTime),
         [this]() TERCIO_REQUIRES(shared_->mutex) { return shared_->ended; });
@@ -112,6 +116,7 @@ class ReadAhead {
         if (place == nullptr) read.buffer.resize(static_cast<size_t>(piece.elements));
         read.values = absl::MakeSpan(place == nullptr ? read.buffer.data() : place + piece.offset,
                                      static_cast<size_t>(piece.elements));
+        // An error takes its place among the pieces, so that all ranks meet it at the same one.
         read.status = source->Read(
             piece.part, read.values, [this](int64_t bytes) { Arrived(bytes); }, &read.check);
         MutexLock lock(mutex);
@@ -153,6 +158,7 @@ struct PieceHeader {
   char message[1016] = {};
 };
 static_assert(std::is_trivially_copyable_v<PieceHeader>);
+// The values lie right behind the header.
 static_assert(sizeof(PieceHeader) % alignof(float) == 0);
 
 // Sends a piece from the rank that has read it to all.
@@ -168,10 +174,12 @@ class PieceBroadcast {
     if (group_.data.size() == 1) return absl::OkStatus();
     if (memory_ == nullptr) {
       TERCIO_ASSIGN_OR_RETURN(memory_, group_.device.Allocate(BytesOf(most_)));
+      // A group of one shares nothing, and never comes here.
       host_.resize(static_cast<size_t>(BytesOf(most_)));
     }
     const bool reads = piece.reader == group_.data.rank();
     if (reads) {
+      // The status travels with the values: all ranks fail, or do without a tensor, together.
       const PieceHeader header = HeaderOf(read->status);
       std::memcpy(host_.data(), &header, sizeof(header));
       std::memcpy(host_.data() + sizeof(header), read->values.data(),
@@ -221,12 +229,14 @@ std::vector<StatePiece> PiecesOf(const std::vector<v1::TensorSlice>& slices,
   std::vector<int64_t> share(static_cast<size_t>(ranks));
   std::vector<StatePiece> pieces;
   for (size_t i = 0; i < slices.size(); ++i) {
+    // Such slices keep the values with which the engine began.
     if (!source.Wants(slices[i])) continue;
     auto reader = share.end();
     int64_t offset = 0;
     int64_t begun = 0;  // start of the reader's run
     for (v1::TensorSlice& part : checkpoint::DivideSlice(slices[i], kPieceElements)) {
       if (reader == share.end() || offset - begun >= run) {
+        // The next run is read by the rank that has the least so far; all ranks find the same one.
         reader = std::min_element(share.begin(), share.end());
         begun = offset;
       }
@@ -254,6 +264,7 @@ absl::Status LoadState(std::shared_ptr<StateSource> source, const LoadGroup& gro
     // Not by the reading thread, which is busy with the next piece.
     if (read.check) read.status.Update(std::exchange(read.check, nullptr)());
     TERCIO_RETURN_IF_ERROR(broadcast.Share(piece, &read));
+    // A tensor is missing as a whole, which its first piece shows.
     if (piece.offset == 0) lacks = absl::IsNotFound(read.status) && source->MayLack(slice);
     if (!lacks) {
       TERCIO_RETURN_IF_ERROR(read.status);

@@ -31,6 +31,7 @@ namespace {
 constexpr size_t kMostWaiting = 20'000;                               // records of some 300 bytes
 constexpr std::chrono::seconds kPatience = std::chrono::seconds(10);  // at the end
 constexpr char kOwnerFile[] = "tercio-job";
+// TensorBoard only takes files that have "tfevents" in their names.
 constexpr char kPrefix[] = "events.out.tfevents.";
 
 // The wall time that is displayed beside a step.
@@ -50,12 +51,14 @@ std::string ConfigurationOf(const v1::JobSpec& spec) {
 absl::StatusOr<std::string> Claim(const std::string& directory, const std::string& job) {
   TERCIO_RETURN_IF_ERROR(MakeDirectories(directory));
   const std::string path = absl::StrCat(directory, "/", kOwnerFile);
+  // O_EXCL decides between two jobs that come at the same time.
   const int made = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
   if (made >= 0) {
     const ssize_t written = write(made, job.data(), job.size());
     const int error = written < 0 ? errno : ENOSPC;
     close(made);
     if (written == static_cast<ssize_t>(job.size())) return directory;
+    // An owner whose name was cut short would be nobody, and the directory lost for all.
     unlink(path.c_str());
     return FileError(error, "write", path);
   }
@@ -102,6 +105,7 @@ struct TensorBoardWriter::Shared {
   int64_t bytes = 0;  // of whole records
 
   void Warn(const std::string& what) TERCIO_REQUIRES(mutex) {
+    // A directory that does not answer would fill the log, step by step.
     if (std::exchange(warned, true)) return;
     LogWarning(
         absl::StrCat("tensorboard: ", what, "; training continues, but steps are missing there"));
@@ -117,6 +121,7 @@ struct TensorBoardWriter::Shared {
   // A partial record would end the file for its readers: it is truncated.
   absl::Status Write(const std::string& record) {
     if (descriptor < 0) TERCIO_RETURN_IF_ERROR(Open());
+    // The place is named: what a failed write has left behind does not count.
     const ssize_t written = pwrite(descriptor, record.data(), record.size(), bytes);
     if (written == static_cast<ssize_t>(record.size())) {
       bytes += written;
@@ -160,9 +165,11 @@ std::unique_ptr<TensorBoardWriter> TensorBoardWriter::Start(const v1::TrainerAss
   const double now = WallTime();
   const int64_t first = assignment.resume_step() + 1;
   std::vector<std::string> header = {VersionRecord(now), StartRecord(now, first)};
+  // Later attempts add to the same curves, for which one text is enough.
   if (run.attempt() == 1) {
     header.push_back(TextRecord(now, 0, "configuration", ConfigurationOf(spec)));
   }
+  // Nobody joins it: in a file system that hangs it may take longer than the process has.
   std::thread([shared, header = std::move(header)]() mutable {
     shared->Run(std::move(header));
   }).detach();
@@ -191,6 +198,7 @@ void TensorBoardWriter::Add(const v1::TrainerStep& report) {
       {"memory/used_bytes", static_cast<double>(step.used_bytes())}};
   if (step.has_validation_loss()) {
     scalars.emplace_back("validation/loss", step.validation_loss());
+    // This is the usual figure of papers, and follows from the loss.
     scalars.emplace_back("validation/perplexity", std::exp(step.validation_loss()));
   }
   if (step.has_loss_scale()) scalars.emplace_back("train/loss_scale", step.loss_scale());
@@ -201,6 +209,7 @@ void TensorBoardWriter::Add(const v1::TrainerStep& report) {
   if (report.mfu() > 0) scalars.emplace_back("speed/mfu", report.mfu());
   std::string record = ScalarsRecord(WallTime(), step.step(), scalars);
   const MutexLock lock(shared_->mutex);
+  // Training must not run out of memory because a file system hangs.
   if (shared_->waiting.size() >= kMostWaiting) {
     shared_->Warn(absl::StrCat(shared_->directory, " does not answer"));
     return;

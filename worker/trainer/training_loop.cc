@@ -170,9 +170,11 @@ absl::StatusOr<TrainingOutcome> TrainingLoop::RunAll() {
       data::PreparedData prepared,
       data::PrepareData(assignment_.spec().data(), assignment_.spec().model(),
                         assignment_.data_cache_dir(), data::ContentCheck::kDone));
+  // The source takes the rest, so these are kept first.
   tokenizer_json_ = prepared.tokenizer_json;
   data_uses_ = prepared.uses;
   source_ = data::MakeSampleSource(std::move(prepared), assignment_.spec());
+  // Data that cannot be read stays so. What fails from here on may succeed in the next attempt.
   failure_.set_permanent(false);
   EnterPhase(v1::TRAINER_PHASE_CONNECTING);
   const v1::DeviceKind wanted = assignment_.spec().resources().device();
@@ -185,6 +187,7 @@ absl::StatusOr<TrainingOutcome> TrainingLoop::RunAll() {
   TERCIO_ASSIGN_OR_RETURN(device_, backend_->OpenDevice());
   memory_ = std::make_unique<MemoryMeter>(*device_);
   TERCIO_RETURN_IF_ERROR(Connect());
+  // Timing needs memory of the device, which the engine's arena takes below.
   TERCIO_RETURN_IF_ERROR(ChooseProducts());
   TERCIO_ASSIGN_OR_RETURN(stream_, device_->CreateStream(device::Device::StreamKind::kCompute));
   const std::string precision = plan::TextOf(assignment_.spec().training().precision());
@@ -192,6 +195,7 @@ absl::StatusOr<TrainingOutcome> TrainingLoop::RunAll() {
       device_->DescribeProducts(plan::FormatOf(assignment_.spec().training()));
   if (!products.empty()) LogInfo(absl::StrCat(precision, " products: ", products));
   engine::EngineOptions options;
+  // A checkpoint would overwrite all of them.
   options.initialise_weights = assignment_.resume_step() == 0;
   TERCIO_ASSIGN_OR_RETURN(
       engine_, engine::TrainingEngine::Create(assignment_.spec(), assignment_.plan(), *device_,
@@ -270,6 +274,7 @@ absl::Status TrainingLoop::Connect() {
                                                              {group.name(), CollectiveTimeout(),
                                                               plan::RanksOf(group), &whereabouts_},
                                                              link_));
+    // All ranks join in the plan's order: making a group is collective.
     owned_.push_back(std::move(joined));
     collective::Communicator* made = owned_.back().get();
     if (group.kind() == v1::GROUP_KIND_WORLD) communicators_.world = made;
@@ -284,6 +289,7 @@ absl::Status TrainingLoop::ChooseProducts() {
   TERCIO_ASSIGN_OR_RETURN(v1::ProductTable chosen, backend_->ChooseProducts(link_));
   if (chosen.algorithms_size() == 0) return absl::OkStatus();
   v1::TrainerMessage message;
+  // The coordinator adds them to the plan, so that a later attempt computes with the same ones.
   v1::ProductsChosen* news = message.mutable_products_chosen();
   news->set_stage(assignment_.plan().placement().pipeline_index());
   *news->mutable_products() = std::move(chosen);
@@ -293,6 +299,7 @@ absl::Status TrainingLoop::ChooseProducts() {
 
 absl::Duration TrainingLoop::CollectiveTimeout() const {
   const double seconds = assignment_.spec().fault_tolerance().hang_timeout_seconds();
+  // The watchdog gets the first word, since it can say more than a call that timed out.
   return seconds > 0 ? absl::Seconds(2 * seconds + 60) : kCollectiveTimeout;
 }
 
@@ -335,6 +342,7 @@ absl::StatusOr<AgentLink::Request> TrainingLoop::TrainStep(int64_t step) {
   if (!result.rolls_back) {
     return static_cast<AgentLink::Request>(static_cast<int>(result.signal));
   }
+  // The coordinator then resumes from a checkpoint of an earlier step.
   failure_.set_roll_back_from(step);
   return absl::AbortedError(
       absl::StrCat(result.reason, "; the run goes back to the previous checkpoint"));
@@ -388,6 +396,7 @@ absl::StatusOr<bool> TrainingLoop::MaySave(int64_t step) {
   TERCIO_ASSIGN_OR_RETURN(const int busy, RanksThatStillSave());
   if (busy == 0) return true;
   last_save_ = SteadyNow();
+  // One report is enough, as all ranks skip the save together.
   if (!IsRankZero()) return false;
   ReportSave(step,
              {absl::UnavailableError(absl::StrCat(
@@ -426,6 +435,7 @@ absl::Status TrainingLoop::AwaitAllRanks() {
 std::function<void()> TrainingLoop::GiveCopies(int64_t step,
                                                const engine::StateSnapshot& snapshot) {
   if (snapshot.needed.empty()) return {};
+  // The steps are copied, since training adds others while they are sent.
   return [this, step, values = snapshot.needed,
           steps = std::vector<v1::StepRecord>(unsaved_steps_.begin(), unsaved_steps_.end())] {
     for (const absl::Status& error : copies_->Put(step, engine_->NeededSlices(), values, steps)) {
@@ -471,6 +481,7 @@ absl::Status TrainingLoop::Save(int64_t step) {
       },
       GiveCopies(step, snapshot));
   last_save_ = SteadyNow();
+  // Only the time counts for which training stood still: the upload runs beside it.
   save_seconds_ += absl::ToDoubleSeconds(last_save_ - begin);
   return absl::OkStatus();
 }
@@ -488,6 +499,7 @@ void TrainingLoop::ReportSave(int64_t step, const SaveOutcome& outcome, int64_t 
     const std::string error(outcome.status.message());
     progress->set_error(error);
     progress->set_problem(outcome.problem);
+    // The coordinator does not know of these failures, so the agent reports them.
     progress->set_unanswered(outcome.problem != v1::SAVE_PROBLEM_UNSPECIFIED);
     LogWarning(absl::StrCat("checkpoint of step ", step, " failed: ", error));
   }
@@ -522,8 +534,10 @@ void TrainingLoop::Report(v1::StepRecord record, double communication_seconds) {
   const double seconds = record.step_seconds();
   figures_.StepEnded(record.step(), seconds);
   const int64_t steps = record.step() - assignment_.resume_step();
+  // Libraries take most of their memory in the first step, so that one is always measured.
   if (steps == 1 || now - last_measurement_ >= kReportInterval) MeasureMemory(steps);
   const bool last = record.step() == training().steps();
+  // Reports of the other ranks only feed the page of their agent.
   if (!IsRankZero() && now - last_report_ < kReportInterval && !last) return;
   last_report_ = now;
   v1::TrainerMessage message;
@@ -592,6 +606,7 @@ void TrainingLoop::NoteMemory() {
   figures_.SetMemory(engine_->planned_bytes(), memory_->used_bytes(), memory_->peak_bytes());
   const int64_t most = plan::MostBytesOutside(assignment_.spec(), assignment_.plan().layout(),
                                               assignment_.plan().placement().pipeline_index());
+  // It is said once: what has been taken is rarely given back.
   if (told_of_memory_ || memory_->outside_bytes() <= most) return;
   told_of_memory_ = true;
   LogWarning(absl::StrCat("memory outside the planned arena: ", memory_->outside_bytes(),

@@ -15,14 +15,17 @@ constexpr char kMethod[] = "/tercio.v1.CheckpointService/Upload";
 
 UploadStream::UploadStream(const std::shared_ptr<grpc::Channel>& channel, absl::Time deadline)
     : stub_(channel) {
+  // gRPC counts deadlines on the wall clock.
   context_.set_deadline(std::chrono::system_clock::now() +
                         absl::ToChronoMilliseconds(deadline - SteadyNow()));
+  // In a generic call the caller makes the bytes, without a copy of the values in a message.
   call_ = stub_.PrepareCall(&context_, kMethod, &queue_);
   call_->StartCall(this);
   open_ = Await();
 }
 
 UploadStream::~UploadStream() {
+  // gRPC wants a queue to be empty when it is destroyed.
   queue_.Shutdown();
   while (Await()) {
   }
@@ -37,11 +40,13 @@ bool UploadStream::Await() {
 bool UploadStream::Write(const grpc::ByteBuffer& message) {
   AwaitWrite();
   if (!open_) return false;
+  // The next chunk is prepared while this one is being sent.
   call_->Write(message, this);
   writing_ = true;
   return true;
 }
 
+// One write may be under way at a time.
 void UploadStream::AwaitWrite() {
   if (std::exchange(writing_, false)) open_ = Await();
 }

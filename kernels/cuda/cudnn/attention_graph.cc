@@ -63,6 +63,7 @@ class Attention {
   }
   // to = a^T b: gradients of keys or values. Query heads of a group are added.
   void ProductByKeys(Id a, Id b, Id to) {
+    // Without groups the product is the gradient, and needs no sum.
     if (s_.group == 1) return g_.Matmul(a, b, to);
     const Id each = g_.Virtual(s_.type, {s_.sequences, s_.heads, s_.tokens, s_.head_dim});
     g_.Matmul(a, b, each);
@@ -91,6 +92,7 @@ CudnnForwardIds AddAttention(const CudnnAttentionShape& s, CudnnGraph& g) {
   const Id product = a.Score();
   g.Matmul(t.q, t.k, product);
   const Id score = a.Mask(a.Apply(CUDNN_POINTWISE_MUL, product, t.scale), t.hidden);
+  // The maximum is subtracted first, so that no exponential overflows.
   const Id max = g.Virtual(CUDNN_DATA_FLOAT, a.rows());
   g.Reduce(CUDNN_REDUCE_TENSOR_MAX, score, max);
   const Id less = a.Apply(CUDNN_POINTWISE_SUB, score, max);
@@ -101,6 +103,7 @@ CudnnForwardIds AddAttention(const CudnnAttentionShape& s, CudnnGraph& g) {
   const Id log = g.Virtual(CUDNN_DATA_FLOAT, a.rows());
   g.Pointwise(CUDNN_POINTWISE_LOG, sum, log);
   g.Pointwise(CUDNN_POINTWISE_ADD, max, log, t.lse);
+  // The weights are rounded to the format of the values, which the second product takes.
   const Id weight = a.Apply(CUDNN_POINTWISE_DIV, power, sum, s.type);
   g.Matmul(weight, t.v, t.out);
   return t;

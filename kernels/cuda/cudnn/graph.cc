@@ -6,18 +6,22 @@ namespace tercio::kernels::cuda {
 namespace {
 
 CudnnDims Dense(const CudnnDims& dims) {
+  // Tensors have four dimensions, the last of which is contiguous.
   return {dims[1] * dims[2] * dims[3], dims[2] * dims[3], dims[3], 1};
 }
 
 // The format that an operation computes in, by that of its result.
 cudnnDataType_t ComputeType(cudnnDataType_t result) {
+  // A comparison has no numbers to compute with.
   return result == CUDNN_DATA_BOOLEAN ? result : CUDNN_DATA_FLOAT;
 }
 
 }  // namespace
 
 CudnnDescriptor CudnnCalls::Create(cudnnBackendDescriptorType_t type, const std::string& what) {
+  // After the first failure nothing is called, so that its reason is the one that is kept.
   if (!ok()) return {};
+  // The name is kept before the call, for a message about whatever fails next.
   what_ = what;
   cudnnBackendDescriptor_t descriptor = nullptr;
   Check(library_.create_descriptor(type, &descriptor));
@@ -33,6 +37,7 @@ void CudnnCalls::Check(cudnnStatus_t status) {
 
 CudnnGraph::Id CudnnGraph::Tensor(cudnnDataType_t type, const CudnnDims& dims,
                                   const CudnnDims& strides, Place place) {
+  // Ids begin at 1, so that an id that was never set is no tensor.
   const auto id = static_cast<Id>(tensors_.size()) + 1;
   CudnnDescriptor tensor =
       calls_.Create(CUDNN_BACKEND_TENSOR_DESCRIPTOR, "tensor " + std::to_string(id));
@@ -40,11 +45,14 @@ CudnnGraph::Id CudnnGraph::Tensor(cudnnDataType_t type, const CudnnDims& dims,
   calls_.Set(tensor, CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_TYPE_DATA_TYPE, type);
   calls_.Set(tensor, CUDNN_ATTR_TENSOR_DIMENSIONS, CUDNN_TYPE_INT64, dims.data(), 4);
   calls_.Set(tensor, CUDNN_ATTR_TENSOR_STRIDES, CUDNN_TYPE_INT64, strides.data(), 4);
+  // All pointers that Execute gets are multiples of this.
   calls_.Set(tensor, CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, CUDNN_TYPE_INT64, kCudnnAlignment);
+  // A virtual tensor never reaches memory, so the library can fuse the operations around it.
   calls_.Set(tensor, CUDNN_ATTR_TENSOR_IS_VIRTUAL, CUDNN_TYPE_BOOLEAN, place == Place::kGraph);
   calls_.Set(tensor, CUDNN_ATTR_TENSOR_IS_BY_VALUE, CUDNN_TYPE_BOOLEAN, place == Place::kArgument);
   calls_.Finalize(tensor);
   tensors_.push_back({kept_.size(), type});
+  // Operations refer to descriptors by address, so all of them live as long as the plan.
   kept_.push_back(std::move(tensor));
   return id;
 }
@@ -61,6 +69,7 @@ void CudnnGraph::Add(CudnnDescriptor operation) {
 
 void CudnnGraph::Matmul(Id a, Id b, Id c) {
   CudnnDescriptor matmul = calls_.Create(CUDNN_BACKEND_MATMUL_DESCRIPTOR, "a product");
+  // Sums are fp32 whatever the operands are.
   calls_.Set(matmul, CUDNN_ATTR_MATMUL_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, CUDNN_DATA_FLOAT);
   calls_.Finalize(matmul);
   CudnnDescriptor operation =
@@ -69,6 +78,7 @@ void CudnnGraph::Matmul(Id a, Id b, Id c) {
   calls_.Set(operation, CUDNN_ATTR_OPERATION_MATMUL_ADESC, At(a));
   calls_.Set(operation, CUDNN_ATTR_OPERATION_MATMUL_BDESC, At(b));
   calls_.Set(operation, CUDNN_ATTR_OPERATION_MATMUL_CDESC, At(c));
+  // The descriptor outlives this call, since the operation refers to it.
   kept_.push_back(std::move(matmul));
   Add(std::move(operation));
 }
@@ -79,6 +89,7 @@ void CudnnGraph::Pointwise(cudnnPointwiseMode_t mode, Id x, std::optional<Id> b,
   calls_.Set(pointwise, CUDNN_ATTR_POINTWISE_MODE, CUDNN_TYPE_POINTWISE_MODE, mode);
   calls_.Set(pointwise, CUDNN_ATTR_POINTWISE_MATH_PREC, CUDNN_TYPE_DATA_TYPE,
              ComputeType(TypeOf(y)));
+  // Only indices have an axis, and the library refuses it elsewhere.
   if (axis >= 0) calls_.Set(pointwise, CUDNN_ATTR_POINTWISE_AXIS, CUDNN_TYPE_INT64, axis);
   calls_.Finalize(pointwise);
   CudnnDescriptor operation = calls_.Create(CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR,
@@ -123,16 +134,20 @@ std::vector<CudnnDescriptor> CudnnGraph::Ranking(const CudnnDescriptor& graph,
   const CudnnDescriptor ranking =
       calls_.Create(CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR, "the ranking of engines");
   calls_.Set(ranking, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, graph);
+  // Mode A ranks by the library's own experience, and runs nothing on the device.
   calls_.Set(ranking, CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, CUDNN_HEUR_MODE_A);
+  // With a description of a device the ranking needs no GPU, which the tests use.
   if (options.device != nullptr) {
     calls_.Set(ranking, CUDNN_ATTR_ENGINEHEUR_DEVICEPROP, CUDNN_TYPE_BACKEND_DESCRIPTOR,
                options.device);
   }
   calls_.Finalize(ranking);
+  // A query for none returns the number of results.
   const int64_t count = calls_.Get<cudnnBackendDescriptor_t>(
       ranking, CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_TYPE_BACKEND_DESCRIPTOR, 0, nullptr);
   std::vector<CudnnDescriptor> configs;
   std::vector<cudnnBackendDescriptor_t> raw;
+  // The library fills descriptors that exist, so as many are made first.
   for (int64_t i = 0; i < count; ++i) {
     configs.push_back(calls_.Create(CUDNN_BACKEND_ENGINECFG_DESCRIPTOR, "an engine"));
     raw.push_back(configs.back().get());
@@ -140,12 +155,14 @@ std::vector<CudnnDescriptor> CudnnGraph::Ranking(const CudnnDescriptor& graph,
   if (raw.empty()) return {};
   const int64_t written = calls_.Get(ranking, CUDNN_ATTR_ENGINEHEUR_RESULTS,
                                      CUDNN_TYPE_BACKEND_DESCRIPTOR, count, raw.data());
+  // Fewer may have been written than were announced.
   configs.resize(static_cast<size_t>(std::min(count, written)));
   return configs;
 }
 
 std::optional<CudnnPlan> CudnnGraph::Finish(const CudnnDescriptor& config,
                                             const CudnnPlanOptions& options) {
+  // An engine that fails must not end the search, so it has calls of its own.
   CudnnCalls calls(library_);
   const CudnnDescriptor engine = calls.Create(CUDNN_BACKEND_ENGINE_DESCRIPTOR, "an engine");
   cudnnBackendDescriptor_t raw = engine.get();
@@ -153,6 +170,7 @@ std::optional<CudnnPlan> CudnnGraph::Finish(const CudnnDescriptor& config,
   std::array<cudnnBackendNumericalNote_t, CUDNN_NUMERICAL_NOTE_TYPE_COUNT> notes = {};
   const int64_t count = calls.Get(engine, CUDNN_ATTR_ENGINE_NUMERICAL_NOTE,
                                   CUDNN_TYPE_NUMERICAL_NOTE, notes.size(), notes.data());
+  // Training has to repeat its bits.
   if (std::count(notes.begin(), notes.begin() + count, CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC)) {
     failure_ = "an engine whose results do not repeat bit for bit";
     return std::nullopt;
@@ -171,6 +189,7 @@ std::optional<CudnnPlan> CudnnGraph::Finish(const CudnnDescriptor& config,
             &made.workspace_bytes);
   failure_ = calls.failure();
   if (!calls.ok()) return std::nullopt;
+  // The library would write past its workspace.
   if (made.workspace_bytes > options.workspace_bytes) {
     failure_ = "needs a workspace of " + std::to_string(made.workspace_bytes) +
                " bytes, but there are " + std::to_string(options.workspace_bytes);
@@ -183,6 +202,7 @@ std::optional<CudnnPlan> CudnnGraph::Plan(const CudnnPlanOptions& options) {
   CudnnDescriptor graph = calls_.Create(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR, "the graph");
   calls_.Set(graph, CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR,
              operations_.data(), static_cast<int64_t>(operations_.size()));
+  // Without a handle the graph belongs to no device, as in the tests.
   if (options.handle != nullptr) {
     calls_.Set(graph, CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, options.handle);
   }
@@ -190,9 +210,11 @@ std::optional<CudnnPlan> CudnnGraph::Plan(const CudnnPlanOptions& options) {
   std::vector<CudnnDescriptor> configs = Ranking(graph, options);
   failure_ = calls_.ok() ? "no engine supports it" : calls_.failure();
   if (!calls_.ok()) return std::nullopt;
+  // The first engine in the library's order that fits is taken.
   for (CudnnDescriptor& config : configs) {
     auto made = Finish(config, options);
     if (!made) continue;
+    // What the plan needs is handed over only now, as a failed engine leaves it to the next one.
     made->kept = std::move(kept_);
     made->kept.push_back(std::move(graph));
     made->kept.push_back(std::move(config));
@@ -207,6 +229,7 @@ std::string Execute(const CudnnLibrary& library, cudnnHandle_t handle, const Cud
   std::vector<void*> addresses;
   for (const auto& [id, pointer] : pointers) {
     ids.push_back(id);
+    // The interface has one type for inputs and outputs.
     addresses.push_back(const_cast<void*>(pointer));
   }
   const auto count = static_cast<int64_t>(ids.size());

@@ -6,6 +6,7 @@
 namespace tercio::kernels::cuda {
 
 bool IsLaunchMistake(cudaError_t error) {
+  // Only a wrong launch has these errors; all others may come from earlier work of the device.
   switch (error) {
     case cudaErrorInvalidValue:
     case cudaErrorInvalidConfiguration:
@@ -14,12 +15,14 @@ bool IsLaunchMistake(cudaError_t error) {
     case cudaErrorInvalidResourceHandle:
     case cudaErrorLaunchOutOfResources:
       return true;
+    // A device that has failed earlier is not the fault of this launch.
     default:
       return false;
   }
 }
 
 void LaunchFailed(cudaError_t error, const char* kernel, const LaunchShape& shape) {
+  // The message has to come before the end, as nothing else knows the kernel's name.
   std::fprintf(
       stderr,
       "launch of %s with grid (%u, %u, %u), block (%u, %u, %u), %zu bytes of shared memory: "

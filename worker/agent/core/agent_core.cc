@@ -7,6 +7,8 @@ namespace tercio::agent {
 namespace {
 
 constexpr int kCannotStart = 127;  // exit code of a shell for a program that it cannot start
+// A coordinator that was away may ask for the ends
+// of as many runs; AgentStore keeps the same number.
 constexpr size_t kEndedRuns = 32;
 
 v1::AgentMessage PhaseMessage(const RunKey& key, int rank, v1::TrainerPhase phase) {
@@ -30,6 +32,7 @@ v1::AgentMessage StoppedMessage(const RunKey& key) {
   return message;
 }
 
+// One object for each event, so that its handlers share the state, the time and the effects.
 class Stepper {
  public:
   Stepper(AgentState& state, double now) : state_(state), now_(now) {}
@@ -50,8 +53,10 @@ class Stepper {
       }
     }
     for (const RunKey& key : keys) {
+      // The previous agent may have died between the end of the last rank and that of the run.
       if (FindRun(key) != nullptr) ForgetIfEnded(key);
     }
+    // It may also have died when a newer attempt was still waiting for an older one.
     for (const RunKey& key : keys) LaunchWaiting(key.first);
   }
 
@@ -72,8 +77,10 @@ class Stepper {
       Send(PhaseMessage(event.run, event.rank, rank->phase));
     } else if (event.message.has_step()) {
       const v1::TrainerStep& step = event.message.step();
+      // A message that comes twice must not turn the rank back.
       rank->last_step = std::max(rank->last_step, RecordOf(step).step());
       if (step.has_figures()) rank->figures = step.figures();
+      // Rank 0 adds a record for the history; steps of the others only count on this node.
       if (!step.has_record()) return;
       *report.mutable_step_report()->mutable_run() = ToRunId(event.run);
       *report.mutable_step_report()->mutable_record() = step.record();
@@ -94,6 +101,7 @@ class Stepper {
     } else if (event.message.has_checkpoint()) {
       TellUnanswered(event.run, event.rank, event.message.checkpoint());
     } else if (event.message.has_failure()) {
+      // The failure is reported with the exit, which follows.
       rank->failure = event.message.failure();
     }
   }
@@ -112,14 +120,17 @@ class Stepper {
     exit.set_exit_code(event.exit_code);
     exit.set_signal(event.signal);
     const std::string& said = rank->failure.message();
+    // The page's note is for trainers that could not reach their agent.
     exit.set_reason(said.empty() ? event.reason : said);
     exit.set_permanent(rank->failure.permanent() || event.permanent);
     exit.set_corrupt_rank_plus_one(rank->failure.corrupt_rank_plus_one());
     exit.set_roll_back_from(rank->failure.roll_back_from());
     exit.set_out_of_memory(event.out_of_memory);
+    // The coordinator then blames the node and not the job.
     if (event.gpu_failed) {
       exit.set_device_error(event.gpu_note);
     } else if (!event.gpu_note.empty()) {
+      // The driver's words may explain those of the program, so both are kept.
       exit.mutable_reason()->append(exit.reason().empty() ? "" : "; ").append(event.gpu_note);
     }
     for (const std::string& line : event.last_lines) exit.add_last_log_lines(line);
@@ -144,6 +155,7 @@ class Stepper {
   void Handle(const TimePassed&) {
     for (auto& [key, run] : state_.runs) {
       if (now_ < run.kill_at) continue;
+      // SIGKILL is sent once: what survives it hangs in the kernel, where no signal reaches it.
       run.kill_at = std::numeric_limits<double>::infinity();
       SignalLive(key, run, SIGKILL);
     }
@@ -164,6 +176,7 @@ class Stepper {
 
   void Send(v1::AgentMessage message) { effects_.push_back(SendToCoordinator{std::move(message)}); }
 
+  // Ranks that wait have no process yet, and the number of one that has ended may be another's.
   void SignalLive(const RunKey& key, const RunState& run, int signal) {
     for (const auto& [index, rank] : run.ranks) {
       if (rank.life == RankState::Life::kLive)
@@ -177,6 +190,7 @@ class Stepper {
     for (const EndedRun& ended : state_.ended) {
       if (ended.run == key) return TellEnded(ended);  // reported twice, the second time very late
     }
+    // An order may overtake another on a new connection: only the newest attempt of a job counts.
     std::vector<RunKey> older;
     for (const auto& [other, run] : state_.runs) {
       if (other.first != key.first) continue;
@@ -191,6 +205,7 @@ class Stepper {
       run.ranks[plan.placement().rank()].last_step = request.resume_step();
     }
     effects_.push_back(KeepRun{key});
+    // The new attempt waits for these, and their coordinator has given them up: they get no grace.
     for (const RunKey& other : older) End(other, 0);
     LaunchWaiting(key.first);
   }
@@ -211,6 +226,7 @@ class Stepper {
     Send(std::move(message));
   }
 
+  // All of it is said again, since nobody knows here which part was missed.
   void TellEnded(const EndedRun& ended) {
     for (const v1::ExitRecord& exit : ended.exits) Send(ExitMessage(ended.run, exit));
     Send(StoppedMessage(ended.run));
@@ -218,6 +234,7 @@ class Stepper {
 
   // Starts the waiting ranks of the job's newest run, once nothing older lives.
   void LaunchWaiting(const std::string& job) {
+    // Two attempts of a job never run side by side, so only the newest may start.
     RunKey newest{job, -1};
     for (const auto& [key, run] : state_.runs) {
       if (key.first == job) newest.second = std::max(newest.second, key.second);
@@ -230,6 +247,8 @@ class Stepper {
     std::vector<int> launched;
     for (auto& [index, rank] : run->ranks) {
       if (rank.life != RankState::Life::kWaiting) continue;
+      // Live is kept before the start: an agent that dies in between leaves a rank that the
+      // next one tries to adopt, and reports as gone, instead of one that is started twice.
       rank.life = RankState::Life::kLive;
       launched.push_back(index);
     }
@@ -250,8 +269,10 @@ class Stepper {
   void End(const RunKey& key, double grace_seconds) {
     RunState& run = *FindRun(key);
     const bool at_once = grace_seconds <= 0;
+    // A repeated stop may bring the kill forward, but SIGTERM is sent once.
     if (!run.stopping || at_once) SignalLive(key, run, at_once ? SIGKILL : SIGTERM);
     run.stopping = true;
+    // A later order may shorten the grace, never lengthen it.
     if (!at_once) run.kill_at = std::min(run.kill_at, now_ + grace_seconds);
     for (auto& [index, rank] : run.ranks) {
       if (rank.life == RankState::Life::kWaiting) rank.life = RankState::Life::kEnded;
@@ -275,6 +296,7 @@ class Stepper {
 
   void RankEnded(const RunKey& key, int index, v1::ExitRecord exit) {
     RankState* rank = FindRank(key, index);
+    // A rank ends once, whoever reports it.
     if (rank == nullptr || rank->life != RankState::Life::kLive) return;
     rank->life = RankState::Life::kEnded;
     exit.set_rank(index);
@@ -290,13 +312,16 @@ class Stepper {
     Send(StoppedMessage(key));
     const RunKey gone = key;  // `key` may be the map's own
     EndedRun ended{gone, {}};
+    // Ranks that were never started have no exit.
     for (const auto& [index, rank] : FindRun(gone)->ranks) {
       if (rank.has_exited) ended.exits.push_back(rank.exit);
     }
+    // The coordinator may have missed the reports, and starts or stops the run again (TellEnded).
     state_.ended.push_back(std::move(ended));
     if (state_.ended.size() > kEndedRuns) state_.ended.pop_front();
     state_.runs.erase(gone);
     effects_.push_back(ForgetRun{gone});
+    // A newer attempt may have waited for this one to end.
     if (!state_.leaving) LaunchWaiting(gone.first);
   }
 

@@ -23,6 +23,7 @@ class GpuSeries {
   void SetInfo(const std::string& driver, const std::string& model) {
     page_.Set("tercio_gpu_info", {driver, gpu_, model, uuid_}, 1);
   }
+  // NVIDIA's number is the label, since documentation and kernel logs know errors by it.
   void SetXid(int xid, int64_t count) {
     page_.Set("tercio_gpu_xid_errors_total", {gpu_, uuid_, std::to_string(xid)},
               static_cast<double>(count));
@@ -45,6 +46,7 @@ void AddLoad(const GpuSample& sample, GpuSeries* series) {
   series->Set("tercio_gpu_sm_clock_hertz", sample.sm_clock_hertz);
   series->Set("tercio_gpu_sm_clock_limit_hertz", sample.sm_clock_limit_hertz);
   series->Set("tercio_gpu_memory_clock_hertz", sample.memory_clock_hertz);
+  // Every reason has a series of 0 or 1, so that an alert sees it end.
   if (sample.clock_reasons.has_value()) {
     for (const ClockReason& reason : ClockReasons()) {
       series->Set("tercio_gpu_clocks_limited", reason.name,
@@ -56,6 +58,7 @@ void AddLoad(const GpuSample& sample, GpuSeries* series) {
   }
 }
 
+// Counts whose names lack `lifetime` start over when the driver is loaded; remapped rows stay.
 void AddErrors(const GpuSample& sample, GpuSeries* series) {
   series->Set("tercio_gpu_ecc_enabled", sample.ecc_enabled);
   series->Set("tercio_gpu_ecc_errors_total", "corrected", sample.ecc_corrected);
@@ -68,6 +71,7 @@ void AddErrors(const GpuSample& sample, GpuSeries* series) {
   series->Set("tercio_gpu_retirement_pending", sample.retirement_pending);
 }
 
+// A link that has fallen back to fewer lanes or a lower generation is slow, and reports no error.
 void AddLinks(const GpuSample& sample, GpuSeries* series) {
   series->Set("tercio_gpu_pcie_generation", sample.pcie_generation);
   series->Set("tercio_gpu_pcie_lanes", sample.pcie_lanes);
@@ -81,11 +85,14 @@ void AddGpuMetrics(const std::vector<GpuReading>& readings, const std::string& d
                    MetricsPage* page) {
   for (const GpuReading& reading : readings) {
     GpuSeries series(reading, page);
+    // These need no sample: a GPU whose driver is silent is still a GPU of this node.
     series.SetInfo(driver, reading.gpu.model);
     series.Set("tercio_gpu_faulty", std::optional<bool>(reading.fault.has_value()));
+    // A time, not an age: queries compute the age for the moment at which they run.
     series.Set("tercio_gpu_last_sample_timestamp_seconds",
                std::optional<double>(now - reading.age_seconds));
     for (const auto& [xid, count] : reading.xids) series.SetXid(xid, count);
+    // A gap in the series shows that the driver is silent; the last values would hide it.
     if (!reading.sample.has_value()) continue;
     AddLoad(*reading.sample, &series);
     AddErrors(*reading.sample, &series);

@@ -12,7 +12,9 @@
 namespace tercio::agent {
 namespace {
 
+// A look takes milliseconds, unless the driver hangs.
 constexpr auto kStopPatience = std::chrono::seconds(1);
+// A broken GPU may report errors without end.
 constexpr size_t kMostXidsKept = 256;
 
 struct HeardXid {
@@ -29,6 +31,7 @@ struct Watched {
   absl::Time last_in_use = absl::InfinitePast();
 };
 
+// Only what people or the coordinator would see makes two faults different.
 bool Same(const std::optional<GpuFault>& a, const std::optional<GpuFault>& b) {
   return a.has_value() == b.has_value() &&
          (!a.has_value() || (a->text == b->text && a->ends_runs == b->ends_runs));
@@ -67,6 +70,7 @@ bool GpuMonitor::State::Take(const std::vector<GpuSample>& samples, const std::v
   bool another = false;
   for (size_t i = 0; i < watched.size(); ++i) {
     Watched& gpu = watched[i];
+    // Samples are in the driver's order, of whose GPUs this node may use only some.
     const auto place = static_cast<size_t>(options.gpus.list[i].index);
     if (in_use.contains(static_cast<int>(i))) gpu.last_in_use = now;
     for (const GpuXid& heard : xids) {
@@ -79,6 +83,7 @@ bool GpuMonitor::State::Take(const std::vector<GpuSample>& samples, const std::v
     circumstances.xids = gpu.kinds;
     circumstances.shared = options.shared;
     circumstances.others_bytes = options.others_bytes;
+    // The memory of a process is given back some time after its end.
     circumstances.in_use = now - gpu.last_in_use < options.release;
     std::optional<GpuFault> fault;
     gpu.sample = std::nullopt;
@@ -88,6 +93,7 @@ bool GpuMonitor::State::Take(const std::vector<GpuSample>& samples, const std::v
     } else if (!status.ok()) {
       fault = GpuFault{std::string(status.message()), false};
     }
+    // A fault of the GPU itself says more.
     if (!fault.has_value() && !options.unusable.empty()) fault = GpuFault{options.unusable, false};
     another |= !Same(gpu.fault, fault);
     gpu.fault = std::move(fault);
@@ -100,6 +106,7 @@ GpuMonitor::GpuMonitor(Options options) : state_(std::make_shared<State>(std::mo
 void GpuMonitor::Start(Callbacks callbacks) {
   MutexLock lock(state_->mutex);
   state_->callbacks = std::move(callbacks);
+  // The driver's silence counts from here, however long ago the monitor was made.
   state_->answered = SteadyNow();
   state_->thread = std::thread([state = state_] { Run(state); });
 }
@@ -113,6 +120,7 @@ void GpuMonitor::Stop() {
                           [this]() TERCIO_REQUIRES(state_->mutex) { return state_->done; });
   // Callbacks end by themselves; a call of the driver might not.
   while (!state_->done && !state_->in_driver) state_->changed.Wait(state_->mutex);
+  // The thread is joined without the lock, which it needs to end.
   std::thread thread = std::move(state_->thread);
   const bool done = state_->done;
   lock.Unlock();
@@ -128,16 +136,21 @@ void GpuMonitor::Run(const std::shared_ptr<State>& state) {
   std::unique_ptr<GpuSession> session;
   MutexLock lock(state->mutex);
   while (!state->stopped) {
+    // Only looks that were requested before this one begins are answered by it.
     const uint64_t wanted = state->wanted;
     lock.Unlock();
+    // Callbacks take the locks of their owners, which may be waiting for ours.
     const std::set<int> in_use = state->callbacks.in_use();
     lock.Lock();
     if (state->stopped) break;
+    // Only in the driver may this thread be abandoned:
+    // elsewhere it uses objects that end with the agent.
     state->in_driver = true;
     lock.Unlock();
     absl::Status status;
     std::vector<GpuSample> samples;
     std::vector<GpuXid> xids;
+    // The driver may come up later than the agent.
     if (session == nullptr) {
       auto opened = state->options.open();
       status = opened.status();
@@ -151,6 +164,7 @@ void GpuMonitor::Run(const std::shared_ptr<State>& state) {
     state->in_driver = false;
     state->changed.NotifyAll();
     if (state->stopped) break;
+    // Silence counts as a fault, so its end is a change.
     const bool was_silent = state->Silent();
     if (state->Take(samples, xids, in_use, status) || was_silent) {
       lock.Unlock();
@@ -185,6 +199,7 @@ std::vector<GpuReading> GpuMonitor::Readings() const {
     const Watched& gpu = state_->watched[i];
     GpuReading& reading = readings.emplace_back();
     reading.gpu = state_->options.gpus.list[i];
+    // Old figures would pass for present ones.
     if (!silent) reading.sample = gpu.sample;
     reading.age_seconds = absl::ToDoubleSeconds(SteadyNow() - state_->answered);
     reading.fault = gpu.fault;
@@ -200,6 +215,7 @@ std::vector<GpuReading> GpuMonitor::Readings() const {
 }
 
 GpuMonitor::Trouble GpuMonitor::TroubleOf(int gpu, absl::Duration window, absl::Duration patience) {
+  // The report that explains a failure may be younger than the last look.
   Look(patience);
   MutexLock lock(state_->mutex);
   Trouble trouble;

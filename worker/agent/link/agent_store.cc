@@ -27,6 +27,7 @@ constexpr int64_t kEndedRuns = 32;  // as many as the core remembers
 // stored. 2: runs hold enumerators where those before held words.
 constexpr int64_t kVersion = 2;
 
+// Every start runs this: it leaves the tables of a previous agent as they are.
 constexpr char kSchema[] = R"(
 CREATE TABLE IF NOT EXISTS notes(name TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS spool(sequence INTEGER PRIMARY KEY, message BLOB);
@@ -44,6 +45,7 @@ CREATE TABLE IF NOT EXISTS ranks(job TEXT, attempt INTEGER, rank INTEGER, life I
 template <typename Key, typename Value>
 void Replace(std::vector<std::pair<Key, Value>>& all, std::vector<std::pair<Key, Value>>& later) {
   for (std::pair<Key, Value>& pair : later) {
+    // There are never more pairs than ranks on a node, so a search in order is good enough.
     const auto found = std::find_if(all.begin(), all.end(),
                                     [&](const auto& other) { return other.first == pair.first; });
     if (found == all.end()) {
@@ -54,6 +56,7 @@ void Replace(std::vector<std::pair<Key, Value>>& all, std::vector<std::pair<Key,
   }
 }
 
+// 128 bits: two files with the same id would be taken for one spool, whose messages are known.
 std::string RandomId() {
   std::random_device random;
   std::string id;
@@ -77,6 +80,7 @@ absl::StatusOr<std::unique_ptr<AgentStore>> AgentStore::Open(const std::string& 
                                                              int64_t most_spool_bytes) {
   auto store = TryOpen(path, most_spool_bytes);
   if (store.ok()) return store;
+  // The file is sound, but a newer version may need what this one would destroy.
   if (absl::IsUnimplemented(store.status())) {
     return absl::FailedPreconditionError(absl::StrCat(
         path, ": ", std::string(store.status().message()),
@@ -84,6 +88,7 @@ absl::StatusOr<std::unique_ptr<AgentStore>> AgentStore::Open(const std::string& 
   }
   LogError(absl::StrCat(path, " is damaged; moving it to ", path,
                         ".damaged: ", std::string(store.status().message())));
+  // SQLite would replay the damaged file's log into the new one.
   for (const char* part : {"", "-wal", "-shm"}) {
     std::rename(absl::StrCat(path, part).c_str(), absl::StrCat(path, ".damaged", part).c_str());
   }
@@ -92,11 +97,14 @@ absl::StatusOr<std::unique_ptr<AgentStore>> AgentStore::Open(const std::string& 
 
 absl::StatusOr<std::unique_ptr<AgentStore>> AgentStore::TryOpen(const std::string& path,
                                                                 int64_t most_spool_bytes) {
+  // Runs have secrets in them, such as the tokens of attempts.
   TERCIO_RETURN_IF_ERROR(MakeDatabasePrivate(path));
   sqlite3* database = nullptr;
+  // SQLite needs no lock of its own (NOMUTEX): mutex_ is held around every use of the database.
   const int code =
       sqlite3_open_v2(path.c_str(), &database,
                       SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_NOMUTEX, nullptr);
+  // A database that cannot be opened has a handle, too, which must be closed.
   std::unique_ptr<AgentStore> store(new AgentStore(database, most_spool_bytes));
   if (code != SQLITE_OK) return SqliteFault(database, absl::StrCat("cannot open ", path));
   TERCIO_RETURN_IF_ERROR(store->Prepare());
@@ -114,10 +122,12 @@ absl::Status AgentStore::Run(const char* sql) {
 }
 
 absl::Status AgentStore::Prepare() {
+  // Someone may be reading the file with another tool.
   sqlite3_busy_timeout(database_, 5000);
   TERCIO_RETURN_IF_ERROR(Run("PRAGMA journal_mode=WAL"));
   TERCIO_RETURN_IF_ERROR(Run("PRAGMA synchronous=NORMAL"));
   {
+    // Damage is found now, when a new file can replace this one, instead of in the middle of a run.
     SqliteStatement check(database_, "PRAGMA quick_check(1)");
     TERCIO_ASSIGN_OR_RETURN(const bool row, check.Next());
     if (!row || check.Bytes(0) != "ok") {
@@ -167,6 +177,7 @@ absl::Status AgentStore::Load() {
       if (!row) break;
       Spool::Missing missing;
       missing.lines = query.Integer(3);
+      // Rows of the first version have no such line.
       if (!missing.last.ParseFromString(query.Bytes(4))) missing.last.Clear();
       spool_.RestoreMissing(
           {query.Bytes(0), static_cast<int>(query.Integer(1)), static_cast<int>(query.Integer(2))},
@@ -174,14 +185,17 @@ absl::Status AgentStore::Load() {
     }
   }
   TERCIO_RETURN_IF_ERROR(LoadRuns());
+  // The id belongs to the file, since only the numbers in it continue.
   spool_id_ = Note("spool_id");
   if (spool_id_.empty()) {
     spool_id_ = RandomId();
     SetNote("spool_id", spool_id_);
   }
+  // The previous process may have sent messages that it could not write: it used no higher numbers.
   spool_.StartAt(std::strtoull(Note("reserved").c_str(), nullptr, 10));
   reserved_ = spool_.next() + kReserved;
   SetNote("reserved", absl::StrCat(reserved_));
+  // Rows of old runs are deleted, so the highest number of all is kept as a note.
   restored_.highest_attempt =
       std::max(restored_.highest_attempt, std::atoi(Note("highest_attempt").c_str()));
   return absl::OkStatus();
@@ -195,6 +209,7 @@ absl::Status AgentStore::LoadRuns() {
     if (!row) break;
     const RunKey key{runs.Bytes(0), static_cast<int>(runs.Integer(1))};
     restored_.highest_attempt = std::max(restored_.highest_attempt, key.second);
+    // The number says in which order runs have ended; those that live have 0.
     if (runs.Integer(4) != 0) {
       ended.emplace_back(runs.Integer(4), key);
       continue;
@@ -205,12 +220,14 @@ absl::Status AgentStore::LoadRuns() {
     }
     // A run keeps the record that it began with, however often the agent is upgraded.
     TERCIO_RETURN_IF_ERROR(plan::UpgradeWords(&run.start));
+    // The end of the grace is not stored: the core kills what was asked to stop by the last agent.
     run.stopping = runs.Integer(3) != 0;
     for (const v1::RankPlan& plan : run.start.ranks()) {
       run.ranks[plan.placement().rank()].plan = plan;
       run.ranks[plan.placement().rank()].last_step = run.start.resume_step();
     }
   }
+  // The core forgets the oldest first.
   std::sort(ended.begin(), ended.end());
   for (const auto& [order, key] : ended) restored_.ended.push_back({key, {}});
   SqliteStatement ranks(database_,
@@ -234,6 +251,7 @@ absl::Status AgentStore::LoadRuns() {
     rank.life = static_cast<RankState::Life>(ranks.Integer(3));
     rank.has_exited = ranks.Integer(4) != 0;
     rank.exit = exit;
+    // These are the trainers that this agent can adopt.
     processes_.push_back({key,
                           index,
                           static_cast<int>(ranks.Integer(6)),
@@ -267,14 +285,17 @@ void AgentStore::Commit(AgentChanges changes) {
     MutexLock lock(mutex_);
     for (v1::AgentMessage& message : changes.messages) spool_.Append(std::move(message));
     changes.messages.clear();
+    // What could not be written before is written together with this, or waits on.
     unsaved_.Add(std::move(changes));
     Save();
   }
+  // The lock is free by now: a listener may ask the store for the messages.
   if (news) CallListener();
 }
 
 void AgentStore::CallListener() {
   MutexLock lock(listener_mutex_);
+  // The lock is held, so that SetListener returns only when no call is under way.
   if (listener_) listener_();
 }
 
@@ -311,6 +332,7 @@ void AgentStore::SetListener(std::function<void()> listener) {
 }
 
 void AgentStore::Save() {
+  // IMMEDIATE takes the lock at once, so that no later statement finds the file busy.
   absl::Status status = Run("BEGIN IMMEDIATE");
   if (status.ok()) {
     status = WriteAll();
@@ -320,8 +342,10 @@ void AgentStore::Save() {
   if (status.ok()) {
     unsaved_ = {};
     spool_.ForgetDelta();
+    // Numbers are reserved when that is on the disk, not before.
     reserved_ = std::max(reserved_, reserving_);
   } else if (!failing_) {
+    // Every event comes here, so an outage is reported once.
     LogError(absl::StrCat("cannot write agent.db; new messages are kept in memory only: ",
                           std::string(status.message())));
   }
@@ -336,9 +360,11 @@ absl::Status AgentStore::WriteAll() {
 
 absl::Status AgentStore::WriteRuns(const AgentChanges& changes) {
   if (changes.runs.empty() && changes.ended.empty()) return absl::OkStatus();
+  // A run's start may be large and never changes, so it is written once.
   SqliteStatement run(database_,
                       "INSERT INTO runs(job, attempt, start, stopping) VALUES(?,?,?,?) ON "
                       "CONFLICT DO UPDATE SET stopping=excluded.stopping");
+  // An update leaves the columns of the process alone, which WriteProcesses sets.
   SqliteStatement rank(database_,
                        "INSERT INTO ranks(job, attempt, rank, life, exited, exit) "
                        "VALUES(?,?,?,?,?,?) ON CONFLICT DO UPDATE SET life=excluded.life, "
@@ -349,10 +375,12 @@ absl::Status AgentStore::WriteRuns(const AgentChanges& changes) {
     rank.Bind(2, int64_t{key.second});
     rank.Bind(3, int64_t{index});
     rank.Bind(4, static_cast<int64_t>(life));
+    // A rank that ended before it was started has no exit.
     rank.Bind(5, int64_t{exit != nullptr});
     rank.BindBlob(6, exit == nullptr ? "" : exit->SerializeAsString());
     return rank.Execute();
   };
+  // This outlives the rows of the runs.
   SqliteStatement highest(database_,
                           "INSERT INTO notes VALUES('highest_attempt', ?1) ON CONFLICT DO UPDATE "
                           "SET value=MAX(CAST(value AS INTEGER), ?1)");
@@ -369,6 +397,8 @@ absl::Status AgentStore::WriteRuns(const AgentChanges& changes) {
     highest.Bind(1, int64_t{key.second});
     TERCIO_RETURN_IF_ERROR(highest.Execute());
   }
+  // `ended` counts the runs in the order of their ends. Nothing
+  // reads the start of such a run, so its bytes are given back.
   SqliteStatement end(database_,
                       "INSERT INTO runs(job, attempt, start, stopping, ended) VALUES(?1, ?2, '', "
                       "1, (SELECT MAX(ended) + 1 FROM (SELECT 0 AS ended UNION SELECT ended FROM "
@@ -387,6 +417,7 @@ absl::Status AgentStore::WriteRuns(const AgentChanges& changes) {
                        "runs) - ?");
   trim.Bind(1, kEndedRuns);
   TERCIO_RETURN_IF_ERROR(trim.Execute());
+  // The tables have no foreign keys: ranks go with their runs here.
   return Run("DELETE FROM ranks WHERE (job, attempt) NOT IN (SELECT job, attempt FROM runs)");
 }
 
@@ -396,6 +427,7 @@ absl::Status AgentStore::WriteProcesses(const AgentChanges& changes) {
     statement.Bind(at + 1, int64_t{key.second});
     statement.Bind(at + 2, int64_t{rank});
   };
+  // The rows exist: a run is kept before its first trainer starts.
   for (const ProcessRecord& process : changes.started) {
     SqliteStatement start(database_,
                           "UPDATE ranks SET pid=?, start_time=?, log_file=?, log_offset=? WHERE "
@@ -447,6 +479,7 @@ absl::Status AgentStore::WriteSpool() {
     TERCIO_RETURN_IF_ERROR(remove.Execute());
   }
   if (delta.missing_changed) {
+    // A node has few ranks, so this small table is written as a whole.
     TERCIO_RETURN_IF_ERROR(Run("DELETE FROM missing"));
     SqliteStatement missing(database_, "INSERT INTO missing VALUES(?,?,?,?,?)");
     for (const auto& [rank, each] : spool_.missing()) {
@@ -458,7 +491,9 @@ absl::Status AgentStore::WriteSpool() {
       TERCIO_RETURN_IF_ERROR(missing.Execute());
     }
   }
+  // The next block is reserved when half of this one is left, so that the disk may fail meanwhile.
   if (spool_.next() + kReserved / 2 < reserved_) return absl::OkStatus();
+  // It becomes the limit when the transaction has been committed (Save).
   reserving_ = spool_.next() + kReserved;
   SqliteStatement reserve(database_, "INSERT OR REPLACE INTO notes VALUES('reserved', ?)");
   reserve.Bind(1, static_cast<int64_t>(reserving_));

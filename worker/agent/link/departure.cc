@@ -37,6 +37,7 @@ std::optional<Agent> FindAgent(const std::string& state_dir) {
   const std::vector<std::string> words =
       absl::StrSplit(*text, absl::ByAnyChar(" \n"), absl::SkipEmpty());
   Agent agent;
+  // An old file may name the number of a process that is no agent: the start time tells.
   if (words.size() != 3 || !absl::SimpleAtoi(words[0], &agent.process.pid) ||
       !absl::SimpleAtoi(words[1], &agent.process.start_time) || agent.process.pid <= 0 ||
       StartTimeOf(agent.process.pid) != agent.process.start_time) {
@@ -55,6 +56,7 @@ absl::Status Departure::Announce() { return Write(Presence::kHere); }
 
 void Departure::Begin(double grace_seconds) {
   if (begun()) return;
+  // This comes before the message: a connection that is made just now says it by itself (Message).
   gone_at_ = Now() + grace_seconds;
   runs_.StopAccepting();
   link_.Send(*Message());
@@ -69,16 +71,20 @@ std::optional<v1::AgentMessage> Departure::Message() const {
 
 void Departure::Look() {
   if (!begun() || left_) return;
+  // The hook returns while there is time left, since the agent gets its SIGTERM only after that.
   if (!runs_.Running(EndedRuns::kLeaveOut).empty() && SecondsLeft() > kKillSeconds) return;
   const absl::Status written = Write(Presence::kLeft);
   if (!written.ok()) LogWarning(std::string(written.message()));
+  // A disk that is full may have room at the next look.
   left_ = written.ok();
 }
 
 void Departure::Finish(double grace_seconds, const std::function<bool()>& give_up) {
   Begin(grace_seconds);
+  // The last seconds belong to StopAll, which ends what is left.
   runs_.WaitForEnds(absl::Seconds(SecondsLeft() - kKillSeconds), give_up);
   runs_.StopAll(absl::Seconds(std::min(SecondsLeft(), kKillSeconds)));
+  // The ends of the last ranks should arrive before the connection ends.
   link_.Drain(1);
 }
 
@@ -93,9 +99,11 @@ absl::Status Departure::Write(Presence presence) const {
 absl::Status AskToLeave(const std::string& state_dir, const std::function<bool()>& give_up) {
   const std::optional<Agent> asked = FindAgent(state_dir);
   if (!asked.has_value()) {
+    // A hook must not fail because the agent has ended before it.
     LogInfo(absl::StrCat("no agent runs on ", state_dir, ": nothing to do"));
     return absl::OkStatus();
   }
+  // An agent that has ended just now has left.
   if (kill(asked->process.pid, Departure::kSignal) != 0 && errno != ESRCH) {
     return absl::PermissionDeniedError(absl::StrCat("cannot signal the agent's process ",
                                                     asked->process.pid, ": ", std::strerror(errno),
@@ -103,6 +111,7 @@ absl::Status AskToLeave(const std::string& state_dir, const std::function<bool()
   }
   while (true) {
     const std::optional<Agent> agent = FindAgent(state_dir);
+    // Another agent on the same directory was not asked, so the one that was has gone.
     if (!agent.has_value() || agent->process.pid != asked->process.pid || agent->left) {
       return absl::OkStatus();
     }

@@ -32,6 +32,7 @@ std::string TakeTokenVariable() {
 }
 
 absl::StatusOr<JoinToken> ReadToken(const std::string& path) {
+  // The variable is removed even if the token comes from a file.
   std::string text = TakeTokenVariable();
   if (!path.empty()) {
     TERCIO_ASSIGN_OR_RETURN(text, ReadFile(path));
@@ -53,11 +54,13 @@ bool CanBeUsed(const TlsFiles& files, const absl::StatusOr<JoinToken>& token) {
   return !token.ok() || (authority.ok() && authority->fingerprint == token->fingerprint);
 }
 
+// The coordinator may still be starting, or refuse for a while because too many ask.
 bool IsPassing(const absl::Status& status) {
   return absl::IsUnavailable(status) || absl::IsResourceExhausted(status) ||
          absl::IsDeadlineExceeded(status);
 }
 
+// Waits in small steps, since `stop` can only be asked.
 bool WaitUnless(const std::function<bool()>& stop, absl::Duration wait) {
   for (; wait > absl::ZeroDuration(); wait -= absl::Milliseconds(100)) {
     if (stop()) return false;
@@ -77,6 +80,7 @@ absl::StatusOr<std::unique_ptr<Membership>> Membership::Join(Options options,
                                                              const std::function<bool()>& stop) {
   if (!HasMeans(options)) return std::unique_ptr<Membership>(new Membership(std::move(options)));
   std::unique_ptr<Membership> membership(new Membership(std::move(options)));
+  // Files that are given belong to someone else, who also renews them.
   TlsFiles files = membership->options_.tls;
   membership->own_ = !files.given();
   if (membership->own_) {
@@ -84,6 +88,7 @@ absl::StatusOr<std::unique_ptr<Membership>> Membership::Join(Options options,
     const bool given =
         !membership->options_.join_token_file.empty() || std::getenv(kTokenVariable) != nullptr;
     const auto token = ReadToken(membership->options_.join_token_file);
+    // A node that restarts keeps its certificate, since its token may be used up or have expired.
     if (given && !CanBeUsed(files, token)) {
       TERCIO_RETURN_IF_ERROR(token.status());
       TERCIO_RETURN_IF_ERROR(membership->Enrol(*token, stop));
@@ -147,6 +152,7 @@ absl::Status Membership::CopyForTrainers() {
 
 void Membership::KeepUp(std::shared_ptr<grpc::Channel> coordinator) {
   if (identity_ == nullptr) return;
+  // Renewing may wait for the network, which the first thread must not.
   renewer_ = std::thread([this, channel = std::move(coordinator)] { Run(channel); });
 }
 
@@ -189,6 +195,7 @@ std::chrono::milliseconds Membership::RenewIfDue(
   LogWarning(absl::StrCat("cannot renew the certificate (valid until ",
                           absl::FormatTime(facts.not_after, absl::UTCTimeZone()),
                           ") yet: ", std::string(status.message())));
+  // Renewal begins in the last third of the certificate's life, which has room for kTries attempts.
   const absl::Duration next = (facts.not_after - facts.not_before) / (3 * kTries);
   return std::max(kLookInterval, absl::ToChronoMilliseconds(std::min(next, absl::Hours(1))));
 }

@@ -14,7 +14,9 @@ namespace {
 
 constexpr double kFirstBackoffSeconds = 0.1;
 constexpr double kLongestBackoffSeconds = 5;
+// A coordinator that names no interval must not make the writer spin.
 constexpr double kShortestHeartbeat = 0.05;
+// An agent that ends must not wait long for a coordinator that is frozen.
 constexpr double kFarewellSeconds = 1;
 constexpr int64_t kBatchBytes = 256 << 10;
 
@@ -38,6 +40,7 @@ void NodeLink::Start(Callbacks callbacks) {
 }
 
 void NodeLink::Stop() {
+  // The listener refers to this object; a call that is under way is waited for here.
   store_.SetListener({});
   {
     MutexLock lock(mutex_);
@@ -50,6 +53,8 @@ void NodeLink::Stop() {
 
 void NodeLink::Send(v1::AgentMessage message) {
   MutexLock lock(mutex_);
+  // Before the hello is accepted a message would come
+  // too early; said_first then tells the present state.
   if (!connected_) return;
   said_.push_back(std::move(message));
   changed_.NotifyAll();
@@ -59,6 +64,7 @@ void NodeLink::StayAway(double seconds) {
   MutexLock lock(mutex_);
   away_until_ = std::chrono::steady_clock::now() +
                 std::chrono::duration_cast<std::chrono::steady_clock::duration>(Seconds(seconds));
+  // The time away is set first, so that the thread finds it when it looks how long to wait.
   if (present_ != nullptr) present_->TryCancel();
 }
 
@@ -113,6 +119,7 @@ void NodeLink::Run() {
       Serve(*stream, context);
       if (Stops()) context.TryCancel();  // else the other side has ended it, and gives the reason
       const grpc::Status status = stream->Finish();
+      // Finding out why may take a connection of its own, which an agent that ends does not need.
       const std::string why = Stops() ? "" : callbacks_.explain(status);
       MutexLock lock(mutex_);
       greeting_ = nullptr;
@@ -120,9 +127,11 @@ void NodeLink::Run() {
       if (stopping_) return;
       LogWarning(absl::StrCat("connection to the coordinator lost: ", why));
     }
+    // The coordinator was there, so it may be back soon.
     if (std::chrono::steady_clock::now() - start > Seconds(kLongestBackoffSeconds)) {
       backoff = kFirstBackoffSeconds;
     }
+    // All nodes lose a coordinator at the same moment, but must not return to it in the same one.
     const double jitter = std::uniform_real_distribution<double>(0.5, 1.0)(random);
     if (WaitOrStop(std::max(backoff * jitter, SecondsAway()))) return;
     backoff = std::min(LongestBackoff(), backoff * 2);
@@ -135,6 +144,7 @@ void NodeLink::Serve(Stream& stream, grpc::ClientContext& context) {
   if (!stream.Write(hello)) return;
   v1::CoordinatorMessage answer;
   if (!stream.Read(&answer)) return;
+  // Finish would wait for the end of a stream that nobody has ended.
   if (!answer.has_hello_accepted()) return context.TryCancel();
   {
     MutexLock lock(mutex_);
@@ -144,16 +154,20 @@ void NodeLink::Serve(Stream& stream, grpc::ClientContext& context) {
     broken_ = false;
     greeting_ = nullptr;
     if (stopping_) return;
+    // These belong to the previous connection, and are out of date.
     said_.clear();
+    // All that was not acknowledged is sent again: the coordinator drops numbers that it has seen.
     sent_ = 0;
     news_ = true;
     connected_ = true;
   }
+  // A thread of its own writes, since a read blocks until the coordinator says something.
   std::thread writer([&] { WriteLoop(stream, context); });
   v1::CoordinatorMessage message;
   while (stream.Read(&message)) Receive(message);
   {
     MutexLock lock(mutex_);
+    // The writer may be waiting for something to write, and has to end as well.
     connected_ = false;
     broken_ = true;
     changed_.NotifyAll();
@@ -186,6 +200,7 @@ void NodeLink::WriteLoop(Stream& stream, grpc::ClientContext& context) {
       news_ = false;
     }
     good = WriteSaid(stream) && WriteNews(stream);
+    // A heartbeat is written even while news keep coming: without it the lease would end.
     if (good && std::chrono::steady_clock::now() >= heartbeat_due) {
       v1::AgentMessage message;
       *message.mutable_heartbeat() = callbacks_.heartbeat();
@@ -218,6 +233,8 @@ bool NodeLink::WriteNews(Stream& stream) {
       if (stopping_) return true;
       sent = sent_;
     }
+    // A spool of many megabytes is not copied as a
+    // whole; the lock is free while a piece is written.
     std::vector<v1::AgentMessage> batch = store_.After(sent, kBatchBytes);
     if (batch.empty()) return true;
     sent = batch.back().sequence();
@@ -229,6 +246,7 @@ bool NodeLink::WriteNews(Stream& stream) {
 
 // Messages that arrive together are sent together: each message costs more than its content.
 bool NodeLink::WriteBatch(Stream& stream, std::vector<v1::AgentMessage> batch) {
+  // Older coordinators know no news.
   if (!takes_news_ || batch.size() == 1) {
     return std::all_of(batch.begin(), batch.end(),
                        [&](const v1::AgentMessage& message) { return stream.Write(message); });

@@ -22,6 +22,7 @@ void Spool::Restore(uint64_t sequence, std::string bytes) {
 
 void Spool::Insert(uint64_t sequence, std::string bytes, const v1::AgentMessage& message) {
   if (message.has_logs()) logs_.insert(sequence);
+  // The kinds that may be dropped are indexed, so that room is found without reading every message.
   if (message.has_trace()) traces_.insert(sequence);
   bytes_ += static_cast<int64_t>(bytes.size()) + kRowBytes;
   entries_.emplace(sequence, std::move(bytes));
@@ -50,19 +51,24 @@ void Spool::Append(v1::AgentMessage message) {
 // Returns false if the message itself must be dropped.
 bool Spool::MakeRoom(int64_t bytes, bool for_logs, bool for_traces) {
   if (bytes_ + bytes <= most_bytes_) return true;
+  // Older lines tell how something began, so the newer ones give way.
   if (for_logs) return false;
   while (bytes_ + bytes > most_bytes_) {
     std::set<uint64_t>& giving = logs_.empty() ? traces_ : logs_;
+    // One trace does not push out another.
     if (giving.empty() || (logs_.empty() && for_traces)) break;
     const uint64_t newest = *giving.rbegin();
     if (!logs_.empty()) {
       v1::AgentMessage message;
+      // Messages are kept as bytes, which is what is stored and counted.
       message.ParseFromString(entries_.at(newest));
       CountMissing(message.logs());
     }
     Remove(newest);
+    // What was never stored need not be removed from the disk.
     if (delta_.added.erase(newest) == 0) delta_.removed.insert(newest);
   }
+  // All other messages are taken beyond the limit: without them a run's state would be lost.
   return !for_traces || bytes_ + bytes <= most_bytes_;
 }
 
@@ -82,6 +88,7 @@ bool Spool::Acknowledge(uint64_t sequence) {
     Remove(entries_.begin()->first);
   }
   delta_.acknowledged = std::max(delta_.acknowledged, sequence);
+  // Messages that could not be written until now need not be any more.
   std::erase_if(delta_.added, [&](const auto& entry) { return entry.first <= sequence; });
   std::erase_if(delta_.removed, [&](uint64_t removed) { return removed <= sequence; });
   // Some room is left to spare, so that markers and losses do not alternate.
@@ -91,6 +98,7 @@ bool Spool::Acknowledge(uint64_t sequence) {
 
 void Spool::SayMissing() {
   if (missing_.empty()) return;
+  // Append may have to count these lines as missing again, so the list is taken first.
   for (const auto& [rank, missing] : std::exchange(missing_, {})) {
     v1::AgentMessage message;
     v1::RankLogs* logs = message.mutable_logs();

@@ -19,10 +19,12 @@ namespace fs = std::filesystem;
 // a pattern.
 std::vector<std::string> StandsFor(const std::string& path) {
   std::vector<std::string> found = {path};
+  // Jobs name a Megatron data set without its endings.
   for (const char* end : {".bin", ".idx"}) {
     std::error_code error;
     if (fs::exists(path + end, error)) found.push_back(path + end);
   }
+  // Matches are checked one by one, since each may be a link that leads out of the roots.
   glob_t names = {};
   if (glob(path.c_str(), GLOB_NOSORT, nullptr, &names) == 0) {
     found.insert(found.end(), names.gl_pathv, names.gl_pathv + names.gl_pathc);
@@ -31,6 +33,7 @@ std::vector<std::string> StandsFor(const std::string& path) {
   return found;
 }
 
+// Without the slash, /data would allow /database, too.
 std::string WithSlash(std::string path) {
   if (!path.ends_with('/')) path += '/';
   return path;
@@ -43,6 +46,7 @@ absl::StatusOr<AllowedPaths> AllowedPaths::Under(const std::vector<std::string>&
   allowed.any_ = false;
   for (const std::string& root : roots) {
     std::error_code error;
+    // Paths are compared when all their links are resolved, so roots have to be resolved as well.
     const fs::path real = fs::canonical(root, error);
     if (error || !fs::is_directory(real, error)) {
       return absl::InvalidArgumentError(absl::StrCat("--data-root ", root, " is not a directory"));
@@ -109,6 +113,7 @@ absl::Status AllowedPaths::Check(const v1::JobSpec& spec) const {
   TERCIO_RETURN_IF_ERROR(CheckPath("model.from", spec.model().from()));
   for (const auto& [key, path] : {std::pair{"tensorboard", &spec.tensorboard()},
                                   std::pair{"checkpoint.path", &spec.checkpoint().path()}}) {
+    // These are written: they need not exist yet, and a pattern has no meaning in them.
     if (path->empty() || IsInside(*path)) continue;
     return absl::PermissionDeniedError(absl::StrCat(
         key, ": ", *path,

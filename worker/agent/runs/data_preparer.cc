@@ -10,6 +10,8 @@
 namespace tercio::agent {
 namespace {
 
+// Other nodes may take long to read their data: until the trainers
+// open the entries, nothing else would keep these in the cache.
 constexpr double kKeptSeconds = 600;
 constexpr size_t kMostPathsNamed = 8;
 
@@ -30,6 +32,7 @@ std::string FilesOf(const v1::JobSpec& spec, bool from_start) {
   }
   add("data.tokenizer", data.tokenizer());
   if (from_start) add("model.from", spec.model().from());
+  // A blend may have thousands of files.
   if (files.size() > kMostPathsNamed) {
     const size_t more = files.size() - kMostPathsNamed;
     files.resize(kMostPathsNamed);
@@ -43,6 +46,7 @@ std::string FilesOf(const v1::JobSpec& spec, bool from_start) {
 bool DataPreparer::Begin(const v1::RunId& run) {
   MutexLock lock(mutex_);
   if (stopped_) return false;
+  // The process object exists from now on, so that Cancel finds it before Prepare has begun.
   return under_way_
       .try_emplace({run.job_id(), run.attempt()},
                    std::make_shared<PreparationProcess>(options_.process))
@@ -54,6 +58,7 @@ v1::PrepareRequest DataPreparer::RequestFor(const v1::PrepareData& request) cons
   *made.mutable_spec() = request.spec();
   made.set_from_start(request.from_start());
   made.set_cache_dir(options_.cache_dir);
+  // The process opens the files, so it is the one that checks where they lie.
   made.set_any_path(options_.allowed.any());
   for (const std::string& root : options_.allowed.roots()) made.add_data_roots(root);
   return made;
@@ -64,6 +69,7 @@ std::optional<v1::AgentMessage> DataPreparer::Prepare(const v1::PrepareData& req
   std::shared_ptr<PreparationProcess> process;
   {
     MutexLock lock(mutex_);
+    // Cancel may ask the process to end while this thread waits for it, so both share it.
     process = under_way_.at(key);
   }
   const absl::StatusOr<v1::PrepareAnswer> answer = process->Ask(RequestFor(request));
@@ -100,6 +106,7 @@ v1::DataPrepared DataPreparer::Take(const v1::PrepareData& request,
   message.set_train_tokens(answer->train_tokens());
   message.set_validation_tokens(answer->validation_tokens());
   message.set_digest(answer->digest());
+  // What the process prints is only kept for the case that it fails.
   for (const std::string& notice : answer->notices()) LogWarning(notice);
   Uses uses;
   for (const std::string& entry : answer->cache_entries()) {
@@ -118,6 +125,7 @@ void DataPreparer::Cancel(const v1::RunId& run) {
 
 void DataPreparer::CancelAll() {
   MutexLock lock(mutex_);
+  // A preparation that began after this would not be cancelled.
   stopped_ = true;
   for (const auto& [key, process] : under_way_) process->Cancel();
 }
@@ -126,6 +134,7 @@ void DataPreparer::Trim(double now) {
   {
     MutexLock lock(mutex_);
     std::erase_if(kept_, [now](const auto& kept) { return kept.first < now; });
+    // All holds since the last call share one time.
     if (!fresh_.empty()) kept_.emplace_back(now + kKeptSeconds, std::exchange(fresh_, {}));
   }
   const int removed = data::TrimDataCache(options_.cache_dir, options_.most_cache_bytes);

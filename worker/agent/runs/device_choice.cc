@@ -37,6 +37,7 @@ absl::StatusOr<Gpus> FindUsableGpus() {
   }
   TERCIO_RETURN_IF_ERROR(found->status());
   const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
+  // The variable is obeyed as CUDA obeys it: the other GPUs may belong to someone else.
   return visible == nullptr ? **found : VisibleGpus(**found, visible);
 }
 
@@ -65,7 +66,9 @@ absl::Status ChooseDevice(const std::string& wanted, AgentOptions* options) {
   if (wanted == "cuda" || (wanted == "auto" && agent.trainer.empty())) {
     absl::StatusOr<Gpus> gpus = FindUsableGpus();
     if (!gpus.ok() && wanted == "cuda") return gpus.status();
+    // A node with a broken driver can still compute on its CPU, but people should know why it does.
     if (!gpus.ok()) LogWarning(std::string(gpus.status().message()));
+    // A GPU is of no use without a trainer for it.
     if (gpus.ok() && !gpus->list.empty() && PathExists(cuda_trainer)) {
       agent.device_kind = v1::DEVICE_KIND_CUDA;
       agent.gpus = *std::move(gpus);

@@ -8,6 +8,7 @@ namespace tercio::agent {
 namespace {
 
 constexpr size_t kReadBytes = 64 << 10;
+// Longer lines are cut in pieces: a rank that writes no line ends must not fill the agent's memory.
 constexpr size_t kLongestLine = 8192;
 
 }  // namespace
@@ -28,6 +29,7 @@ bool LogTail::Open() {
   } else {
     return false;
   }
+  // Another file, or one that was truncated, has only new lines.
   if (file_->inode() != position_.file || file_->size() < position_.offset) {
     position_ = {file_->inode(), 0};
   }
@@ -44,8 +46,10 @@ std::vector<std::string> LogTail::Read(Unfinished last) {
   if (!Open()) return {};
   const bool left = NextFileHasBegun();
   std::vector<std::string> lines = ReadHere(left ? Unfinished::kTake : last);
+  // The old file is read to its end before the new one.
   if (!lines.empty() || !left) return lines;
   file_.reset();
+  // This stands for the beginning of the present file (Open).
   position_ = {};
   return Open() ? ReadHere(last) : lines;
 }
@@ -58,6 +62,7 @@ std::vector<std::string> LogTail::ReadHere(Unfinished last) {
   while (begin < bytes.size()) {
     const std::string_view rest = bytes.substr(begin);
     const size_t end = rest.find('\n');
+    // A read that is full may end in the middle of a line.
     const bool whole = bytes.size() < kReadBytes && last == Unfinished::kTake;
     if (end == std::string_view::npos && rest.size() < kLongestLine && !whole) break;
     const size_t length = std::min({end, rest.size(), kLongestLine});

@@ -20,6 +20,7 @@ namespace {
 constexpr auto kSampleInterval = std::chrono::seconds(1);
 // A large process takes a while to end after it was counted.
 constexpr size_t kSamples = 10;
+// The kernel may write records faster than they are read here.
 constexpr int kMostLogRecords = 10'000;
 
 std::string ReadAll(const std::string& path) {
@@ -106,6 +107,7 @@ std::string KillCountFile(const std::string& cgroups, const std::string& mounts)
     for (const auto line : absl::StrSplit(cgroups, '\n')) {
       std::optional<std::string> group = GroupIn(std::string(line), mount->unified);
       if (!group) continue;
+      // In a container a part of the hierarchy is mounted, while paths of groups begin at its top.
       if (mount->root != "/" && absl::StartsWith(*group, mount->root)) {
         group = group->substr(mount->root.size());
       }
@@ -125,6 +127,7 @@ bool NamesKill(const std::string& record, pid_t pid) {
 
 MemoryKillWatch::MemoryKillWatch(pid_t pid)
     : pid_(pid), log_(open("/dev/kmsg", O_RDONLY | O_NONBLOCK | O_CLOEXEC)) {
+  // Older records may be about an earlier process of that number.
   if (log_ >= 0 && lseek(log_, 0, SEEK_END) < 0) {
     close(log_);
     log_ = -1;
@@ -139,6 +142,7 @@ MemoryKillWatch::~MemoryKillWatch() {
 void MemoryKillWatch::Sample() {
   const auto now = std::chrono::steady_clock::now();
   if (!samples_.empty() && now - samples_.back().time < kSampleInterval) return;
+  // A process may be moved to another group while it runs.
   const std::string file = KillCountFile(ReadAll(absl::StrCat("/proc/", pid_, "/cgroup")),
                                          ReadAll("/proc/self/mountinfo"));
   samples_.push_back({now, Count(file)});

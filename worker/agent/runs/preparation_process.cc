@@ -58,6 +58,7 @@ constexpr bool kMemoryIsBounded = true;
 std::pair<int, rlimit> Bounded(int resource, rlim_t most) {
   rlimit present = {};
   getrlimit(static_cast<__rlimit_resource>(resource), &present);
+  // A limit above the hard one would be refused, and the program would not start.
   const rlim_t limit = std::min(most, present.rlim_max);
   return {resource, {limit, limit}};
 }
@@ -67,6 +68,7 @@ std::vector<std::pair<int, rlimit>> Limits(int64_t most_memory) {
   std::vector<std::pair<int, rlimit>> limits = {Bounded(RLIMIT_CORE, 0),
                                                 Bounded(RLIMIT_NOFILE, kMostFiles)};
   if (kMemoryIsBounded && most_memory > 0) {
+    // This limit counts private mappings, too (Linux 4.7), but no mapped files.
     limits.push_back(Bounded(RLIMIT_DATA, static_cast<rlim_t>(most_memory)));
   }
   return limits;
@@ -113,6 +115,7 @@ class PreparationProcess::Ends {
   Ends& operator=(const Ends&) = delete;
 
   absl::Status Make() {
+    // Errors are read between other things, so their pipe must never block.
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, socket_.data()) != 0 ||
         pipe2(errors_.data(), O_CLOEXEC) != 0 || fcntl(errors_[0], F_SETFL, O_NONBLOCK) != 0) {
       return absl::InternalError(absl::StrCat("cannot make a pipe: ", std::strerror(errno)));
@@ -132,10 +135,12 @@ class PreparationProcess::Ends {
   bool Exchange(int socket, std::string_view* request, std::string* answer) {
     pollfd entries[2] = {{socket, POLLIN, 0}, {errors_[0], POLLIN, 0}};
     if (!request->empty()) entries[0].events |= POLLOUT;
+    // poll reports a closed pipe at once, every time.
     if (errors_ended_) entries[1].fd = -1;
     if (poll(entries, 2, kPollMilliseconds) <= 0) return true;
     if (entries[1].revents != 0) TakeErrors();
     if ((entries[0].revents & POLLOUT) != 0) {
+      // The process may answer before it has read everything, so neither side waits for the other.
       const ssize_t sent =
           send(socket, request->data(), request->size(), MSG_NOSIGNAL | MSG_DONTWAIT);
       if (sent > 0) request->remove_prefix(static_cast<size_t>(sent));
@@ -151,6 +156,7 @@ class PreparationProcess::Ends {
   // Keeps the end of the error output so far.
   void TakeErrors() {
     std::array<char, 4096> buffer;
+    // A process that prints without end must not keep the caller here.
     for (int i = 0; i < kReadsAtOnce; ++i) {
       const ssize_t count = read(errors_[0], buffer.data(), buffer.size());
       if (count < 0 && errno == EINTR) continue;
@@ -183,8 +189,10 @@ absl::StatusOr<pid_t> PreparationProcess::Start(Ends& ends) {
   confined.errors = ends.its_errors();
   confined.user = options_.user;
   confined.limits = Limits(options_.most_memory);
+  // An agent that dies must not leave a process behind that reads for nobody.
   confined.ends_with_thread = true;
   MutexLock lock(mutex_);
+  // Under the lock Cancel either finds the process or keeps it from being started.
   if (cancelled_) return absl::CancelledError("the request was cancelled");
   TERCIO_ASSIGN_OR_RETURN(pid_, StartConfined(confined));
   return pid_;
@@ -205,6 +213,7 @@ absl::StatusOr<v1::PrepareAnswer> PreparationProcess::Ask(const v1::PrepareReque
     memory.Sample();
     if (answer.size() < data::kLengthBytes) continue;
     const uint64_t length = data::LengthIn(answer);
+    // The length is what the other process says, which may be anything.
     whole = length <= data::kLongestMessage && answer.size() - data::kLengthBytes >= length;
     if (whole || length > data::kLongestMessage) break;
   }
@@ -217,6 +226,7 @@ absl::StatusOr<v1::PrepareAnswer> PreparationProcess::Ask(const v1::PrepareReque
   if (cancelled()) return absl::CancelledError("the request was cancelled");
   ends.TakeErrors();
   end.last_words = ends.LastWords();
+  // When memory runs out the kernel kills by SIGKILL; other signals have other causes.
   end.out_of_memory = end.signal == SIGKILL && memory.Killed();
   return WhyNoAnswer(end, options_.most_memory);
 }
@@ -229,6 +239,7 @@ bool PreparationProcess::cancelled() {
 bool PreparationProcess::Kill() {
   MutexLock lock(mutex_);
   if (pid_ == 0) return false;
+  // The group is killed: the process may have started others.
   kill(-pid_, SIGKILL);
   return true;
 }

@@ -35,6 +35,7 @@ std::string ReadProc(const std::string& path) {
 
 std::vector<pid_t> ThreadsOf(pid_t pid) {
   std::vector<pid_t> threads;
+  // Threads, and the process itself, may end while they are listed.
   std::error_code error;
   std::filesystem::directory_iterator entry(absl::StrCat("/proc/", pid, "/task"), error);
   for (; !error && entry != std::filesystem::directory_iterator(); entry.increment(error)) {
@@ -79,13 +80,16 @@ std::string WithNames(pid_t pid, const std::string& dump) {
 std::string StackOf(const InspectedRank& rank, absl::Duration patience) {
   const auto dump = UntrustedFile::Open(rank.page + ".stacks");
   if (!dump.ok() || !Handles(rank.pid, SIGUSR2)) return "";
+  // The file also holds the dumps of earlier requests.
   const int64_t before = dump->size();
   const std::vector<pid_t> threads = ThreadsOf(rank.pid);
+  // A signal to the process would be handled by one thread; each has its own stack to show.
   for (const pid_t thread : threads) syscall(SYS_tgkill, rank.pid, thread, SIGUSR2);
   const absl::Time end = SteadyNow() + patience;
   std::string text;
   while (true) {
     text = dump->Read(before, kMostStackBytes);
+    // A thread writes its end line behind its frames.
     if (CountOf(text, "\nend ") >= threads.size() || SteadyNow() >= end) break;
     absl::SleepFor(kPoll);
   }
@@ -114,6 +118,7 @@ v1::RankPosition InspectRank(const InspectedRank& rank, absl::Duration patience)
     if (!progress->waiting.operation.empty()) {
       ToProto(progress->waiting, position.mutable_waiting());
     }
+    // The page may hold any time, also one to come.
     position.set_seconds(std::max(0.0, progress::MonotonicSeconds() - progress->last_beat));
   }
   const std::string& state = position.process_state();
@@ -145,6 +150,7 @@ std::vector<v1::RankPosition> InspectRanks(const std::vector<InspectedRank>& ran
   std::vector<v1::RankPosition> positions(ranks.size());
   std::vector<std::thread> threads;
   for (size_t i = 0; i < ranks.size(); ++i) {
+    // All ranks are asked at once, so that a few that do not answer cost the patience once.
     threads.emplace_back([&, i] { positions[i] = InspectRank(ranks[i], patience); });
   }
   for (std::thread& thread : threads) thread.join();
@@ -154,10 +160,12 @@ std::vector<v1::RankPosition> InspectRanks(const std::vector<InspectedRank>& ran
 void RankWatch::Sample(const RunKey& run, int rank, const std::string& page) {
   const auto [found, inserted] = runs_[run].try_emplace(rank);
   Rank& entry = found->second;
+  // A rank that never makes its page counts as stalled from now on.
   if (inserted) entry.last_beat = progress::MonotonicSeconds();
   if (!entry.page.has_value()) {
     auto opened = progress::ProgressReader::Open(page);
     if (!opened.ok()) return;  // not created yet
+    // It stays open, since this is called several times a second.
     entry.page = *std::move(opened);
   }
   const std::optional<progress::RankProgress> progress = entry.page->Read();
@@ -166,6 +174,7 @@ void RankWatch::Sample(const RunKey& run, int rank, const std::string& page) {
   entry.loading = progress->phase == v1::TRAINER_PHASE_LOADING;
   entry.loaded_bytes = progress->loaded_bytes;
   entry.load_total_bytes = progress->load_total_bytes;
+  // This is called many times in a step, which counts once.
   if (progress->timed_step <= entry.timed_step) return;
   entry.timed_step = progress->timed_step;
   entry.step_seconds.push_back(progress->step_seconds);
@@ -191,11 +200,13 @@ v1::RunHealth RankWatch::Take(const RunKey& run) {
   double latest = 0;
   AddLoading(found->second, &health);
   for (auto& [rank, entry] : found->second) {
+    // A run stands still when none of its ranks moves: one that computes keeps the others waiting.
     latest = std::max(latest, entry.last_beat);
     if (entry.step_seconds.empty()) continue;
     v1::RankTiming* timing = health.add_timings();
     timing->set_rank(rank);
     timing->set_step(entry.timed_step);
+    // The median leaves out a single slow step, which says nothing about the rank.
     timing->set_step_seconds(Median(entry.step_seconds));
     timing->set_compute_seconds(Median(entry.compute_seconds));
     entry.step_seconds.clear();

@@ -22,6 +22,7 @@ constexpr auto kTickInterval = std::chrono::milliseconds(100);
 constexpr auto kTrimInterval = std::chrono::seconds(10);
 constexpr auto kSlowSlice = std::chrono::milliseconds(5);
 constexpr absl::Duration kStackPatience = absl::Seconds(1);
+// The file is the trainer's, which may write anything into it.
 constexpr int64_t kMostUntoldBytes = 256 << 20;
 constexpr int kUnknownExit = 1;  // a fault
 
@@ -140,6 +141,7 @@ void RunManager::Apply(AgentEvent event, AgentChanges changes) {
     events.erase(events.begin());
     next.now = SteadySeconds();
     std::vector<AgentEffect> effects = Step(state_, next);
+    // What is decided is stored before it has an effect: the next agent starts from it.
     Keep(effects, std::exchange(changes, {}));
     for (AgentEffect& effect : effects) {
       std::visit([&](auto& body) TERCIO_REQUIRES(mutex_) { Do(body, events); }, effect);
@@ -215,6 +217,7 @@ void RunManager::Do(ForgetRun& effect, std::vector<AgentEvent>&) {
   const auto found = trainers_.find(effect.run);
   if (found == trainers_.end()) return;
   for (const auto& [rank, trainer] : found->second) RemovePage(PagePath(effect.run, rank));
+  // Their watchers may be waiting for the lock, so housekeeping joins them without it.
   ended_.push_back(std::move(found->second));
   trainers_.erase(found);
 }
@@ -232,6 +235,7 @@ void RunManager::Inspect(const v1::InspectRun& request) {
     }
   }
   Preparation& preparation = preparations_.emplace_back();
+  // A thread of its own, since stacks are waited for and the lock is held here.
   preparation.thread = std::thread([this, &preparation, ranks, run = request.run()] {
     v1::AgentMessage answer;
     *answer.mutable_inspected()->mutable_run() = run;
@@ -365,6 +369,7 @@ TrainerProcess::OnExit RunManager::ExitHandler(const RunKey& key, int rank, LogS
     const bool fault = event.signal != 0 || event.exit_code != 0;
     if (fault) ExplainByGpu(&event);
     MutexLock lock(mutex_);
+    // These messages were sent before the end, and must arrive before it.
     if (exit.adopted) ReceiveUntold(key, rank);
     event.device_utilization = figures_.Utilization(key, rank);
     figures_.CountExit(key, state_.runs.at(key), rank, fault ? RankEnd::kFault : RankEnd::kGood);
@@ -402,6 +407,7 @@ int RunManager::highest_attempt() const {
 bool RunManager::TakesPart(const v1::RunId& run, const std::string& token) const {
   MutexLock lock(mutex_);
   const auto found = state_.runs.find(ToRunKey(run));
+  // An empty token proves nothing, even if the run has none.
   return found != state_.runs.end() && !token.empty() && found->second.start.token() == token;
 }
 
@@ -427,6 +433,7 @@ absl::StatusOr<RunManager::Attachment> RunManager::Attach(const v1::TrainerHello
         "not that of its attempt");
   }
   trainer->write = std::move(write);
+  // A trainer may connect again before its old stream is known to have ended (Detach).
   trainer->attachment = ++attachments_;
   const v1::StartRun& start = run->second.start;
   const v1::RankPlan& plan = run->second.ranks.at(hello.rank()).plan;
@@ -478,9 +485,11 @@ void RunManager::Receive(const v1::TrainerHello& hello, const v1::TrainerMessage
   const RunKey key = ToRunKey(hello.run());
   Trainer* trainer = FindTrainer(key, hello.rank());
   const auto run = state_.runs.find(key);
+  // The run may have ended while the message was on its way.
   if (trainer == nullptr || run == state_.runs.end()) return;
   AgentChanges changes;
   if (message.sequence() > 0) {
+    // After a lost connection trainers send again what was not acknowledged.
     if (message.sequence() <= trainer->received) return;
     trainer->received = message.sequence();
     // Receiving an unkept message twice does no harm.
@@ -567,6 +576,7 @@ void RunManager::StopAll(absl::Duration grace) {
   preparer_.CancelAll();
   MutexLock lock(mutex_);
   Apply({0, ShutDown{absl::ToDoubleSeconds(grace)}});
+  // This ends, since housekeeping lets time pass, and the core then kills what is left.
   while (!state_.runs.empty()) changed_.Wait(mutex_);
 }
 

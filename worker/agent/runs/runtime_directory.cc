@@ -27,7 +27,9 @@ bool IsOurs(const std::string& path) {
 
 absl::StatusOr<std::string> OpenRuntimeDirectory(AgentStore& store, const std::string& parent) {
   const std::string remembered = store.Note(kNote);
+  // Trainers of the previous agent look for the socket there.
   if (remembered.starts_with(parent + "/") && IsOurs(remembered)) return remembered;
+  // /tmp belongs to everyone: mkdtemp takes a name that nobody can have prepared, with mode 0700.
   std::string path = parent + "/tercio.XXXXXX";
   if (mkdtemp(path.data()) == nullptr) {
     return absl::UnavailableError(
@@ -38,6 +40,7 @@ absl::StatusOr<std::string> OpenRuntimeDirectory(AgentStore& store, const std::s
 }
 
 void RemoveRuntimeDirectory(AgentStore& store, const std::string& path) {
+  // The name may be someone else's by the time that the next agent starts.
   store.SetNote(kNote, "");
   const absl::Status removed = RemoveTree(path);
   if (!removed.ok()) LogWarning(std::string(removed.message()));

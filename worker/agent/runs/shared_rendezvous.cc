@@ -32,6 +32,7 @@ absl::StatusOr<SharedRendezvous::Values> AskWhole(const SharedRendezvous::Ask& a
 SharedRendezvous::Known& SharedRendezvous::Of(const Run& run) {
   const auto found = runs_.find(run);
   if (found != runs_.end()) return found->second;
+  // Runs are dropped when another one comes, which is seldom. Callers that wait refer to theirs.
   std::erase_if(runs_, [this](const auto& entry) {
     return entry.second.questions.empty() && !lives_(entry.first);
   });
@@ -42,6 +43,7 @@ absl::StatusOr<SharedRendezvous::Values> SharedRendezvous::Get(const Run& run, c
                                                                const Caller& caller,
                                                                const Ask& ask) {
   MutexLock lock(mutex_);
+  // Everything is looked up again in each round, since the lock was released in between.
   while (true) {
     Known& known = Of(run);
     Keys missing;
@@ -59,6 +61,7 @@ absl::StatusOr<SharedRendezvous::Values> SharedRendezvous::Get(const Run& run, c
     if (under_way == known.questions.end()) {
       const auto asked = std::make_shared<Question>();
       known.questions[missing] = asked;
+      // The coordinator answers when all keys are there, which may take minutes.
       lock.Unlock();
       absl::StatusOr<Values> answer = AskWhole(ask, missing);
       lock.Lock();
@@ -67,6 +70,7 @@ absl::StatusOr<SharedRendezvous::Values> SharedRendezvous::Get(const Run& run, c
     }
     const std::shared_ptr<Question> question = under_way->second;
     const absl::Status status = WaitFor(*question, caller);
+    // The asker has given up. This caller still waits, and asks by itself in the next round.
     if (status.ok() || (question->answered && IsPersonal(status))) continue;
     return status;
   }
@@ -79,6 +83,7 @@ absl::Status SharedRendezvous::Answer(const Run& run, const Keys& missing, Quest
   for (size_t i = 0; values.ok() && i < missing.size(); ++i) {
     known.values[missing[i]] = std::move((*values)[i]);
   }
+  // Callers that wait for the question share it, so it may have left the list.
   question.answered = true;
   question.status = values.status();
   answered_.NotifyAll();
@@ -98,6 +103,7 @@ absl::Status SharedRendezvous::WaitFor(const Question& question, const Caller& c
 
 void SharedRendezvous::Keep(const Run& run, const std::string& key, const std::string& value) {
   MutexLock lock(mutex_);
+  // The other ranks of this node need not ask for what one of them has put.
   Of(run).values[key] = value;
 }
 

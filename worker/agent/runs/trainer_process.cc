@@ -24,6 +24,7 @@
 namespace tercio::agent {
 namespace {
 
+// These go into the report of an exit, which people read.
 constexpr size_t kLastLines = 20;
 constexpr int kPollMilliseconds = 100;
 
@@ -33,6 +34,7 @@ absl::StatusOr<int> Holding(const std::string& text) {
   if (pipe2(ends, O_CLOEXEC) != 0) {
     return absl::InternalError(absl::StrCat("cannot make a pipe: ", std::strerror(errno)));
   }
+  // A pipe holds far more than a token (pipe(7): 64 KiB), so this does not block.
   const ssize_t written = write(ends[1], text.data(), text.size());
   close(ends[1]);
   if (written == static_cast<ssize_t>(text.size())) return ends[0];
@@ -47,6 +49,7 @@ absl::StatusOr<pid_t> Spawn(const TrainerProcess::Options& options, int output) 
   confined.program = options.program;
   confined.arguments = options.arguments;
   confined.environment = options.environment;
+  // If two variables have one name, getenv finds the first, which is the option's.
   for (std::string& entry : OwnEnvironment()) confined.environment.push_back(std::move(entry));
   confined.input = input;
   confined.output = output;
@@ -80,6 +83,7 @@ absl::StatusOr<std::unique_ptr<TrainerProcess>> TrainerProcess::Start(const Opti
     return absl::InternalError(absl::StrCat("cannot change the owner of ", options.log_path, " to ",
                                             options.user->name, ": ", std::strerror(errno)));
   }
+  // The end is taken before the process starts, so that none of its lines is missed.
   const LogPosition log_start = {log->inode(), log->size()};
   const absl::StatusOr<pid_t> pid = Spawn(options, output);
   if (!pid.ok()) return pid.status();
@@ -122,12 +126,16 @@ void TrainerProcess::Watch(const std::string& log_path, const OnLines& on_lines,
   MemoryKillWatch memory(id_.pid);
   std::deque<std::string> last;
   if (!child_) {
+    // The previous agent has sent these lines, but they may be the last words.
     for (std::string& line : log.Preceding(kLastLines)) last.push_back(std::move(line));
   }
   for (bool ended = false; !ended;) {
     ended = HasEnded(kPollMilliseconds);
     if (released_) return;
+    // The kernel's counts are compared with those of a moment when the process lived.
     if (!ended) memory.Sample();
+    // This call has no lines: a limit that has dropped
+    // some may have room now to say so (LineLimit).
     on_lines({}, log.position());
     const auto take = [&] { return log.Read(ended ? Unfinished::kTake : Unfinished::kLeave); };
     for (auto lines = take(); !lines.empty(); lines = take()) {
@@ -135,6 +143,7 @@ void TrainerProcess::Watch(const std::string& log_path, const OnLines& on_lines,
       while (last.size() > kLastLines) last.pop_front();
       on_lines(lines, log.position());
       if (released_) return;
+      // A process that writes without a pause must not hide its end.
       if (!ended) ended = HasEnded(0);
     }
   }
@@ -156,6 +165,7 @@ bool TrainerProcess::SentKill() {
 ProcessExit TrainerProcess::Reap() {
   ProcessExit result;
   MutexLock lock(mutex_);
+  // From now on the number may belong to another process, so Signal sends nothing.
   ended_ = true;
   if (!child_) {
     result.adopted = true;
@@ -165,6 +175,7 @@ ProcessExit TrainerProcess::Reap() {
   }
   kill(-id_.pid, SIGKILL);  // any processes that it has started
   int status = 0;
+  // It has ended: this only fetches the status.
   while (waitpid(id_.pid, &status, 0) < 0 && errno == EINTR) {
   }
   if (WIFSIGNALED(status)) {

@@ -47,13 +47,16 @@ class TrainerServer::Service : public v1::TrainerService::Service {
     if (!stream->Read(&message) || !message.has_hello()) {
       return grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, "the first message must be hello");
     }
+    // It is a copy, since the message is read into again.
     const v1::TrainerHello hello = message.hello();
+    // The trainer is a program of its own, which an upgrade may have left behind.
     const absl::Status version = CheckVersions(absl::StrCat("the trainer of rank ", hello.rank()),
                                                VersionOf(*context), "this agent");
     if (!version.ok()) {
       LogError(std::string(version.message()));
       return ToGrpc(version);
     }
+    // Until Open it keeps back what the runs send: the assignment has to come first.
     const auto commands = std::make_shared<CommandStream>(
         [stream](const v1::TrainerCommand& command) { stream->Write(command); });
     const auto attached = runs_.Attach(
@@ -61,16 +64,19 @@ class TrainerServer::Service : public v1::TrainerService::Service {
     if (!attached.ok()) return ToGrpc(attached.status());
     std::vector<v1::TrainerCommand> first(2);
     *first[0].mutable_assignment() = attached->assignment;
+    // The trainer then sends again only what no agent has received.
     first[1].set_received(attached->received);
     first.insert(first.end(), attached->waiting.begin(), attached->waiting.end());
     commands->Open(first);
     while (stream->Read(&message)) {
       runs_.Receive(hello, message);
+      // Such messages are sent once, and nobody waits for their receipt.
       if (message.sequence() == 0) continue;
       v1::TrainerCommand received;
       received.set_received(message.sequence());
       commands->Send(received);
     }
+    // A later connection of the same rank may be attached by now, hence the id.
     runs_.Detach(hello, attached->id);
     return grpc::Status::OK;
   }
@@ -80,6 +86,7 @@ class TrainerServer::Service : public v1::TrainerService::Service {
     const auto outgoing = grpc::ClientContext::FromServerContext(*context);
     const grpc::Status status = coordinator_.RendezvousPut(outgoing.get(), *request, response);
     if (!status.ok()) return status;
+    // The coordinator has accepted them, and with them the run's token, which is not checked here.
     for (const v1::RendezvousEntry& entry : request->entries()) {
       rendezvous_.Keep(RunOf(*request), entry.key(), entry.value());
     }
@@ -88,9 +95,11 @@ class TrainerServer::Service : public v1::TrainerService::Service {
 
   grpc::Status Get(grpc::ServerContext* context, const v1::RendezvousGetRequest* request,
                    v1::RendezvousGetResponse* response) override {
+    // gRPC's deadlines are of the wall clock, which may jump while this waits.
     const absl::Duration left = absl::FromChrono(context->deadline()) - absl::Now();
     const SharedRendezvous::Caller caller{SteadyNow() + left,
                                           [context] { return context->IsCancelled(); }};
+    // The call takes over the caller's deadline, and ends when the caller gives up.
     const auto ask =
         [&](const SharedRendezvous::Keys& keys) -> absl::StatusOr<SharedRendezvous::Values> {
       v1::RendezvousGetRequest wanted;
@@ -128,8 +137,10 @@ absl::StatusOr<std::unique_ptr<TrainerServer>> TrainerServer::Listen(
   server->service_ = std::make_unique<Service>(runs, coordinator);
   grpc::ServerBuilder builder;
   builder.SetMaxReceiveMessageSize(kMostMessageBytes);
+  // The directory's mode keeps other users away, and trainers show the token of their attempt.
   builder.AddListeningPort("unix:" + socket, grpc::InsecureServerCredentials());
   builder.RegisterService(server->service_.get());
+  // Trainers also hand over their snapshots here, without the network.
   builder.RegisterService(&snapshots);
   server->server_ = builder.BuildAndStart();
   if (server->server_ == nullptr) {
@@ -139,6 +150,7 @@ absl::StatusOr<std::unique_ptr<TrainerServer>> TrainerServer::Listen(
 }
 
 TrainerServer::~TrainerServer() {
+  // Trainers connect again, to the next agent: no call is worth waiting for.
   if (server_ != nullptr) server_->Shutdown(std::chrono::system_clock::now());
 }
 

@@ -18,6 +18,7 @@ namespace {
 constexpr char kDefaultName[] = "tercio-trainer";
 
 std::optional<TrainerUser> Lookup(const std::string& name) {
+  // An entry that does not fit counts as absent; real ones have a few hundred bytes.
   std::array<char, 16384> buffer;
   passwd entry = {};
   passwd* found = nullptr;
@@ -38,6 +39,7 @@ absl::StatusOr<std::optional<TrainerUser>> FindTrainerUser(const std::string& na
   if (!found.has_value()) {
     return absl::NotFoundError(absl::StrCat("--trainer-user ", name, ": no such user"));
   }
+  // Nothing changes then, so no right is needed.
   if (found->uid == geteuid()) return std::optional<TrainerUser>();
   if (geteuid() == 0) return found;
   return absl::PermissionDeniedError(
@@ -47,6 +49,7 @@ absl::StatusOr<std::optional<TrainerUser>> FindTrainerUser(const std::string& na
 
 absl::Status GiveTo(const TrainerUser& user, const std::string& path) {
   const std::string what = absl::StrCat("cannot give to ", user.name);
+  // Check and change go through one descriptor: the path could mean another file in between.
   const int file = open(path.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC);
   if (file < 0) return FileError(errno, what, path);
   const absl::Cleanup close_file = [file] { close(file); };
@@ -57,10 +60,12 @@ absl::Status GiveTo(const TrainerUser& user, const std::string& path) {
     return absl::FailedPreconditionError(
         absl::StrCat(what, " ", path, ": it is a symbolic link or has more than one hard link"));
   }
+  // A descriptor of O_PATH is enough for this, so even files that cannot be read are given.
   if (fchownat(file, "", user.uid, user.gid, AT_EMPTY_PATH) == 0) return absl::OkStatus();
   return FileError(errno, what, path);
 }
 
+// With x but not r others reach what is inside by its name, and cannot list it.
 absl::Status LetPass(const std::string& directory) {
   struct stat info = {};
   if (stat(directory.c_str(), &info) == 0 &&

@@ -17,8 +17,10 @@
 namespace tercio::agent {
 namespace {
 
+// gRPC's default limit of a message is 4 MiB.
 constexpr size_t kChunkBytes = 1 << 20;
 
+// One answer for all of these, so that a caller without the token learns nothing about runs.
 absl::Status TakesNoPart() {
   return absl::AbortedError(
       "this agent does not take part in that attempt, or the attempt is over");
@@ -55,6 +57,7 @@ absl::Status SnapshotServiceImpl::CheckCaller(const grpc::ServerContext& context
 
 void SnapshotServiceImpl::Revoke(const v1::RevokedCertificates& certificates) {
   MutexLock lock(mutex_);
+  // The first list of a connection replaces all, since certificates that have expired are left out.
   if (!certificates.more()) revoked_.clear();
   revoked_.insert(certificates.serials().begin(), certificates.serials().end());
 }
@@ -82,6 +85,7 @@ absl::Status SnapshotServiceImpl::Receive(grpc::ServerReader<v1::PutSnapshotMess
       return incoming->Finish(message.end());
     }
   }
+  // The room of the copy is free again when `incoming` ends.
   return absl::DataLossError("the stream ended early");
 }
 
@@ -92,6 +96,7 @@ grpc::Status SnapshotServiceImpl::Get(grpc::ServerContext* context,
     return ToGrpc(status);
   }
   if (!takes_part_(request->run(), request->token())) return ToGrpc(TakesNoPart());
+  // The store may drop the copy while it is being sent; this keeps it.
   const std::shared_ptr<const SnapshotCopy> copy =
       store_.Find(request->run().job_id(), request->attempt(), request->rank(), request->step());
   if (copy == nullptr) {
@@ -102,6 +107,7 @@ grpc::Status SnapshotServiceImpl::Get(grpc::ServerContext* context,
   v1::GetSnapshotMessage message;
   *message.mutable_begin() = copy->begin;
   message.mutable_begin()->clear_steps();
+  // A reader that has gone away needs no answer.
   bool open = writer->Write(message);
   for (size_t at = 0; open && at < copy->size; at += kChunkBytes) {
     const std::string_view part = copy->bytes().substr(at, kChunkBytes);
@@ -135,11 +141,13 @@ absl::StatusOr<std::unique_ptr<SnapshotServer>> SnapshotServer::Listen(
   if (server->server_ == nullptr || port == 0) {
     return absl::FailedPreconditionError(absl::StrCat("cannot listen on ", address));
   }
+  // The system has chosen the port if 0 was given, and others must know it.
   server->address_ = absl::StrCat(address.substr(0, address.rfind(':')), ":", port);
   return server;
 }
 
 SnapshotServer::~SnapshotServer() {
+  // Calls are cut off at once: the copies end with this process anyway.
   if (server_ != nullptr) server_->Shutdown(std::chrono::system_clock::now());
 }
 
