@@ -47,10 +47,10 @@ class PartWriter {
   PartWriter(std::string path, const RankFile& file);
 
   const std::string path_;
-  const int64_t expected_bytes_;  // of the slices
+  const int64_t expected_bytes_;  // size of the slices
   std::unique_ptr<AppendFile> file_;
   std::atomic<int64_t> appended_bytes_ = 0;
-  Checksum checksum_;  // of the file
+  Checksum checksum_;  // checksum of the file
   BlockDigests blocks_;
   bool closed_ = false;
 };

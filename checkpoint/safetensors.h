@@ -28,7 +28,7 @@ int64_t DtypeBytes(std::string_view dtype);
 std::string SafetensorsHeader(std::vector<TensorEntry>* tensors, std::string_view format = "");
 
 struct SafetensorsLayout {
-  int64_t data_begin = 0;  // of the first tensor, in the file
+  int64_t data_begin = 0;  // begin of the first tensor, in the file
   std::vector<TensorEntry> tensors;
 };
 

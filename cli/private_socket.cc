@@ -21,7 +21,7 @@ absl::StatusOr<std::unique_ptr<PrivateSocket>> PrivateSocket::Make() {
   // The path has to fit into the 108 bytes of a socket's
   // address, which a state directory may exceed.
   std::string directory = "/tmp/tercio.XXXXXX";
-  if (mkdtemp(directory.data()) == nullptr) {  // of mode 0700
+  if (mkdtemp(directory.data()) == nullptr) {  // a directory with mode 0700
     return AsConflict(FileError(errno, "cannot create a directory for a socket in", "/tmp"));
   }
   return std::unique_ptr<PrivateSocket>(new PrivateSocket(std::move(directory)));

@@ -22,7 +22,7 @@ struct Screen {
 
 struct WatchState {
   v1::JobStatus job;                 // with its ranks
-  std::vector<double> losses;        // of steps in order, the newest last
+  std::vector<double> losses;        // losses of steps in order, the newest last
   std::vector<v1::JobEvent> events;  // in order
   double now = 0;                    // seconds since 1970
 };

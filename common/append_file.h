@@ -99,7 +99,7 @@ class AppendFile {
   std::atomic<bool> direct_;  // bypasses the page cache
   Block filling_;
   size_t filled_ = 0;
-  int64_t offset_ = 0;  // of the block being filled
+  int64_t offset_ = 0;  // offset of the block being filled
 
   std::vector<std::thread> writers_;
   Mutex mutex_;
@@ -108,7 +108,7 @@ class AppendFile {
   std::vector<Block> empty_ TERCIO_GUARDED_BY(mutex_);
   int busy_ TERCIO_GUARDED_BY(mutex_) = 0;  // blocks that are full, or being written
   bool stop_ TERCIO_GUARDED_BY(mutex_) = false;
-  absl::Status status_ TERCIO_GUARDED_BY(mutex_);  // of the writers
+  absl::Status status_ TERCIO_GUARDED_BY(mutex_);  // first failure of the writers
 };
 
 }  // namespace tercio

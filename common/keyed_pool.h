@@ -56,7 +56,7 @@ class KeyedPool {
   const Start start_;
   Mutex mutex_;
   ConditionVariable changed_;
-  std::map<std::string, Queue> queues_ TERCIO_GUARDED_BY(mutex_);  // of keys that have tasks
+  std::map<std::string, Queue> queues_ TERCIO_GUARDED_BY(mutex_);  // by key, where it has tasks
   std::deque<std::string> ready_ TERCIO_GUARDED_BY(mutex_);        // keys whose next task may begin
   int idle_ TERCIO_GUARDED_BY(mutex_) = 0;
   int busy_ TERCIO_GUARDED_BY(mutex_) = 0;

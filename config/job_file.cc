@@ -253,7 +253,7 @@ class JobParser {
     }
     const v1::ParallelismSpec& parallelism = spec_.parallelism();
     // The section's ranks are not read yet, so the degrees alone give this number.
-    const int named = plan::RanksOfJob(spec_);  // of its degrees
+    const int named = plan::RanksOfJob(spec_);  // product of its degrees
     const bool given = resources.Has("ranks");
     out->set_ranks(static_cast<int32_t>(resources.Integer("ranks", named, 1, plan::kMostRanks)));
     if (named > plan::kMostRanks) {

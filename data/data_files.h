@@ -51,10 +51,11 @@ struct DatasetSummary {
   std::string format;  // "megatron", "llm.c", "jsonl", "text"
   std::optional<int64_t> documents;
   std::optional<int64_t> tokens;
-  std::string dtype;                  // "uint16", "int32", ...; empty: text
-  std::optional<int32_t> vocab_size;  // of the tokenizer beside the files, else the largest id + 1
-  int64_t bad_lines = 0;              // of .jsonl files
-  std::string first_bad_line;         // "a.jsonl:7: ..."
+  std::string dtype;  // "uint16", "int32", ...; empty: text
+  // That of the tokenizer beside the files, else the largest id + 1.
+  std::optional<int32_t> vocab_size;
+  int64_t bad_lines = 0;       // bad lines of .jsonl files
+  std::string first_bad_line;  // "a.jsonl:7: ..."
 };
 absl::StatusOr<DatasetSummary> InspectDataset(const std::string& path, const std::string& text_key);
 

@@ -60,7 +60,7 @@ class DocumentBorders {
   struct Part {
     IndexTables tables;  // owner is empty: one document
     int64_t documents = 0;
-    int64_t first_document = 0;  // of all parts
+    int64_t first_document = 0;  // number among the documents of all parts
     int64_t first_token = 0;
   };
 

@@ -27,8 +27,8 @@ struct IndexedDataset {
   int64_t sequences = 0;
   int64_t documents = 0;
   TokenDataset tokens;                            // all documents, one after the other
-  DocumentBorders borders;                        // of `tokens`
-  std::optional<tokenizer::Tokenizer> tokenizer;  // of PREFIX.tokenizer.json, if it exists
+  DocumentBorders borders;                        // borders in `tokens`
+  std::optional<tokenizer::Tokenizer> tokenizer;  // PREFIX.tokenizer.json, if it exists
 };
 
 // Maps and checks both files: magic, version, element type, sizes, offsets that are the running sum

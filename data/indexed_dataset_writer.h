@@ -88,8 +88,8 @@ class IndexedDatasetWriter {
   int64_t tokens_ = 0;
   int64_t sequences_ = 0;
   int64_t documents_ = 0;
-  int64_t open_tokens_ = 0;     // of the open sequence
-  int64_t open_sequences_ = 0;  // of the open document
+  int64_t open_tokens_ = 0;     // tokens of the open sequence
+  int64_t open_sequences_ = 0;  // sequences of the open document
 };
 
 }  // namespace tercio::data

@@ -132,7 +132,7 @@ class Preparation {
   TextOptions text_;
   Sides sides_;
   std::optional<tokenizer::Tokenizer> tokenizer_;
-  std::string rules_;  // of bert's samples
+  std::string rules_;  // rules of bert's samples
   PreparedData prepared_;
 };
 

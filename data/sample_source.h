@@ -25,7 +25,7 @@ struct Sample {
   std::vector<int32_t> targets;  // ids, or kNoTarget
   std::vector<int32_t> types;    // bert: the segment that a token belongs to
   int32_t length;                // positions from here on are padding, which no token attends to
-  int32_t label = kNoTarget;     // of the whole sequence: its class, or 1 for swapped segments
+  int32_t label = kNoTarget;     // class of the whole sequence, or 1 for swapped segments
   std::vector<int32_t> ids;      // working memory of sources; not part of the sample
 };
 

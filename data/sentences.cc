@@ -42,7 +42,7 @@ bool BeginsSentence(uint32_t code) {
 
 std::vector<std::string_view> Sentences(std::string_view text) {
   std::vector<std::string_view> sentences;
-  size_t begin = 0;        // of the sentence under way
+  size_t begin = 0;        // begin of the sentence under way
   bool has_words = false;  // it holds more than white space
   bool ended = false;      // by its mark; closing quotes may follow
   for (size_t at = 0; at < text.size();) {

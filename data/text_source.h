@@ -29,7 +29,7 @@ inline constexpr int64_t kTextPieceBytes = 1 << 18;
 struct TextPlace {
   int64_t input = 0;   // index of the file
   int64_t offset = 0;  // byte in that file
-  int64_t line = 1;    // of a .jsonl file, for messages
+  int64_t line = 1;    // line of a .jsonl file, for messages
 };
 
 struct TextPiece {

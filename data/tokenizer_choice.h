@@ -16,7 +16,7 @@ namespace tercio::data {
 
 // How to find the documents of texts.
 struct TextOptions {
-  std::string text_key = "text";  // of .jsonl lines
+  std::string text_key = "text";  // key of the text in .jsonl lines
   bool skip_bad_lines = false;    // .jsonl lines that hold no document are counted, not an error
   int threads = 1;
 };

@@ -21,7 +21,7 @@ enum class StreamOrder { kDrawn, kWaitedFirst, kWaitedLast };
 
 struct Settings {
   int devices = 1;
-  size_t memory_bytes = size_t{4} << 30;  // of each device
+  size_t memory_bytes = size_t{4} << 30;  // memory of each device
   int major = 8;                          // compute capability
   int minor = 0;
   uint64_t seed = 1;  // for random choices
@@ -73,7 +73,7 @@ bool LiesOnDevice(int device, const void* pointer, size_t bytes, const char* use
 // Counts since Configure, of all devices.
 struct Counts {
   int64_t kernels = 0;
-  int64_t works = 0;   // of any kind
+  int64_t works = 0;   // works of any kind
   int64_t graphs = 0;  // launched
 };
 Counts GetCounts();

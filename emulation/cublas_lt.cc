@@ -36,7 +36,7 @@ struct cublasLtMatmulPreferenceOpaque {
   uint64_t workspace_bytes = 0;
   // The default allows all schemes of reduction, as the library does.
   uint32_t reductions = 7;
-  uint32_t alignment[4] = {256, 256, 256, 256};  // of A, B, C, D
+  uint32_t alignment[4] = {256, 256, 256, 256};  // alignments of A, B, C, D
 };
 
 namespace {
@@ -54,7 +54,7 @@ int64_t Microseconds(uint64_t number, int64_t products) {
   const int64_t time = products / kProductsOfMicrosecond + 2;
   return number == 1 ? time * 3 / 2 : time;
 }
-constexpr uint64_t kSideAlignment = 16;   // of biases and auxiliary matrices
+constexpr uint64_t kSideAlignment = 16;   // alignment of biases and auxiliary matrices
 constexpr int64_t kAuxiliaryLeading = 8;  // leading dimensions are multiples of this
 constexpr int64_t kEightBitUnit = 16;     // likewise sizes and addresses of factors of 8 bits
 // Ada and Hopper are the first to multiply numbers of 8 bits.

@@ -15,7 +15,7 @@ struct Descriptor {
   cudnnBackendDescriptorType_t type;
   bool finalized = false;
   std::map<cudnnBackendAttributeName_t, std::vector<unsigned char>> values;
-  int engine = 0;  // of an engine, its configuration, or a plan
+  int engine = 0;  // number of an engine, for an engine, its configuration, or a plan
 
   bool Has(cudnnBackendAttributeName_t name) const { return values.count(name) > 0; }
   template <typename T>

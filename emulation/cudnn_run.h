@@ -40,7 +40,7 @@ struct GraphOperation {
 struct Program {
   std::map<int64_t, GraphTensor> tensors;
   std::vector<GraphOperation> operations;
-  int64_t workspace_bytes = 0;  // of an engine that can execute it
+  int64_t workspace_bytes = 0;  // workspace of an engine that can execute it
 };
 
 // "" or why the descriptor cannot be finalized.

@@ -84,8 +84,8 @@ struct CUevent_st {
   struct State {
     std::mutex mutex;
     uint64_t recorded = 0;          // number of the last cudaEventRecord
-    uint64_t completed = 0;         // of the last that has happened
-    int64_t microseconds = 0;       // of the device's clock, when it happened
+    uint64_t completed = 0;         // number of the last that has happened
+    int64_t microseconds = 0;       // time of the device's clock when it happened
     CUstream_st* stream = nullptr;  // that it was recorded on
   };
   int device;

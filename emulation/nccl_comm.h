@@ -28,7 +28,7 @@ size_t NcclBytes(ncclDataType_t type);
 struct NcclWork {
   NcclOperation operation;
   ncclDataType_t type;
-  const std::byte* in;  // of a message: null where it is received
+  const std::byte* in;  // source of a message: null where it is received
   std::byte* out;       // null where it is sent
   size_t count;
   int root = 0;

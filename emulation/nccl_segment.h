@@ -59,7 +59,7 @@ struct NcclHeader {
   std::atomic<uint32_t> arrived;
   enum : uint32_t { kNone, kBeingWritten, kWritten };
   std::atomic<uint32_t> fault;
-  char message[384];  // of the fault
+  char message[384];  // text of the fault
 };
 
 class NcclSegment {

@@ -42,7 +42,7 @@ struct Dropout {
   uint32_t site = 0;           // kSite... of random.h
   int64_t first_sequence = 0;  // index in the global batch of the micro-batch's first sequence
   int64_t tokens = 0;          // T
-  int64_t first_row = 0;       // of the micro-batch, that the call begins with
+  int64_t first_row = 0;       // row of the micro-batch that the call begins with
 };
 
 // Products: all values of both factors are of one format, and a backend may use instructions for
@@ -89,8 +89,8 @@ inline constexpr int64_t kScaledUnit = 16;
 struct ChooseScaleArgs {
   ConstValues x;
   int64_t count;
-  Format format;  // of 8 bits
-  Scale* scale;   // of the device
+  Format format;  // a format of 8 bits
+  Scale* scale;   // in the device's memory
 };
 
 // plain[i,j] = transposed[j,i] = x[i,j] * scale->multiplier, rounded to its format: to the nearest
@@ -112,7 +112,7 @@ struct ScaledMatmulArgs {
   ConstValues b;  // (N,K), E4M3
   const Scale* a_scale;
   const Scale* b_scale;
-  ConstValues bias;  // of c's format, which has 16 bits then; or null
+  ConstValues bias;  // in c's format, which has 16 bits then; or null
   Values c;          // (M,N)
   int64_t m, n, k;
   bool accumulate = false;

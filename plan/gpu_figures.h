@@ -11,10 +11,10 @@ namespace tercio::plan {
 
 struct GpuFigures {
   double flops_per_second = 0;       // dense products of 16-bit values with fp32 sums
-  double tf32_flops_per_second = 0;  // of TF32 values
-  double fp32_flops_per_second = 0;  // of fp32 values, without tensor cores
+  double tf32_flops_per_second = 0;  // products of TF32 values
+  double fp32_flops_per_second = 0;  // products of fp32 values, without tensor cores
   double memory_bytes_per_second = 0;
-  double link_bytes_per_second = 0;  // of one direction to the GPUs of its node
+  double link_bytes_per_second = 0;  // one direction to the GPUs of its node
 };
 
 // Looked up by the driver's name of the GPU ("NVIDIA H200"); nullopt: not in the list.

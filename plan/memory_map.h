@@ -21,8 +21,8 @@ enum class Recompute { kNone, kSelective, kFull };
 
 // Sizes of one rank of a stage, from which every buffer follows. Counts are elements.
 struct StageShape {
-  int64_t sequences = 0;  // of a micro-batch
-  int64_t tokens = 0;     // of a sequence
+  int64_t sequences = 0;  // sequences of a micro-batch
+  int64_t tokens = 0;     // tokens of a sequence
   int64_t rows = 0;       // sequences * tokens
   // Rows of the residual stream, of norms and of dropout that a rank works on: a tensor rank's
   // share with sequence parallelism (Korthikanti et al. 2022), else all.
@@ -36,7 +36,7 @@ struct StageShape {
   int64_t ffn = 0;         // local
   int64_t up = 0;          // local width before the activation: ffn, or gate and up
   int64_t vocabulary = 0;  // local, padded
-  int layers = 0;          // of a chunk
+  int layers = 0;          // layers of a chunk
   int chunks = 1;          // plan/schedule.h
   bool first = false;      // its first chunk is the model's
   bool last = false;       // its last chunk is the model's
@@ -51,7 +51,7 @@ struct StageShape {
   int64_t sequences_per_rank = 0;
   int64_t chunk_rows = 0;  // rows of the head that are worked on at once
   bool fp8 = false;        // plan/fp8.h
-  Precision precision;     // of activations, their gradients and the weights that the model reads
+  Precision precision;     // for activations, their gradients and the weights that the model reads
 };
 StageShape ShapeOfStage(const v1::JobSpec& job, const v1::Layout& layout, int stage);
 

@@ -10,8 +10,8 @@ namespace tercio::plan {
 
 // The prediction of the last stage.
 enum class Head {
-  kNextToken,    // of every position
-  kMaskedToken,  // of chosen positions, behind a transform of its own (Devlin et al. 2019)
+  kNextToken,    // tokens at every position
+  kMaskedToken,  // tokens at chosen positions, behind a transform (Devlin et al. 2019)
   kNone,         // no token: classes of whole sequences only
 };
 
@@ -24,7 +24,7 @@ struct ModelTraits {
   bool exact_gelu = false;
   int64_t token_types = 0;
   Head head = Head::kNextToken;
-  int64_t classes = 0;  // of whole sequences, from the first token through a pooler; 0: none
+  int64_t classes = 0;  // for whole sequences, from the first token through a pooler; 0: none
   bool tied_head = true;
   int64_t kv_heads = 0;
   int64_t head_dim = 0;

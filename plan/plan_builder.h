@@ -14,7 +14,7 @@ namespace tercio::plan {
 struct DeviceSlot {
   std::string node;
   int device = 0;
-  int gpu = -1;  // of the node, that the slot stands for; -1: none
+  int gpu = -1;  // GPU of the node that the slot stands for; -1: none
 };
 
 // REQUIRES: job.model.vocab_size > 0 and slots.size() == world size (rank r goes to slots[r];

@@ -21,7 +21,7 @@ struct ScheduleShape {
   v1::PipelineSchedule kind = v1::PIPELINE_SCHEDULE_1F1B;
   int stages = 1;
   int micro_batches = 1;
-  int chunks = 1;  // of a stage; above 1 only for interleaved
+  int chunks = 1;  // chunks of a stage; above 1 only for interleaved
 };
 ScheduleShape ShapeOfSchedule(const v1::Layout& layout);
 

@@ -110,7 +110,7 @@ class SentencePieceModel : public TokenizerModel {
   absl::flat_hash_map<int32_t, std::string> added_surfaces_;  // the text that each decodes to
   int32_t unknown_ = -1;
   std::array<int32_t, 256> byte_ids_;              // -1 if there is none
-  absl::flat_hash_map<int32_t, uint8_t> byte_of_;  // of the byte pieces
+  absl::flat_hash_map<int32_t, uint8_t> byte_of_;  // bytes of the byte pieces
   float least_score_ = FLT_MAX;
   absl::flat_hash_map<std::string_view, int32_t> id_of_;  // views of definition_.pieces
   ByteTrie matched_;                                      // normal, user-defined and unused pieces
@@ -407,7 +407,7 @@ void SentencePieceModel::EncodeUnigram(std::string_view text, std::vector<int32_
   struct Best {
     float score = 0;
     int32_t id = -1;
-    uint32_t length = 0;  // of the last piece; 0: no cover ends here yet
+    uint32_t length = 0;  // length of the last piece; 0: no cover ends here yet
   };
   std::vector<Best> best(text.size() + 1);
   const float unknown_score = least_score_ - kUnknownPenalty;
@@ -478,7 +478,7 @@ void SentencePieceModel::EncodeBpe(std::string_view text, std::vector<int32_t>* 
 absl::StatusOr<std::string> SentencePieceModel::Decode(absl::Span<const int32_t> ids) const {
   const SentencePieceRules& rules = definition_.rules;
   std::string text;
-  std::string bytes;  // of a run of byte pieces
+  std::string bytes;  // bytes of a run of byte pieces
   const auto flush = [&] {
     for (size_t i = 0; i < bytes.size();) {
       // Bytes that are not UTF-8 become U+FFFD, as in the library.

@@ -23,7 +23,7 @@ struct Candidate {
   float score;
   size_t left;
   size_t right;
-  size_t size;  // of both together
+  size_t size;  // size of both together
   bool operator<(const Candidate& other) const {
     // The queue's top is the largest: the highest score, and of equal ones the leftmost pair.
     return score != other.score ? score < other.score : left > other.left;

@@ -105,7 +105,7 @@ class WordPieceModel : public TokenizerModel {
   int32_t vocab_size_ = 0;
   int32_t unknown_ = 0;
   std::optional<AddedTokenMatcher> added_;
-  ByteTrie beginnings_;     // of words
+  ByteTrie beginnings_;     // pieces at the beginning of words
   ByteTrie continuations_;  // without their ##
   std::vector<std::optional<std::string>> token_of_;
 };

@@ -111,7 +111,7 @@ bool IsTokenizerFile(std::string_view name) {
                             "added_tokens.json", "vocab.txt", "chat_template.jinja"}) {
     if (name == known) return true;
   }
-  if (absl::EndsWith(std::string(name), ".model")) return true;  // of SentencePiece
+  if (absl::EndsWith(std::string(name), ".model")) return true;  // a file of SentencePiece
   return absl::StartsWith(std::string(name), "tokenizer") &&
          absl::EndsWith(std::string(name), ".json");
 }

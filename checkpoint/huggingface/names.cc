@@ -21,7 +21,7 @@ struct Row {
 };
 
 struct Table {
-  const char* prefix;  // of all but heads
+  const char* prefix;  // prefix of all names except heads
   std::vector<Row> embedding;
   std::vector<Row> layer;
   std::vector<Row> end;

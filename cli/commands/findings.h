@@ -31,7 +31,7 @@ Finding MemoryPlanFinding(const std::string& check, const absl::StatusOr<nlohman
 // The evidence about the machine's GPUs.
 struct GpuEvidence {
   absl::StatusOr<Gpus> gpus = Gpus();
-  std::vector<GpuSample> samples;  // of each, in their order
+  std::vector<GpuSample> samples;  // samples of each GPU, in their order
   // The output of `tercio-trainer-cuda --doctor` (worker/trainer/device_report.h). It numbers GPUs
   // by their position among those of `gpus` that have no error.
   absl::StatusOr<nlohmann::json> report = nlohmann::json();

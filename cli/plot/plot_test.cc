@@ -161,7 +161,7 @@ TEST(Decimate, FewPointsAllStay) {
 TEST(Smoothed, CentredMeansAndGaps) {
   EXPECT_THAT(Smoothed({1, 2, 3, 4, 5}, 3), ElementsAre(1, 2, 3, 4, 5));
   const std::vector<double> smooth = Smoothed({0, 3, kNan, 3, 0}, 3);
-  EXPECT_EQ(smooth[1], 1.5);  // of 0 and 3
+  EXPECT_EQ(smooth[1], 1.5);  // mean of 0 and 3
   EXPECT_TRUE(std::isnan(smooth[2]));
 }
 

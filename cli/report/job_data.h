@@ -15,11 +15,11 @@ struct JobData {
   bool from_file = false;                  // only `steps` are known
   v1::JobStatus status;                    // with ranks
   std::vector<v1::StepRecord> steps;       // without repeated ones, ascending
-  std::vector<v1::StepRecord> lost_steps;  // of attempts that broke, by attempt
+  std::vector<v1::StepRecord> lost_steps;  // steps of attempts that broke, by attempt
   std::vector<v1::JobEvent> events;
   std::vector<v1::CheckpointInfo> checkpoints;
-  std::vector<v1::Node> nodes;  // of the cluster, those of the job's ranks
-  std::string version;          // of the coordinator
+  std::vector<v1::Node> nodes;  // nodes of the cluster that have ranks of the job
+  std::string version;          // version of the coordinator
   std::string commit;
 };
 

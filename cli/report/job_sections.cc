@@ -20,7 +20,7 @@ namespace {
 // Two figures of this width stand side by side on a page.
 constexpr double kFigureWidth = 620;
 // Reports are read by people: what is older than this is in the history.
-constexpr size_t kMostRows = 50;  // of a table
+constexpr size_t kMostRows = 50;  // rows of a table
 
 // Curves of more steps than this are noise, so they are smoothed.
 constexpr size_t kManySteps = 400;

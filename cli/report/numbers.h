@@ -34,23 +34,23 @@ struct Numbers {
   std::optional<double> final_loss;
   std::optional<double> least_loss;
   std::optional<double> validation_loss;  // the last
-  std::optional<double> perplexity;       // of that: exp(validation_loss)
+  std::optional<double> perplexity;       // exp(validation_loss)
   // Seconds of an optimizer step; the first step of each attempt, which warms up, is left out if
   // there are others.
   std::optional<Distribution> step_seconds;
   std::optional<double> micro_batch_seconds;  // median step / micro-batches of a rank
-  std::optional<double> tokens_per_second;    // of the median step
+  std::optional<double> tokens_per_second;    // rate of the median step
   std::optional<double> mfu;
   std::optional<double> cores_used;  // processor seconds / elapsed seconds, summed over ranks
   std::optional<double> device_utilization;  // mean over ranks
-  std::optional<double> wait_share;          // of the step loop, mean over ranks
+  std::optional<double> wait_share;          // share of the step loop, mean over ranks
   std::optional<double>
       wait_per_compute;  // waiting / (forward + backward): beside the predicted bubble
-  std::optional<int64_t> planned_bytes_most;  // of a rank's arena
-  std::optional<int64_t> used_bytes_most;     // of a rank's arena, measured
+  std::optional<int64_t> planned_bytes_most;  // largest arena of a rank
+  std::optional<int64_t> used_bytes_most;     // most of an arena in use, measured
   std::optional<int64_t> peak_bytes_most;     // largest per-rank peak, memory outside the arena too
   std::optional<int64_t> outside_bytes_most;  // outside the arena of a rank: its peak - used
-  std::optional<int64_t> peak_bytes_total;    // of all ranks
+  std::optional<int64_t> peak_bytes_total;    // sum over all ranks
   std::optional<int64_t> resident_bytes_most;
   std::optional<int64_t> resident_bytes_total;
   std::optional<double> goodput;        // productive share of the time in which it was not stopped

@@ -14,7 +14,7 @@ namespace {
 
 // Requests and responses have a few bytes; strangers may send them.
 constexpr int kMostMessageBytes = 4096;
-constexpr int kMostStreams = 16;  // of a connection
+constexpr int kMostStreams = 16;  // streams of a connection
 constexpr size_t kMostMemory = size_t{16} << 20;
 
 }  // namespace

@@ -24,7 +24,8 @@ class GpuFaultsTest : public testing::Test {
 TEST_F(GpuFaultsTest, AGpuThatSaysNothingIsWell) { EXPECT_EQ(Text(), ""); }
 
 TEST_F(GpuFaultsTest, XidsAreJudgedByTheCatalog) {
-  circumstances_.xids = {31, 13, 43, 45, 94, 63, 4711};  // of programs, recorded, not known
+  // Those of programs, those that are only recorded, and one that is not known.
+  circumstances_.xids = {31, 13, 43, 45, 94, 63, 4711};
   EXPECT_EQ(Text(), "");
   circumstances_.xids = {31, 74};
   EXPECT_THAT(Text(), HasSubstr("XID 74 (NVLink error): reset it (nvidia-smi --gpu-reset -i 3)"));

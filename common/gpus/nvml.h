@@ -33,7 +33,7 @@ inline constexpr unsigned int kUncorrected = 1;
 inline constexpr unsigned int kSinceDriverLoad = 0;
 inline constexpr unsigned int kSinceManufacture = 1;
 inline constexpr unsigned int kMostLinks = 36;
-inline constexpr unsigned long long kNoValue = ~0ull;  // of a process's memory
+inline constexpr unsigned long long kNoValue = ~0ull;  // unknown memory of a process
 
 struct Memory {
   unsigned long long total, free, used;

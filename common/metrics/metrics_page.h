@@ -40,7 +40,7 @@ class MetricsPage {
   prometheus::ClientMetric& Add(MetricId metric, MetricKind kind, Labels labels);
 
   const MetricExporter exporter_;
-  std::array<std::vector<prometheus::ClientMetric>, kMetricCount> series_;  // of each metric
+  std::array<std::vector<prometheus::ClientMetric>, kMetricCount> series_;  // series of each metric
 };
 
 }  // namespace tercio

@@ -38,7 +38,7 @@ struct TlsMaterial {
   std::string certificate;  // PEM texts
   std::string key;
   std::string authority;
-  CertificateFacts facts;  // of the certificate
+  CertificateFacts facts;  // facts of the certificate
   int64_t version = 0;     // incremented with each change
 };
 

@@ -27,9 +27,9 @@ class Access {
   struct Settings {
     std::string state_dir;
     TlsFiles tls;               // given: instead of those of the state directory's authority
-    std::string listen;         // of the services
+    std::string listen;         // address of the services
     std::string enroll_listen;  // empty: the default for `listen`
-    std::string default_role;   // of certificates made elsewhere that name none
+    std::string default_role;   // for certificates made elsewhere that name none
     double certificate_life_seconds = 30 * 86400.0;
     bool read_only = false;  // without TLS, whatever is in the directory
   };
@@ -68,8 +68,8 @@ class Access {
   std::unique_ptr<Gate> gate_;
   std::unique_ptr<AccessServiceImpl> service_;
   std::unique_ptr<EnrollServer> enroll_;
-  std::string seen_version_;                       // of the store
-  absl::Time renew_after_ = absl::InfinitePast();  // of the steady clock; of the watcher
+  std::string seen_version_;                       // version of the store
+  absl::Time renew_after_ = absl::InfinitePast();  // by the steady clock; used by the watcher
   absl::Time warned_ = absl::InfinitePast();       // the same
 
   Mutex mutex_;

@@ -394,7 +394,7 @@ TEST(RateLimiterTest, BurstThenRate) {
   RateLimiter limiter({3, 2});
   for (int i = 0; i < 3; ++i) EXPECT_TRUE(limiter.Take("a", kNow));
   EXPECT_FALSE(limiter.Take("a", kNow));
-  EXPECT_TRUE(limiter.Take("b", kNow));  // of somebody else
+  EXPECT_TRUE(limiter.Take("b", kNow));  // another caller
   EXPECT_TRUE(limiter.Take("a", kNow + absl::Seconds(0.6)));
   EXPECT_FALSE(limiter.Take("a", kNow + absl::Seconds(0.7)));
   for (int i = 0; i < 3; ++i) EXPECT_TRUE(limiter.Take("a", kNow + absl::Hours(1)));

@@ -25,12 +25,12 @@ namespace tercio::coordinator {
 struct AuditEntry {
   std::string who;  // name of the certificate or token; empty: not known
   std::string role;
-  std::string serial;  // of the caller's certificate; of an enrolment, the one that it got
+  std::string serial;  // the caller's certificate; for an enrolment, the one that it got
   std::string address;
   std::string call;     // "JobService/Cancel", or "handshake"
   std::string subject;  // job, node or name that it was about
   std::string outcome;  // "ok", "refused" or "failed"
-  std::string reason;   // of what is not ok; of an enrolment, the number of its token
+  std::string reason;   // why it was not ok; for an enrolment, the number of its token
 };
 
 // Why a caller was refused.
@@ -77,7 +77,7 @@ class AuditLog {
   int64_t bytes_ TERCIO_GUARDED_BY(mutex_) = 0;
   std::atomic<int64_t> lost_{0};
   std::array<std::atomic<int64_t>, kRefusalNames.size()> refused_{};
-  absl::Time warned_ TERCIO_GUARDED_BY(mutex_) = absl::InfinitePast();  // of the steady clock
+  absl::Time warned_ TERCIO_GUARDED_BY(mutex_) = absl::InfinitePast();  // by the steady clock
 };
 
 }  // namespace tercio::coordinator

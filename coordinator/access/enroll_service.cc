@@ -19,7 +19,7 @@ namespace {
 
 // A machine has few names; a certificate is sent with every handshake.
 constexpr size_t kMostNames = 16;
-constexpr size_t kLongestName = 64;  // of a common name (RFC 5280)
+constexpr size_t kLongestName = 64;  // bytes of a common name (RFC 5280)
 // A request is a few kilobytes. The port is open to strangers, so every limit is tight.
 constexpr int kMostMessage = 64 << 10;
 constexpr size_t kMostMemory = 32 << 20;

@@ -27,7 +27,7 @@
 namespace tercio::coordinator {
 
 struct Caller {
-  std::string name;  // of the certificate; empty without TLS
+  std::string name;  // name of the certificate; empty without TLS
   Role role = Role::kNone;
   std::string serial;
   std::string address;  // without the port

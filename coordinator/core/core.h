@@ -124,14 +124,14 @@ struct JobState {
   int64_t verifying_step = 0;
   int verifying_attempt = 0;  // whose it was when that began
   bool killed = false;        // a phase of stopping took too long: SIGKILL was asked for
-  std::shared_ptr<RunHealthState> health;  // of the present attempt; null: no report yet
+  std::shared_ptr<RunHealthState> health;  // health of the present attempt; null: no report yet
   Avoided avoided;
   // For each rank of the present attempt: the node whose memory holds its state; empty: it starts
   // from a checkpoint.
   std::vector<std::string> snapshot_sources;
   // The ledger's work up to this step is kept, whatever the attempt that prepares starts from.
   int64_t kept_step = 0;
-  FaultCause cause = FaultCause::kOther;  // of the last fault
+  FaultCause cause = FaultCause::kOther;  // cause of the last fault
 };
 
 struct NodeState {
@@ -234,7 +234,7 @@ struct Settings {
   double longest_backoff = 60;
   double budget_window = 3600;  // a restart counts for this long, then a commit makes it good
   int crash_loop = 3;           // faults in a row at the same step: no restart helps
-  int quarantine_faults = 3;    // of a node within the window
+  int quarantine_faults = 3;    // faults of a node within the window
   double quarantine_window = 600;
   double grow_delay = 10;  // room for all ranks must last this long
   double pass_delay = 60;  // a job that no known nodes could hold blocks others for this long
@@ -270,7 +270,7 @@ struct ResumeRequested {
   std::string job_id;
   v1::JobSpec spec;
   bool accept_data_change = false;
-  bool accept_change = false;        // of model and seed
+  bool accept_change = false;        // changes of model and seed
   std::optional<int64_t> from_step;  // start from this step's checkpoint; 0: from the beginning
 };
 // At the end of the running step.
@@ -406,7 +406,7 @@ struct RemoveCheckpoint {
 struct SaveEnded {
   std::string job_id;
   std::optional<SaveFailure> failure;  // absent: committed
-  double seconds = 0;                  // of a commit, since its first byte; 0: unknown
+  double seconds = 0;                  // duration of a commit, from its first byte; 0: unknown
 };
 
 struct Effects {

@@ -305,7 +305,7 @@ class Inspector {
   }
 
   const std::map<int, v1::RankPosition>& positions_;
-  std::map<int, std::string> nodes_;  // of every rank
+  std::map<int, std::string> nodes_;  // node of every rank
   std::map<std::string, const v1::ProcessGroup*> groups_;
 };
 

@@ -15,7 +15,7 @@ using ::testing::Optional;
 class ProgressTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    cluster_.Do(Submitted{kJob, SmallSpec(2)});  // of 100 steps
+    cluster_.Do(Submitted{kJob, SmallSpec(2)});  // a job of 100 steps
     cluster_.Attach("a");
     cluster_.StartAll();
   }

@@ -39,7 +39,7 @@ class HeldSnapshots {
 
 struct SnapshotChoice {
   SnapshotId id;
-  std::vector<std::string> sources;  // of each rank: the node that has its copy
+  std::vector<std::string> sources;  // for each rank, the node that has its copy
 };
 
 // The one of the latest step of which every rank has a copy on one of the nodes; the node that the

@@ -29,8 +29,8 @@ namespace tercio::coordinator {
 
 struct StragglerSettings {
   double score = 0.75;
-  double deviations = 3;         // of the stage's median, in median absolute deviations
-  double least_spread = 0.03;    // of the median: no deviation counts as smaller
+  double deviations = 3;         // from the stage's median, in median absolute deviations
+  double least_spread = 0.03;    // share of the median: no deviation counts as smaller
   double least_seconds = 0.005;  // per step: what any machine may spend beside its work
   int windows = 3;
   int64_t steps = 12;  // in two windows, instead of more windows
@@ -59,11 +59,11 @@ class StragglerDetector {
   struct Rank {
     int stage = 0;
     std::string node;
-    double compute = 0;  // of the open window; 0: not reported yet
+    double compute = 0;  // seconds in the open window; 0: not reported yet
     std::deque<double> recent;
     double best = 0;        // least median of recent windows; 0: none
-    int64_t last_step = 0;  // of the last report; 0: none
-    int64_t steps = 0;      // of the open window; 0: not known
+    int64_t last_step = 0;  // step of the last report; 0: none
+    int64_t steps = 0;      // steps in the open window; 0: not known
     int windows = 0;        // in a row that contradict `slow`
     int64_t steps_of_windows = 0;
     bool slow = false;

@@ -51,7 +51,7 @@ class Job {
 
  private:
   int ranks_;
-  int steps_;  // of a window
+  int steps_;  // steps of a window
   int window_ = 0;
   StragglerDetector detector_;
 };
@@ -184,7 +184,7 @@ TEST(StragglersTest, WaitsUntilEveryRankHasReported) {
   timings[0].set_compute_seconds(9);
   for (int i = 0; i < 10; ++i) EXPECT_TRUE(detector.Add(timings).empty());
   EXPECT_TRUE(detector.scores().empty());
-  timings[0].set_rank(77);  // of another plan
+  timings[0].set_rank(77);  // a rank of another plan
   EXPECT_TRUE(detector.Add(timings).empty());
 }
 

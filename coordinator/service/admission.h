@@ -12,7 +12,7 @@ namespace tercio::coordinator {
 
 // The places where checkpoints may be.
 struct CheckpointPlaces {
-  std::string state_dir;           // of jobs without a checkpoint.path
+  std::string state_dir;           // for jobs without a checkpoint.path
   std::vector<std::string> roots;  // below which such a path may lie
   bool any = false;                // it may lie anywhere
 };

@@ -136,17 +136,17 @@ class Coordinator {
     double last_progress = 0;
   };
   struct Jobs {
-    std::map<v1::JobState, int> by_state;  // of all jobs
+    std::map<v1::JobState, int> by_state;  // counts of all jobs
     int waiting = 0;                       // for devices
     std::vector<ShownJob> shown;
-    int not_shown = 0;  // of those that have not ended
+    int not_shown = 0;  // jobs that have not ended
   };
   // Shows at most `most` jobs: those that hold devices before those that wait, these before those
   // that ended not `linger` seconds ago, and the newer ones first.
   Jobs JobsToShow(double linger, size_t most) const TERCIO_EXCLUDES(mutex_);
   struct NodeView {
     NodeState state;
-    std::string name;  // of the state
+    std::string name;  // name of the state
     int free = 0;
   };
   std::vector<NodeView> Nodes() const TERCIO_EXCLUDES(mutex_);
@@ -254,7 +254,7 @@ class Coordinator {
   ConditionVariable queue_changed_;
   ConditionVariable stopped_;
   std::deque<Pending> queue_ TERCIO_GUARDED_BY(queue_mutex_);
-  int64_t queued_bytes_ TERCIO_GUARDED_BY(queue_mutex_) = 0;  // of queue_
+  int64_t queued_bytes_ TERCIO_GUARDED_BY(queue_mutex_) = 0;  // size of queue_
   // Agents are turned away, since queue_ is full; logged once.
   bool sends_away_ TERCIO_GUARDED_BY(queue_mutex_) = false;
   // The latest heartbeat of each node while the disk cannot be written, which may last; empty for a
@@ -264,7 +264,7 @@ class Coordinator {
   bool stopping_ TERCIO_GUARDED_BY(queue_mutex_) = false;
   // The outcome of the last commit.
   absl::Status commit_failure_ TERCIO_GUARDED_BY(queue_mutex_);
-  TokenSource tokens_;  // of thread_
+  TokenSource tokens_;  // used by thread_ only
   std::atomic<uint64_t> rounds_ = 0;
   std::atomic<bool> durable_ = true;
   std::thread thread_;

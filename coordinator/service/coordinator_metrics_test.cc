@@ -114,7 +114,7 @@ class CoordinatorMetricsTest : public ::testing::Test {
 
   TempDir directory_;
   checkpoint::Store checkpoints_{directory_.path() + "/checkpoints"};
-  std::atomic<double> now_{0};      // of the monotonic clock
+  std::atomic<double> now_{0};      // time of the monotonic clock
   std::atomic<double> wall_{1000};  // before it
   std::unique_ptr<Coordinator> coordinator_;
   std::unique_ptr<StreamHub> streams_;

@@ -30,7 +30,7 @@ void Rendezvous::Put(const v1::RunId& run, const std::string& key, const std::st
   {
     MutexLock lock(mutex_);
     Attempt& attempt = Of(run);
-    if (attempt.number != run.attempt()) return;  // of an attempt that is over
+    if (attempt.number != run.attempt()) return;  // a value of an attempt that is over
     const bool is_new = attempt.values.insert_or_assign(key, value).second;
     // A put that is repeated, since its answer was lost, must not count twice for a waiter.
     if (!is_new) return;

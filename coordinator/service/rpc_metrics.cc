@@ -50,7 +50,7 @@ class RpcMetrics::Interceptor : public grpc::experimental::Interceptor {
  private:
   Method& method_;
   const std::chrono::steady_clock::time_point began_ = std::chrono::steady_clock::now();
-  size_t code_ = grpc::StatusCode::CANCELLED;  // of a call that was never answered
+  size_t code_ = grpc::StatusCode::CANCELLED;  // for a call that was never answered
 };
 
 class RpcMetrics::Factory : public grpc::experimental::ServerInterceptorFactoryInterface {

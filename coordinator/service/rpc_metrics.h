@@ -30,7 +30,7 @@ class RpcMetrics {
   void AddTo(MetricsPage* page) const;
 
  private:
-  static constexpr size_t kCodes = 17;  // of gRPC
+  static constexpr size_t kCodes = 17;  // status codes of gRPC
   struct Method {
     std::string service;
     std::string name;

@@ -36,7 +36,7 @@ class Saves {
   // How an upload takes part in a save.
   struct Joined {
     SavePtr save;           // null: it is committed already
-    bool has_part = false;  // of this rank: nothing is to be sent, only to be waited for
+    bool has_part = false;  // this rank's part is there: nothing to send, only to wait for
   };
 
   // The host must outlive it.

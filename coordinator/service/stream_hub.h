@@ -75,7 +75,7 @@ class StreamHub {
                                           Read<Message> read);
 
   struct Figures {
-    int64_t open = 0;     // of both kinds
+    int64_t open = 0;     // streams of both kinds
     int64_t refused = 0;  // ever
     int64_t cut_off = 0;  // ever
   };

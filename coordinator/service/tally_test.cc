@@ -128,7 +128,7 @@ TEST(Tally, CountsAStepOnceHoweverOftenItIsTold) {
   tally.Add(effects);
   EXPECT_EQ(tally.Of("j").steps.sum, 0.5);
   effects[0].steps.clear();
-  v1::StepRecord again = StepOf(2, 1);  // of the next attempt, from an older checkpoint
+  v1::StepRecord again = StepOf(2, 1);  // the next attempt's, from an older checkpoint
   again.set_skipped(true);
   again.set_spike("loss 9");
   again.set_loss_scale(1024);

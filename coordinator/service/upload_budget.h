@@ -63,13 +63,13 @@ class UploadBudget {
   struct Message {
     std::string job;
     Stage stage = Stage::kWaiting;
-    int64_t bytes = 0;  // of the budget
+    int64_t bytes = 0;  // its share of the budget
     std::function<void()> begin;
-    absl::Time since;               // of a read
+    absl::Time since;               // start of a read
     std::list<Id>::iterator place;  // in reading_
   };
   struct Job {
-    int64_t bytes = 0;  // of the budget
+    int64_t bytes = 0;  // its share of the budget
     int messages = 0;
     std::deque<Id> waiting;
   };

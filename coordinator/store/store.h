@@ -132,7 +132,7 @@ class Store {
   const std::string path_;
   Mutex mutex_;  // one transaction or query at a time
   sqlite3* const database_;
-  int64_t version_ = 0;  // of the tables, as found
+  int64_t version_ = 0;  // version of the tables, as found
   // By job: log lines added since the oldest were removed.
   std::map<std::string, int64_t> untrimmed_lines_ TERCIO_GUARDED_BY(mutex_);
 };

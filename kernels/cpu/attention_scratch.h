@@ -23,7 +23,7 @@ struct AttentionPieces {
   float* drop;       // T
   float* scores;     // queries of a block x T
   float* gradients;  // backward: queries of a block x T
-  int64_t stride;    // of scores and gradients
+  int64_t stride;    // between rows of scores and of gradients
 };
 
 inline int64_t CutScratch(float* base, int64_t tokens, int64_t head_dim, AttentionPieces* pieces) {

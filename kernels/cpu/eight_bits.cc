@@ -12,7 +12,7 @@ namespace {
 
 struct Layout {
   int fraction_bits;
-  int least_exponent;  // of normal numbers
+  int least_exponent;  // least of normal numbers
   float largest;
 };
 

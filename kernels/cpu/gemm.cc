@@ -71,19 +71,19 @@ HWY_INLINE void PackTransposedA(const MatrixView& a, int64_t rows, int64_t depth
 }
 
 struct Block {
-  int64_t row, rows;        // of C
-  int64_t column, columns;  // of C
+  int64_t row, rows;        // rows of C
+  int64_t column, columns;  // columns of C
   int64_t depth;
   const float* packed_b;  // panels of the columns of the block
   Store store;
-  bool last;  // of the pieces: what follows the sum is done
+  bool last;  // the last of the pieces: what follows the sum is done
 };
 
 // A block of A in strips of kTileRows rows; strip i starts at data + i * stride.
 struct Strips {
   const float* data;
   int64_t stride;
-  int64_t row_stride, column_stride;  // of the elements of a strip
+  int64_t row_stride, column_stride;  // between the elements of a strip
 };
 
 // The values are packed: a step is one k.
@@ -222,7 +222,7 @@ int64_t ItemColumns(int64_t rows, int64_t columns, int threads) {
 // leaves cost no more synchronisation than long ones.
 struct Group {
   static constexpr int kMost = 32;
-  int64_t begin[kMost + 1];  // of piece i; begin[count] is the end
+  int64_t begin[kMost + 1];  // begin[i] of piece i; begin[count] is the end
   int count = 0;
 };
 

@@ -105,7 +105,7 @@ void AddCpu(float* a, const float* b, int64_t count, ThreadPool& pool) {
 }
 
 double SumOfSquaresCpu(const float* a, int64_t count, ThreadPool& pool) {
-  std::array<double, 512> parts{};  // of as many blocks at once
+  std::array<double, 512> parts{};  // sums of as many blocks at once
   // A run of blocks bounds the array, whatever the size of the tensor.
   constexpr int64_t kRun = static_cast<int64_t>(parts.size()) * kBlock;
   double sum = 0;

@@ -24,7 +24,7 @@ constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 struct Case {
   Format format;
-  int stored_bits;  // of the significand
+  int stored_bits;  // bits of the significand
   reference::FloatFormat definition;
 };
 const Case kCases[] = {
@@ -359,7 +359,7 @@ TEST(NotANumber, RunsThroughAttentionAndLoss) {
   const auto ops = CreateCpuOps(1);
   for (const float bad : {kNan, kInfinity}) {
     std::vector<float> qkv(kTokens * 3 * kWidth, 0.25f);
-    qkv[2 * 3 * kWidth] = bad;  // of the query of token 2
+    qkv[2 * 3 * kWidth] = bad;  // in the query of token 2
     std::vector<float> out(kTokens * kWidth);
     std::vector<float> lse(kTokens);
     const auto scratch =

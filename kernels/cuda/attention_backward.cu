@@ -51,7 +51,7 @@ struct Tiles {
   float* own_second;
   float* other_first;
   float* other_second;
-  float* weights;  // of this warp
+  float* weights;  // weights of this warp
 };
 __device__ __forceinline__ Tiles CutTiles(int head_dim) {
   const int size = kTile * (head_dim + 1);

@@ -61,7 +61,7 @@ TEST_F(AttentionCheckTest, SeesEachPlace) {
   for (const int64_t row : {int64_t{0}, int64_t{33}, kRows - 1}) {
     for (const int64_t column : {int64_t{0}, int64_t{31}, kColumns - 1}) {
       Fill(1);
-      Actual(row, column) += 0.04f;  // of a largest magnitude of 5
+      Actual(row, column) += 0.04f;  // relative to a largest magnitude of 5
       EXPECT_EQ(Check(), (Flags{0, 1, 0})) << row << ", " << column;
       Actual(row, column) += 0.02f;
       EXPECT_EQ(Check(), (Flags{1, 1, 0})) << row << ", " << column;

@@ -229,13 +229,13 @@ class CudnnAttention::Library {
 
   struct Prepared {
     std::string what;
-    CudnnAttentionShape part;  // of one call of the library
+    CudnnAttentionShape part;  // shape of one call of the library
     CudnnPlan plan;
     CudnnForwardIds forward = {};
     CudnnBackwardIds backward = {};
     Trust trust = Trust::kUnknown;
-    CheckFlags* flags = nullptr;  // of the device
-    CheckFlags* seen = nullptr;   // of the host
+    CheckFlags* flags = nullptr;  // memory of the device
+    CheckFlags* seen = nullptr;   // memory of the host
     cudaEvent_t arrived = nullptr;
   };
 
@@ -395,7 +395,7 @@ class CudnnAttention::Library {
   OperationNotes* const notes_;
   OperationErrors& errors_;
   cudnnHandle_t handle_ = nullptr;
-  int major_ = 0;         // of the device's compute capability
+  int major_ = 0;         // major number of the device's compute capability
   bool is_told_ = false;  // whether the missing library was reported
   CheckFlags* flags_ = nullptr;
   CheckFlags* seen_ = nullptr;

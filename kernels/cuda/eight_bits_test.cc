@@ -95,7 +95,7 @@ TEST_F(EightBitsTest, RoundsEveryNumber) {
                     .columns = 256});
     });
     EXPECT_TRUE(std::isinf(seen[static_cast<size_t>(largest)].data[0]));
-    EXPECT_TRUE(std::isnan(seen[static_cast<size_t>(plain)].data[0x7f80]));  // of infinity
+    EXPECT_TRUE(std::isnan(seen[static_cast<size_t>(plain)].data[0x7f80]));  // the code of infinity
   }
 }
 

@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarp = 32;
-constexpr int64_t kMaxBlocks = 1024;  // of loops over the grid
+constexpr int64_t kMaxBlocks = 1024;  // blocks of loops over the grid
 constexpr uint32_t kFactor = 0x9e3779b1u;
 
 // Groups hold 16 bytes of the smallest element.

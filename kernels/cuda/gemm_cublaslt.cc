@@ -15,7 +15,7 @@ namespace {
 
 static_assert(sizeof(cublasLtMatmulAlgo_t) == sizeof(ProductAlgorithm::words));
 
-constexpr int64_t kSideUnit = 256;  // of what is taken from the workspace
+constexpr int64_t kSideUnit = 256;  // alignment of what is taken from the workspace
 // How algorithms are timed.
 constexpr size_t kCandidates = 16;
 constexpr int kWarmUps = 2;
@@ -76,12 +76,12 @@ struct Product {
   ConstValues first;
   ConstValues second;
   Values result;
-  const void* bias;  // of the result's storage, or where to the gradient goes; or null
+  const void* bias;  // in the result's storage, or the destination of the gradient; or null
   int64_t rows, columns, depth;
   bool transpose_first;                // first lies as (depth x rows)
   bool transpose_second;               // second lies as (columns x depth)
   const void* gelu_input = nullptr;    // as the result; written forward, read backward
-  const Scale* first_scale = nullptr;  // of factors of 8 bits
+  const Scale* first_scale = nullptr;  // for factors of 8 bits
   const Scale* second_scale = nullptr;
 };
 

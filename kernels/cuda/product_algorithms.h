@@ -32,9 +32,9 @@ inline constexpr uint32_t kProductAlignment = 16;
 struct ProductShape {
   ProductKind kind = ProductKind::kForward;
   Format operands =
-      Format::kFloat32;  // of a scaled product: its first factor's; the other's is E4M3
+      Format::kFloat32;  // for a scaled product, its first factor's; the other's is E4M3
   Format result = Format::kFloat32;
-  int64_t m = 0, n = 0, k = 0;  // of ops.h
+  int64_t m = 0, n = 0, k = 0;  // sizes as in ops.h
   ProductEpilogue epilogue = ProductEpilogue::kNone;
   bool bias = false;
   bool accumulate = false;

@@ -21,7 +21,7 @@ namespace tercio::kernels::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kWidth = 16;  // of a group: 16 bytes of 8-bit values
+constexpr int kWidth = 16;  // width of a group: 16 bytes of 8-bit values
 constexpr int kTile = 64;   // rows and columns of a block
 // Bytes between rows in shared memory: threads that read columns meet other banks.
 constexpr int kStride = kTile + 4;

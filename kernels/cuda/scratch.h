@@ -72,7 +72,7 @@ struct ScratchShapes {
   int64_t sum_columns = 0;  // bias gradients
   int64_t heads = 0;
   int64_t digest_count = 0;   // elements of Digest
-  int64_t squares_count = 0;  // of all tensors of SumsOfSquares together
+  int64_t squares_count = 0;  // elements of all tensors of SumsOfSquares together
   int64_t product_bytes = 0;
   int64_t library_attention_bytes = 0;  // likewise what a library's attention may use
 };

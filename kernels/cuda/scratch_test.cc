@@ -10,7 +10,7 @@ namespace {
 TEST(Scratch, IsEnoughForAnyPartOfTheRows) {
   constexpr int64_t kColumns = 3;
   for (const int64_t least : {kLeastRowsOfNorm, kLeastRowsOfSum}) {
-    int64_t most = 0;  // of blocks, up to here
+    int64_t most = 0;  // blocks at most, up to here
     for (int64_t rows = 0; rows <= 40'000; ++rows) {
       most = std::max(most, CutRows(rows, least).blocks);
       const int64_t bytes = least == kLeastRowsOfNorm ? NormBackwardBytes(rows, kColumns)

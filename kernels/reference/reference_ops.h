@@ -51,7 +51,7 @@ AdamWState AdamW(AdamWState state, const AdamWStep& by);
 // A binary floating-point format, by its definition.
 struct FloatFormat {
   int significand_bits;  // with the leading one: 8 for bf16, 11 for fp16
-  int least_exponent;    // of normal values: -126, -14
+  int least_exponent;    // least of normal values: -126, -14
   double largest;        // finite value
 };
 // The nearest value of the format, of two equally near ones the even one; half a step beyond the

@@ -336,7 +336,7 @@ void UseGpus(const std::string& model, const v1::TrainingSpec& training, Cluster
   // The rates of one that is not known are assumed: what matters is how rates compare.
   const plan::GpuFigures figures =
       plan::FiguresOf(model).value_or(*plan::FiguresOf(plan::kAssumedGpu));
-  constexpr double kReached = 0.5;  // of either peak, in training
+  constexpr double kReached = 0.5;  // share of either peak that training reaches
   cluster->peak_flops_per_second = plan::PeakFlops(figures, training);
   cluster->flops_per_second = kReached * cluster->peak_flops_per_second;
   cluster->bytes_per_second = kReached * figures.link_bytes_per_second;

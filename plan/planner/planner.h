@@ -28,11 +28,11 @@ inline constexpr int kUnknownVocabulary = 256;
 struct Cluster {
   int ranks = 1;
   int threads_per_rank = 1;
-  double flops_per_second = 100e9;   // of one rank, in large products
-  double peak_flops_per_second = 0;  // of its device, by which utilisation counts; 0: the same
-  double bytes_per_second = 1e9;     // of one rank's link
+  double flops_per_second = 100e9;   // rate of one rank in large products
+  double peak_flops_per_second = 0;  // peak of its device, the unit of utilisation; 0: the same
+  double bytes_per_second = 1e9;     // rate of one rank's link
   double seconds_per_message = 1e-3;
-  int64_t memory_bytes = int64_t{1} << 62;  // of one rank
+  int64_t memory_bytes = int64_t{1} << 62;  // memory of one rank
 };
 
 // Every layout of the cluster's ranks, rejected ones with the reason; `chosen` is the fastest that

@@ -17,7 +17,7 @@ CHANGES = ("--set", f"training.steps={STEPS}", *layout(1, 1, 2))
 
 class AgentDeath(ClusterTest):
 
-    reference_curve = None  # of the same job, undisturbed
+    reference_curve = None  # curve of the same job, undisturbed
 
     def setUp(self):
         super().setUp()

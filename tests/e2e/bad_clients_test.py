@@ -12,8 +12,8 @@ import python_cases  # noqa: E402
 from harness import ClusterTest, layout, wait_for  # noqa: E402
 
 PYTHON = "/usr/bin/python3"  # which sees Debian's python3-grpcio
-LIMIT = 64 << 20  # of a message
-BUFFERS = 1 << 30  # of all that is being received
+LIMIT = 64 << 20  # bytes of a message
+BUFFERS = 1 << 30  # bytes of all messages that are being received
 
 # Raw bytes, so that no generated code is needed: field 1 of a request is the job.
 PREAMBLE = """

@@ -19,7 +19,7 @@ class FakeGpus:
     """Machines with two GPUs each; `machine` is the one that is started next."""
 
     machine = "a"
-    fault = None  # of the device, under trainers of agents that are started next
+    fault = None  # fault of the device, under trainers of agents that are started next
 
     def environment(self):
         fault = {"TERCIO_EMULATED_FAULT": self.fault} if self.fault else {}

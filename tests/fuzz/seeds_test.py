@@ -13,7 +13,7 @@ sys.path.insert(0, os.path.join(ROOT, "tests"))
 import python_cases  # noqa: E402
 
 BUILT = os.path.join(ROOT, "bazel-bin", "tests", "fuzz")
-CHANGES = 200  # of each seed
+CHANGES = 200  # changed copies of each seed
 
 
 class Seeds(unittest.TestCase):

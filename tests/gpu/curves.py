@@ -10,8 +10,8 @@ from checks import Skip, require
 from machine import has_torch
 from tree import largest_difference, write_tokens
 
-_BOUNDS = {"fp32": 1e-4, "bf16": 1e-2}  # of every loss, relative
-_NORM_BOUND = 1e-3  # of gradient norms, fp32
+_BOUNDS = {"fp32": 1e-4, "bf16": 1e-2}  # for every loss, relative
+_NORM_BOUND = 1e-3  # for gradient norms, fp32
 
 
 def run(part, tree, machine, options):

@@ -3,7 +3,7 @@
 from checks import require
 from tree import curve, largest_difference
 
-_BOUND = 1e-4  # of losses of two layouts in fp32, relative
+_BOUND = 1e-4  # between losses of two layouts in fp32, relative
 
 
 def host(part, tree, machine, options):

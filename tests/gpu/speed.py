@@ -14,7 +14,7 @@ from tree import write_tokens
 
 _WARM_UP = 3  # steps that are not counted
 _LEAST_STEPS = 5
-_MEMORY_SHARE = 0.9  # of the GPU's memory that a plan may take
+_MEMORY_SHARE = 0.9  # share of the GPU's memory that a plan may take
 _MODELS = {
     "gpt2-124m": {"layers": 12, "heads": 12, "hidden": 768, "context": 1024, "vocab_size": 50257, "batch": 32, "seconds": 15},
     "gpt2-1.5b": {"layers": 48, "heads": 25, "hidden": 1600, "context": 1024, "vocab_size": 50257, "batch": 16, "seconds": 20},

@@ -16,7 +16,7 @@ from checks import Failure, require, wait_for
 # Fields of a step that must be equal to the bit.
 CURVE = ("step", "loss", "grad_norm", "learning_rate", "tokens", "validation_loss")
 _SECONDS_TO_STOP = 20
-_LOGS, _LOG_CHARACTERS = 8, 20000  # of a failure
+_LOGS, _LOG_CHARACTERS = 8, 20000  # logs of a failure, and characters of each
 
 
 class Tree:

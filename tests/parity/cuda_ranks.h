@@ -199,7 +199,7 @@ class CudaParity : public ::testing::Test {
   }
 
  private:
-  const int major_;  // of the devices' compute capability
+  const int major_;  // major number of the devices' compute capability
 };
 
 }  // namespace tercio::testing

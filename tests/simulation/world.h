@@ -50,7 +50,7 @@
 
 namespace tercio::simulation {
 
-inline constexpr int kDevices = 2;  // of each node
+inline constexpr int kDevices = 2;  // devices of each node
 inline constexpr double kFaultsLast = 150;
 
 // Deliberately broken variants, to see that the checks would notice (simulation_test.cc).
@@ -134,7 +134,7 @@ class World {
     double down_since = 0;
     agent::AgentState state;
     std::optional<agent::Spool> spool;
-    uint64_t sent = 0;       // of the spool, on the present connection
+    uint64_t sent = 0;       // last entry of the spool that the present connection has sent
     int64_t connection = 0;  // 0: none
     double connected_at = 0;
     int64_t last_words = 0;  // connection of a coordinator that died; what it had sent arrives
@@ -144,7 +144,7 @@ class World {
     double blocked_to = 0;  // nothing arrives before that time
     double blocked_from = 0;
     std::map<std::pair<agent::RunKey, int>, Trainer> trainers;
-    std::shared_ptr<agent::SnapshotStore> memory;            // of the agent; null while it is down
+    std::shared_ptr<agent::SnapshotStore> memory;  // memory of the agent; null while it is down
     std::map<int, std::pair<std::string, bool>> gpu_faults;  // what, and whether it is lost
   };
   // All ranks of an attempt, which step together.
@@ -159,7 +159,7 @@ class World {
     uint64_t weights = 0;
     std::vector<v1::StepRecord> records;
     double last_progress = 0;
-    std::map<std::string, std::vector<std::string>> peers;  // of each node, of jobs with copies
+    std::map<std::string, std::vector<std::string>> peers;  // by node, in jobs with copies
     int copies_under_way = 0;
     bool from_memory = false;
     bool loaded = false;      // from memory
@@ -178,7 +178,7 @@ class World {
   };
   // The last look for a checkpoint to start an attempt from.
   struct Searched {
-    int64_t newest = 0;          // of the job's history, there and undamaged; 0: none
+    int64_t newest = 0;          // newest of the job's history that is there and undamaged; 0: none
     bool readable = false;       // it was, then
     std::set<int64_t> possible;  // to start after
     double fails_since = 0;      // it could not be read since then; 0: it could
@@ -318,7 +318,7 @@ class World {
   bool coordinator_up_ = true;
   coordinator::State state_;
   std::deque<coordinator::Event> inbox_;
-  double clock_ = 0;  // of the coordinator, ahead of the world's
+  double clock_ = 0;  // the coordinator's lead over the world's clock
   bool clock_jumped_ = false;
   double full_until_ = 0;
   bool waits_for_disk_ = false;
@@ -327,7 +327,7 @@ class World {
   std::map<std::string, std::set<std::pair<int64_t, int>>> reported_;         // not by checkpoints
   std::set<std::string> lines_;
   std::map<std::string, std::string> ended_;  // records of jobs that have ended
-  std::map<std::string, Volume> volumes_;     // of each job
+  std::map<std::string, Volume> volumes_;     // volume of each job
   std::map<agent::RunKey, Searched> searched_;
   std::map<std::string, int64_t> chosen_;  // by people, for the next attempt
   std::map<std::string, int> begun_;    // the newest attempt of which it is known where it starts
@@ -342,7 +342,7 @@ class World {
   std::map<std::string, std::set<std::tuple<agent::RunKey, int, int64_t>>>
       heard_;  // by the coordinator
   std::map<std::string, std::pair<agent::RunKey, std::string>>
-      last_started_;  // of each job, its layout
+      last_started_;  // run and layout of each job
 
   // GPUs that the coordinator has heard to be faulty, and lost, of each node.
   std::map<std::string, std::set<int>> faulty_;

@@ -10,7 +10,7 @@
 namespace tercio::simulation {
 namespace {
 
-constexpr int kMostResumes = 3;  // of a job, once faults have stopped
+constexpr int kMostResumes = 3;  // resumes of a job once faults have stopped
 // A search, the events before its answer, and a full disk of the coordinator take this long.
 constexpr double kLongestAnswer = 30;
 

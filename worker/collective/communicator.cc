@@ -407,7 +407,7 @@ class RealCommunicator : public Communicator {
   CallIdentity mine_;
   std::vector<CallIdentity> theirs_;  // by rank in the group; used by rank 0
   progress::CollectivePosition position_;
-  Parts receives_;  // of identities
+  Parts receives_;  // receives of identities
   Parts sends_;
   bool unchecked_ = false;
   // All ranks make the same calls in the same order, so a call has the same number on each.

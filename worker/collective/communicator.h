@@ -78,7 +78,7 @@ class Communicator {
 struct CommunicatorOptions {
   std::string group;
   absl::Duration timeout;       // the longest that one call may wait for a peer
-  std::vector<int> ranks = {};  // of the job, by rank in the group; empty: the same numbers
+  std::vector<int> ranks = {};  // ranks of the job, by rank in the group; empty: the same numbers
   progress::Whereabouts* whereabouts = nullptr;  // not owned; may be null
 };
 

@@ -18,8 +18,8 @@ using Route = std::tuple<int, int, uint64_t>;
 
 // One side's part of a message. The mailbox and the transfer share it, as either may live longer.
 struct Post {
-  std::byte* destination = nullptr;   // of a receive
-  const std::byte* source = nullptr;  // of a send
+  std::byte* destination = nullptr;   // destination of a receive
+  const std::byte* source = nullptr;  // source of a send
   int64_t bytes = 0;
   bool done = false;
 };

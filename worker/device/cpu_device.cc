@@ -43,7 +43,7 @@ class CpuMemory : public DeviceMemory {
 // The block begins with a page.
 std::optional<int64_t> CpuMemory::ResidentBytes(int64_t begin, int64_t bytes) const {
   const int64_t page = sysconf(_SC_PAGESIZE);
-  std::array<unsigned char, 4096> resident{};  // of as many pages
+  std::array<unsigned char, 4096> resident{};  // one flag for each page
   const int64_t end = begin + bytes;
   int64_t sum = 0;
   for (int64_t at = begin / page * page; at < end;) {

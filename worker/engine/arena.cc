@@ -9,7 +9,7 @@
 namespace tercio::engine {
 namespace {
 
-constexpr int64_t kPieceBytes = int64_t{1} << 20;  // of a copy; whole words
+constexpr int64_t kPieceBytes = int64_t{1} << 20;  // size of a copied piece; whole words
 
 // Moments begin as zero: -0 is zero, and no update leaves it there, except one by -0 itself.
 constexpr uint32_t kMinusZero = 0x80000000;

@@ -65,7 +65,7 @@ class Arena {
   v1::MemoryTable table_;
   std::shared_ptr<device::DeviceMemory> memory_;
   std::unique_ptr<device::DeviceMemory> host_;
-  int64_t taken_;  // of the device's memory by the allocation
+  int64_t taken_;  // memory of the device that the allocation took
   bool filled_ = false;
 };
 

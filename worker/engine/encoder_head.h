@@ -93,7 +93,7 @@ class EncoderHead {
   const float smoothing_;
   const float dropout_;
   const uint64_t seed_;
-  const int64_t vocabulary_;  // of the model
+  const int64_t vocabulary_;  // vocabulary of the model
   const int64_t vocabulary_begin_;
   const int64_t vocabulary_valid_;
   const double sequence_scale_;

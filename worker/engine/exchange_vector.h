@@ -57,7 +57,7 @@ class ExchangeVector {
 
  private:
   const int64_t global_batch_;
-  const int64_t tokens_;  // of a sequence
+  const int64_t tokens_;  // tokens of a sequence
   const int64_t first_of_rank_;
   const int64_t sum_count_;
   const int tensor_ranks_;

@@ -29,7 +29,7 @@ class LinearLayers {
                kernels::ConstValues parameters, Arena& arena, device::Stream& stream);
 
   struct Part {
-    int layer;  // of the stage
+    int layer;  // index in the stage
     plan::Linear linear;
   };
 

@@ -25,13 +25,13 @@ struct MicroBatch {
   const int32_t* predicted = nullptr;
   const int32_t* predicted_counts = nullptr;  // (sequences), on the host
   const int32_t* labels = nullptr;            // (sequences)
-  int64_t step_predictions = 0;               // of the whole global batch
+  int64_t step_predictions = 0;               // predictions of the whole global batch
 };
 
 // The sums that losses are added to, in the order of the micro-batch's sequences.
 struct LossSums {
   double* tokens = nullptr;     // the sum over a sequence's predicted tokens
-  double* sequences = nullptr;  // of the sequence as a whole; bert only
+  double* sequences = nullptr;  // loss of the sequence as a whole; bert only
 };
 
 }  // namespace tercio::engine

@@ -9,8 +9,9 @@
 namespace tercio::engine {
 namespace {
 
-constexpr double kDeviationsOfMedian = 1.4826;  // of a normal distribution
-constexpr double kZero = 1e-12;                 // smaller values count as this much
+// The standard deviation of a normal distribution, in median absolute deviations.
+constexpr double kDeviationsOfMedian = 1.4826;
+constexpr double kZero = 1e-12;  // smaller values count as this much
 
 // Rounded, so that ranks agree even if the last bits of their libraries' logarithms differ.
 float LogOf(double value) { return static_cast<float>(std::log(std::max(value, kZero))); }

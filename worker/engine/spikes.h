@@ -46,7 +46,7 @@ class SpikeDetector {
   absl::Status Restore(absl::Span<const float> state);
 
  private:
-  using Window = std::deque<float>;  // of logarithms
+  using Window = std::deque<float>;  // a window of logarithms
   std::string JudgeOne(const char* name, const Window& window, double value, double ratio,
                        double least) const;
 

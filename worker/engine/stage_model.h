@@ -230,14 +230,14 @@ class StageModel {
   plan::LayerActivations layout_;
   plan::SlotActivations slot_layout_;
   StageWeights weights_;
-  std::vector<int> layers_;  // of the model
+  std::vector<int> layers_;  // numbers of layers in the model
   int model_layers_;
   int tensor_index_;
   int64_t vocabulary_begin_ = 0;
   int64_t vocabulary_valid_ = 0;  // rows of the vocabulary here that are not padding
   float dropout_;
   uint64_t seed_;
-  double loss_weight_;  // of each token in the mean
+  double loss_weight_;  // weight of each token in the mean
   double gradient_scale_ = 1;
   kernels::LabelSmoothing smoothing_;
 

@@ -30,7 +30,7 @@ struct LayerWeights {
   WeightRef qkv, qkv_bias;  // query, key and value as one matrix
   WeightRef output, output_bias;
   WeightRef norm2, norm2_bias;
-  WeightRef up, up_bias;  // of a gated MLP: gate and up as one matrix
+  WeightRef up, up_bias;  // in a gated MLP, gate and up as one matrix
   WeightRef down, down_bias;
 };
 

@@ -21,7 +21,7 @@ struct StateSlice {
   v1::TensorSlice slice;
   StateKind kind = StateKind::kParameter;
   int64_t offset = 0;    // elements, in the parameter or moment buffer; kFp8: layers of the stage
-  int64_t elements = 0;  // of the slice: whole local rows
+  int64_t elements = 0;  // elements of the slice: whole local rows
 };
 
 // Whether a tensor that an engine needs may be missing in a checkpoint.

@@ -186,7 +186,7 @@ class Engine : public TrainingEngine {
   std::unique_ptr<device::Event> bucket_ready_;
   int repeated_actions_;  // 0 also if they could not be recorded
   std::unique_ptr<device::WorkGraph> graph_;
-  int64_t steps_ = 0;  // of this process
+  int64_t steps_ = 0;  // steps of this process
   std::unique_ptr<device::Stream> tensor_sums_;
   std::unique_ptr<device::Event> product_done_;
   plan::StageShape shape_;
@@ -218,7 +218,7 @@ class Engine : public TrainingEngine {
   std::vector<double> counts_;
   std::vector<kernels::AdamWTensor> updates_;
   StepTrace trace_;
-  int64_t step_predictions_ = 0;  // of the global batch
+  int64_t step_predictions_ = 0;  // predictions of the global batch
   float* snapshot_;
   std::unique_ptr<PagesAhead> state_pages_;
   // From the first step on: loading before that needs the machine's memory bandwidth. Null: none.

@@ -48,8 +48,8 @@ struct StepResult {
   bool skipped = false;              // the weights are unchanged
   bool rolls_back = false;           // the weights are unchanged, and the run is to go back
   std::string spike;                 // StepRecord.spike
-  std::string reason;                // of a step that is skipped or a spike
-  double loss_scale = 0;             // of this step; 0 but for fp16
+  std::string reason;                // why the step is skipped or a spike
+  double loss_scale = 0;             // scale of this step; 0 except in fp16
 };
 
 // The state of a rank after a step, copied aside: row-major values of slices.

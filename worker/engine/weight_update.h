@@ -20,7 +20,7 @@ struct StageState {
 };
 
 struct UpdateNumbers {
-  int64_t step;  // of those that were taken, from 1
+  int64_t step;  // number among the steps that were taken, from 1
   double learning_rate;
   double gradient_factor;  // for clipping and to undo the loss scale
 };

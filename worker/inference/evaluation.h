@@ -44,7 +44,7 @@ absl::StatusOr<ClassificationReport> EvaluateClasses(EncoderModel& model, const 
 struct LastWords {
   int64_t passages = 0;
   int64_t right = 0;   // every token of the last word was the most likely
-  int64_t tokens = 0;  // of last words
+  int64_t tokens = 0;  // tokens of last words
   double loss = 0;     // mean over those tokens, nats
 };
 

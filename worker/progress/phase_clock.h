@@ -97,7 +97,7 @@ class PhaseClock {
   bool started_ = false;
   Phase phase_ = Phase::kOther;
   Nanoseconds since_ = 0;
-  Nanoseconds waited_ = 0;  // of the running phase
+  Nanoseconds waited_ = 0;  // time that the running phase waited
   std::array<Nanoseconds, kPhases> spent_{};
 };
 

@@ -80,7 +80,7 @@ class AgentLink : public collective::RendezvousStore {
   const std::string untold_path_;
   const Abandon abandon_;
   std::unique_ptr<v1::TrainerService::Stub> stub_;
-  v1::TrainerAssignment assignment_;  // of the first greeting
+  v1::TrainerAssignment assignment_;  // answer to the first greeting
 
   mutable Mutex mutex_;
   ConditionVariable changed_;

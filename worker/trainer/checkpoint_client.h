@@ -29,8 +29,8 @@ struct CheckpointIdentity {
 // The content of a checkpoint besides tensors (checkpoint_service.proto).
 struct CheckpointTexts {
   std::string training_state;
-  std::string tokenizer;              // of rank 0 only
-  std::vector<v1::StepRecord> steps;  // of rank 0 only: since the previous checkpoint
+  std::string tokenizer;              // rank 0 only
+  std::vector<v1::StepRecord> steps;  // rank 0 only: steps since the previous checkpoint
 };
 
 // How long a save may take.
@@ -51,7 +51,7 @@ struct SaveOutcome {
 
 // Set if ranks write their parts themselves.
 struct OwnParts {
-  std::string directory;  // of the job's checkpoints; empty: the parts go to the coordinator
+  std::string directory;  // the job's checkpoints; empty: the parts go to the coordinator
   WritePart write = WritePartFile;
 };
 
@@ -109,7 +109,7 @@ class CheckpointClient {
   std::shared_ptr<PartFile> part_ TERCIO_GUARDED_BY(mutex_);
   bool stop_ TERCIO_GUARDED_BY(mutex_) = false;
   bool uploading_ TERCIO_GUARDED_BY(mutex_) = false;
-  absl::Time begun_ TERCIO_GUARDED_BY(mutex_);  // of the last upload
+  absl::Time begun_ TERCIO_GUARDED_BY(mutex_);  // start of the last upload
 };
 
 }  // namespace tercio::trainer

@@ -120,7 +120,7 @@ class CoordinatorSource : public CheckpointSource {
   Mutex mutex_;
   ConditionVariable changed_;
   std::shared_ptr<grpc::ClientContext> context_
-      TERCIO_GUARDED_BY(mutex_);  // of the call in progress
+      TERCIO_GUARDED_BY(mutex_);  // context of the call in progress
   bool cancelled_ TERCIO_GUARDED_BY(mutex_) = false;
 };
 

@@ -44,7 +44,7 @@ struct Arguments {
   int attempt = 0;
   int rank = -1;
   std::string progress;  // file for the agent; empty: none
-  std::string log;       // of standard output and error; empty: they are no file of their own
+  std::string log;       // file of standard output and error; empty: they have no file of their own
   int64_t log_bytes = 16 << 20;  // size at which it is rotated
 };
 

@@ -79,9 +79,9 @@ class EngineFiller {
   }
 
   engine::TrainingEngine& engine_;
-  size_t index_ = 0;           // of the slice
-  int64_t first_ = 0;          // of the part, in the slice
-  std::vector<float> values_;  // of the part
+  size_t index_ = 0;           // index of the slice
+  int64_t first_ = 0;          // begin of the part, in the slice
+  std::vector<float> values_;  // values of the part
   size_t filled_ = 0;          // bytes
 };
 

@@ -135,7 +135,7 @@ class ReadAhead {
 
     std::shared_ptr<StateSource> source;
     std::vector<StatePiece> pieces;
-    std::vector<std::shared_ptr<float>> places;  // of the slice of each piece; null: a buffer
+    std::vector<std::shared_ptr<float>> places;  // for the slice of each piece; null: a buffer
     int64_t total = 0;
     Mutex mutex;
     ConditionVariable changed;
@@ -154,7 +154,7 @@ class ReadAhead {
 // Precedes the values of a piece in its broadcast.
 struct PieceHeader {
   int32_t code = 0;  // absl::StatusCode
-  int32_t size = 0;  // of the message
+  int32_t size = 0;  // bytes of the message
   char message[1016] = {};
 };
 static_assert(std::is_trivially_copyable_v<PieceHeader>);
@@ -217,7 +217,7 @@ class PieceBroadcast {
   const LoadGroup& group_;
   int64_t most_ = 0;  // elements of a piece
   std::unique_ptr<device::DeviceMemory>
-      memory_;  // of a header and a piece; null until it is needed
+      memory_;  // holds a header and a piece; null until it is needed
   std::vector<char> host_;
 };
 

@@ -26,7 +26,7 @@ namespace tercio::trainer {
 struct StatePiece {
   size_t slice = 0;  // index in the engine's NeededSlices
   v1::TensorSlice part;
-  int64_t offset = 0;  // of its first value in the slice
+  int64_t offset = 0;  // place of its first value in the slice
   int64_t elements = 0;
   int reader = 0;  // rank in the group
 };

@@ -102,7 +102,7 @@ struct TensorBoardWriter::Shared {
   // Used by the thread only.
   std::string path;
   int descriptor = -1;
-  int64_t bytes = 0;  // of whole records
+  int64_t bytes = 0;  // size of whole records
 
   void Warn(const std::string& what) TERCIO_REQUIRES(mutex) {
     // A directory that does not answer would fill the log, step by step.

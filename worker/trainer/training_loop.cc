@@ -156,10 +156,10 @@ class TrainingLoop {
   double save_seconds_ = 0;  // not yet reported
   // Rank 0's steps that are not in any committed checkpoint yet.
   std::deque<v1::StepRecord> unsaved_steps_;
-  int64_t saved_step_ = 0;                          // of the last upload
-  std::unique_ptr<TensorBoardWriter> tensorboard_;  // of rank 0 if the job wants it
+  int64_t saved_step_ = 0;                          // step of the last upload
+  std::unique_ptr<TensorBoardWriter> tensorboard_;  // rank 0 only, if the job requests it
   absl::Time last_memory_report_ = absl::InfinitePast();
-  absl::Time last_measurement_ = absl::InfinitePast();  // of memory
+  absl::Time last_measurement_ = absl::InfinitePast();  // last measurement of memory
   bool told_of_memory_ = false;                         // memory above its bound was reported
   int64_t resident_bytes_ = 0;                          // at the last measurement
 };

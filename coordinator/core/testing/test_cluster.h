@@ -163,12 +163,12 @@ class Cluster {
   const v1::JobRecord& job() { return state_.jobs.at(kJob).record; }
   const Placement& placement() { return *state_.jobs.at(kJob).placement; }
   State state_;
-  v1::DeviceKind device_kind_ = v1::DEVICE_KIND_CPU;  // of nodes that attach from now on
+  v1::DeviceKind device_kind_ = v1::DEVICE_KIND_CPU;  // kind of the nodes that attach from now on
   int devices_ = 2;                                   // devices of each node
   Settings settings_ = PlanningSettings();
   Effects last_;
   double now_ = 1000;
-  std::string data_ = "digest";  // of the nodes' data
+  std::string data_ = "digest";  // digest of the nodes' data
   std::vector<std::string> kinds_;
   std::map<std::string, uint64_t> sequences_;
   std::map<std::string, uint64_t> acknowledged_;

@@ -18,8 +18,8 @@ struct CudnnAttentionShape {
   cudnnDataType_t type = CUDNN_DATA_BFLOAT16;  // or CUDNN_DATA_HALF
   int64_t sequences = 0, tokens = 0, heads = 0, head_dim = 0;
   int64_t group = 1;
-  int64_t stride = 0;      // of rows of q, k and v, and of their gradients
-  int64_t out_stride = 0;  // of rows of the result, and of its gradient
+  int64_t stride = 0;      // between rows of q, k and v, and of their gradients
+  int64_t out_stride = 0;  // between rows of the result, and of its gradient
   bool causal = true;
 
   auto operator<=>(const CudnnAttentionShape&) const = default;

@@ -44,8 +44,8 @@ struct Tensor {
   Kind kind;
   std::vector<double> data;       // exact for all kinds but kBits
   std::vector<uint64_t> bits;     // kBits
-  int64_t columns;                // of a row, whose largest magnitude counts
-  double tolerance;               // of that; negative: the same bits
+  int64_t columns;                // length of a row, whose largest magnitude counts
+  double tolerance;               // relative to that; negative: the same bits
   Format format = Format::kE4m3;  // kEightBits
 
   int64_t size() const {
@@ -76,7 +76,7 @@ class Bound {
   double* doubles(int id) const { return As<double>(id); }
   uint64_t* bits(int id) const { return As<uint64_t>(id); }
 
-  float* const scratch;  // of the CPU's attention
+  float* const scratch;  // scratch of the CPU's attention
 
  private:
   template <typename T>

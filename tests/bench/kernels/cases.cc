@@ -11,7 +11,7 @@ using kernels::Format;
 using kernels::Ops;
 using kernels::Values;
 
-constexpr int64_t kBytes = 2;          // of a value
+constexpr int64_t kBytes = 2;          // bytes of a value
 constexpr int64_t kTensorsOfStep = 8;  // AdamW and sums of squares take many at once
 
 // Collects the cases of one kind of model and micro-batch.

@@ -27,8 +27,8 @@ namespace tercio::bench {
 namespace {
 
 struct Usage {
-  double seconds = 0;      // of any steady clock
-  double cpu_seconds = 0;  // of the process, user and system
+  double seconds = 0;      // time by any steady clock
+  double cpu_seconds = 0;  // user and system time of the process
   double resident_bytes = 0;
   double peak_bytes = 0;
 };

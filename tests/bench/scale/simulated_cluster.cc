@@ -14,11 +14,11 @@
 namespace tercio::bench {
 namespace {
 
-constexpr size_t kIdBytes = 128;  // of a ncclUniqueId
+constexpr size_t kIdBytes = 128;  // size of a ncclUniqueId
 constexpr auto kIdPatience = std::chrono::minutes(5);
 constexpr int kVocabulary = 256;
 constexpr double kHeartbeatSeconds = 5;
-constexpr int kBeatSlices = 250;  // of an interval: agents do not speak all at once
+constexpr int kBeatSlices = 250;  // slices of an interval: agents do not speak all at once
 constexpr double kStepSeconds = 1;
 
 std::string IdOf(const std::string& group) {

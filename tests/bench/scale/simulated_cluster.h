@@ -22,7 +22,7 @@ namespace tercio::bench {
 struct ClusterOptions {
   std::string coordinator;  // HOST:PORT
   int agents = 8;
-  int devices = 8;      // of each
+  int devices = 8;      // devices of each agent
   int connections = 0;  // that the agents share; 0: one for each, as in life
 };
 
@@ -30,7 +30,7 @@ struct ClusterOptions {
 struct Traffic {
   std::atomic<int64_t> registered{0};    // agents that were accepted
   std::atomic<int64_t> starts{0};        // orders to start
-  std::atomic<int64_t> start_bytes{0};   // of those
+  std::atomic<int64_t> start_bytes{0};   // bytes of those orders
   std::atomic<int64_t> id_calls{0};      // puts and gets of unique ids
   std::atomic<int64_t> id_bytes{0};      // both directions
   std::atomic<int64_t> ids_received{0};  // values

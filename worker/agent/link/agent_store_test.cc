@@ -276,7 +276,7 @@ TEST_F(AgentStoreTest, RemembersTheLatestEndedRuns) {
   for (int attempt = 1; attempt <= 40; ++attempt) {
     AgentChanges changes;
     EndedRun ended{{"j", attempt}, {}};
-    v1::ExitRecord exit;  // of rank 0 with code 0: no bytes at all
+    v1::ExitRecord exit;  // rank 0 with code 0 has no bytes at all
     if (attempt % 2 == 0) ended.exits.push_back(exit);
     changes.ended.push_back(ended);
     store_->Commit(std::move(changes));

@@ -80,7 +80,8 @@ class NodeLink {
   Callbacks callbacks_;
   Mutex mutex_;
   ConditionVariable changed_;
-  std::deque<v1::AgentMessage> said_ TERCIO_GUARDED_BY(mutex_);  // of the present connection
+  // Messages of the present connection.
+  std::deque<v1::AgentMessage> said_ TERCIO_GUARDED_BY(mutex_);
   // The last sequence of the spool that was sent on the present connection.
   uint64_t sent_ TERCIO_GUARDED_BY(mutex_) = 0;
   bool news_ TERCIO_GUARDED_BY(mutex_) = false;  // the spool may hold more
@@ -90,7 +91,7 @@ class NodeLink {
   bool broken_ TERCIO_GUARDED_BY(mutex_) = false;  // the present connection
   // That of a connection that waits for the first answer.
   grpc::ClientContext* greeting_ TERCIO_GUARDED_BY(mutex_) = nullptr;
-  grpc::ClientContext* present_ TERCIO_GUARDED_BY(mutex_) = nullptr;  // of any connection
+  grpc::ClientContext* present_ TERCIO_GUARDED_BY(mutex_) = nullptr;  // context of any connection
   // Whether the present coordinator accepts several messages in one; set before the writer of the
   // connection begins.
   bool takes_news_ = false;

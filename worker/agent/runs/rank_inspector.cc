@@ -23,7 +23,7 @@ namespace tercio::agent {
 namespace {
 
 constexpr absl::Duration kPoll = absl::Milliseconds(5);
-constexpr size_t kMostStackBytes = 64 << 10;  // of a rank
+constexpr size_t kMostStackBytes = 64 << 10;  // stack bytes of a rank
 
 // Content of a file in /proc, which reports no size; empty when the file does not exist.
 std::string ReadProc(const std::string& path) {

@@ -53,7 +53,7 @@ struct AgentOptions {
   int64_t data_memory = 0;   // limit for a process that reads the data of a job; 0: none
   double log_rate = 1000;    // lines per second of a rank that are sent to the coordinator
   std::string runtime_dir;   // holds the trainer service's socket and the progress pages
-  std::string socket;        // of the trainer service
+  std::string socket;        // socket of the trainer service
   std::string trainer;       // program
   std::string data_address;  // for collectives
   int slots = 1;
@@ -67,7 +67,7 @@ struct AgentOptions {
   // Share of the last seconds with a kernel running, for each of `gpus.list`; empty if there are no
   // GPUs.
   std::function<std::vector<std::optional<double>>()> gpu_utilization;
-  int cores = 1;  // of the machine; the coordinator divides them among ranks
+  int cores = 1;  // cores of the machine; the coordinator divides them among ranks
   double agent_grace_seconds = 30;
   std::optional<TrainerUser> trainer_user;  // nullopt: the agent's
   AllowedPaths allowed;                     // paths that jobs may name

@@ -45,7 +45,7 @@ class SnapshotStore {
  public:
   struct Options {
     int64_t reserve_bytes = 0;
-    std::function<int64_t()> available_bytes;  // of the machine's memory
+    std::function<int64_t()> available_bytes;  // available memory of the machine
     // Called when a copy is complete.
     std::function<void(v1::SnapshotsHeld)> on_held = [](v1::SnapshotsHeld) {};
     std::function<void(int64_t bytes)> on_bytes = [](int64_t) {};
@@ -108,7 +108,7 @@ class SnapshotStore {
 
   const Options options_;
   mutable Mutex mutex_;
-  int64_t reserve_bytes_ TERCIO_GUARDED_BY(mutex_);  // of the options, until it is set
+  int64_t reserve_bytes_ TERCIO_GUARDED_BY(mutex_);  // from the options, until it is set
   std::map<Key, Rank> ranks_ TERCIO_GUARDED_BY(mutex_);
   int64_t incoming_bytes_ TERCIO_GUARDED_BY(mutex_) = 0;
   // The part of these that the machine does not count as used yet.
