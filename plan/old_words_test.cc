@@ -1,6 +1,7 @@
 #include "plan/old_words.h"
 
 #include "gmock/gmock.h"
+#include "google/protobuf/message.h"
 #include "google/protobuf/unknown_field_set.h"
 #include "gtest/gtest.h"
 #include "proto/tercio/v1/job.pb.h"
@@ -11,6 +12,11 @@ namespace tercio::plan {
 namespace {
 
 using ::testing::HasSubstr;
+
+// protobuf generates no accessor for messages of proto3.
+const google::protobuf::UnknownFieldSet& UnknownFieldsOf(const google::protobuf::Message& message) {
+  return message.GetReflection()->GetUnknownFields(message);
+}
 
 void Say(google::protobuf::Message* message, int number, const std::string& word) {
   message->GetReflection()->MutableUnknownFields(message)->AddLengthDelimited(number, word);
@@ -68,17 +74,17 @@ TEST(OldWords, AnAbsentWordStaysAbsent) {
   Say(record.mutable_spec()->mutable_fault_tolerance(), 5, "");
   ASSERT_TRUE(UpgradeWords(&record).ok());
   EXPECT_EQ(record.spec().fault_tolerance().on_nan(), v1::ON_NAN_UNSPECIFIED);
-  EXPECT_TRUE(record.spec().fault_tolerance().unknown_fields().empty());
+  EXPECT_TRUE(UnknownFieldsOf(record.spec().fault_tolerance()).empty());
 }
 
 TEST(OldWords, FieldsOfNewerVersionsAreKept) {
   v1::FaultToleranceSpec fault;
   Say(&fault, 5, "stop");
   Say(&fault, 1000, "stop");
-  fault.mutable_unknown_fields()->AddVarint(6, 1);
+  fault.GetReflection()->MutableUnknownFields(&fault)->AddVarint(6, 1);
   ASSERT_TRUE(UpgradeWords(&fault).ok());
   EXPECT_EQ(fault.on_nan(), v1::ON_NAN_STOP);
-  EXPECT_EQ(fault.unknown_fields().field_count(), 2);
+  EXPECT_EQ(UnknownFieldsOf(fault).field_count(), 2);
 }
 
 TEST(OldWords, AnotherWordIsRefused) {

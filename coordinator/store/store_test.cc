@@ -12,6 +12,7 @@
 #include "common/file.h"
 #include "common/temp_dir.h"
 #include "gmock/gmock.h"
+#include "google/protobuf/unknown_field_set.h"
 #include "gtest/gtest.h"
 
 namespace tercio::coordinator {
@@ -158,7 +159,7 @@ class OldStoreTest : public StoreTest, public ::testing::WithParamInterface<int>
     EXPECT_EQ(fault.on_spike(), v1::ON_SPIKE_ROLLBACK);
     EXPECT_EQ(plan.lanes(), 8);
     // Nothing is left of the words.
-    EXPECT_TRUE(fault.unknown_fields().empty());
+    EXPECT_TRUE(fault.GetReflection()->GetUnknownFields(fault).empty());
   }
   void ExpectAll(Store& store, bool migrated) const {
     const auto jobs = store.LoadJobs();

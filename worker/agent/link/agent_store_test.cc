@@ -7,6 +7,7 @@
 
 #include "common/temp_dir.h"
 #include "gmock/gmock.h"
+#include "google/protobuf/unknown_field_set.h"
 #include "gtest/gtest.h"
 #include "sqlite3.h"
 
@@ -253,8 +254,8 @@ TEST_F(AgentStoreTest, ARunOfTheVersionBeforeIsRead) {
   AgentChanges changes;
   RunState run = SmallRun();
   v1::FaultToleranceSpec* fault = run.start.mutable_spec()->mutable_fault_tolerance();
-  fault->mutable_unknown_fields()->AddLengthDelimited(5, "skip");
-  fault->mutable_unknown_fields()->AddLengthDelimited(7, "rollback");
+  fault->GetReflection()->MutableUnknownFields(fault)->AddLengthDelimited(5, "skip");
+  fault->GetReflection()->MutableUnknownFields(fault)->AddLengthDelimited(7, "rollback");
   changes.runs.emplace_back(RunKey{"j", 3}, run);
   store_->Commit(changes);
   store_.reset();
@@ -267,7 +268,8 @@ TEST_F(AgentStoreTest, ARunOfTheVersionBeforeIsRead) {
     EXPECT_EQ(start.token(), "token");
     EXPECT_EQ(start.spec().fault_tolerance().on_nan(), v1::ON_NAN_SKIP);
     EXPECT_EQ(start.spec().fault_tolerance().on_spike(), v1::ON_SPIKE_ROLLBACK);
-    EXPECT_TRUE(start.spec().fault_tolerance().unknown_fields().empty());
+    const v1::FaultToleranceSpec& read = start.spec().fault_tolerance();
+    EXPECT_TRUE(read.GetReflection()->GetUnknownFields(read).empty());
     EXPECT_FALSE(std::filesystem::exists(path() + ".damaged"));
   }
 }
