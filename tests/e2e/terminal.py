@@ -8,6 +8,7 @@ import select
 import struct
 import subprocess
 import termios
+import time
 
 
 class Terminal:
@@ -30,8 +31,10 @@ class Terminal:
     def resize(self, rows, columns):
         fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
-    def read(self, seconds=0.1):
-        while select.select([self.master], [], [], seconds)[0]:
+    def read(self, seconds=0.1, limit=2):
+        """All that was drawn, when nothing follows for `seconds`, or after `limit`: a job of small steps never pauses."""
+        end = time.monotonic() + limit
+        while time.monotonic() < end and select.select([self.master], [], [], seconds)[0]:
             try:
                 self.drawn += os.read(self.master, 65536)
             except OSError:
