@@ -30,6 +30,13 @@ def _unit(name, sources):
     )
     return name + "_unit.cc"
 
+def _in_one_unit(name, srcs, copts):
+    """Sources and options with the .cc files joined, where there are several."""
+    sources = [s for s in srcs if s.endswith(".cc")]
+    if len(sources) < 2:
+        return srcs, copts
+    return [s for s in srcs if not s.endswith(".cc")] + [_unit(name, sources)], _UNIT_COPTS + copts
+
 def tercio_cc_library(name, srcs = [], copts = [], one_unit = True, **kwargs):
     """A library whose .cc files are compiled as one translation unit.
 
@@ -44,14 +51,20 @@ def tercio_cc_library(name, srcs = [], copts = [], one_unit = True, **kwargs):
         different .cu files may have one name.
       **kwargs: of the cc_library rule.
     """
-    sources = [s for s in srcs if s.endswith(".cc")]
-    if one_unit and len(sources) > 1:
-        srcs = [s for s in srcs if not s.endswith(".cc")] + [_unit(name, sources)]
-        copts = _UNIT_COPTS + copts
+    if one_unit:
+        srcs, copts = _in_one_unit(name, srcs, copts)
     native.cc_library(name = name, srcs = srcs, copts = WARNINGS + copts, **kwargs)
 
-def tercio_cc_binary(name, copts = [], linkopts = [], **kwargs):
-    native.cc_binary(name = name, copts = WARNINGS + copts, linkopts = _PORTABLE + linkopts + ["-pthread"], **kwargs)
+def tercio_cc_binary(name, srcs = [], copts = [], linkopts = [], **kwargs):
+    """A program whose own .cc files are compiled as one translation unit, as those of a library are."""
+    srcs, copts = _in_one_unit(name, srcs, copts)
+    native.cc_binary(
+        name = name,
+        srcs = srcs,
+        copts = WARNINGS + copts,
+        linkopts = _PORTABLE + linkopts + ["-pthread"],
+        **kwargs
+    )
 
 def tercio_cc_test(name, copts = [], deps = [], linkopts = [], main = True, **kwargs):
     """A GoogleTest. main = False for a test that brings its own main function."""

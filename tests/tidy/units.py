@@ -8,7 +8,7 @@ import collections
 import os
 import re
 
-LIBRARY = re.compile(r"^tercio_cc_library\(\n(.*?)\n\)", re.S | re.M)
+LIBRARY = re.compile(r"^tercio_cc_(?:library|binary)\(\n(.*?)\n\)", re.S | re.M)
 SOURCES = re.compile(r"^    srcs = (\[.*?\])", re.S | re.M)
 TYPE = re.compile(r"(?:struct|class|enum class|enum|using) (\w+)")
 VALUE = re.compile(r"(?:[\w:<>,*& \[\]()]*?)[ *&](\w+)(?:\(| = |\[|\{|;)")
@@ -24,7 +24,8 @@ def units(sources):
             listed = SOURCES.search(library)
             if not listed or "one_unit = False" in library:
                 continue
-            files = [os.path.join(os.path.dirname(path), f) for f in re.findall(r'"([^":]+\.cc)"', listed.group(1))]
+            files = [label[2:].replace(":", "/") if label.startswith("//") else os.path.join(os.path.dirname(path), label)
+                     for label in re.findall(r'"([^"]+\.cc)"', listed.group(1))]
             if len(files) > 1:
                 yield [f for f in files if f in sources]
 

@@ -43,8 +43,9 @@ absl::StatusOr<bool> StepGuard::JudgeFinite(bool loss_is_finite, bool gradients_
   } else if (!skips_) {
     return absl::FailedPreconditionError(
         absl::StrCat(where,
-                     "; lower training.optimizer.learning_rate or training.clip_grad_norm, or skip "
-                     "such steps with fault_tolerance.on_nan: skip"));
+                     "; lower training.optimizer.learning_rate, clip gradients "
+                     "(training.clip_grad_norm: 1 is usual), or skip such steps with "
+                     "fault_tolerance.on_nan: skip"));
   }
   TERCIO_RETURN_IF_ERROR(Skip(where));
   return false;
