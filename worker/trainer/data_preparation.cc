@@ -19,6 +19,7 @@
 #include "data/prepared_data.h"
 #include "plan/old_words.h"
 #include "worker/agent/runs/allowed_paths.h"
+#include "worker/trainer/out_of_memory_score.h"
 
 namespace tercio::trainer {
 namespace {
@@ -27,16 +28,6 @@ constexpr int kFault = 1;
 
 // No memory can be allocated, so nothing is logged: the agent reports the cause.
 void EndForMemory() { _exit(data::kExitOutOfMemory); }
-
-// When the node is out of memory, this process costs less than a trainer, or the agent.
-void BeTheFirstToGo() {
-  const int file = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
-  if (file < 0) return;
-  if (write(file, "1000", 4) != 4) {
-    LogWarning("cannot make this process the first one to be killed when memory runs out");
-  }
-  close(file);
-}
 
 // Returns fewer bytes if the input ends.
 std::string ReadExactly(size_t bytes) {
@@ -118,7 +109,7 @@ Preparation PrepareFor(const v1::PrepareRequest& request) {
 int ServePreparation() {
   // An allocation that fails would otherwise throw, in the middle of some library.
   std::set_new_handler(EndForMemory);
-  BeTheFirstToGo();
+  SetOutOfMemoryScore(kPreparationScore);
   // Output of libraries must not mix with the answer.
   const int output = fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
   if (output < 0 || dup2(STDERR_FILENO, STDOUT_FILENO) < 0) return kFault;

@@ -26,6 +26,7 @@
 #include "worker/trainer/data_preparation.h"
 #include "worker/trainer/device_report.h"
 #include "worker/trainer/log_file.h"
+#include "worker/trainer/out_of_memory_score.h"
 #include "worker/trainer/stack_dump.h"
 #include "worker/trainer/training_loop.h"
 
@@ -191,6 +192,7 @@ int main(int argc, char** argv) {
   }
   tercio::trainer::ConfigureLog(arguments);
   tercio::trainer::AskForBatchScheduling();
+  tercio::trainer::SetOutOfMemoryScore(tercio::trainer::kRankScore);
   std::unique_ptr<tercio::trainer::LogRotation> rotation;
   if (!arguments.log.empty()) {
     rotation = std::make_unique<tercio::trainer::LogRotation>(arguments.log, arguments.log_bytes);
