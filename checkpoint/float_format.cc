@@ -63,11 +63,22 @@ std::optional<FloatFormat> FloatFormatOf(std::string_view dtype) {
   if (dtype == "F32") return FloatFormat::kF32;
   if (dtype == "F16") return FloatFormat::kF16;
   if (dtype == "BF16") return FloatFormat::kBF16;
+  if (dtype == "F64") return FloatFormat::kF64;
   return std::nullopt;
 }
 
 std::string_view SafetensorsName(FloatFormat format) {
-  return format == FloatFormat::kF32 ? "F32" : format == FloatFormat::kF16 ? "F16" : "BF16";
+  switch (format) {
+    case FloatFormat::kF16:
+      return "F16";
+    case FloatFormat::kBF16:
+      return "BF16";
+    case FloatFormat::kF64:
+      return "F64";
+    case FloatFormat::kF32:
+      break;
+  }
+  return "F32";
 }
 
 float BoundOf(FloatFormat format) {
@@ -77,18 +88,29 @@ float BoundOf(FloatFormat format) {
     case FloatFormat::kBF16:
       return std::bit_cast<float>(0x7f7f8000u);
     case FloatFormat::kF32:
+    case FloatFormat::kF64:
       break;
   }
   return std::bit_cast<float>(kInfinity);
 }
 
-int64_t BytesOf(FloatFormat format) { return format == FloatFormat::kF32 ? 4 : 2; }
+int64_t BytesOf(FloatFormat format) {
+  return format == FloatFormat::kF64 ? 8 : format == FloatFormat::kF32 ? 4 : 2;
+}
 
 void WidenFloats(FloatFormat format, const char* bytes, int64_t count, float* out) {
   // memcpy must not see the null pointer that an empty vector may have.
   if (count <= 0) return;
   if (format == FloatFormat::kF32) {
     std::memcpy(out, bytes, static_cast<size_t>(count) * sizeof(float));
+    return;
+  }
+  if (format == FloatFormat::kF64) {
+    for (int64_t i = 0; i < count; ++i) {
+      double wide;
+      std::memcpy(&wide, bytes + 8 * i, sizeof(wide));
+      out[i] = static_cast<float>(wide);
+    }
     return;
   }
   for (int64_t i = 0; i < count; ++i) {
@@ -103,6 +125,13 @@ void NarrowFloats(FloatFormat format, const float* values, int64_t count, char* 
   if (count <= 0) return;
   if (format == FloatFormat::kF32) {
     std::memcpy(out, values, static_cast<size_t>(count) * sizeof(float));
+    return;
+  }
+  if (format == FloatFormat::kF64) {
+    for (int64_t i = 0; i < count; ++i) {
+      const double wide = values[i];
+      std::memcpy(out + 8 * i, &wide, sizeof(wide));
+    }
     return;
   }
   for (int64_t i = 0; i < count; ++i) {

@@ -1,6 +1,7 @@
-// Numbers of checkpoint files as fp32 and back: F32, F16 and BF16. Widening is exact, and a number
-// that was widened narrows to the bits it came from, NaNs included; other numbers are rounded to
-// the nearest, ties to even. Bytes are little-endian and need no alignment. Pure.
+// Numbers of checkpoint files as fp32 and back: F32, F16, BF16 and F64. Reading is exact, and a
+// number that was read is written with the bits it came from, NaNs included; other numbers are
+// rounded to the nearest, ties to even. Only F64 is wider than fp32: it is rounded when it is read,
+// and written exactly. Bytes are little-endian and need no alignment. Pure.
 #pragma once
 
 #include <cstdint>
@@ -9,9 +10,9 @@
 
 namespace tercio::checkpoint {
 
-enum class FloatFormat { kF32, kF16, kBF16 };
+enum class FloatFormat { kF32, kF16, kBF16, kF64 };
 
-// The format that safetensors calls `dtype`; nullopt for names other than these three.
+// The format that safetensors calls `dtype`; nullopt for names other than these.
 std::optional<FloatFormat> FloatFormatOf(std::string_view dtype);
 std::string_view SafetensorsName(FloatFormat format);
 int64_t BytesOf(FloatFormat format);

@@ -1,7 +1,11 @@
 #include "checkpoint/model_description.h"
 
+#include <utility>
+
 #include "absl/strings/str_cat.h"
 #include "checkpoint/huggingface/config.h"
+#include "checkpoint/megatron/arguments.h"
+#include "checkpoint/megatron/directory.h"
 #include "common/file.h"
 #include "common/status_macros.h"
 #include "nlohmann/json.hpp"
@@ -42,24 +46,43 @@ absl::StatusOr<ModelFormat> FormatOfModel(const std::string& directory) {
   // A checkpoint counts first, whatever lies beside its manifest.
   if (PathExists(directory + "/manifest.json")) return ModelFormat::kCheckpoint;
   if (PathExists(directory + "/config.json")) return ModelFormat::kHuggingFace;
+  if (IsMegatronDirectory(directory)) return ModelFormat::kMegatron;
   return absl::NotFoundError(
       absl::StrCat(directory,
                    " is not a model: it has neither manifest.json (a Tercio checkpoint) nor "
-                   "config.json (a Hugging Face directory)"));
+                   "config.json (a Hugging Face directory) nor ",
+                   kMegatronIterationFile, " (a Megatron-LM checkpoint)"));
 }
 
 absl::StatusOr<std::string> DescriptionFile(const std::string& directory) {
   TERCIO_ASSIGN_OR_RETURN(const ModelFormat format, FormatOfModel(directory));
-  return directory + (format == ModelFormat::kCheckpoint ? "/manifest.json" : "/config.json");
+  switch (format) {
+    case ModelFormat::kCheckpoint:
+      return directory + "/manifest.json";
+    case ModelFormat::kHuggingFace:
+      return directory + "/config.json";
+    case ModelFormat::kMegatron:
+      break;
+  }
+  TERCIO_ASSIGN_OR_RETURN(const MegatronFiles files, FindMegatronFiles(directory));
+  return files.path(0, 0);
 }
 
 absl::StatusOr<v1::ModelSpec> DescribeModel(const std::string& directory) {
-  TERCIO_ASSIGN_OR_RETURN(const std::string path, DescriptionFile(directory));
-  TERCIO_ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
   TERCIO_ASSIGN_OR_RETURN(const ModelFormat format, FormatOfModel(directory));
-  TERCIO_ASSIGN_OR_RETURN(v1::ModelSpec model, format == ModelFormat::kCheckpoint
-                                                   ? ModelOfManifest(text, path)
-                                                   : ModelOfHuggingFaceConfig(text, path));
+  v1::ModelSpec model;
+  if (format == ModelFormat::kMegatron) {
+    TERCIO_ASSIGN_OR_RETURN(const MegatronFiles files, FindMegatronFiles(directory));
+    TERCIO_ASSIGN_OR_RETURN(MegatronDescription description,
+                            DescribeMegatronFiles(directory, files));
+    model = std::move(description.model);
+  } else {
+    TERCIO_ASSIGN_OR_RETURN(const std::string path, DescriptionFile(directory));
+    TERCIO_ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
+    TERCIO_ASSIGN_OR_RETURN(model, format == ModelFormat::kCheckpoint
+                                       ? ModelOfManifest(text, path)
+                                       : ModelOfHuggingFaceConfig(text, path));
+  }
   // These two belong to the job that reads the description.
   model.clear_from();
   model.clear_dropout();

@@ -1,9 +1,10 @@
 // The sizes of the model in a directory, read without its weights: from config.json of a Hugging
-// Face directory or manifest.json of a checkpoint. Light, so that the job file's reader may use it.
+// Face directory, manifest.json of a checkpoint, or the arguments in a Megatron-LM checkpoint.
+// Light, so that the job file's reader may use it.
 //
 // Threads: any.
-// Errors: NOT_FOUND when the directory is neither, DATA_LOSS for a file that cannot be understood,
-// INVALID_ARGUMENT for a model that Tercio does not support; every fault is named.
+// Errors: NOT_FOUND when the directory is none of these, DATA_LOSS for a file that cannot be
+// understood, INVALID_ARGUMENT for a model that Tercio does not support; every fault is named.
 #pragma once
 
 #include <string>
@@ -15,7 +16,7 @@
 
 namespace tercio::checkpoint {
 
-enum class ModelFormat { kCheckpoint, kHuggingFace };
+enum class ModelFormat { kCheckpoint, kHuggingFace, kMegatron };
 absl::StatusOr<ModelFormat> FormatOfModel(const std::string& directory);
 
 // The file that DescribeModel reads: names a place in messages.

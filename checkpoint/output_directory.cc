@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <set>
 
 #include "absl/strings/str_cat.h"
 #include "common/checksum.h"
@@ -63,25 +64,32 @@ absl::Status OutputDirectory::Write(const std::string& name, std::string_view co
 }
 
 absl::Status OutputDirectory::WriteParts(const std::string& name, int64_t count,
-                                         const MakePart& make) {
+                                         const MakePart& make, PartFrame* frame) {
   TERCIO_ASSIGN_OR_RETURN(const auto file, Begin(name));
   Checksum checksum;
   int64_t size = 0;
-  std::vector<TakePart> takers = {[&](std::string_view bytes) {
+  // The digest of plain parts is computed by a taker of its own, beside the writing; what a frame
+  // writes exists in one thread only.
+  const bool digests_here = digests_ && frame != nullptr;
+  const TakePart write = [&](std::string_view bytes) {
     size += static_cast<int64_t>(bytes.size());
     progress_done_ += static_cast<int64_t>(bytes.size());
     // The total is an estimate without headers, and progress must not pass it.
     if (progress_) progress_(std::min(progress_done_, progress_total_), progress_total_);
+    if (digests_here) checksum.Update(bytes);
     return AsConflict(file->Append(bytes));
-  }};
-  // The digest is computed by a taker of its own, beside the writing.
-  if (digests_) {
+  };
+  std::vector<TakePart> takers = {write};
+  if (frame != nullptr) {
+    takers[0] = [&](std::string_view part) { return frame->Add(part, write); };
+  } else if (digests_) {
     takers.push_back([&checksum](std::string_view bytes) {
       checksum.Update(bytes);
       return absl::OkStatus();
     });
   }
   TERCIO_RETURN_IF_ERROR(StreamParts(count, MachineCores(), make, takers));
+  if (frame != nullptr) TERCIO_RETURN_IF_ERROR(frame->Finish(write));
   TERCIO_RETURN_IF_ERROR(AsConflict(file->Close()));
   files_[name] = {size, digests_ ? checksum.Hex() : ""};
   return absl::OkStatus();
@@ -95,9 +103,16 @@ int64_t OutputDirectory::bytes() const {
 
 absl::Status OutputDirectory::Commit() {
   // The entries of all folders have to be on the disk before the name of the whole.
+  std::set<std::string> folders;
   for (const auto& [name, file] : files_) {
-    TERCIO_RETURN_IF_ERROR(AsConflict(SyncPath(ParentOf(absl::StrCat(partial_, "/", name)))));
+    // A name may lie several folders deep, and each of these is an entry of the one above it.
+    for (std::string folder = name; !folder.empty();) {
+      const size_t slash = folder.rfind('/');
+      folder = slash == std::string::npos ? "" : folder.substr(0, slash);
+      folders.insert(absl::StrCat(partial_, "/", folder));
+    }
   }
+  for (const std::string& folder : folders) TERCIO_RETURN_IF_ERROR(AsConflict(SyncPath(folder)));
   TERCIO_RETURN_IF_ERROR(AsConflict(RenamePath(partial_, path_)));
   committed_ = true;
   // Without this the rename may be lost with the power.

@@ -39,7 +39,9 @@ class OutputDirectory {
   // `name` may lie in a folder, "hf/config.json".
   absl::Status Write(const std::string& name, std::string_view content);
   // A file of `count` parts: made on all cores, digested and written at the same time.
-  absl::Status WriteParts(const std::string& name, int64_t count, const MakePart& make);
+  // `frame`, where there is one, adds what stands between them.
+  absl::Status WriteParts(const std::string& name, int64_t count, const MakePart& make,
+                          PartFrame* frame = nullptr);
 
   // From now on `progress` is called with the bytes of parts, out of `total`.
   void ShowProgress(int64_t total, WriteProgress progress) {

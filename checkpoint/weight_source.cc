@@ -1,15 +1,24 @@
 #include "checkpoint/weight_source.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "checkpoint/huggingface/faults.h"
 #include "checkpoint/huggingface/weights.h"
+#include "checkpoint/megatron/weights.h"
 #include "checkpoint/model_description.h"
 #include "checkpoint/reader.h"
 #include "common/file.h"
 #include "common/status_macros.h"
+#include "plan/model_tensors.h"
 
 namespace tercio::checkpoint {
+namespace {
+
+constexpr size_t kMissingNames = 8;  // in a note
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<WeightSource>> OpenWeightSource(const std::string& directory,
                                                                DigestCheck check) {
@@ -17,6 +26,10 @@ absl::StatusOr<std::unique_ptr<WeightSource>> OpenWeightSource(const std::string
   if (format == ModelFormat::kHuggingFace) {
     // These files have no digests, so there is nothing to compare.
     TERCIO_ASSIGN_OR_RETURN(auto model, HuggingFaceModel::Open(directory));
+    return std::unique_ptr<WeightSource>(std::move(model));
+  }
+  if (format == ModelFormat::kMegatron) {
+    TERCIO_ASSIGN_OR_RETURN(auto model, MegatronModel::Open(directory));
     return std::unique_ptr<WeightSource>(std::move(model));
   }
   TERCIO_ASSIGN_OR_RETURN(auto reader, Reader::Open(directory, check));
@@ -35,7 +48,21 @@ absl::Status CheckStartsFrom(const v1::ModelSpec& model, const v1::ModelSpec& so
   return absl::OkStatus();
 }
 
-absl::Status CheckInitialWeights(const v1::ModelSpec& model, int32_t data_vocabulary) {
+std::vector<std::string> NotesAbout(const WeightSource& source, const v1::ModelSpec& model) {
+  std::vector<std::string> notes = source.NotesFor(model);
+  std::vector<std::string> missing;
+  for (plan::LogicalTensor& tensor : plan::ModelTensors(model)) {
+    if (!source.Has(tensor.name)) missing.push_back(std::move(tensor.name));
+  }
+  if (!missing.empty()) {
+    notes.push_back(absl::StrCat("it has no ", ListedNames(missing, kMissingNames),
+                                 ": a job that starts from it initialises them"));
+  }
+  return notes;
+}
+
+absl::StatusOr<std::vector<std::string>> CheckInitialWeights(const v1::ModelSpec& model,
+                                                             int32_t data_vocabulary) {
   // Ids outside the table would have no embedding.
   if (data_vocabulary > model.vocab_size()) {
     return absl::InvalidArgumentError(
@@ -44,10 +71,13 @@ absl::Status CheckInitialWeights(const v1::ModelSpec& model, int32_t data_vocabu
   }
   TERCIO_ASSIGN_OR_RETURN(const auto source,
                           OpenWeightSource(model.from(), DigestCheck::kEveryByte));
-  const absl::Status same = CheckStartsFrom(model, source->model());
-  if (same.ok()) return same;
-  return absl::FailedPreconditionError(
-      absl::StrCat("model.from ", model.from(), ": ", std::string(same.message())));
+  const std::string where = absl::StrCat("model.from ", model.from(), ": ");
+  if (const absl::Status same = CheckStartsFrom(model, source->model()); !same.ok()) {
+    return absl::FailedPreconditionError(absl::StrCat(where, std::string(same.message())));
+  }
+  std::vector<std::string> notes = NotesAbout(*source, model);
+  for (std::string& note : notes) note = absl::StrCat(where, note);
+  return notes;
 }
 
 absl::Status ReadSliceFor(const WeightSource& source, v1::TensorSlice slice, float* out) {

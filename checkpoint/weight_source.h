@@ -1,4 +1,5 @@
-// Where the weights of a model come from: a committed checkpoint, or a Hugging Face directory.
+// Where the weights of a model come from: a committed checkpoint, a Hugging Face directory, or a
+// Megatron-LM checkpoint.
 // Trainers, generation and exporters ask for slices and know no file format.
 //
 // Threads: const methods from any thread.
@@ -33,11 +34,15 @@ class WeightSource {
 
   // Writes the slice's values row-major to `out`, which has room for all of them.
   virtual absl::Status ReadSlice(const v1::TensorSlice& slice, float* out) const = 0;
+
+  // What people should know who use these weights for `model`: tensors that it has no use for,
+  // numbers that are rounded.
+  virtual std::vector<std::string> NotesFor(const v1::ModelSpec& /*model*/) const { return {}; }
 };
 
-// Opens a checkpoint (manifest.json) or a Hugging Face directory (config.json), which has no
-// digests. NOT_FOUND when it is neither, DATA_LOSS when it is damaged, INVALID_ARGUMENT for a model
-// that Tercio does not support.
+// Opens a checkpoint (manifest.json), or a Hugging Face directory (config.json) or Megatron-LM
+// checkpoint (checkpoint/megatron/directory.h), which have no digests. NOT_FOUND when it is none of
+// them, DATA_LOSS when it is damaged, INVALID_ARGUMENT for a model that Tercio does not support.
 absl::StatusOr<std::unique_ptr<WeightSource>> OpenWeightSource(const std::string& directory,
                                                                DigestCheck check);
 
@@ -46,9 +51,14 @@ absl::StatusOr<std::unique_ptr<WeightSource>> OpenWeightSource(const std::string
 // (plan::BelongsToTask). FAILED_PRECONDITION names the first difference.
 absl::Status CheckStartsFrom(const v1::ModelSpec& model, const v1::ModelSpec& source);
 
+// NotesFor, and the tensors of the model that the source lacks.
+std::vector<std::string> NotesAbout(const WeightSource& source, const v1::ModelSpec& model);
+
 // Whether a job's first attempt can start from `model.from`, with data of this many token ids: the
-// directory is there, undamaged, and holds this model. Every message names the directory.
-absl::Status CheckInitialWeights(const v1::ModelSpec& model, int32_t data_vocabulary);
+// directory is there, undamaged, and holds this model. Every message names the directory, and so do
+// the notes that are the answer.
+absl::StatusOr<std::vector<std::string>> CheckInitialWeights(const v1::ModelSpec& model,
+                                                             int32_t data_vocabulary);
 
 // ReadSlice for a model whose context may be shorter than the source's: it has the first rows of
 // the position table.

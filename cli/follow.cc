@@ -22,8 +22,10 @@ constexpr absl::Duration kPlainInterval = absl::Seconds(5);
 
 class ProgressPrinter {
  public:
-  explicit ProgressPrinter(bool show)
-      : show_(show), terminal_(isatty(STDERR_FILENO) != 0 && CanDraw()) {}
+  explicit ProgressPrinter(const FollowOptions& options)
+      : show_(options.show_progress),
+        title_(options.title.empty() ? "" : ForTerminal(options.title) + "  "),
+        terminal_(isatty(STDERR_FILENO) != 0 && CanDraw()) {}
 
   void Show(const v1::JobStatus& job) {
     if (!show_) return;
@@ -36,7 +38,7 @@ class ProgressPrinter {
     last_ = now;
     state_ = job.state();
     error_ = job.error();
-    std::string line = ProgressLine(job, absl::ToDoubleSeconds(now - absl::UnixEpoch()));
+    std::string line = title_ + ProgressLine(job, absl::ToDoubleSeconds(now - absl::UnixEpoch()));
     if (!job.error().empty()) absl::StrAppend(&line, "  (", ForTerminal(job.error()), ")");
     if (!terminal_ || ended) {  // whole
       // The carriage return overwrites the last line of progress.
@@ -49,8 +51,9 @@ class ProgressPrinter {
   }
 
  private:
-  bool show_;
-  bool terminal_;
+  const bool show_;
+  const std::string title_;
+  const bool terminal_;
   absl::Time last_ = absl::InfinitePast();
   v1::JobState state_ = v1::JOB_STATE_UNSPECIFIED;
   std::string error_;
@@ -68,7 +71,7 @@ absl::Status NotInTime(const std::string& job) {
 
 absl::StatusOr<v1::JobStatus> FollowJob(Client& client, const std::string& job,
                                         const FollowOptions& options) {
-  ProgressPrinter printer(options.show_progress);
+  ProgressPrinter printer(options);
   // The deadline is one for all tries.
   const absl::Time deadline = absl::Now() + options.timeout;
   int failures = 0;

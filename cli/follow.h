@@ -12,8 +12,9 @@ namespace tercio::cli {
 
 struct FollowOptions {
   bool show_progress =
-      true;            // on stderr: one refreshing line on a terminal that can, else plain lines
-  bool ranks = false;  // whether the returned status must have them
+      true;  // on stderr: one refreshing line on a terminal that can, else plain lines
+  std::string title = {};  // begins each line of progress; empty: none
+  bool ranks = false;      // whether the returned status must have them
   std::function<void(const v1::JobStatus&)> on_status = {};  // called for each status
   absl::Duration timeout = absl::InfiniteDuration();
   // Whether an unreachable coordinator is expected back. Null: for some seconds.

@@ -2,14 +2,20 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
+#include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/time.h"
+#include "cli/evaluation_json.h"
+#include "cli/evaluation_text.h"
 #include "cli/text.h"
 #include "common/exit_codes.h"
+#include "plan/epochs.h"
 #include "plan/names.h"
+#include "plan/quality.h"
 
 namespace tercio::cli {
 namespace {
@@ -54,13 +60,20 @@ Json PhasesToJson(const v1::PhaseSeconds& phases) {
           {"other", phases.other()}};
 }
 
+Json CommunicationToJson(const v1::CommunicationBytes& bytes) {
+  return {{"tensor", bytes.tensor()},
+          {"pipeline", bytes.pipeline()},
+          {"data", bytes.data()},
+          {"world", bytes.world()}};
+}
+
 // Figures of a rank that has not completed a step are null.
 Json RankToJson(const v1::RankView& rank) {
   Json json = {{"rank", rank.rank()}, {"tensor", rank.tensor()}, {"pipeline", rank.pipeline()},
                {"data", rank.data()}, {"node", rank.node()},     {"device", rank.device()}};
   // Every key is there from the start, so that programs need not ask which exist.
   for (const char* key : {"step", "step_seconds", "phases", "cpu_ratio", "wait_ratio", "memory",
-                          "device_utilization"}) {
+                          "device_utilization", "communication"}) {
     json[key] = nullptr;
   }
   if (!rank.has_figures()) return json;
@@ -79,6 +92,10 @@ Json RankToJson(const v1::RankView& rank) {
                     {"resident", figures.resident_bytes()}};
   if (figures.has_device_utilization()) {
     json["device_utilization"] = NumberOrNull(figures.device_utilization());
+  }
+  // Trainers of versions that did not count them report none.
+  if (figures.has_communication()) {
+    json["communication"] = CommunicationToJson(figures.communication());
   }
   return json;
 }
@@ -122,6 +139,17 @@ Json TroubleToJson(const v1::JobStatus& job) {
           {"error", trouble.error()}};
 }
 
+Json EvaluationsToJson(const v1::JobStatus& job) {
+  const auto known = [&job](bool has, const v1::Evaluation& evaluation) {
+    return has ? EvaluationToJson(evaluation, job.spec().model()) : Json(nullptr);
+  };
+  return {{"validation", known(job.has_validation(), job.validation())},
+          {"test", known(job.has_test(), job.test())},
+          {"best_step", job.best_step() > 0 ? Json(job.best_step()) : Json(nullptr)},
+          // Why the test data was not evaluated with the weights of the best step.
+          {"problem", TextOrNull(job.test().problem())}};
+}
+
 Json LoadingToJson(const v1::JobStatus& job) {
   if (!job.has_loading()) return nullptr;
   return {{"bytes", job.loading().bytes()}, {"total_bytes", job.loading().total_bytes()}};
@@ -136,7 +164,7 @@ Json JobToJson(const v1::JobStatus& job) {
                {"owner", TextOrNull(job.owner())},
                {"state", StateName(job.state())},
                {"step", job.step()},
-               {"steps", job.steps()}};
+               {"steps", KnowsSteps(job) ? Json(job.steps()) : Json(nullptr)}};
   // A key is always there: programs need not ask whether it exists.
   json["loss"] = job.has_loss() ? NumberOrNull(job.loss()) : Json(nullptr);
   json["validation_loss"] =
@@ -174,6 +202,7 @@ Json JobToJson(const v1::JobStatus& job) {
   if (job.has_checkpoint()) {
     json["checkpoint"] = {{"step", job.checkpoint().step()}, {"path", job.checkpoint().path()}};
   }
+  json["evaluation"] = EvaluationsToJson(job);
   json["checkpoint_trouble"] = TroubleToJson(job);
   json["loading"] = LoadingToJson(job);
   json["checkpoint_unreadable"] = TextOrNull(job.checkpoint_unreadable());
@@ -210,6 +239,13 @@ Json StepToJson(const v1::StepRecord& step) {
   // NaN is no JSON number, and a diverged run has many.
   json["validation_loss"] =
       step.has_validation_loss() ? NumberOrNull(step.validation_loss()) : Json(nullptr);
+  // Scores of classifiers, as far as they were asked for.
+  for (const v1::QualityMetric metric : {v1::QUALITY_METRIC_ACCURACY, v1::QUALITY_METRIC_PRECISION,
+                                         v1::QUALITY_METRIC_RECALL, v1::QUALITY_METRIC_F1}) {
+    const std::optional<double> value = plan::ValueOf(metric, step);
+    json["validation_" + plan::TextOf(metric)] =
+        value.has_value() ? NumberOrNull(*value) : Json(nullptr);
+  }
   // Figures of rank 0; earlier versions did not report them.
   json["resident_bytes"] = step.resident_bytes() > 0 ? Json(step.resident_bytes()) : Json(nullptr);
   json["used_bytes"] = step.used_bytes() > 0 ? Json(step.used_bytes()) : Json(nullptr);
@@ -218,6 +254,49 @@ Json StepToJson(const v1::StepRecord& step) {
   if (!step.spike().empty()) json["spike"] = step.spike();
   if (step.has_loss_scale()) json["loss_scale"] = step.loss_scale();
   return json;
+}
+
+namespace {
+
+// JSON has no NaN, so that a diverged loss was written as null.
+double NumberAt(const Json& json, const char* key) {
+  const auto found = json.find(key);
+  return found != json.end() && found->is_number() ? found->get<double>() : std::nan("");
+}
+
+int64_t IntegerAt(const Json& json, const char* key) {
+  const auto found = json.find(key);
+  return found != json.end() && found->is_number_integer() ? found->get<int64_t>() : 0;
+}
+
+}  // namespace
+
+std::optional<v1::StepRecord> StepFromJson(const Json& json) {
+  if (!json.is_object() || IntegerAt(json, "step") <= 0) return std::nullopt;
+  v1::StepRecord step;
+  step.set_step(IntegerAt(json, "step"));
+  step.set_attempt(static_cast<int32_t>(IntegerAt(json, "attempt")));
+  step.set_loss(NumberAt(json, "loss"));
+  step.set_grad_norm(NumberAt(json, "grad_norm"));
+  step.set_learning_rate(NumberAt(json, "learning_rate"));
+  step.set_tokens(IntegerAt(json, "tokens"));
+  step.set_step_seconds(NumberAt(json, "step_seconds"));
+  step.set_resident_bytes(IntegerAt(json, "resident_bytes"));
+  step.set_used_bytes(IntegerAt(json, "used_bytes"));
+  // A missing value must not become a point at zero.
+  if (std::isfinite(NumberAt(json, "validation_loss"))) {
+    step.set_validation_loss(NumberAt(json, "validation_loss"));
+  }
+  const std::pair<const char*, void (v1::StepRecord::*)(double)> scores[] = {
+      {"validation_accuracy", &v1::StepRecord::set_validation_accuracy},
+      {"validation_precision", &v1::StepRecord::set_validation_precision},
+      {"validation_recall", &v1::StepRecord::set_validation_recall},
+      {"validation_f1", &v1::StepRecord::set_validation_f1}};
+  for (const auto& [key, set] : scores) {
+    const double value = NumberAt(json, key);
+    if (std::isfinite(value)) (step.*set)(value);
+  }
+  return step;
 }
 
 Json EventToJson(const v1::JobEvent& event) {
@@ -270,6 +349,7 @@ Json CheckpointToJson(const v1::CheckpointInfo& checkpoint) {
           {"attempt", checkpoint.attempt() > 0 ? Json(checkpoint.attempt()) : Json(nullptr)},
           {"committed_at", TextOrNull(TimeText(checkpoint.committed_at()))},
           {"verified_at", TextOrNull(TimeText(checkpoint.verified_at()))},
+          {"best", checkpoint.best()},
           {"problem", TextOrNull(checkpoint.problem())}};
 }
 
@@ -311,6 +391,30 @@ std::string LoadingText(const v1::LoadProgress& loading) {
                          units[unit]);
 }
 
+namespace {
+
+// "  epoch 2/3"
+std::string EpochText(const v1::JobStatus& job) {
+  const v1::TrainingSpec& training = job.spec().training();
+  if (training.epochs() <= 0) return "";
+  if (job.train_samples() <= 0) return absl::StrFormat("  epoch 1/%d", training.epochs());
+  const int64_t ended = plan::EpochsEndedBy(training, job.train_samples(), job.step());
+  return absl::StrFormat("  epoch %d/%d", std::min(ended + 1, training.epochs()),
+                         training.epochs());
+}
+
+// Scores of a classifier's last evaluation; those of the test data take their place at the end.
+std::string ScoresText(const v1::JobStatus& job) {
+  const v1::Evaluation& last = job.has_test() ? job.test() : job.validation();
+  std::string text =
+      job.has_test() ? absl::StrFormat("  test %.4f", job.test().loss()) : std::string();
+  if (!plan::IsConfusion(last.confusion())) return text;
+  const plan::Quality quality = plan::QualityOf(last.confusion());
+  return absl::StrFormat("%s  accuracy %.4f  f1 %.4f", text, quality.accuracy, quality.overall.f1);
+}
+
+}  // namespace
+
 std::string ProgressLine(const v1::JobStatus& job, double now) {
   std::string line = StateName(job.state());
   if (job.has_loading()) absl::StrAppend(&line, "  ", LoadingText(job.loading()));
@@ -318,11 +422,14 @@ std::string ProgressLine(const v1::JobStatus& job, double now) {
   const double percent =
       job.steps() > 0 ? 100.0 * static_cast<double>(job.step()) / static_cast<double>(job.steps())
                       : 0;
-  absl::StrAppendFormat(&line, "  step %d/%d  %.1f%%", job.step(), job.steps(), percent);
+  absl::StrAppendFormat(&line, "  step %d/%s  %.1f%%", job.step(),
+                        KnowsSteps(job) ? absl::StrCat(job.steps()) : "?", percent);
+  absl::StrAppend(&line, EpochText(job));
   if (job.has_loss()) absl::StrAppendFormat(&line, "  loss %.4f", job.loss());
   if (job.has_validation_loss()) {
     absl::StrAppendFormat(&line, "  validation %.4f", job.validation_loss());
   }
+  absl::StrAppend(&line, ScoresText(job));
   if (job.has_tokens_per_second()) {
     absl::StrAppendFormat(&line, "  %.0f tok/s", job.tokens_per_second());
     if (job.has_mfu()) absl::StrAppendFormat(&line, "  MFU %.1f%%", 100 * job.mfu());

@@ -2,6 +2,7 @@
 // people. Pure.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,9 @@ int ExitCodeOfState(v1::JobState state);
 
 Json JobToJson(const v1::JobStatus& job);
 Json StepToJson(const v1::StepRecord& step);
+// The step of such an object: null and missing numbers that every step has are NaN. nullopt: it has
+// no step above 0.
+std::optional<v1::StepRecord> StepFromJson(const Json& json);
 Json EventToJson(const v1::JobEvent& event);
 Json LogToJson(const v1::LogLine& line);
 Json NodeToJson(const v1::Node& node);

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "gtest/gtest.h"
+#include "plan/quality.h"
 
 namespace tercio::cli {
 namespace {
@@ -38,6 +39,48 @@ TEST(JobToJson, NothingIsKnownYet) {
   EXPECT_TRUE(JobToJson(job)["queue_position"].is_null());
 }
 
+TEST(JobToJson, EvaluationsAndStepsThatAreNotKnown) {
+  v1::JobStatus job;
+  job.mutable_spec()->mutable_training()->set_epochs(3);
+  job.mutable_spec()->mutable_training()->set_global_batch(10);
+  job.set_state(v1::JOB_STATE_RUNNING);
+  Json json = JobToJson(job);
+  EXPECT_TRUE(json["steps"].is_null());
+  EXPECT_EQ(json["evaluation"].dump(),
+            R"({"validation":null,"test":null,"best_step":null,"problem":null})");
+  EXPECT_NE(ProgressLine(job, 0).find("step 0/?  0.0%  epoch 1/3"), std::string::npos);
+  job.set_steps(15);
+  job.set_step(6);
+  job.set_train_samples(50);
+  job.set_best_step(5);
+  job.mutable_validation()->set_step(5);
+  *job.mutable_validation()->mutable_confusion() = plan::EmptyConfusion(2);
+  plan::Count(1, 1, job.mutable_validation()->mutable_confusion());
+  json = JobToJson(job);
+  EXPECT_EQ(json["steps"], 15);
+  EXPECT_EQ(json["evaluation"]["best_step"], 5);
+  EXPECT_EQ(json["evaluation"]["validation"]["accuracy"], 1);
+  const std::string line = ProgressLine(job, 0);
+  EXPECT_NE(line.find("step 6/15  40.0%  epoch 2/3"), std::string::npos) << line;
+  EXPECT_NE(line.find("accuracy 1.0000  f1 1.0000"), std::string::npos) << line;
+  job.set_step(15);
+  job.mutable_test()->set_problem("the best checkpoint cannot be loaded");
+  EXPECT_EQ(JobToJson(job)["evaluation"]["problem"], "the best checkpoint cannot be loaded");
+  EXPECT_NE(ProgressLine(job, 0).find("epoch 3/3"), std::string::npos);
+}
+
+TEST(StepToJson, ScoresAreNullWhereThereAreNone) {
+  v1::StepRecord step;
+  step.set_validation_f1(0.5);
+  const Json json = StepToJson(step);
+  EXPECT_EQ(json["validation_f1"], 0.5);
+  for (const char* key :
+       {"validation_loss", "validation_accuracy", "validation_precision", "validation_recall"}) {
+    ASSERT_TRUE(json.contains(key)) << key;
+    EXPECT_TRUE(json[key].is_null()) << key;
+  }
+}
+
 TEST(JobToJson, AndTheLineOfProgressSayHowFarLoadingIs) {
   v1::JobStatus job;
   job.set_state(v1::JOB_STATE_STARTING);
@@ -50,6 +93,19 @@ TEST(JobToJson, AndTheLineOfProgressSayHowFarLoadingIs) {
   job.mutable_loading()->set_bytes(999);
   job.mutable_loading()->set_total_bytes(999);
   EXPECT_EQ(LoadingText(job.loading()), "loading 999 of 999 B");
+}
+
+TEST(JobToJson, FiguresOfRanks) {
+  v1::JobStatus job;
+  job.add_ranks();
+  v1::RankFigures* figures = job.add_ranks()->mutable_figures();
+  EXPECT_TRUE(JobToJson(job)["ranks"][0]["memory"].is_null());
+  EXPECT_TRUE(JobToJson(job)["ranks"][1]["communication"].is_null());
+  figures->mutable_communication()->set_data(123);
+  const Json json = JobToJson(job);
+  EXPECT_TRUE(json["ranks"][0]["communication"].is_null());
+  EXPECT_EQ(json["ranks"][1]["communication"]["data"], 123);
+  EXPECT_EQ(json["ranks"][1]["communication"]["tensor"], 0);
 }
 
 TEST(JobToJson, NumbersComeBackToTheBit) {

@@ -30,6 +30,16 @@ struct OutputPart {
 using MakePart = std::function<absl::Status(int64_t index, OutputPart* part)>;
 using TakePart = std::function<absl::Status(std::string_view bytes)>;
 
+// What stands around and between the parts of a file, as the records of an archive do.
+class PartFrame {
+ public:
+  virtual ~PartFrame() = default;
+  // Writes the next part, with what comes before it. Called by one thread, in order.
+  virtual absl::Status Add(std::string_view part, const TakePart& write) = 0;
+  // Writes what follows the last part. Called once, last.
+  virtual absl::Status Finish(const TakePart& write) = 0;
+};
+
 // Parts [0, count). REQUIRES: makers >= 1, takers are not empty.
 absl::Status StreamParts(int64_t count, int makers, const MakePart& make,
                          absl::Span<const TakePart> takers);

@@ -15,7 +15,7 @@
 namespace tercio::config {
 namespace {
 
-// Train and validation are blends of the same form, and share their code.
+// Train and validation may be blends of the same form, and share their code.
 using Blend = google::protobuf::RepeatedPtrField<v1::WeightedData>;
 
 // More are most likely a mistake of the script that has written the file.
@@ -23,6 +23,8 @@ constexpr size_t kMostDatasets = 256;
 // One text for both keys, so that they describe the same forms.
 constexpr char kForms[] =
     "expected a path, a list of paths (one data set in parts), or a list of {path, weight}";
+// A test is one data set: a mean over several by weights would be no figure of any of them.
+constexpr char kTestForms[] = "expected a path, or a list of paths (one data set in parts)";
 
 std::string Resolve(const std::string& directory, const std::string& path) {
   // Paths are resolved on the machine of the job file; the nodes see them absolute.
@@ -59,6 +61,30 @@ class DataParser {
         continue;
       }
       ParseWeighted(Section(list[i], place, faults_), place, out->Add());
+    }
+  }
+
+  // The one data set of data.test, a path or a list of paths.
+  void ParseTest(Section* data, v1::DataSpec* out) {
+    const YAML::Node test = data->Get("test");
+    if (!test.IsDefined()) return;
+    double fraction = 0;
+    const bool number = test.IsScalar() && YAML::convert<double>::decode(test, fraction);
+    const auto is_path = [](const YAML::Node& node) { return node.IsScalar(); };
+    if (number || test.IsMap() ||
+        (test.IsSequence() && !std::all_of(test.begin(), test.end(), is_path))) {
+      Fault(test, "data.test",
+            absl::StrCat(kTestForms, number ? "; only data.validation may be a fraction" : ""));
+      return;
+    }
+    v1::WeightedData parts;
+    ParsePaths(test, "data.test", &parts);
+    for (const std::string& path : parts.paths()) {
+      if (out->test_path().empty()) {
+        out->set_test_path(path);
+      } else {
+        out->add_test_more_paths(path);
+      }
     }
   }
 
@@ -118,23 +144,31 @@ class DataParser {
   Faults* faults_;
 };
 
-// The extension decides: no file is opened here.
-bool IsText(const std::string& path) {
-  return absl::EndsWith(path, ".txt") || absl::EndsWith(path, ".jsonl");
+// The extension decides: no file is opened here. Tables are texts for a classifier only: for a
+// language model the name says nothing of what is in them.
+bool IsText(const std::string& path, const v1::ModelSpec& model) {
+  const bool table = absl::EndsWith(path, ".csv") || absl::EndsWith(path, ".tsv");
+  return absl::EndsWith(path, ".txt") || absl::EndsWith(path, ".jsonl") ||
+         (table && model.labels() > 0);
 }
 
-bool AnyText(const std::string& path, const Blend& blend) {
-  return IsText(path) || std::any_of(blend.begin(), blend.end(), [](const v1::WeightedData& data) {
-           return std::any_of(data.paths().begin(), data.paths().end(), IsText);
-         });
+bool AnyText(const v1::DataSpec& data, const v1::ModelSpec& model) {
+  std::vector<std::string> paths = {data.train(), data.validation_path(), data.test_path()};
+  paths.insert(paths.end(), data.test_more_paths().begin(), data.test_more_paths().end());
+  for (const Blend* blend : {&data.train_blend(), &data.validation_blend()}) {
+    for (const v1::WeightedData& part : *blend) {
+      paths.insert(paths.end(), part.paths().begin(), part.paths().end());
+    }
+  }
+  return std::any_of(paths.begin(), paths.end(),
+                     [&](const std::string& path) { return IsText(path, model); });
 }
 
 // The weights that a model starts from come with a tokenizer.
 void ParseTokenizer(Section* data, const std::string& directory, const v1::ModelSpec& model,
                     v1::DataSpec* out) {
   // Tokenised formats have their ids already; a tokenizer is needed for text only.
-  const bool text = AnyText(out->train(), out->train_blend()) ||
-                    AnyText(out->validation_path(), out->validation_blend());
+  const bool text = AnyText(*out, model);
   const std::string usual = model.from().empty() ? "bytes" : model.from();
   if (text && model.architecture() == v1::ARCHITECTURE_BERT && model.from().empty() &&
       !data->Has("tokenizer") && !data->Has("special_tokens")) {
@@ -247,12 +281,16 @@ std::string BlendYaml(const Blend& blend) {
 }  // namespace
 
 void ParseData(Section data, const std::string& directory, const v1::ModelSpec& model,
-               Faults* faults, v1::DataSpec* out) {
+               TrainingData training_data, Faults* faults, v1::DataSpec* out) {
   DataParser parser(directory, faults);
   // The node is asked for, not its text: the key has several forms.
   const YAML::Node train = data.Get("train");
   if (!train.IsDefined()) {
-    data.Fault("train", "missing; name a .txt or .jsonl file, a Megatron PREFIX or an llm.c .bin");
+    // A job that only evaluates reads its test data and no other.
+    if (training_data == TrainingData::kRequired || !data.Has("test")) {
+      data.Fault("train",
+                 "missing; name a .txt or .jsonl file, a Megatron PREFIX or an llm.c .bin");
+    }
   } else if (train.IsSequence()) {
     parser.ParseList(train, "data.train", out->mutable_train_blend());
   } else if (train.IsMap()) {
@@ -274,7 +312,8 @@ void ParseData(Section data, const std::string& directory, const v1::ModelSpec& 
   } else if (validation.IsDefined()) {
     out->set_validation_path(Resolve(directory, data.Text("validation", "")));
   }
-  // The tokenizer depends on the formats of both, so it follows them.
+  parser.ParseTest(&data, out);
+  // The tokenizer depends on the formats of all, so it follows them.
   ParseTokenizer(&data, directory, model, out);
   const ModelKind kind(model);
   ParseKeys(&data, kind, out);
@@ -286,9 +325,12 @@ void ParseData(Section data, const std::string& directory, const v1::ModelSpec& 
 }
 
 std::string DataYaml(const v1::DataSpec& data) {
-  std::string yaml =
-      absl::StrCat("data:\n  train: ", data.train_blend().empty() ? Quoted(data.train())
-                                                                  : BlendYaml(data.train_blend()));
+  std::string yaml = "data:";
+  if (!data.train_blend().empty()) {
+    absl::StrAppend(&yaml, "\n  train: ", BlendYaml(data.train_blend()));
+  } else if (!data.train().empty()) {
+    absl::StrAppend(&yaml, "\n  train: ", Quoted(data.train()));
+  }
   // At most one of the three was given.
   if (!data.validation_blend().empty()) {
     absl::StrAppend(&yaml, "\n  validation: ", BlendYaml(data.validation_blend()));
@@ -296,6 +338,14 @@ std::string DataYaml(const v1::DataSpec& data) {
     absl::StrAppend(&yaml, "\n  validation: ", Quoted(data.validation_path()));
   } else if (data.validation_fraction() > 0) {
     absl::StrAppend(&yaml, "\n  validation: ", nlohmann::json(data.validation_fraction()).dump());
+  }
+  if (!data.test_path().empty()) {
+    std::string paths = Quoted(data.test_path());
+    for (const std::string& path : data.test_more_paths()) {
+      absl::StrAppend(&paths, ", ", Quoted(path));
+    }
+    absl::StrAppend(&yaml, "\n  test: ",
+                    data.test_more_paths().empty() ? paths : absl::StrCat("[", paths, "]"));
   }
   // What is empty was not given and has no default here, so that the text reads back as the same.
   if (!data.tokenizer().empty())

@@ -2,6 +2,7 @@
 #include "config/data_section.h"
 
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -18,11 +19,12 @@ v1::ModelSpec Model(v1::Architecture architecture, int labels = 0) {
   return model;
 }
 
-absl::StatusOr<v1::DataSpec> Parse(const std::string& text, const v1::ModelSpec& model) {
+absl::StatusOr<v1::DataSpec> Parse(const std::string& text, const v1::ModelSpec& model,
+                                   TrainingData training_data = TrainingData::kRequired) {
   Faults faults("job.yaml");
   v1::DataSpec spec;
   Section root(YAML::Load(text), "", &faults);
-  ParseData(root.Child("data"), "/where", model, &faults, &spec);
+  ParseData(root.Child("data"), "/where", model, training_data, &faults, &spec);
   if (!faults.empty()) return faults.ToStatus();
   return spec;
 }
@@ -75,12 +77,68 @@ TEST(DataSection, YamlReadsBack) {
     const std::string special = model.architecture() == v1::ARCHITECTURE_BERT
                                     ? ", special_tokens: {cls: 1, sep: 2, mask: 3, pad: 0}"
                                     : "";
-    const auto spec = Parse("data: {train: a.jsonl, validation: 0.1" + more + special + "}", model);
+    const auto spec = Parse(
+        "data: {train: a.jsonl, validation: 0.1, test: [b.jsonl, c.jsonl]" + more + special + "}",
+        model);
     ASSERT_TRUE(spec.ok()) << spec.status();
     const auto again = Parse(DataYaml(*spec), model);
     ASSERT_TRUE(again.ok()) << again.status() << DataYaml(*spec);
     EXPECT_EQ(spec->SerializeAsString(), again->SerializeAsString()) << DataYaml(*spec);
   }
+}
+
+TEST(DataSection, Test) {
+  const v1::ModelSpec classifier = Model(v1::ARCHITECTURE_BERT, 2);
+  const auto one = Parse("data: {train: a, test: t.tsv, tokenizer: v.txt}", classifier);
+  ASSERT_TRUE(one.ok()) << one.status();
+  EXPECT_EQ(one->test_path(), "/where/t.tsv");
+  EXPECT_EQ(one->test_more_paths_size(), 0);
+  const auto parts = Parse("data: {train: a, test: [t.csv, /u.csv]}", Model(v1::ARCHITECTURE_GPT2));
+  ASSERT_TRUE(parts.ok()) << parts.status();
+  EXPECT_EQ(parts->test_path(), "/where/t.csv");
+  ASSERT_EQ(parts->test_more_paths_size(), 1);
+  EXPECT_EQ(parts->test_more_paths(0), "/u.csv");
+  EXPECT_EQ(parts->tokenizer(), "");
+  EXPECT_THAT(FaultOf("{train: a, test: 0.1}", classifier),
+              HasSubstr("data.test: expected a path, or a list of paths (one data set in parts); "
+                        "only data.validation may be a fraction"));
+  for (const char* bad : {"{}", "[{path: a, weight: 1}]", "[[a]]"}) {
+    EXPECT_THAT(FaultOf(absl::StrCat("{train: a, test: ", bad, "}"), classifier),
+                HasSubstr("data.test: expected a path, or a list of paths"))
+        << bad;
+  }
+  EXPECT_THAT(FaultOf("{train: a, test: []}", classifier), HasSubstr("data.test: empty"));
+  EXPECT_THAT(FaultOf("{train: a, test: ''}", classifier), HasSubstr("data.test: an empty path"));
+}
+
+TEST(DataSection, TablesAreTextsOfClassifiersOnly) {
+  v1::ModelSpec classifier = Model(v1::ARCHITECTURE_BERT, 2);
+  for (const char* table : {"a.tsv", "a.csv"}) {
+    const std::string train = absl::StrCat("{train: ", table, "}");
+    EXPECT_THAT(FaultOf(train, classifier), HasSubstr("data.tokenizer: missing"));
+    const auto causal = Parse("data: " + train, Model(v1::ARCHITECTURE_GPT2));
+    ASSERT_TRUE(causal.ok()) << causal.status();
+    EXPECT_EQ(causal->tokenizer(), "");
+  }
+  classifier.set_from("/model");
+  const auto spec = Parse("data: {train: a.tsv}", classifier);
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_EQ(spec->tokenizer(), "/model");
+}
+
+TEST(DataSection, AJobThatOnlyEvaluatesNeedsNoTrainingData) {
+  const v1::ModelSpec model = Model(v1::ARCHITECTURE_GPT2);
+  const auto spec = Parse("data: {test: t.txt}", model, TrainingData::kMayBeMissing);
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_EQ(spec->train(), "");
+  const auto again = Parse(DataYaml(*spec), model, TrainingData::kMayBeMissing);
+  ASSERT_TRUE(again.ok()) << again.status() << DataYaml(*spec);
+  EXPECT_EQ(spec->SerializeAsString(), again->SerializeAsString());
+  EXPECT_THAT(FaultOf("{test: t.txt}", model), HasSubstr("data.train: missing"));
+  EXPECT_THAT(
+      std::string(
+          Parse("data: {tokenizer: v}", model, TrainingData::kMayBeMissing).status().message()),
+      HasSubstr("data.train: missing"));
 }
 
 TEST(DataSection, KeysOfOtherModels) {

@@ -3,27 +3,31 @@
 #include <algorithm>
 #include <filesystem>
 #include <limits>
-#include <sstream>
+#include <optional>
 #include <system_error>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "common/file.h"
 #include "common/status_macros.h"
 #include "common/utf8.h"
 #include "config/data_section.h"
+#include "config/job_changes.h"
 #include "config/model_section.h"
 #include "config/reader.h"
+#include "config/yaml_text.h"
 #include "nlohmann/json.hpp"
 #include "plan/lanes.h"
 #include "plan/limits.h"
 #include "plan/names.h"
 #include "plan/plan_builder.h"
+#include "plan/quality.h"
 #include "plan/save_timeout.h"
 #include "plan/snapshots.h"
 #include "plan/tensor_policy.h"
-#include "yaml-cpp/eventhandler.h"
 #include "yaml-cpp/yaml.h"
 
 namespace tercio::config {
@@ -31,8 +35,6 @@ namespace {
 
 // Larger numbers are mistakes; this is far below what a double can hold.
 constexpr double kLargest = 1e30;
-// A job has a few hundred bytes; anything much larger is some other file.
-constexpr size_t kMaximumJobFileBytes = size_t{1} << 20;
 // The default is also written for jobs of versions that did not have the key.
 constexpr double kSpikeThreshold = 10;
 // The name is part of labels of metrics and of lines in tables.
@@ -44,8 +46,20 @@ std::string NotYet(const std::string& what) {
 
 // A preset says how large its published vocabulary is, which counts where nothing else says it.
 bool HasVocabularyOfPreset(const YAML::Node& model) {
-  return model.IsDefined() && model.IsMap() && model["preset"].IsDefined() &&
-         !model["vocab_size"].IsDefined();
+  // Null counts as missing, as for every key.
+  const auto has = [&model](const char* key) {
+    return model[key].IsDefined() && !model[key].IsNull();
+  };
+  return model.IsDefined() && model.IsMap() && has("preset") && !has("vocab_size");
+}
+
+// The data section is read first, and only the number of steps says whether it needs data to train.
+TrainingData TrainingDataOf(const YAML::Node& training) {
+  const bool named = training.IsDefined() && training.IsMap() && training["steps"].IsDefined();
+  int64_t steps = 1;
+  if (named && training["steps"].IsScalar())
+    YAML::convert<int64_t>::decode(training["steps"], steps);
+  return steps == 0 ? TrainingData::kMayBeMissing : TrainingData::kRequired;
 }
 
 class JobParser {
@@ -63,7 +77,8 @@ class JobParser {
     }
     // The model is read first: its kind decides which keys the data section may have.
     ParseModel(root_.Child("model"), directory_, spec_.mutable_model());
-    ParseData(root_.Child("data"), directory_, spec_.model(), &faults_, spec_.mutable_data());
+    ParseData(root_.Child("data"), directory_, spec_.model(), TrainingDataOf(root_.Get("training")),
+              &faults_, spec_.mutable_data());
     // The data's tokenizer knows the size exactly; a preset only says what was published.
     if (HasVocabularyOfPreset(root_.Get("model")) && !spec_.data().tokenizer().empty()) {
       spec_.mutable_model()->clear_vocab_size();
@@ -90,11 +105,9 @@ class JobParser {
  private:
   void ParseTraining(Section training) {
     v1::TrainingSpec* out = spec_.mutable_training();
-    for (const char* key : {"steps", "global_batch"}) {
-      // The reading below would report a missing key as a default, which hides the mistake.
-      if (!training.Has(key)) training.Fault(key, "missing; a job needs it");
-    }
-    out->set_steps(training.Integer("steps", 1, 1));
+    ParseLength(training);
+    // The reading below would report a missing key as a default, which hides the mistake.
+    if (!training.Has("global_batch")) training.Fault("global_batch", "missing; a job needs it");
     out->set_global_batch(training.Integer("global_batch", 1, 1, plan::kMostSequences));
     // `auto` is not a number; it stays 0, which lets the planner choose.
     if (training.Text("micro_batch", "auto") != "auto") {
@@ -111,16 +124,125 @@ class JobParser {
     out->set_seed(static_cast<uint64_t>(
         // A seed is an unsigned number of 64 bits; YAML's integers are signed.
         training.Integer("seed", 1337, 0, std::numeric_limits<int64_t>::max())));
-    Section evaluate = training.Child("evaluate");
-    out->mutable_evaluate()->set_every_steps(evaluate.Integer("every_steps", 0, 0));
-    out->mutable_evaluate()->set_batches(evaluate.Integer("batches", 0, 0));
-    evaluate.Finish();
+    ParseEvaluate(training.Child("evaluate"));
     out->set_label_smoothing(training.Number("label_smoothing", 0, 0, 0.999));
     ParsePatterns(training, "frozen", out->mutable_frozen());
     out->set_trace_step(training.Integer("trace_step", 0, 0));
     // The lanes follow from the batch alone, so that they are part of the job, not of a layout.
     out->set_lanes(plan::LaneCount(out->global_batch()));
     training.Finish();
+  }
+
+  // A job is as long as its steps or its epochs; the steps of epochs follow from the data.
+  void ParseLength(Section& training) {
+    v1::TrainingSpec* out = spec_.mutable_training();
+    const bool steps = training.Has("steps");
+    const bool epochs = training.Has("epochs");
+    if (!steps && !epochs) {
+      training.Fault("steps", "missing; a job needs it, or training.epochs");
+    } else if (steps && epochs) {
+      training.Fault("epochs",
+                     "conflicts with training.steps; leave one of the two out (--set "
+                     "training.steps=null takes it away)");
+    } else if (epochs) {
+      out->set_epochs(training.Integer("epochs", 1, 1));
+      CheckEpochs(training, "epochs", "give training.steps instead");
+      return;
+    }
+    out->set_steps(training.Integer("steps", 1, 0));
+    // A length of nothing is meant only where there is something else to do.
+    if (out->steps() == 0 && (spec_.data().test_path().empty() || spec_.model().from().empty())) {
+      training.Fault("steps",
+                     "0 steps only evaluate data.test with the weights of model.from; name both, "
+                     "or give at least 1 step");
+    }
+  }
+
+  // Samples of a blend are drawn by weight: it never comes to an end.
+  void CheckEpochs(Section& section, const char* key, const char* instead) {
+    const int parts = spec_.data().train_blend_size();
+    if (parts <= 1) return;
+    section.Fault(key, absl::StrCat("data.train is a blend of ", parts,
+                                    " weighted data sets, which has no epochs; ", instead));
+  }
+
+  bool HasValidation() const {
+    const v1::DataSpec& data = spec_.data();
+    return data.validation_fraction() > 0 || !data.validation_path().empty() ||
+           !data.validation_blend().empty();
+  }
+
+  void ParseEvaluate(Section evaluate) {
+    v1::EvaluateSpec* out = spec_.mutable_training()->mutable_evaluate();
+    out->set_every_steps(evaluate.Integer("every_steps", 0, 0));
+    out->set_every_epochs(evaluate.Integer("every_epochs", 0, 0));
+    if (out->every_epochs() > 0) CheckEpochs(evaluate, "every_epochs", "use every_steps");
+    out->set_batches(evaluate.Integer("batches", 0, 0));
+    ParseMetrics(evaluate, out);
+    ParseKeepBest(evaluate, out);
+    evaluate.Finish();
+  }
+
+  // Why an evaluation of this model has no such metric; empty: it has.
+  std::string WhyNotScored(v1::QualityMetric metric) const {
+    const std::vector<v1::QualityMetric> all = plan::MetricsOf(spec_.model());
+    if (std::find(all.begin(), all.end(), metric) != all.end()) return "";
+    const std::string name = plan::TextOf(metric);
+    if (spec_.model().labels() > plan::kMostScoredClasses) {
+      return absl::StrCat(name, " of more than ", plan::kMostScoredClasses,
+                          " classes is not supported by this version (model.labels has ",
+                          spec_.model().labels(), ")");
+    }
+    return absl::StrCat(name, " is a classifier's: it needs architecture bert and model.labels");
+  }
+
+  void ParseMetrics(Section& evaluate, v1::EvaluateSpec* out) {
+    const YAML::Node list = evaluate.Get("metrics");
+    if (!list.IsDefined()) {
+      // Without data to evaluate there is nothing to report.
+      for (const v1::QualityMetric metric : plan::MetricsOf(spec_.model())) {
+        if (HasValidation()) out->add_metrics(metric);
+      }
+      return;
+    }
+    const std::string names = absl::StrJoin(plan::NamesOf<v1::QualityMetric>(), ", ");
+    if (!list.IsSequence() || list.size() == 0) {
+      return evaluate.Fault("metrics", absl::StrCat("expected a list of ", names,
+                                                    "; leave it out for all that the model has"));
+    }
+    if (!HasValidation()) {
+      evaluate.Fault("metrics", "there is no data.validation to compute them from");
+    }
+    for (const YAML::Node& node : list) {
+      const std::string word = node.IsScalar() ? node.Scalar() : "a list or map";
+      const auto metric = plan::Named<v1::QualityMetric>(word);
+      if (!metric.has_value()) {
+        evaluate.Fault("metrics", absl::StrCat("'", word, "' is not one of ", names));
+      } else if (const std::string why = WhyNotScored(*metric); !why.empty()) {
+        evaluate.Fault("metrics", why);
+      } else if (std::count(out->metrics().begin(), out->metrics().end(), *metric) > 0) {
+        evaluate.Fault("metrics", absl::StrCat(word, " is given twice"));
+      } else {
+        out->add_metrics(*metric);
+      }
+    }
+  }
+
+  void ParseKeepBest(Section& evaluate, v1::EvaluateSpec* out) {
+    if (!evaluate.Has("keep_best")) return;
+    const v1::QualityMetric metric = evaluate.OneOf("keep_best", v1::QUALITY_METRIC_LOSS);
+    const std::string why = WhyNotScored(metric);
+    if (!HasValidation()) {
+      evaluate.Fault("keep_best", "there is no data.validation to find the best checkpoint with");
+    } else if (!why.empty()) {
+      evaluate.Fault("keep_best", why);
+    } else if (metric != v1::QUALITY_METRIC_LOSS && !out->metrics().empty() &&
+               std::count(out->metrics().begin(), out->metrics().end(), metric) == 0) {
+      // The loss of an evaluation is always reported.
+      evaluate.Fault("keep_best", absl::StrCat(plan::TextOf(metric),
+                                               " is not among training.evaluate.metrics; add it"));
+    }
+    out->set_keep_best(metric);
   }
 
   void ParseOptimizer(Section optimizer) {
@@ -177,8 +299,10 @@ class JobParser {
     out->set_kind(schedule.OneOf("kind", v1::LEARNING_RATE_SCHEDULE_COSINE));
     out->set_warmup_steps(schedule.Integer("warmup_steps", 0, 0));
     out->set_min_learning_rate(schedule.Number("min_learning_rate", 0, 0, kLargest));
-    // Without a key the rate decays until the last step.
-    out->set_decay_steps(schedule.Integer("decay_steps", training->steps(), 0));
+    // Without a key the rate decays until the last step, which a job of epochs does not know yet:
+    // it has none until then (plan/epochs.h).
+    const int64_t least = training->epochs() > 0 && schedule.Has("decay_steps") ? 1 : 0;
+    out->set_decay_steps(schedule.Integer("decay_steps", training->steps(), least));
     if (out->kind() == v1::LEARNING_RATE_SCHEDULE_WSD) {
       // The other kinds have no such phase, so that the key is unknown there and reported.
       out->set_decay_fraction(schedule.Number("decay_fraction", 0.2, 0, 1));
@@ -351,88 +475,53 @@ class JobParser {
   v1::JobSpec spec_;
 };
 
-// Sets a dotted key in the tree, making the maps on the way.
-void Override(YAML::Node root, const std::string& text, Faults* faults) {
+// A change from the command line, KEY=VALUE; nullopt: it has been reported as a fault.
+std::optional<JobChange> ReadOverride(const std::string& text, Faults* faults) {
   // The value may contain the sign as well; keys do not.
   const size_t equals = text.find('=');
   const std::string key = text.substr(0, equals);
+  JobChange change{absl::StrSplit(key, '.'), YAML::Node(), absl::StrCat("--set ", text)};
   // Faults of this key point to the command line from now on, even a fault of its form.
-  faults->Overridden(key, text);
-  if (equals == std::string::npos || equals == 0) return faults->Add(0, key, "expected KEY=VALUE");
-  const std::vector<std::string> keys = absl::StrSplit(key, '.');
+  faults->Overridden(key, change.place);
+  if (equals == std::string::npos || equals == 0) {
+    faults->Add(0, key, "expected KEY=VALUE");
+    return std::nullopt;
+  }
   try {
     // The value is YAML, so that lists and maps can be given, too.
-    const YAML::Node value = YAML::Load(text.substr(equals + 1));
+    change.value = YAML::Load(text.substr(equals + 1));
+  } catch (const YAML::Exception& error) {
+    faults->Add(0, key, absl::StrCat("not YAML: ", error.msg));
+    return std::nullopt;
+  }
+  return change;
+}
+
+// Sets a key in the tree, making the maps on the way.
+void Apply(YAML::Node root, const JobChange& change, Faults* faults) {
+  const std::string key = absl::StrJoin(change.key, ".");
+  // Faults of this key, and below it, point to the change from now on.
+  faults->Overridden(key, change.place);
+  try {
     YAML::Node node = root;
-    for (size_t i = 0; i + 1 < keys.size(); ++i) {
-      YAML::Node child = node[keys[i]];
+    for (size_t i = 0; i + 1 < change.key.size(); ++i) {
+      YAML::Node child = node[change.key[i]];
       // `parallelism: auto` gives way to a map when one of its keys is set.
-      if (!child.IsDefined() || !child.IsMap()) node[keys[i]] = YAML::Node(YAML::NodeType::Map);
-      node.reset(node[keys[i]]);
+      if (!child.IsDefined() || !child.IsMap())
+        node[change.key[i]] = YAML::Node(YAML::NodeType::Map);
+      node.reset(node[change.key[i]]);
     }
-    node[keys.back()] = value;
+    node[change.key.back()] = change.value;
   } catch (const YAML::Exception& error) {
     faults->Add(0, key, absl::StrCat("not YAML: ", error.msg));
   }
 }
 
-// The parser wants all events handled; only the starts of documents are of interest.
-class DocumentStarts : public YAML::EventHandler {
- public:
-  void OnDocumentStart(const YAML::Mark& mark) override { line = mark.line + 1; }
-  void OnDocumentEnd() override {}
-  void OnNull(const YAML::Mark&, YAML::anchor_t) override {}
-  void OnAlias(const YAML::Mark&, YAML::anchor_t) override {}
-  void OnScalar(const YAML::Mark&, const std::string&, YAML::anchor_t,
-                const std::string&) override {}
-  void OnSequenceStart(const YAML::Mark&, const std::string&, YAML::anchor_t,
-                       YAML::EmitterStyle::value) override {}
-  void OnSequenceEnd() override {}
-  void OnMapStart(const YAML::Mark&, const std::string&, YAML::anchor_t,
-                  YAML::EmitterStyle::value) override {}
-  void OnMapEnd() override {}
-
-  int line = 0;
-};
-
-// 0 when there is none. Not by YAML::LoadAll, which never ends on some texts that are not YAML: it
-// continues where the parser has stopped short.
-int LineOfSecondDocument(const std::string& text) {
-  std::istringstream stream(text);
-  YAML::Parser parser(stream);
-  DocumentStarts starts;
-  if (!parser.HandleNextDocument(starts) || !parser.HandleNextDocument(starts)) return 0;
-  return starts.line;
-}
-
-// The shortest text that reads back as the same number.
-std::string Number(double value) { return nlohmann::json(value).dump(); }
-
-// Neither messages nor YAML can hold other bytes.
-absl::Status CheckUtf8(std::string_view text, const std::string& name) {
-  int line = 1;
-  for (size_t at = 0; at < text.size();) {
-    const CodePoint point = DecodeUtf8(text, at);
-    if (!point.valid) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(name, ":", line, ": not UTF-8; convert the file"));
-    }
-    line += point.code == '\n';
-    at += point.length;
-  }
-  return absl::OkStatus();
-}
-
-}  // namespace
-
-absl::StatusOr<v1::JobSpec> ParseJobText(const std::string& text, const std::string& name,
-                                         const std::string& directory,
-                                         const std::vector<std::string>& overrides) {
+// Reads `text`, makes what `changes` returns to it, and parses the job.
+absl::StatusOr<v1::JobSpec> ParseTree(
+    const std::string& text, const std::string& name, const std::string& directory,
+    absl::FunctionRef<std::vector<JobChange>(Faults* faults)> changes) {
   TERCIO_RETURN_IF_ERROR(CheckUtf8(text, name));
-  // Texts from the command line end up in the same tree.
-  for (const std::string& change : overrides) {
-    TERCIO_RETURN_IF_ERROR(CheckUtf8(change, "--set"));
-  }
   try {
     YAML::Node root = YAML::Load(text);
     if (!root.IsMap()) {
@@ -444,7 +533,7 @@ absl::StatusOr<v1::JobSpec> ParseJobText(const std::string& text, const std::str
       faults.Add(line, "", "a second document (after ---); a file holds one job");
     }
     // Changes are made to the tree, so that they are checked like the file itself.
-    for (const std::string& change : overrides) Override(root, change, &faults);
+    for (const JobChange& change : changes(&faults)) Apply(root, change, &faults);
     return JobParser(root, &faults, directory).Parse();
   } catch (const YAML::Exception& error) {
     return absl::InvalidArgumentError(
@@ -452,10 +541,38 @@ absl::StatusOr<v1::JobSpec> ParseJobText(const std::string& text, const std::str
   }
 }
 
+// The shortest text that reads back as the same number.
+std::string Number(double value) { return nlohmann::json(value).dump(); }
+
+}  // namespace
+
+absl::StatusOr<v1::JobSpec> ParseJobText(const std::string& text, const std::string& name,
+                                         const std::string& directory,
+                                         const std::vector<std::string>& overrides) {
+  // Texts from the command line end up in the same tree.
+  for (const std::string& change : overrides) {
+    TERCIO_RETURN_IF_ERROR(CheckUtf8(change, "--set"));
+  }
+  return ParseTree(text, name, directory, [&](Faults* faults) {
+    std::vector<JobChange> changes;
+    for (const std::string& text_of_change : overrides) {
+      std::optional<JobChange> change = ReadOverride(text_of_change, faults);
+      if (change.has_value()) changes.push_back(*std::move(change));
+    }
+    return changes;
+  });
+}
+
+absl::StatusOr<v1::JobSpec> ParseChangedJob(const std::string& text, const std::string& name,
+                                            const std::string& directory,
+                                            const std::vector<JobChange>& changes) {
+  return ParseTree(text, name, directory, [&](Faults*) { return changes; });
+}
+
 absl::StatusOr<v1::JobSpec> ParseJobFile(const std::string& path,
                                          const std::vector<std::string>& overrides) {
   // The size is bounded before parsing: YAML of a gigabyte would take many times as much.
-  TERCIO_ASSIGN_OR_RETURN(const std::string text, ReadInput(path, kMaximumJobFileBytes));
+  TERCIO_ASSIGN_OR_RETURN(const std::string text, ReadInput(path, kMostYamlBytes));
   std::error_code error;
   const std::filesystem::path absolute = std::filesystem::absolute(path, error);
   // Without the directory relative paths would have no meaning.
@@ -516,6 +633,20 @@ std::string CheckpointYaml(const v1::JobSpec& spec) {
   return yaml + "}\n";
 }
 
+// Jobs of older versions, and those without validation data, name no metrics.
+std::string EvaluateYaml(const v1::EvaluateSpec& evaluate) {
+  std::vector<std::string> metrics;
+  for (const int metric : evaluate.metrics()) {
+    metrics.push_back(plan::TextOf(static_cast<v1::QualityMetric>(metric)));
+  }
+  return absl::StrCat(
+      "{every_steps: ", evaluate.every_steps(), ", every_epochs: ", evaluate.every_epochs(),
+      ", batches: ", evaluate.batches(),
+      metrics.empty() ? "" : absl::StrCat(", metrics: [", absl::StrJoin(metrics, ", "), "]"),
+      ", keep_best: ",
+      plan::IsNamed(evaluate.keep_best()) ? plan::TextOf(evaluate.keep_best()) : "null", "}");
+}
+
 std::string TensorBoardYaml(const v1::JobSpec& spec) {
   if (spec.tensorboard().empty()) return "";
   return absl::StrCat("tensorboard: ", nlohmann::json(spec.tensorboard()).dump(), "\n");
@@ -555,7 +686,9 @@ std::string EffectiveYaml(const v1::JobSpec& spec) {
   const auto flag = [](bool value) { return value ? "true" : "false"; };
   // Texts of people are quoted; the keys' own values never need it.
   std::string yaml = absl::StrCat("name: ", quoted(spec.name()), "\n", ModelYaml(spec.model()));
-  absl::StrAppend(&yaml, DataYaml(spec.data()), "training:\n  steps: ", training.steps(),
+  absl::StrAppend(&yaml, DataYaml(spec.data()), "training:\n  ",
+                  training.epochs() > 0 ? absl::StrCat("epochs: ", training.epochs())
+                                        : absl::StrCat("steps: ", training.steps()),
                   "\n  global_batch: ", training.global_batch(),
                   "\n  micro_batch: ", or_auto(training.micro_batch()),
                   "\n  optimizer: {name: ", plan::TextOf(optimizer.name()),
@@ -567,7 +700,10 @@ std::string EffectiveYaml(const v1::JobSpec& spec) {
   absl::StrAppend(&yaml, "  schedule: {kind: ", plan::TextOf(training.schedule().kind()),
                   ", warmup_steps: ", training.schedule().warmup_steps(),
                   ", min_learning_rate: ", Number(training.schedule().min_learning_rate()),
-                  ", decay_steps: ", training.schedule().decay_steps(),
+                  // A job of epochs has none until its data is prepared.
+                  training.epochs() > 0 && training.schedule().decay_steps() == 0
+                      ? ""
+                      : absl::StrCat(", decay_steps: ", training.schedule().decay_steps()),
                   training.schedule().kind() == v1::LEARNING_RATE_SCHEDULE_WSD
                       ? ", decay_fraction: " + Number(training.schedule().decay_fraction())
                       : "",
@@ -580,8 +716,7 @@ std::string EffectiveYaml(const v1::JobSpec& spec) {
       "\n  precision: ", plan::TextOf(training.precision()), "\n  seed: ", training.seed(),
       "\n  reproducibility: ", WordOr(training.reproducibility(), v1::REPRODUCIBILITY_LAYOUT),
       "\n  tf32: ", flag(training.tf32()), "\n  fp8: ", flag(training.fp8()),
-      "\n  evaluate: {every_steps: ", training.evaluate().every_steps(),
-      ", batches: ", training.evaluate().batches(), "}\n");
+      "\n  evaluate: ", EvaluateYaml(training.evaluate()), "\n");
   if (parallelism.automatic()) {
     absl::StrAppend(&yaml, "parallelism: auto\n");
   } else {

@@ -79,7 +79,14 @@ TEST(JobFile, EffectiveYamlParsesBackToTheSameSpec) {
            {"data.train=[{path: a.jsonl, weight: 0.7}, {path: [b.bin, c.bin], weight: 1e-3}]",
             "data.validation=[{path: v, weight: 2}]", "data.text_key=body",
             "data.skip_bad_lines=true"},
-           {"data.train=[s_0.bin, s_1.bin]", "data.tokenizer=chars"}}) {
+           {"data.train=[s_0.bin, s_1.bin]", "data.tokenizer=chars"},
+           {"training.steps=null", "training.epochs=3", "data.validation=0.1",
+            "training.evaluate={every_epochs: 1, keep_best: loss}"},
+           {"training.steps=null", "training.epochs=3",
+            "training.schedule={kind: linear, decay_steps: 40}"},
+           {"model.architecture=bert", "model.labels=[no, yes]", "data.tokenizer=vocab.txt",
+            "data.validation=0.1",
+            "training.evaluate={every_steps: 2, metrics: [loss, f1], keep_best: f1}"}}) {
     const auto spec = Parse(kGood, overrides);
     ASSERT_TRUE(spec.ok()) << spec.status();
     const auto again = Parse(EffectiveYaml(*spec));
@@ -118,6 +125,89 @@ training:
                     HasSubstr("model.hidden: missing"), HasSubstr("data.train: missing"),
                     HasSubstr("training.steps"), HasSubstr("given twice"),
                     HasSubstr("training.optimizer.betas")));
+}
+
+std::vector<std::string> Classifier(const std::vector<std::string>& more) {
+  std::vector<std::string> overrides = {"model.architecture=bert", "model.labels=[no, yes]",
+                                        "data.tokenizer=vocab.txt", "data.validation=dev.jsonl"};
+  overrides.insert(overrides.end(), more.begin(), more.end());
+  return overrides;
+}
+
+TEST(JobFile, ALengthIsGivenByStepsOrEpochs) {
+  const auto spec = Parse(kGood, {"training.steps=null", "training.epochs=3"});
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_EQ(spec->training().epochs(), 3);
+  // Both follow from the data.
+  EXPECT_EQ(spec->training().steps(), 0);
+  EXPECT_EQ(spec->training().schedule().decay_steps(), 0);
+  EXPECT_THAT(EffectiveYaml(*spec),
+              AllOf(HasSubstr("epochs: 3"), Not(HasSubstr("training:\n  steps")),
+                    Not(HasSubstr("decay_steps"))));
+  EXPECT_THAT(FaultOf(kGood, {"training.epochs=3"}),
+              HasSubstr("training.epochs: conflicts with training.steps"));
+  EXPECT_THAT(FaultOf(kGood, {"training.steps=null"}),
+              HasSubstr("training.steps: missing; a job needs it, or training.epochs"));
+  EXPECT_THAT(FaultOf(kGood, {"training.steps=null", "training.epochs=0"}),
+              HasSubstr("training.epochs: expected a whole number of at least 1"));
+  EXPECT_THAT(FaultOf(kGood, {"training.steps=0"}),
+              HasSubstr("training.steps: 0 steps only evaluate data.test"));
+  EXPECT_THAT(FaultOf(kGood, {"training.steps=null", "training.epochs=3",
+                              "training.schedule={decay_steps: 0}"}),
+              HasSubstr("training.schedule.decay_steps: expected a whole number of at least 1"));
+  EXPECT_THAT(
+      FaultOf(kGood, {"training.steps=null", "training.epochs=2", "data.validation=0.1",
+                      "data.train=[{path: a.txt, weight: 1}, {path: b.txt, weight: 1}]",
+                      "training.evaluate={every_epochs: 1}"}),
+      AllOf(HasSubstr("training.epochs: data.train is a blend of 2 weighted data sets, which has "
+                      "no epochs; give training.steps instead"),
+            HasSubstr("training.evaluate.every_epochs: data.train is a blend of 2")));
+  EXPECT_TRUE(
+      Parse(kGood, {"training.steps=null", "training.epochs=2", "data.train=[a.txt, b.txt]"}).ok());
+}
+
+TEST(JobFile, MetricsOfTheModelAreReported) {
+  EXPECT_TRUE(Parse(kGood)->training().evaluate().metrics().empty());
+  const auto loss = Parse(kGood, {"data.validation=0.1"});
+  EXPECT_EQ(loss->training().evaluate().metrics_size(), 1);
+  EXPECT_EQ(loss->training().evaluate().keep_best(), v1::QUALITY_METRIC_UNSPECIFIED);
+  const auto all = Parse(kGood, Classifier({}));
+  ASSERT_TRUE(all.ok()) << all.status();
+  EXPECT_EQ(all->training().evaluate().metrics_size(), 5);
+  const auto some =
+      Parse(kGood, Classifier({"training.evaluate={metrics: [recall], keep_best: recall}"}));
+  ASSERT_TRUE(some.ok()) << some.status();
+  EXPECT_EQ(some->training().evaluate().metrics_size(), 1);
+  EXPECT_EQ(some->training().evaluate().keep_best(), v1::QUALITY_METRIC_RECALL);
+  // The loss is always reported.
+  EXPECT_TRUE(
+      Parse(kGood, Classifier({"training.evaluate={metrics: [f1], keep_best: loss}"})).ok());
+}
+
+TEST(JobFile, MetricsThatCannotBeAreFaults) {
+  const auto fault = [](const std::string& evaluate, std::vector<std::string> overrides) {
+    overrides.push_back("training.evaluate=" + evaluate);
+    return FaultOf(kGood, overrides);
+  };
+  EXPECT_THAT(fault("{metrics: [loss]}", {}),
+              HasSubstr("training.evaluate.metrics: there is no data.validation"));
+  EXPECT_THAT(fault("{keep_best: loss}", {}),
+              HasSubstr("training.evaluate.keep_best: there is no data.validation"));
+  EXPECT_THAT(fault("{metrics: [accuracy], keep_best: f1}", {"data.validation=0.1"}),
+              AllOf(HasSubstr("training.evaluate.metrics: accuracy is a classifier's"),
+                    HasSubstr("training.evaluate.keep_best: f1 is a classifier's")));
+  EXPECT_THAT(fault("{metrics: [recall, loss], keep_best: f1}", Classifier({})),
+              HasSubstr("keep_best: f1 is not among training.evaluate.metrics; add it"));
+  EXPECT_THAT(fault("{metrics: [loss, loss, bleu], keep_best: bleu}", Classifier({})),
+              AllOf(HasSubstr("loss is given twice"), HasSubstr("metrics: 'bleu' is not one of "),
+                    HasSubstr("keep_best: 'bleu' is not one of loss, accuracy, precision")));
+  for (const char* list : {"{metrics: []}", "{metrics: f1}"}) {
+    EXPECT_THAT(fault(list, Classifier({})), HasSubstr("metrics: expected a list of loss, "));
+  }
+  EXPECT_THAT(fault("{metrics: [f1]}", Classifier({"model.labels=300"})),
+              HasSubstr("f1 of more than 256 classes is not supported by this version"));
+  EXPECT_EQ(Parse(kGood, Classifier({"model.labels=300"}))->training().evaluate().metrics_size(),
+            1);
 }
 
 // Whoever lists jobs has their names on the terminal.
@@ -490,6 +580,10 @@ TEST(JobFile, AModelFromADirectoryHasItsSizes) {
   ASSERT_TRUE(llama.ok()) << llama.status();
   EXPECT_EQ(llama->model().rope_scaling().factor(), 4);
   EXPECT_TRUE(llama->model().untied_head());
+  // A preset that is switched off says nothing of the vocabulary.
+  const auto other = ParseFrom({"model.preset=null"});
+  ASSERT_TRUE(other.ok()) << other.status();
+  EXPECT_EQ(other->model().vocab_size(), spec->model().vocab_size());
 }
 
 TEST(JobFile, WhatContradictsTheDirectoryIsAFault) {

@@ -13,6 +13,10 @@ bool HasOneTensorRank(const Job& job) {
   return !job.parallelism().automatic() && job.parallelism().tensor() <= 1;
 }
 bool IsOnCpus(const Job& job) { return job.resources().device() == v1::DEVICE_KIND_CPU; }
+bool HasNoValidation(const Job& job) {
+  return job.data().validation_fraction() <= 0 && job.data().validation_path().empty() &&
+         job.data().validation_blend().empty();
+}
 // Without the key a job never continues on fewer ranks.
 bool NeverShrinks(const Job& job) { return job.fault_tolerance().elastic_min_ranks() == 0; }
 
@@ -33,6 +37,15 @@ constexpr Row kRows[] = {
      "parallelism.tensor is 1"},
     {"resources.cuda_graphs", [](const Job& job) { return job.resources().no_cuda_graphs(); },
      IsOnCpus, "resources.device is cpu"},
+    {"training.evaluate.every_steps",
+     [](const Job& job) { return job.training().evaluate().every_steps() > 0; }, HasNoValidation,
+     "there is no data.validation"},
+    {"training.evaluate.every_epochs",
+     [](const Job& job) { return job.training().evaluate().every_epochs() > 0; }, HasNoValidation,
+     "there is no data.validation"},
+    {"training.evaluate.batches",
+     [](const Job& job) { return job.training().evaluate().batches() > 0; }, HasNoValidation,
+     "there is no data.validation"},
     // Its default is compared with, since a job does not tell which keys were written.
     {"fault_tolerance.elastic_wait",
      [](const Job& job) {

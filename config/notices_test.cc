@@ -32,6 +32,11 @@ TEST(Notices, KeysThatCannotHaveAnEffectAreNamed) {
   EXPECT_THAT(NoticesOf({"fault_tolerance.elastic_wait=1m"}),
               ElementsAre("fault_tolerance.elastic_wait has no effect: without "
                           "fault_tolerance.elastic_min_ranks the job waits for all of its ranks"));
+  EXPECT_THAT(
+      NoticesOf({"training.evaluate={every_steps: 5, every_epochs: 1, batches: 2}"}),
+      ElementsAre("training.evaluate.every_steps has no effect: there is no data.validation",
+                  "training.evaluate.every_epochs has no effect: there is no data.validation",
+                  "training.evaluate.batches has no effect: there is no data.validation"));
   EXPECT_EQ(NoticesOf({"fault_tolerance.elastic_wait=1m", "resources.cuda_graphs=false",
                        "parallelism={tensor_overlap: 2}"})
                 .size(),
@@ -42,6 +47,9 @@ TEST(Notices, KeysWithAnEffectAreNot) {
   EXPECT_THAT(NoticesOf({}), IsEmpty());
   EXPECT_THAT(NoticesOf({"parallelism={tensor: 2, sequence_parallel: true}"}), IsEmpty());
   EXPECT_THAT(NoticesOf({"parallelism={tensor: 2, tensor_overlap: 4}"}), IsEmpty());
+  EXPECT_THAT(NoticesOf({"training.evaluate={every_steps: 5, every_epochs: 1, batches: 2}",
+                         "data.validation=0.1"}),
+              IsEmpty());
   EXPECT_THAT(NoticesOf({"resources.cuda_graphs=false", "resources.device=cuda"}), IsEmpty());
   EXPECT_THAT(NoticesOf({"resources.cuda_graphs=false", "resources.device=auto"}), IsEmpty());
   EXPECT_THAT(NoticesOf({"fault_tolerance.elastic_wait=1m", "fault_tolerance.elastic_min_ranks=1"}),

@@ -22,17 +22,17 @@ bool IsAtOrBelow(std::string_view key, std::string_view of) {
 
 }  // namespace
 
-void Faults::Overridden(const std::string& key, const std::string& text) {
-  overridden_.emplace_back(key, text);
+void Faults::Overridden(const std::string& key, const std::string& place) {
+  overridden_.emplace_back(key, place);
 }
 
 void Faults::Add(int line, const std::string& key, const std::string& what) {
   // A line of 0 means that nothing of the file stands for the key, such as for a key of --set.
   std::string place = line > 0 ? absl::StrCat(file_, ":", line) : file_;
   // The last one counts. Lines of the file, or of the text of --set, would mislead.
-  for (const auto& [changed, text] : overridden_) {
+  for (const auto& [changed, changed_at] : overridden_) {
     if (!IsAtOrBelow(key, changed)) continue;
-    place = absl::StrCat("--set ", text);
+    place = changed_at;
     line = 0;
   }
   lines_.emplace_back(line, absl::StrCat(place, ": ", key.empty() ? "" : key + ": ", what));

@@ -20,8 +20,9 @@ class Faults {
  public:
   explicit Faults(std::string file) : file_(std::move(file)) {}
 
-  // From now on faults at a dotted key, or below it, are reported as of `--set text`.
-  void Overridden(const std::string& key, const std::string& text);
+  // From now on faults at a dotted key, or below it, are reported as of `place`, which is not in
+  // the file.
+  void Overridden(const std::string& key, const std::string& place);
 
   // line 0: not known. `key` may be empty.
   void Add(int line, const std::string& key, const std::string& what);

@@ -141,6 +141,12 @@ def job():
                       (f'tercio_job_ranks{{job_id=~"$job"}}', "{{kind}}"), width=8),
                 graph("Loading", "bytes", "State that the ranks load before their first step: in total, and loaded so far.",
                       (f"tercio_job_loading_bytes{OF_JOB}", "{{kind}}"), width=8),
+                graph("Quality of a classifier", "percentunit", "Scores of the last evaluation of the validation data; at the end those of the "
+                      "test data.", (f"tercio_job_validation_score{OF_JOB}", "validation {{metric}}"),
+                      (f"tercio_job_test_score{OF_JOB}", "test {{metric}}")),
+                number("Best step", "none", "Step of the best checkpoint, which is kept.", (f"tercio_job_best_step{OF_JOB}", ""), width=6),
+                number("Loss of the test data", "none", "In nats per prediction, evaluated after the last step.",
+                       (f"tercio_job_test_loss{OF_JOB}", ""), width=6),
             ]),
             ("Speed", [
                 graph("Time of a step", "s", "Mean over time, the planner's prediction, and the 99th percentile (from buckets).",
@@ -160,6 +166,8 @@ def job():
                 graph("Where the time goes", "percentunit", "Share of the time of all ranks, by phase.",
                       (f"sum by (phase) (rate(tercio_phase_seconds_total{OF_JOB}[$__rate_interval])) / scalar("
                        f"sum(rate(tercio_phase_seconds_total{OF_JOB}[$__rate_interval])))", "{{phase}}"), stack=True, high=1),
+                graph("Bytes between ranks", "Bps", "Bytes that all ranks send to each other per second, by kind of group.",
+                      (f"sum by (group) (rate(tercio_communication_bytes_total{OF_JOB}[$__rate_interval]))", "{{group}}"), stack=True),
                 graph("Restarts", "none", "Restarts in the last hour, by what broke the previous attempt.",
                       (f"sum by (cause) (increase(tercio_job_restarts_total{OF_JOB}[1h]))", "{{cause}}")),
             ]),
@@ -191,6 +199,8 @@ def ranks():
                       (f"tercio_step{OF_RANK}", "{{rank}}"), low=None),
                 graph("Processor cores", "none", "Processor cores used by each rank's process.",
                       (f"rate(tercio_rank_cpu_seconds_total{OF_RANK}[$__rate_interval])", "{{rank}}")),
+                graph("Bytes sent", "Bps", "Bytes that each rank sends to others per second.",
+                      (f"sum by (rank) (rate(tercio_communication_bytes_total{OF_RANK}[$__rate_interval]))", "{{rank}}")),
             ]),
             ("Phases", [
                 graph("Phases of the chosen ranks", "percentunit", "Share of the time of all chosen ranks.",

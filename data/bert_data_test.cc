@@ -13,6 +13,7 @@
 namespace tercio::data {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -83,7 +84,7 @@ TEST_F(BertData, TextsOfAJob) {
   const auto source = Source();
   ASSERT_NE(source, nullptr);
   const auto again = Source();
-  EXPECT_GT(source->validation_samples(), 5);
+  EXPECT_GT(source->held_out_samples(HeldOut::kValidation), 5);
   int64_t differing = 0;
   const int64_t samples = Prepare()->train_samples.datasets()[0]->samples();
   for (int64_t p = 0; p < samples; ++p) {
@@ -105,10 +106,10 @@ TEST_F(BertData, TextsOfAJob) {
   spec_.mutable_training()->set_seed(6);
   const auto other = Source();
   EXPECT_NE(Training(*other, 1, 0).targets, Training(*source, 1, 0).targets);
-  for (int64_t i = 0; i < source->validation_samples(); ++i) {
+  for (int64_t i = 0; i < source->held_out_samples(HeldOut::kValidation); ++i) {
     Sample one(16), two(16);
-    source->ValidationSample(i, &one);
-    other->ValidationSample(i, &two);
+    source->HeldOutSample(HeldOut::kValidation, i, &one);
+    other->HeldOutSample(HeldOut::kValidation, i, &two);
     EXPECT_EQ(one.inputs, two.inputs);
     EXPECT_EQ(one.targets, two.targets);
   }
@@ -221,7 +222,8 @@ TEST_F(BertData, ClassesOfABlend) {
               ElementsAre(HasSubstr("1 line was skipped: "), "no training example has label 1"));
   EXPECT_EQ(prepared->train_tokens, 3);
   const auto source = Source();
-  EXPECT_EQ(source->validation_samples(), 1);  // the second would repeat the one of a.jsonl
+  EXPECT_EQ(source->held_out_samples(HeldOut::kValidation),
+            1);  // the second would repeat the one of a.jsonl
   std::vector<int32_t> labels;
   for (int64_t s = 0; s < 8; ++s) labels.push_back(Training(*source, 1 + s / 4, s % 4).label);
   EXPECT_EQ(std::count(labels.begin(), labels.end(), 2), 2);
@@ -234,6 +236,58 @@ TEST_F(BertData, ClassesOfABlend) {
   data().clear_train_blend();
   data().set_train(WriteTokens("t", {{5, 6, 7}}));
   EXPECT_THAT(Fault(), HasSubstr("holds tokens, but a classifier (model.labels) learns from"));
+}
+
+// The test is part of the digest, and evaluated in the order of its lines.
+TEST_F(BertData, TestOfAClassifier) {
+  model().set_labels(2);
+  data().set_train(Write("a.tsv", "text\tlabel\nThe world\t0\nyears\t1\nwas\t1\n"));
+  data().set_validation_path(Write("b.tsv", "text\tlabel\nworld\t1\nThe\t0\n"));
+  const std::string without = Digest();
+  data().set_test_path(Write("c.tsv", "text\tlabel\nyear\t0\n"));
+  data().add_test_more_paths(Write("d.tsv", "label\ttext\n1\tyears\n1\twas\n"));
+  const auto prepared = Prepare();
+  ASSERT_TRUE(prepared.ok()) << prepared.status();
+  EXPECT_EQ(prepared->train_sample_count, 3);
+  EXPECT_EQ(prepared->validation_sample_count, 2);
+  EXPECT_EQ(prepared->test_sample_count, 3);
+  EXPECT_NE(prepared->digest, without);
+  const auto source = Source();
+  EXPECT_EQ(source->held_out_samples(HeldOut::kTest), 3);
+  std::vector<int32_t> labels;
+  Sample sample(16);
+  for (int64_t i = 0; i < 3; ++i) {
+    source->HeldOutSample(HeldOut::kTest, i, &sample);
+    labels.push_back(sample.label);
+  }
+  EXPECT_THAT(labels, ElementsAre(0, 1, 1));
+  source->HeldOutSample(HeldOut::kValidation, 0, &sample);
+  EXPECT_EQ(sample.label, 1);
+  Write("d.tsv", "text\tlabel\nwas\t2\n");
+  EXPECT_THAT(Fault(), HasSubstr("d.tsv:2: column 'label': label 2 is outside 0 to 1"));
+  // A test alone is a job that only evaluates.
+  Write("d.tsv", "text\tlabel\nwas\t1\n");
+  data().clear_train();
+  data().clear_validation_path();
+  const auto alone = Prepare();
+  ASSERT_TRUE(alone.ok()) << alone.status();
+  EXPECT_EQ(alone->train_sample_count, 0);
+  EXPECT_EQ(alone->test_sample_count, 2);
+  EXPECT_TRUE(alone->notices.empty());
+  data().clear_test_path();
+  EXPECT_THAT(Fault(), HasSubstr("data.train names no files"));
+}
+
+TEST_F(BertData, TestOfAMaskedModel) {
+  data().set_train(Write("a.txt", kText));
+  data().set_test_path(Write("b.txt", kText));
+  const auto prepared = Prepare();
+  ASSERT_TRUE(prepared.ok()) << prepared.status();
+  EXPECT_GT(prepared->test_sample_count, 0);
+  EXPECT_EQ(prepared->test_sample_count, prepared->train_sample_count);
+  data().set_test_path(Write("c.txt", "."));
+  EXPECT_THAT(Fault(), AllOf(HasSubstr("c.txt: the test part has no document of 2 tokens"),
+                             HasSubstr("another data.test")));
 }
 
 TEST(WordContinuations, OfEveryKind) {

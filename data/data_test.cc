@@ -7,12 +7,14 @@
 #include "data/indexed_dataset_writer.h"
 #include "data/prepared_data.h"
 #include "data/sample_order.h"
+#include "data/sample_sources.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace tercio::data {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -343,6 +345,40 @@ TEST_F(DataKindsTest, BlendOfTextAndTokens) {
   EXPECT_NE(Of(other)->digest, data->digest);
   other.mutable_train_blend(0)->set_weight(0);
   EXPECT_THAT(FaultOf(other), HasSubstr("weight 0 is 0; a weight is a positive number"));
+}
+
+TEST_F(DataKindsTest, TestDataOfALanguageModel) {
+  v1::DataSpec spec = Train(Write("a.txt", "abcdefghij"), "chars");
+  spec.set_validation_fraction(0.5);
+  const std::string without = Of(spec)->digest;
+  spec.set_test_path(Write("b.txt", "jihg"));
+  spec.add_test_more_paths(Write("c.txt", "fedcb"));
+  const auto data = Of(spec);
+  ASSERT_TRUE(data.ok()) << data.status();
+  EXPECT_EQ(data->train_sample_count, 2);
+  EXPECT_EQ(data->validation_sample_count, 2);
+  EXPECT_EQ(data->test_sample_count, 4);
+  EXPECT_NE(data->digest, without);
+  v1::JobSpec job;
+  *job.mutable_model() = ModelOf(2);
+  const auto source = MakeSampleSource(*data, job);
+  ASSERT_EQ(source->held_out_samples(HeldOut::kTest), 4);
+  Sample sample(2);
+  source->HeldOutSample(HeldOut::kTest, 1, &sample);
+  EXPECT_THAT(sample.inputs, ElementsAre(7, 6));
+  EXPECT_THAT(sample.targets, ElementsAre(6, 5));
+  source->HeldOutSample(HeldOut::kValidation, 0, &sample);
+  EXPECT_THAT(sample.inputs, ElementsAre(5, 6));
+  // Validation data of the same content are not the same job.
+  v1::DataSpec other = Train(Path("a.txt"), "chars");
+  other.set_validation_path(Path("b.txt"));
+  v1::DataSpec same = Train(Path("a.txt"), "chars");
+  same.set_test_path(Path("b.txt"));
+  EXPECT_NE(Of(other)->digest, Of(same)->digest);
+  spec.set_test_path(Write("d.txt", "a"));
+  spec.clear_test_more_paths();
+  EXPECT_THAT(FaultOf(spec), AllOf(HasSubstr("d.txt: the test part has 1 tokens"),
+                                   HasSubstr("another data.test")));
 }
 
 TEST_F(DataKindsTest, TokenizersAndVocabulariesMustAgree) {

@@ -29,7 +29,9 @@ absl::StatusOr<std::string_view> TextOf(const TextPiece& piece, const TextOption
 std::string PlaceOf(const TextSource& source, const TextPiece& piece) {
   // Lines are what an editor shows for .jsonl files; a part of a text is found by its byte.
   const std::string& path = source.path(piece.begin.input);
-  if (piece.json) return absl::StrCat(path, ":", piece.begin.line, ": ");
+  if (piece.json || piece.table.has_value()) {
+    return absl::StrCat(path, ":", piece.begin.line, ": ");
+  }
   return piece.begin.offset == 0
              ? absl::StrCat(path, ": ")
              : absl::StrCat(path, ": in the part from byte ", piece.begin.offset, ": ");

@@ -22,10 +22,19 @@ class LabelledDatasetTest : public ::testing::Test {
     rules_.labels = 2;
     rules_.label_names = {"neg", "pos"};
   }
-  absl::StatusOr<LabelledExamples> ReadLines(const std::string& content) {
-    const std::string path = dir_.path() + "/train.jsonl";
+  std::string Write(const std::string& name, const std::string& content) {
+    const std::string path = dir_.path() + "/" + name;
     EXPECT_TRUE(WriteFileDurably(path, content).ok());
-    return ReadLabelledExamples({path}, tokenizer::Tokenizer::Bytes(), rules_);
+    return path;
+  }
+  absl::StatusOr<LabelledExamples> ReadFiles(const std::vector<std::string>& paths) {
+    return ReadLabelledExamples(paths, tokenizer::Tokenizer::Bytes(), rules_);
+  }
+  absl::StatusOr<LabelledExamples> ReadLines(const std::string& content) {
+    return ReadFiles({Write("train.jsonl", content)});
+  }
+  std::string FaultOfTable(const std::string& name, const std::string& content) {
+    return std::string(ReadFiles({Write(name, content)}).status().message());
   }
   std::string FaultOf(const std::string& content) {
     return std::string(ReadLines(content).status().message());
@@ -112,7 +121,10 @@ TEST_F(LabelledDatasetTest, FaultsNameTheLine) {
   EXPECT_THAT(FaultOf("{\"text\":3,\"label\":0}"), HasSubstr("'text' is a number, expected text"));
   EXPECT_THAT(FaultOf("{\"text\":\"a\",\"text_pair\":[],\"label\":0}"),
               HasSubstr("the value of 'text_pair' is a list"));
-  EXPECT_THAT(FaultOf("{\"text\":\"\",\"label\":0}"), HasSubstr("the text has no tokens"));
+  EXPECT_THAT(FaultOf("{\"text\":\"\",\"label\":0}"),
+              HasSubstr("train.jsonl:1: the text is empty"));
+  EXPECT_THAT(FaultOf("{\"text\":\" \\t\",\"label\":0}"), HasSubstr("the text is empty"));
+  EXPECT_THAT(FaultOf("\n\n"), HasSubstr("train.jsonl: no example"));
   EXPECT_THAT(FaultOf("{oops"), HasSubstr("train.jsonl:1: not valid JSON"));
   rules_.label_names.clear();
   EXPECT_THAT(FaultOf("{\"text\":\"a\",\"label\":\"pos\"}"),
@@ -122,7 +134,89 @@ TEST_F(LabelledDatasetTest, FaultsNameTheLine) {
   EXPECT_THAT(std::string(ReadLabelledExamples({"a.txt"}, tokenizer::Tokenizer::Bytes(), rules_)
                               .status()
                               .message()),
-              HasSubstr("a.txt: a classifier (model.labels) learns from .jsonl files"));
+              HasSubstr("a.txt: a classifier (model.labels) learns from .jsonl, .csv or .tsv"));
+}
+
+// As GLUE has them: classes are numbers, quotes are characters, and there may be more columns.
+TEST_F(LabelledDatasetTest, Tables) {
+  rules_.text_key = "sentence";
+  rules_.threads = 3;
+  const auto examples =
+      ReadFiles({Write("a.tsv", "\xEF\xBB\xBFsentence\tlabel\r\n\"a\t1\r\n\r\nb\t0"),
+                 Write("b.csv", "label,id,sentence\npos,7,\"c,\n\"\"d\"\"\"\n1,8,e\n"),
+                 Write("c.jsonl", "{\"sentence\":\"f\",\"label\":\"neg\"}")});
+  ASSERT_TRUE(examples.ok()) << examples.status();
+  EXPECT_THAT(examples->ids, ElementsAre('"', 'a', 'b', 'c', ',', '\n', '"', 'd', '"', 'e', 'f'));
+  std::vector<int32_t> labels;
+  for (const auto& example : examples->examples) {
+    labels.push_back(example.label);
+    EXPECT_FALSE(example.pair);
+  }
+  EXPECT_THAT(labels, ElementsAre(1, 0, 1, 1, 0));
+}
+
+TEST_F(LabelledDatasetTest, PairsOfTables) {
+  const std::string path = Write("a.tsv", "text\ttext_pair\tlabel\na\tb\t0\nc\t\t1\n");
+  const auto examples = ReadFiles({path});
+  ASSERT_TRUE(examples.ok()) << examples.status();
+  EXPECT_TRUE(examples->examples[0].pair);
+  EXPECT_FALSE(examples->examples[1].pair);
+  EXPECT_THAT(examples->ids, ElementsAre('a', 'b', 'c'));
+  // A name that is not the default one was given, and must be there.
+  rules_.text_pair_key = "sentence2";
+  EXPECT_THAT(std::string(ReadFiles({path}).status().message()),
+              HasSubstr("a.tsv:1: the header has no column 'sentence2' (data.text_pair_key"));
+}
+
+TEST_F(LabelledDatasetTest, ANameOfAClassCountsBeforeItsNumber) {
+  rules_.label_names = {"1", "0"};
+  const auto examples = ReadFiles({Write("a.csv", "text,label\na,1\nb,0\n")});
+  ASSERT_TRUE(examples.ok()) << examples.status();
+  EXPECT_EQ(examples->examples[0].label, 0);
+  EXPECT_EQ(examples->examples[1].label, 1);
+}
+
+TEST_F(LabelledDatasetTest, FaultsOfTablesNameLineAndColumn) {
+  const std::string good = "text\tlabel\na\t0\n";
+  EXPECT_THAT(FaultOfTable("t.tsv", good + "b\n"),
+              HasSubstr("t.tsv:3: has 1 field, but the header names 2 columns; fix the line, or"));
+  EXPECT_THAT(FaultOfTable("t.tsv", good + "b\t0\t1\n"), HasSubstr("t.tsv:3: has 3 fields"));
+  EXPECT_THAT(FaultOfTable("t.tsv", good + "\n \t1\n"),
+              HasSubstr("t.tsv:4: column 'text': the text is empty"));
+  EXPECT_THAT(FaultOfTable("t.tsv", good + "b\tgood\n"),
+              HasSubstr("t.tsv:3: column 'label': label 'good' is not known; expected one of "
+                        "model.labels (neg, pos), or a number from 0 to 1"));
+  EXPECT_THAT(FaultOfTable("t.tsv", good + "b\t-1\n"), HasSubstr("label -1 is outside 0 to 1"));
+  EXPECT_THAT(FaultOfTable("t.tsv", good + "b\t1.0\n"), HasSubstr("label '1.0' is not known"));
+  EXPECT_THAT(FaultOfTable("t.tsv", good + "b\t\n"), HasSubstr("'label': the label is empty"));
+  EXPECT_THAT(FaultOfTable("t.tsv", good + "b\t" + std::string(100, 'x') + "\n"),
+              HasSubstr("label '" + std::string(40, 'x') + "...' is not known"));
+  EXPECT_THAT(FaultOfTable("t.tsv", good + "\xff\t1\n"), HasSubstr("column 'text': not UTF-8"));
+  EXPECT_THAT(FaultOfTable("t.tsv", "index\ttext\n0\ta\n"),
+              HasSubstr("t.tsv:1: the header has no column 'label' (data.label_key, --label-key); "
+                        "its columns are: index, text; every file of a classifier needs labels"));
+  EXPECT_THAT(FaultOfTable("t.csv", "\ntext,label\n\"a\nb\",0\n\"c,1\n"),
+              HasSubstr("t.csv:5: the quotes of field 1 are not closed"));
+  EXPECT_THAT(FaultOfTable("t.csv", "\"text,label\n"), HasSubstr("t.csv:1: the quotes of"));
+  EXPECT_THAT(FaultOfTable("t.csv", "text,label\r\n"),
+              HasSubstr("t.csv: no example behind the line of the header"));
+  EXPECT_THAT(FaultOfTable("t.csv", "\n\r\n"), HasSubstr("the file is empty; a header names"));
+  EXPECT_THAT(FaultOfTable("t.csv", std::string("\xFF\xFEt\0e\0", 6)), HasSubstr("is UTF-16"));
+  rules_.label_names.clear();
+  EXPECT_THAT(FaultOfTable("t.tsv", good + "b\tpos\n"),
+              HasSubstr("label 'pos' is not known; expected a number from 0 to 1"));
+}
+
+TEST_F(LabelledDatasetTest, BadLinesOfTablesMayBeSkipped) {
+  rules_.skip_bad_lines = true;
+  const auto examples = ReadFiles({Write("t.csv", "text,label\na,0\nb\n,1\n\"c\"d,1\ne,1\nf,2\n")});
+  ASSERT_TRUE(examples.ok()) << examples.status();
+  EXPECT_EQ(examples->skipped_lines, 4);
+  EXPECT_THAT(examples->first_skipped, HasSubstr("t.csv:3: has 1 field"));
+  EXPECT_THAT(examples->ids, ElementsAre('a', 'e'));
+  // All lines behind quotes that are not closed would be one that is skipped.
+  EXPECT_THAT(FaultOfTable("u.csv", "text,label\na,0\n\"b,1\nc,0\n"),
+              HasSubstr("u.csv:3: the quotes of field 1 are not closed"));
 }
 
 TEST_F(LabelledDatasetTest, BadLinesMayBeSkipped) {

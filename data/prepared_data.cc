@@ -4,6 +4,8 @@
 #include <cmath>
 #include <memory>
 #include <optional>
+#include <tuple>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -39,14 +41,34 @@ struct Source {
   }
 };
 
-// The part of a source that training or validation gets: [begin, end) of its tokens or examples.
+enum class Side { kTrain, kValidation, kTest };
+
+// For messages.
+const char* PartOf(Side side) {
+  return side == Side::kTrain        ? "the training part"
+         : side == Side::kValidation ? "the validation part"
+                                     : "the test part";
+}
+
+// The key that decides how large the part is.
+const char* KeyOfPart(Side side) { return side == Side::kTest ? "data.test" : "data.validation"; }
+
+// The part of a source that a side gets: [begin, end) of its tokens or examples.
 struct Share {
   const Source* source;
-  bool trains;
+  Side side;
   int64_t begin;
   int64_t end;
+};
 
-  const char* name() const { return trains ? "the training part" : "the validation part"; }
+// A value for each side.
+template <typename Value>
+struct PerSide {
+  Value train, validation, test;
+
+  Value& operator[](Side side) {
+    return side == Side::kTrain ? train : side == Side::kValidation ? validation : test;
+  }
 };
 
 absl::Status Fault(const std::string& path, const std::string& what) {
@@ -77,14 +99,31 @@ absl::StatusOr<std::vector<Source>> FindSources(const std::string& path, const B
 struct Sides {
   std::vector<Source> train;
   std::vector<Source> validation;  // empty: none, or a fraction
+  std::vector<Source> test;        // at most one
 
   std::vector<Source*> All() {
     std::vector<Source*> all;
-    for (Source& source : train) all.push_back(&source);
-    for (Source& source : validation) all.push_back(&source);
+    for (std::vector<Source>* side : {&train, &validation, &test}) {
+      for (Source& source : *side) all.push_back(&source);
+    }
     return all;
   }
 };
+
+absl::StatusOr<Sides> FindSides(const v1::DataSpec& spec) {
+  Sides sides;
+  TERCIO_ASSIGN_OR_RETURN(sides.train, FindSources(spec.train(), spec.train_blend()));
+  TERCIO_ASSIGN_OR_RETURN(sides.validation,
+                          FindSources(spec.validation_path(), spec.validation_blend()));
+  if (spec.test_path().empty()) return sides;
+  Blended test;
+  v1::WeightedData& parts = *test.Add();
+  parts.set_weight(1);
+  parts.add_paths(spec.test_path());
+  for (const std::string& path : spec.test_more_paths()) parts.add_paths(path);
+  TERCIO_ASSIGN_OR_RETURN(sides.test, FindSources("", test));
+  return sides;
+}
 
 class Preparation {
  public:
@@ -117,8 +156,9 @@ class Preparation {
   absl::Status MakeCausal();
   absl::Status MakeMasked();
   absl::Status MakeLabelled();
-  absl::StatusOr<Blend> BlendOfTraining() const;
-  absl::StatusOr<Blend> BlendOfValidation() const;
+  // Adds tokens of a share to those of its side.
+  void CountTokens(Side side, int64_t tokens);
+  absl::StatusOr<Blend> BlendOf(Side side) const;
   // Adds data sets of samples, one for each share, to the prepared data.
   absl::Status TakeSamples(const std::vector<Share>& shares,
                            std::vector<std::shared_ptr<const SampleDataset>> datasets);
@@ -293,18 +333,21 @@ std::vector<Share> Preparation::Shares() const {
     // Rounding down is in the contract, for every node must cut at the same place.
     const auto kept = static_cast<int64_t>(
         std::floor(static_cast<double>(all) * (1.0 - spec_.validation_fraction())));
-    shares.push_back({&source, true, 0, kept});
+    shares.push_back({&source, Side::kTrain, 0, kept});
     if (spec_.validation_fraction() > 0 && sides_.validation.empty()) {
-      shares.push_back({&source, false, kept, all});
+      shares.push_back({&source, Side::kValidation, kept, all});
     }
   }
   for (const Source& source : sides_.validation) {
-    shares.push_back({&source, false, 0, source.size()});
+    shares.push_back({&source, Side::kValidation, 0, source.size()});
+  }
+  for (const Source& source : sides_.test) {
+    shares.push_back({&source, Side::kTest, 0, source.size()});
   }
   return shares;
 }
 
-absl::StatusOr<Blend> BlendOf(const std::vector<Source>& sources) {
+absl::StatusOr<Blend> BlendOfSources(const std::vector<Source>& sources) {
   std::vector<double> weights;
   for (const Source& source : sources) weights.push_back(source.weight);
   absl::StatusOr<Blend> blend = Blend::Create(weights);
@@ -312,37 +355,45 @@ absl::StatusOr<Blend> BlendOf(const std::vector<Source>& sources) {
   return blend;
 }
 
-absl::StatusOr<Blend> Preparation::BlendOfTraining() const { return BlendOf(sides_.train); }
-
-absl::StatusOr<Blend> Preparation::BlendOfValidation() const {
-  return BlendOf(sides_.validation.empty() ? sides_.train : sides_.validation);
+absl::StatusOr<Blend> Preparation::BlendOf(Side side) const {
+  if (side == Side::kTest) return BlendOfSources(sides_.test);
+  // A fraction of the training data has the weights of the training data.
+  const bool own = side == Side::kValidation && !sides_.validation.empty();
+  return BlendOfSources(own ? sides_.validation : sides_.train);
 }
 
 absl::Status Preparation::MakeCausal() {
-  std::vector<TokenDataset> train;
-  std::vector<TokenDataset> validation;
+  PerSide<std::vector<TokenDataset>> datasets;
   for (const Share& share : Shares()) {
     const int64_t tokens = share.end - share.begin;
     // The last token of a sample is only a target, so a sample needs one more than the context.
     if (tokens <= model_.context()) {
       return Fault(
           share.source->name,
-          absl::StrCat(share.name(), " has ", tokens,
+          absl::StrCat(PartOf(share.side), " has ", tokens,
                        " tokens, but one sample needs model.context + 1 = ", model_.context() + 1,
-                       "; use more text, a shorter context or another data.validation"));
+                       "; use more text, a shorter context or another ", KeyOfPart(share.side)));
     }
-    (share.trains ? train : validation)
-        .push_back(share.source->tokens.Slice(share.begin, share.end));
+    datasets[share.side].push_back(share.source->tokens.Slice(share.begin, share.end));
   }
-  TERCIO_ASSIGN_OR_RETURN(Blend blend, BlendOfTraining());
-  prepared_.train = BlendedDataset(std::move(train), std::move(blend));
-  if (!validation.empty()) {
-    TERCIO_ASSIGN_OR_RETURN(Blend of_validation, BlendOfValidation());
-    prepared_.validation = BlendedDataset(std::move(validation), std::move(of_validation));
+  for (const auto& [side, out, samples] :
+       {std::tuple(Side::kTrain, &prepared_.train, &prepared_.train_sample_count),
+        std::tuple(Side::kValidation, &prepared_.validation, &prepared_.validation_sample_count),
+        std::tuple(Side::kTest, &prepared_.test, &prepared_.test_sample_count)}) {
+    if (datasets[side].empty()) continue;
+    TERCIO_ASSIGN_OR_RETURN(Blend blend, BlendOf(side));
+    *out = BlendedDataset(std::move(datasets[side]), std::move(blend));
+    *samples = out->Samples(model_.context());
   }
   prepared_.train_tokens = prepared_.train.tokens();
   prepared_.validation_tokens = prepared_.validation.tokens();
   return absl::OkStatus();
+}
+
+void Preparation::CountTokens(Side side, int64_t tokens) {
+  // Nothing asks for the tokens of a test.
+  if (side == Side::kTest) return;
+  (side == Side::kTrain ? prepared_.train_tokens : prepared_.validation_tokens) += tokens;
 }
 
 absl::Status Preparation::MakeMasked() {
@@ -357,14 +408,13 @@ absl::Status Preparation::MakeMasked() {
         // Tokens and borders are cut at the same place, so that their positions agree.
         share.source->tokens.Slice(share.begin, share.end),
         share.source->borders.Slice(share.begin, share.end), rules));
-    (share.trains ? prepared_.train_tokens : prepared_.validation_tokens) +=
-        share.end - share.begin;
+    CountTokens(share.side, share.end - share.begin);
     // Documents shorter than a sample are left out, so tokens alone do not mean that there is one.
     if (datasets.back()->samples() > 0) continue;
     return Fault(share.source->name,
-                 absl::StrCat(share.name(), " has no document of ", rules.least_tokens(),
+                 absl::StrCat(PartOf(share.side), " has no document of ", rules.least_tokens(),
                               " tokens, which one sample needs; use more text or another ",
-                              "data.validation"));
+                              KeyOfPart(share.side)));
   }
   return TakeSamples(shares, std::move(datasets));
 }
@@ -394,8 +444,8 @@ absl::Status Preparation::MakeLabelled() {
   for (const Source* source : sides_.All()) {
     if (source->files.kind == DataKind::kText) continue;
     return Fault(source->name,
-                 "holds tokens, but a classifier (model.labels) learns from .jsonl files with a "
-                 "text and a label in each line");
+                 "holds tokens, but a classifier (model.labels) learns from .jsonl, .csv or .tsv "
+                 "files with a text and a label in each line");
   }
   // Texts are present, since all sources are texts, so FindTokenizer has chosen a tokenizer.
   TERCIO_ASSIGN_OR_RETURN(LabelRules rules, LabelRulesOf(spec_, model_, *tokenizer_));
@@ -409,18 +459,18 @@ absl::Status Preparation::MakeLabelled() {
   for (const Share& share : shares) {
     if (share.begin == share.end) {
       return Fault(share.source->name,
-                   absl::StrCat(share.name(), " has no examples; use more data, or another ",
-                                "data.validation"));
+                   absl::StrCat(PartOf(share.side), " has no examples; use more data, or another ",
+                                KeyOfPart(share.side)));
     }
     const auto dataset = std::make_shared<const LabelledDataset>(share.source->examples,
                                                                  share.begin, share.end, rules);
-    (share.trains ? prepared_.train_tokens : prepared_.validation_tokens) += dataset->tokens();
+    CountTokens(share.side, dataset->tokens());
     // Only training counts: a class that is missing in validation does no harm.
-    if (share.trains) dataset->CountLabels(&examples_of_label);
+    if (share.side == Side::kTrain) dataset->CountLabels(&examples_of_label);
     datasets.push_back(dataset);
   }
   for (size_t i = 0; i < examples_of_label.size(); ++i) {
-    if (examples_of_label[i] > 0) continue;
+    if (examples_of_label[i] > 0 || sides_.train.empty()) continue;
     prepared_.notices.push_back(absl::StrCat(
         "no training example has label ", i,
         rules.label_names.empty() ? "" : absl::StrCat(" (", rules.label_names[i], ")")));
@@ -430,17 +480,21 @@ absl::Status Preparation::MakeLabelled() {
 
 absl::Status Preparation::TakeSamples(const std::vector<Share>& shares,
                                       std::vector<std::shared_ptr<const SampleDataset>> datasets) {
-  std::vector<std::shared_ptr<const SampleDataset>> train;
-  std::vector<std::shared_ptr<const SampleDataset>> validation;
+  PerSide<std::vector<std::shared_ptr<const SampleDataset>>> of_sides;
   for (size_t i = 0; i < shares.size(); ++i) {
     // Data sets keep the order of the shares, which is the order of the blend's weights.
-    (shares[i].trains ? train : validation).push_back(std::move(datasets[i]));
+    of_sides[shares[i].side].push_back(std::move(datasets[i]));
   }
-  TERCIO_ASSIGN_OR_RETURN(Blend blend, BlendOfTraining());
-  prepared_.train_samples = BlendedSamples(std::move(train), std::move(blend));
-  if (validation.empty()) return absl::OkStatus();
-  TERCIO_ASSIGN_OR_RETURN(Blend of_validation, BlendOfValidation());
-  prepared_.validation_samples = BlendedSamples(std::move(validation), std::move(of_validation));
+  for (const auto& [side, out, samples] :
+       {std::tuple(Side::kTrain, &prepared_.train_samples, &prepared_.train_sample_count),
+        std::tuple(Side::kValidation, &prepared_.validation_samples,
+                   &prepared_.validation_sample_count),
+        std::tuple(Side::kTest, &prepared_.test_samples, &prepared_.test_sample_count)}) {
+    if (of_sides[side].empty()) continue;
+    TERCIO_ASSIGN_OR_RETURN(Blend blend, BlendOf(side));
+    *out = BlendedSamples(std::move(of_sides[side]), std::move(blend));
+    *samples = out->samples();
+  }
   return absl::OkStatus();
 }
 
@@ -455,22 +509,30 @@ std::string DigestOf(const std::vector<Source>& sources, const Blend& blend) {
 }
 
 absl::StatusOr<std::string> Preparation::DigestOfSides() const {
-  TERCIO_ASSIGN_OR_RETURN(const Blend blend, BlendOfTraining());
-  std::string digest = DigestOf(sides_.train, blend);
+  std::string digest;
+  if (!sides_.train.empty()) {
+    TERCIO_ASSIGN_OR_RETURN(const Blend blend, BlendOf(Side::kTrain));
+    digest = DigestOf(sides_.train, blend);
+  }
   if (!sides_.validation.empty()) {
-    TERCIO_ASSIGN_OR_RETURN(const Blend of_validation, BlendOfValidation());
-    digest = Sha256Hex(digest + DigestOf(sides_.validation, of_validation));
+    TERCIO_ASSIGN_OR_RETURN(const Blend blend, BlendOf(Side::kValidation));
+    digest = Sha256Hex(digest + DigestOf(sides_.validation, blend));
+  }
+  if (!sides_.test.empty()) {
+    TERCIO_ASSIGN_OR_RETURN(const Blend blend, BlendOf(Side::kTest));
+    // The word keeps a test apart from validation data of the same content.
+    digest = Sha256Hex(absl::StrCat(digest, "test", DigestOf(sides_.test, blend)));
   }
   // A causal job has no rules, and its digest is that of the data alone.
   return rules_.empty() ? digest : Sha256Hex(absl::StrCat(digest, "\n", rules_));
 }
 
 absl::StatusOr<PreparedData> Preparation::Prepare() {
-  TERCIO_ASSIGN_OR_RETURN(sides_.train, FindSources(spec_.train(), spec_.train_blend()));
-  TERCIO_ASSIGN_OR_RETURN(sides_.validation,
-                          FindSources(spec_.validation_path(), spec_.validation_blend()));
-  // Validation may be missing, but without training data there is no job.
-  if (sides_.train.empty()) return absl::InvalidArgumentError("data.train names no files");
+  TERCIO_ASSIGN_OR_RETURN(sides_, FindSides(spec_));
+  // Validation may be missing, but without training data a job can only evaluate.
+  if (sides_.train.empty() && sides_.test.empty()) {
+    return absl::InvalidArgumentError("data.train names no files");
+  }
   // Texts cannot be opened as tokens before their tokenizer is known.
   TERCIO_RETURN_IF_ERROR(FindTokenizer());
   // A classifier reads its texts directly, and keeps no tokens in the cache.
@@ -508,10 +570,7 @@ absl::StatusOr<int32_t> ExpectedVocabulary(const v1::DataSpec& spec) {
                             ChooseTokenizer(spec.tokenizer(), {}, {}));
     return tokenizer.vocab_size();
   }
-  Sides sides;
-  TERCIO_ASSIGN_OR_RETURN(sides.train, FindSources(spec.train(), spec.train_blend()));
-  TERCIO_ASSIGN_OR_RETURN(sides.validation,
-                          FindSources(spec.validation_path(), spec.validation_blend()));
+  TERCIO_ASSIGN_OR_RETURN(Sides sides, FindSides(spec));
   std::vector<std::string> texts;
   for (const Source* source : sides.All()) {
     if (source->files.kind == DataKind::kText) {

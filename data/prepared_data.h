@@ -7,10 +7,11 @@
 //   Megatron PREFIX       PREFIX.bin / PREFIX.idx are mapped where they are (PREFIX.bin or
 //                         PREFIX.idx may be named instead of PREFIX)
 //   llm.c .bin            mapped where it is
-//   labelled .jsonl       read into memory (data/labelled_dataset.h)
+//   labelled .jsonl,      read into memory (data/labelled_dataset.h)
+//   .csv and .tsv
 //
 // A data set may be several files of one kind (data/data_files.h), and training or
-// validation a blend of several data sets (data/blended_dataset.h).
+// validation a blend of several data sets (data/blended_dataset.h). The test is one data set.
 //
 // Cache: an entry's index appears by rename, under a file lock per entry, so that any number of
 // processes may prepare the same data at the same time. An invalid entry is made again; an
@@ -42,12 +43,18 @@ struct PreparedData {
   int32_t vocab_size = 0;
   int64_t train_tokens = 0;       // without the special tokens around BERT's texts
   int64_t validation_tokens = 0;  // 0: none
-  std::string digest;             // hex SHA-256 of all that decides samples; equal on all nodes
-  std::string tokenizer_json;     // empty: token files without a tokenizer
-  BlendedDataset train;           // empty for bert
+  // Samples of an epoch; of a blend those before a data set would begin again.
+  int64_t train_sample_count = 0;
+  int64_t validation_sample_count = 0;  // 0: none
+  int64_t test_sample_count = 0;        // 0: none
+  std::string digest;          // hex SHA-256 of all that decides samples; equal on all nodes
+  std::string tokenizer_json;  // empty: token files without a tokenizer
+  BlendedDataset train;        // empty for bert
   BlendedDataset validation;
+  BlendedDataset test;
   BlendedSamples train_samples;  // bert only
   BlendedSamples validation_samples;
+  BlendedSamples test_samples;
   std::vector<std::string> notices;  // lines that were skipped, for people
   // As long as these live, the entries of the cache that were read stay there.
   std::vector<std::shared_ptr<const FileLock>> uses;
@@ -58,6 +65,8 @@ struct PreparedData {
 // sample. With a validation fraction v training takes the first floor(N*(1-v)) tokens of each data
 // set, or labelled examples. model.vocab_size (0: none given) is used if no tokenizer gives one,
 // and must not be smaller than a tokenizer's; without either it is the largest id + 1.
+//
+// Without training data there must be a test: a job of no steps only evaluates.
 //
 // If the content was checked before (by the agent, for the same attempt) token files are not read
 // from end to end: the digest is empty then, and ids outside the vocabulary are not found.

@@ -29,14 +29,20 @@ struct Sample {
   std::vector<int32_t> ids;      // working memory of sources; not part of the sample
 };
 
+// Samples that no step trains on: those that are evaluated while a job trains, and those that are
+// evaluated once, at its end.
+enum class HeldOut { kValidation, kTest };
+
 // Implementations decide the order of samples (data/sample_order.h).
 class SampleSource {
  public:
   virtual ~SampleSource() = default;
   // Sequence `sequence` (0-based) of the global batch of step `step` (1-based).
   virtual void TrainingSample(int64_t step, int64_t sequence, Sample* out) = 0;
-  virtual int64_t validation_samples() const = 0;
-  virtual void ValidationSample(int64_t index, Sample* out) = 0;
+  // 0: the job has no such data.
+  virtual int64_t held_out_samples(HeldOut set) const = 0;
+  // REQUIRES: 0 <= index < held_out_samples(set).
+  virtual void HeldOutSample(HeldOut set, int64_t index, Sample* out) = 0;
 };
 
 // A source of plain text for causal models: context + 1 ids, of which each predicts the next.
@@ -44,16 +50,16 @@ class CausalSource : public SampleSource {
  public:
   // Write context + 1 ids.
   virtual void ReadTraining(int64_t step, int64_t sequence, int32_t* out) = 0;
-  virtual void ReadValidation(int64_t index, int32_t* out) = 0;
+  virtual void ReadHeldOut(HeldOut set, int64_t index, int32_t* out) = 0;
 
   void TrainingSample(int64_t step, int64_t sequence, Sample* out) final {
     out->ids.resize(out->inputs.size() + 1);
     ReadTraining(step, sequence, out->ids.data());
     Split(out);
   }
-  void ValidationSample(int64_t index, Sample* out) final {
+  void HeldOutSample(HeldOut set, int64_t index, Sample* out) final {
     out->ids.resize(out->inputs.size() + 1);
-    ReadValidation(index, out->ids.data());
+    ReadHeldOut(set, index, out->ids.data());
     Split(out);
   }
 

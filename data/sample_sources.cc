@@ -16,8 +16,9 @@ class CausalSamples : public CausalSource {
       : data_(std::move(data)),
         training_(spec.training()),
         context_(spec.model().context()),
-        // The number is computed once, as the blend is searched for it.
-        validation_samples_(data_.validation.Samples(context_)) {}
+        // The numbers are computed once, as the blends are searched for them.
+        validation_samples_(data_.validation.Samples(context_)),
+        test_samples_(data_.test.Samples(context_)) {}
 
   void ReadTraining(int64_t step, int64_t sequence, int32_t* out) override {
     // The position depends on step and sequence alone, so a resumed run reads what it would have
@@ -25,9 +26,11 @@ class CausalSamples : public CausalSource {
     data_.train.ReadShuffled(training_.seed(), plan::FirstSampleOfStep(training_, step) + sequence,
                              context_, out);
   }
-  int64_t validation_samples() const override { return validation_samples_; }
-  void ReadValidation(int64_t index, int32_t* out) override {
-    data_.validation.ReadInOrder(index, context_, out);
+  int64_t held_out_samples(HeldOut set) const override {
+    return set == HeldOut::kTest ? test_samples_ : validation_samples_;
+  }
+  void ReadHeldOut(HeldOut set, int64_t index, int32_t* out) override {
+    (set == HeldOut::kTest ? data_.test : data_.validation).ReadInOrder(index, context_, out);
   }
 
  private:
@@ -35,6 +38,7 @@ class CausalSamples : public CausalSource {
   const v1::TrainingSpec training_;
   int64_t context_;
   int64_t validation_samples_;
+  int64_t test_samples_;
 };
 
 class BertSamples : public SampleSource {
@@ -42,21 +46,25 @@ class BertSamples : public SampleSource {
   BertSamples(PreparedData data, const v1::JobSpec& spec)
       : data_(std::move(data)),
         training_(spec.training()),
-        validation_samples_(data_.validation_samples.samples()) {}
+        validation_samples_(data_.validation_samples.samples()),
+        test_samples_(data_.test_samples.samples()) {}
 
   void TrainingSample(int64_t step, int64_t sequence, Sample* out) override {
     data_.train_samples.ReadShuffled(training_.seed(),
                                      plan::FirstSampleOfStep(training_, step) + sequence, out);
   }
-  int64_t validation_samples() const override { return validation_samples_; }
-  void ValidationSample(int64_t index, Sample* out) override {
-    data_.validation_samples.ReadInOrder(index, out);
+  int64_t held_out_samples(HeldOut set) const override {
+    return set == HeldOut::kTest ? test_samples_ : validation_samples_;
+  }
+  void HeldOutSample(HeldOut set, int64_t index, Sample* out) override {
+    (set == HeldOut::kTest ? data_.test_samples : data_.validation_samples).ReadInOrder(index, out);
   }
 
  private:
   PreparedData data_;
   const v1::TrainingSpec training_;
   int64_t validation_samples_;
+  int64_t test_samples_;
 };
 
 }  // namespace

@@ -13,6 +13,8 @@ bool IsJsonl(std::string_view path) {
   return absl::EndsWith(absl::string_view(path.data(), path.size()), ".jsonl");
 }
 
+bool MayHaveLabels(std::string_view path) { return IsJsonl(path) || TableKindOf(path).has_value(); }
+
 absl::StatusOr<std::shared_ptr<const MappedFile>> OpenText(const std::string& path) {
   std::error_code error;
   // A directory can be opened like a file, and would fail later with a message about mapping it.
@@ -31,16 +33,51 @@ absl::StatusOr<std::shared_ptr<const MappedFile>> OpenText(const std::string& pa
 }
 
 absl::StatusOr<TextSource> TextSource::Open(const std::vector<std::string>& paths,
-                                            int64_t split_bytes) {
+                                            int64_t split_bytes, Tables tables) {
   TextSource source;
   source.split_bytes_ = split_bytes;
   for (const std::string& path : paths) {
+    File& file = source.files_.emplace_back();
+    file.path = path;
+    file.json = IsJsonl(path);
     // All files are opened at once, so that a missing one is found before hours of work.
-    TERCIO_ASSIGN_OR_RETURN(auto file, OpenText(path));
-    source.bytes_ += static_cast<int64_t>(file->content().size());
-    source.files_.push_back({path, std::move(file), IsJsonl(path)});
+    TERCIO_ASSIGN_OR_RETURN(file.file, OpenText(path));
+    source.bytes_ += static_cast<int64_t>(file.file->content().size());
+    if (tables == Tables::kAreTexts) continue;
+    file.table = TableKindOf(path);
+    if (file.table.has_value()) TERCIO_RETURN_IF_ERROR(ReadHeader(&file));
   }
   return source;
+}
+
+absl::Status TextSource::ReadHeader(File* file) {
+  const std::string_view content = file->file->content();
+  const auto fault = [file](const std::string& what) {
+    return absl::InvalidArgumentError(absl::StrCat(file->path, ":", file->header_line, ": ", what));
+  };
+  // Spreadsheet programs write it, and a header of which every second byte is 0 would only puzzle.
+  if (content.starts_with("\xFF\xFE") || content.starts_with("\xFE\xFF")) {
+    return fault("the file is UTF-16; convert it to UTF-8 (iconv -f UTF-16 -t UTF-8)");
+  }
+  size_t at = ByteOrderMark(content);
+  Record record;
+  for (int64_t line = 1; record.text.empty(); line += record.lines) {
+    if (at >= content.size()) return fault("the file is empty; a header names its columns");
+    record = FirstRecord(content.substr(at), *file->table);
+    at += record.bytes;
+    file->header_line = line;
+    file->body_line = line + record.lines;
+  }
+  file->body = static_cast<int64_t>(at);
+  absl::StatusOr<std::vector<std::string>> header = FieldsOf(record.text, *file->table);
+  if (!header.ok()) return fault(std::string(header.status().message()));
+  file->header = *std::move(header);
+  return absl::OkStatus();
+}
+
+std::string TextSource::PlaceOfHeader(int64_t input) const {
+  const File& file = files_[static_cast<size_t>(input)];
+  return absl::StrCat(file.path, ":", file.header_line, ": ");
 }
 
 bool TextSource::Next(TextPiece* piece) {
@@ -51,6 +88,8 @@ bool TextSource::Next(TextPiece* piece) {
       place_ = {place_.input + 1, 0, 1};
     } else if (file.json) {
       if (NextLine(file, piece)) return true;
+    } else if (file.table.has_value()) {
+      if (NextRecord(file, piece)) return true;
     } else {
       NextPart(file, piece);
       return true;
@@ -69,7 +108,24 @@ bool TextSource::NextLine(const File& file, TextPiece* piece) {
   ++place_.line;
   if (IsBlank(line)) return false;
   // The end is kept with the piece, since a run that resumes begins at the end of the last one.
-  *piece = {line, true, true, begin, place_};
+  *piece = {line, /*json=*/true, /*table=*/std::nullopt, /*ends_document=*/true, begin, place_};
+  return true;
+}
+
+bool TextSource::NextRecord(const File& file, TextPiece* piece) {
+  if (place_.offset < file.body) {
+    place_.offset = file.body;
+    place_.line = file.body_line;
+    if (file.body >= static_cast<int64_t>(file.file->content().size())) return false;
+  }
+  const Record record =
+      FirstRecord(file.file->content().substr(static_cast<size_t>(place_.offset)), *file.table);
+  const TextPlace begin = place_;
+  place_.offset += static_cast<int64_t>(record.bytes);
+  place_.line += record.lines;
+  // White space is a record of fields, if only of empty ones: a tab separates two.
+  if (record.text.empty()) return false;
+  *piece = {record.text, /*json=*/false, file.table, /*ends_document=*/true, begin, place_};
   return true;
 }
 
@@ -87,7 +143,12 @@ void TextSource::NextPart(const File& file, TextPiece* piece) {
   }
   const TextPlace begin = place_;
   place_.offset += static_cast<int64_t>(size);
-  *piece = {rest.substr(0, size), false, size == rest.size(), begin, place_};
+  *piece = {rest.substr(0, size),
+            /*json=*/false,
+            /*table=*/std::nullopt,
+            /*ends_document=*/size == rest.size(),
+            begin,
+            place_};
 }
 
 bool TextSource::Has(const TextPlace& place) const {

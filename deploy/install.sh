@@ -165,6 +165,7 @@ done << 'DOCUMENTS'
 dashboards *.json *.py
 deploy/etc *.yaml
 deploy/examples *.yaml
+deploy/examples/sst2 *.md *.py *.yaml
 deploy/grafana/provisioning/dashboards *.yaml
 deploy/grafana/provisioning/datasources *.yaml
 deploy/kubernetes/base *.yaml

@@ -68,6 +68,13 @@ constexpr Word kOnSpike[] = {
     {v1::ON_SPIKE_SKIP, "skip"},
     {v1::ON_SPIKE_ROLLBACK, "rollback"},
 };
+constexpr Word kQualityMetrics[] = {
+    {v1::QUALITY_METRIC_LOSS, "loss"},
+    {v1::QUALITY_METRIC_ACCURACY, "accuracy"},
+    {v1::QUALITY_METRIC_PRECISION, "precision"},
+    {v1::QUALITY_METRIC_RECALL, "recall"},
+    {v1::QUALITY_METRIC_F1, "f1"},
+};
 
 struct Set {
   const google::protobuf::EnumDescriptor* (*descriptor)();
@@ -88,6 +95,7 @@ constexpr Set kSets[] = {
     {v1::OnNan_descriptor, kOnNan},
     {v1::StragglerPolicy_descriptor, kStragglerPolicies},
     {v1::OnSpike_descriptor, kOnSpike},
+    {v1::QualityMetric_descriptor, kQualityMetrics},
 };
 
 }  // namespace
@@ -143,6 +151,10 @@ std::span<const Word> WordsOf<v1::StragglerPolicy>() {
 template <>
 std::span<const Word> WordsOf<v1::OnSpike>() {
   return kOnSpike;
+}
+template <>
+std::span<const Word> WordsOf<v1::QualityMetric>() {
+  return kQualityMetrics;
 }
 
 std::span<const Word> WordsOfEnum(std::string_view full_name) {

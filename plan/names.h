@@ -52,6 +52,8 @@ template <>
 std::span<const Word> WordsOf<v1::StragglerPolicy>();
 template <>
 std::span<const Word> WordsOf<v1::OnSpike>();
+template <>
+std::span<const Word> WordsOf<v1::QualityMetric>();
 
 // The same by the full name of the enum ("tercio.v1.OnNan"); empty if it has no words.
 std::span<const Word> WordsOfEnum(std::string_view full_name);

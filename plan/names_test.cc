@@ -60,6 +60,7 @@ TEST(Names, ReadBackAsTheSameEnumerator) {
   ExpectRoundTrip<v1::OnNan>();
   ExpectRoundTrip<v1::StragglerPolicy>();
   ExpectRoundTrip<v1::OnSpike>();
+  ExpectRoundTrip<v1::QualityMetric>();
 }
 
 TEST(Names, AreListedInTheOrderOfTheirTable) {

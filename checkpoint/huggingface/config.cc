@@ -370,10 +370,22 @@ nlohmann::ordered_json BertConfig(const v1::ModelSpec& model) {
   return json;
 }
 
+const char* TorchNameOf(FloatFormat format) {
+  switch (format) {
+    case FloatFormat::kF16:
+      return "float16";
+    case FloatFormat::kBF16:
+      return "bfloat16";
+    case FloatFormat::kF64:
+      return "float64";
+    case FloatFormat::kF32:
+      break;
+  }
+  return "float32";
+}
+
 void SetDtype(FloatFormat format, nlohmann::ordered_json* json) {
-  const char* const name = format == FloatFormat::kF32   ? "float32"
-                           : format == FloatFormat::kF16 ? "float16"
-                                                         : "bfloat16";
+  const char* const name = TorchNameOf(format);
   // transformers renamed the key; a file keeps the one that it has.
   for (const char* key : {"dtype", "torch_dtype"}) {
     if (json->contains(key)) (*json)[key] = name;

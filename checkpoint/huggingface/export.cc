@@ -1,15 +1,13 @@
 #include "checkpoint/huggingface/export.h"
 
 #include <algorithm>
-#include <cmath>
 #include <map>
 #include <optional>
-#include <set>
 #include <thread>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
+#include "checkpoint/export_part.h"
 #include "checkpoint/float_format.h"
 #include "checkpoint/huggingface/config.h"
 #include "checkpoint/huggingface/import.h"
@@ -20,10 +18,9 @@
 #include "checkpoint/reader.h"
 #include "checkpoint/safetensors.h"
 #include "checkpoint/transpose.h"
+#include "common/file.h"
 #include "common/ordered_parts.h"
 #include "common/status_macros.h"
-#include "nlohmann/json.hpp"
-#include "plan/model_tensors.h"
 #include "plan/model_traits.h"
 #include "tokenizer/export/huggingface_tokenizer.h"
 
@@ -80,9 +77,6 @@ std::vector<OutputRows> PartsOfShard(const OutputShard& shard) {
   return parts;
 }
 
-// Names of the tensors that the model really has: the biases of a gpt2 without biases are zeros.
-using TensorNames = std::set<std::string>;
-
 class Exporter {
  public:
   Exporter(const Reader& reader, std::string directory, const ExportOptions& options)
@@ -91,9 +85,7 @@ class Exporter {
     // The forms are those of transformers' class, which always has biases.
     if (model.architecture() == v1::ARCHITECTURE_GPT2) model.set_bias(true);
     forms_ = HuggingFaceTensors(model);
-    for (const plan::LogicalTensor& tensor : plan::ModelTensors(reader.model())) {
-      present_.insert(tensor.name);
-    }
+    other_forms_ = OtherTaskTensors(model);
     if (!reader.model().bias() && model.bias()) {
       result_.notes.push_back("transformers' gpt2 has biases: they are written as zeros");
     }
@@ -107,6 +99,7 @@ class Exporter {
   absl::Status CheckKeptNames() const;
   std::vector<std::string> Headers() const;
   absl::Status PlanImported(const std::vector<std::string>& headers);
+  const HuggingFaceTensor* FormOf(const TensorEntry& entry) const;
   absl::Status AddImported(TensorEntry entry, OutputShard* shard);
   void PlanFresh();
   absl::Status Reshard();
@@ -126,7 +119,7 @@ class Exporter {
   const std::string directory_;
   const ExportOptions options_;
   std::vector<HuggingFaceTensor> forms_;
-  TensorNames present_;
+  std::vector<HuggingFaceTensor> other_forms_;  // of tasks that imported files may hold besides
   std::shared_ptr<const MappedFile> buffers_file_;
   std::map<std::string, std::string_view> buffers_;
   std::vector<OutputShard> shards_;
@@ -215,20 +208,31 @@ absl::Status Exporter::PlanImported(const std::vector<std::string>& headers) {
   return absl::OkStatus();
 }
 
-absl::Status Exporter::AddImported(TensorEntry entry, OutputShard* shard) {
+// The weights that an imported tensor holds; null: none.
+const HuggingFaceTensor* Exporter::FormOf(const TensorEntry& entry) const {
   const v1::ModelSpec& model = reader_.model();
-  std::string_view suffix = WithoutPrefix(model, entry.name);
+  std::string suffix = CurrentSuffix(model, entry.name);
   // A file may hold the tied head once more, which is the embedding table again.
   if (const std::string_view original = TiedCopyOf(model, suffix); !original.empty()) {
     suffix = original;
   }
-  OutputTensor tensor;
-  // The shape must agree as well, since the header is written again as it was.
-  for (const HuggingFaceTensor& form : forms_) {
-    if (form.suffix == suffix && form.shape == entry.shape && FloatFormatOf(entry.dtype)) {
-      tensor.weights = &form;
+  for (const auto* forms : {&forms_, &other_forms_}) {
+    for (const HuggingFaceTensor& form : *forms) {
+      // The shape must agree as well, since the header is written again as it was.
+      if (form.suffix != suffix || form.shape != entry.shape || !FloatFormatOf(entry.dtype))
+        continue;
+      // Zeros in place of weights that the checkpoint lacks would not be what was imported.
+      const bool whole = std::all_of(form.parts.begin(), form.parts.end(),
+                                     [&](const auto& part) { return reader_.Has(part.tensor); });
+      if (whole) return &form;
     }
   }
+  return nullptr;
+}
+
+absl::Status Exporter::AddImported(TensorEntry entry, OutputShard* shard) {
+  OutputTensor tensor;
+  tensor.weights = FormOf(entry);
   const auto buffer = buffers_.find(entry.name);
   if (buffer != buffers_.end()) tensor.raw = buffer->second;
   // What is neither a weight nor a buffer of the right size cannot be written: the checkpoint does
@@ -278,9 +282,7 @@ absl::Status Exporter::Reshard() {
     }
   }
   for (size_t i = 0; i < shards.size(); ++i) {
-    shards[i].name = shards.size() == 1
-                         ? kHuggingFaceFile
-                         : absl::StrFormat("model-%05d-of-%05d.safetensors", i + 1, shards.size());
+    shards[i].name = ShardName(i + 1, shards.size());
     std::vector<TensorEntry> entries;
     // The header gives each entry its place, in the order in which the tensors are written.
     for (const OutputTensor& tensor : shards[i].tensors) entries.push_back(tensor.entry);
@@ -312,20 +314,6 @@ absl::Status Exporter::WriteShards(OutputDirectory* output) {
   return absl::OkStatus();
 }
 
-// A finite weight must stay finite.
-absl::Status CheckRange(const std::string& name, FloatFormat format,
-                        const std::vector<float>& values) {
-  const float bound = BoundOf(format);
-  for (const float value : values) {
-    // What was infinite or NaN before is no fault of the conversion.
-    if (std::abs(value) < bound || !std::isfinite(value)) continue;
-    return absl::InvalidArgumentError(absl::StrCat(
-        "tensor ", name, " has the weight ", value, ", which ",
-        format == FloatFormat::kF16 ? "fp16" : "bf16", " cannot hold; choose another --dtype"));
-  }
-  return absl::OkStatus();
-}
-
 absl::Status Exporter::MakeRows(const OutputRows& rows, OutputPart* part) const {
   const OutputTensor& tensor = *rows.tensor;
   if (tensor.weights == nullptr) {
@@ -339,21 +327,12 @@ absl::Status Exporter::MakeRows(const OutputRows& rows, OutputPart* part) const 
   values.resize(static_cast<size_t>((rows.end - rows.begin) * width));
   // Tensors that the model lacks (the biases of a gpt2 without) are zeros.
   // Only the parts that exist are read below.
-  const bool whole = std::all_of(form.parts.begin(), form.parts.end(), [this](const auto& piece) {
-    return present_.contains(piece.tensor);
-  });
+  const bool whole = std::all_of(form.parts.begin(), form.parts.end(),
+                                 [this](const auto& piece) { return reader_.Has(piece.tensor); });
   if (!whole) std::fill(values.begin(), values.end(), 0.0f);
   TERCIO_RETURN_IF_ERROR(form.transposed ? ReadColumns(form, rows.begin, rows.end, part)
                                          : ReadRows(form, rows.begin, rows.end, &values));
-  if (format == FloatFormat::kF32) {
-    part->bytes = {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)};
-    return absl::OkStatus();
-  }
-  TERCIO_RETURN_IF_ERROR(CheckRange(tensor.entry.name, format, values));
-  part->text.resize(values.size() * static_cast<size_t>(BytesOf(format)));
-  NarrowFloats(format, values.data(), static_cast<int64_t>(values.size()), part->text.data());
-  part->bytes = part->text;
-  return absl::OkStatus();
+  return ConvertPart(tensor.entry.name, format, part);
 }
 
 v1::TensorSlice SliceOf(const HuggingFaceTensor& form, const HuggingFacePart& part) {
@@ -373,7 +352,7 @@ absl::Status Exporter::ReadRows(const HuggingFaceTensor& form, int64_t begin, in
     const int64_t first = std::max(begin, part.begin);
     const int64_t last = std::min(end, part.begin + part.rows);
     // A part may lie before or behind the rows, or not exist at all.
-    if (first >= last || !present_.contains(part.tensor)) continue;
+    if (first >= last || !reader_.Has(part.tensor)) continue;
     v1::TensorSlice slice = SliceOf(form, part);
     slice.set_row_begin(first - part.begin);
     slice.set_row_end(last - part.begin);
@@ -390,7 +369,7 @@ absl::Status Exporter::ReadColumns(const HuggingFaceTensor& form, int64_t begin,
   // This memory belongs to the part, and is used again for the next one.
   std::vector<float>& read = part->other_values;
   for (const HuggingFacePart& piece : form.parts) {
-    if (!present_.contains(piece.tensor)) continue;
+    if (!reader_.Has(piece.tensor)) continue;
     v1::TensorSlice slice = SliceOf(form, piece);
     slice.set_column_begin(begin);
     slice.set_column_end(end);
@@ -403,17 +382,14 @@ absl::Status Exporter::ReadColumns(const HuggingFaceTensor& form, int64_t begin,
 }
 
 absl::Status Exporter::WriteIndex(OutputDirectory* output) const {
-  nlohmann::ordered_json json;
-  nlohmann::json map = nlohmann::json::object();
+  std::map<std::string, std::string> map;
   int64_t total = 0;
   for (const OutputShard& shard : shards_) {
     for (const OutputTensor& tensor : shard.tensors) map[tensor.entry.name] = shard.name;
     // The size in transformers' index is that of the tensors without headers.
     total += output->files().at(shard.name).bytes - static_cast<int64_t>(shard.header.size());
   }
-  json["metadata"] = {{"total_size", total}};
-  json["weight_map"] = map;
-  return output->Write(kHuggingFaceIndex, json.dump(2) + "\n");
+  return output->Write(kHuggingFaceIndex, WeightIndex(total, map));
 }
 
 // Copies what the import kept; `index`: also that of the weight files.
@@ -451,7 +427,8 @@ std::string Exporter::Origin() {
                                          "from the model"));
     return "";
   }
-  // A checkpoint that was imported holds the Hugging Face files in this folder.
+  // A checkpoint that was imported holds the Hugging Face files in this folder, and a Megatron-LM
+  // checkpoint has none.
   const std::string folder = *format == ModelFormat::kHuggingFace ? from : from + "/hf";
   return PathExists(folder + "/config.json") ? folder : "";
 }

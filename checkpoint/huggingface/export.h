@@ -1,7 +1,8 @@
 // A checkpoint becomes a directory that transformers loads.
 //
 // One that was imported (checkpoint/huggingface/import.h) becomes the directory it came from: the
-// same files with the same tensors, names, dtypes and bits, everything beside them copied. Any
+// same files with the same tensors, names, dtypes and bits, everything beside them copied; files of
+// torch become safetensors. Any
 // other gets fp32 weights under transformers' names, a config.json (that of the directory the
 // training started from, model.from, while it can still be read, else one made from the model) and
 // the tokenizer's files (tokenizer/export/huggingface_tokenizer.h; those of that directory, where

@@ -11,6 +11,7 @@
 #include "checkpoint/huggingface/export.h"
 #include "checkpoint/huggingface/import.h"
 #include "checkpoint/huggingface/weights.h"
+#include "checkpoint/safetensors.h"
 #include "common/file.h"
 #include "common/temp_dir.h"
 #include "gmock/gmock.h"
@@ -183,8 +184,8 @@ TEST_F(DamageTest, TensorsAreNamed) {
     std::string what;
   } cases[] = {
       {[&](Tensors& t) { t.erase(bias); }, kDamaged, "tensor " + bias + " is missing"},
-      {[&](Tensors& t) { t["score.weight"] = t[bias]; }, kDamaged,
-       "tensor score.weight does not belong to a gpt2 of this size"},
+      {[&](Tensors& t) { t["extra.weight"] = t[bias]; }, kDamaged,
+       "tensor extra.weight does not belong to a gpt2 of this size"},
       {[&](Tensors& t) { t["transformer.h.2.mlp.c_fc.bias"] = t[bias]; }, kDamaged,
        "tensor transformer.h.2.mlp.c_fc.bias does not belong to a gpt2"},
       {[&](Tensors& t) {
@@ -192,7 +193,7 @@ TEST_F(DamageTest, TensorsAreNamed) {
        },
        kDamaged, "tensor " + bias + " has shape [8, 5], config.json gives [40]"},
       {[&](Tensors& t) { t[bias].entry.dtype = "I32"; }, kLacking,
-       "tensor " + bias + " has dtype I32, this version reads F32, F16 and BF16"},
+       "tensor " + bias + " has dtype I32, this version reads F32, F16, BF16 and F64"},
       {[&](Tensors& t) { t["h.1.mlp.c_fc.bias"] = t[bias]; }, kDamaged, "appears twice"},
       {[&](Tensors& t) {
          t["lm_head.weight"] = t["transformer.wte.weight"];
@@ -213,7 +214,7 @@ TEST_F(DamageTest, FilesAndTheirIndex) {
   ASSERT_TRUE(RemoveTree(File(kHuggingFaceFile)).ok());
   ExpectFault(absl::StatusCode::kNotFound, "has neither model.safetensors nor");
   Put(File("pytorch_model.bin"), "x");
-  ExpectFault(kLacking, "pytorch_model.bin is not supported");
+  ExpectFault(kLacking, "pytorch_model.bin: not a file that torch.save wrote");
   const std::string first = "model-00001-of-00003.safetensors";
   Use("llama");
   ASSERT_TRUE(RemoveTree(File(first)).ok());

@@ -14,6 +14,7 @@
 #include "checkpoint/huggingface/weights.h"
 #include "checkpoint/model_description.h"
 #include "checkpoint/reader.h"
+#include "checkpoint/safetensors.h"
 #include "checkpoint/weight_source.h"
 #include "common/checksum.h"
 #include "common/file.h"
@@ -22,8 +23,8 @@
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
 #include "plan/model_tensors.h"
+#include "tests/huggingface/logits.h"
 #include "tokenizer/export/huggingface_tokenizer.h"
-#include "worker/inference/encoder_model.h"
 #include "worker/inference/language_model.h"
 
 namespace tercio::checkpoint {
@@ -42,59 +43,9 @@ Json Expected(const std::string& name) {
   return Json::parse(*ReadFile(absl::StrCat(kFixtures, name, ".json")));
 }
 
-// The largest difference between rows that should be equal, relative to the largest value.
-class Difference {
- public:
-  void Add(const absl::StatusOr<absl::Span<const float>>& ours, const Json& theirs) {
-    EXPECT_TRUE(ours.ok()) << ours.status();
-    const auto row = theirs.get<std::vector<double>>();
-    EXPECT_EQ(row.size(), ours->size());
-    for (size_t i = 0; i < row.size(); ++i) {
-      error_ = std::max(error_, std::abs(static_cast<double>((*ours)[i]) - row[i]));
-      largest_ = std::max(largest_, std::abs(row[i]));
-    }
-  }
-  double relative() const { return error_ / largest_; }
-
- private:
-  double error_ = 0;
-  double largest_ = 0;
-};
-
-double BertError(const std::string& directory, const Json& expected) {
-  const auto model = inference::EncoderModel::Load(directory, 1);
-  EXPECT_TRUE(model.ok()) << model.status();
-  if (!model.ok()) return INFINITY;
-  data::Sample sample((*model)->spec().context());
-  const auto tokens = expected["tokens"].get<std::vector<int32_t>>();
-  const auto types = expected["types"].get<std::vector<int32_t>>();
-  std::copy(tokens.begin(), tokens.end(), sample.inputs.begin());
-  std::copy(types.begin(), types.end(), sample.types.begin());
-  sample.length = expected["length"].get<int32_t>();
-  Difference difference;
-  difference.Add((*model)->ClassLogits(sample), expected["classes"]);
-  for (int32_t at = 0; expected.contains("logits") && at < sample.length; ++at) {
-    difference.Add((*model)->TokenLogits(sample, at), expected["logits"][static_cast<size_t>(at)]);
-  }
-  return difference.relative();
-}
-
 // The largest difference to transformers' logits, relative to the largest of them.
 double LogitError(const std::string& directory, const std::string& name) {
-  if (const Json expected = Expected(name); expected.contains("types")) {
-    return BertError(directory, expected);
-  }
-  const auto model = inference::LanguageModel::Load(directory, 1);
-  EXPECT_TRUE(model.ok()) << model.status();
-  if (!model.ok()) return INFINITY;
-  const Json expected = Expected(name);
-  const auto tokens = expected["tokens"].get<std::vector<int32_t>>();
-  Difference difference;
-  for (size_t count = 1; count <= tokens.size(); ++count) {
-    difference.Add((*model)->NextLogits(absl::MakeConstSpan(tokens.data(), count)),
-                   expected["logits"][count - 1]);
-  }
-  return difference.relative();
+  return LogitErrorOf(directory, Expected(name));
 }
 
 v1::TensorSlice WholeSlice(const plan::LogicalTensor& tensor) {
@@ -223,11 +174,11 @@ TEST(HuggingFace, SmallerShardsHoldTheSameTensors) {
   const auto shards = HuggingFaceModel::Open(dir.path() + "/out");
   ASSERT_TRUE(shards.ok()) << shards.status();
   EXPECT_GT((*shards)->files().size(), 4u);
-  for (const HuggingFaceModel::File& file : (*shards)->files()) {
+  for (const WeightFile& file : (*shards)->files()) {
     int64_t bytes = 0;
-    for (const TensorEntry& entry : file.layout.tensors) {
-      bytes += entry.end - entry.begin;
-      EXPECT_EQ(entry.dtype, "BF16");
+    for (const StoredTensor& tensor : file.tensors) {
+      bytes += static_cast<int64_t>(tensor.bytes.size());
+      EXPECT_EQ(tensor.dtype, "BF16");
     }
     EXPECT_LE(bytes, 6000);
     total += bytes;
@@ -243,10 +194,10 @@ std::map<std::string, std::string> TensorsOf(const std::string& directory,
   const auto model = HuggingFaceModel::Open(directory);
   EXPECT_TRUE(model.ok()) << model.status();
   if (!model.ok()) return tensors;
-  for (const HuggingFaceModel::File& file : (*model)->files()) {
-    for (const TensorEntry& entry : file.layout.tensors) {
-      EXPECT_EQ(entry.dtype, dtype) << entry.name;
-      tensors[entry.name] = file.bytes(entry);
+  for (const WeightFile& file : (*model)->files()) {
+    for (const StoredTensor& tensor : file.tensors) {
+      EXPECT_EQ(tensor.dtype, dtype) << tensor.name;
+      tensors[tensor.name] = tensor.bytes;
     }
   }
   return tensors;
@@ -515,6 +466,21 @@ TEST(FloatFormats, EveryNarrowNumberComesBack) {
       ASSERT_EQ(again, narrow);
     }
   }
+}
+
+// Only F64 is wider than what it is read into.
+TEST(FloatFormats, DoublesAreRounded) {
+  const double wide[] = {1.0 + 0x1p-24, 1.0 + 0x3p-24, -0x1p-149, 1e300};
+  float read[4];
+  WidenFloats(FloatFormat::kF64, reinterpret_cast<const char*>(wide), 4, read);
+  EXPECT_EQ(read[0], 1.0f);  // tie, to even
+  EXPECT_EQ(read[1], 1.0f + 0x1p-22f);
+  EXPECT_EQ(read[2], -0x1p-149f);
+  EXPECT_EQ(read[3], INFINITY);
+  double again[3];
+  NarrowFloats(FloatFormat::kF64, read, 3, reinterpret_cast<char*>(again));
+  EXPECT_EQ(again[1], 1.0 + 0x1p-22);
+  EXPECT_EQ(again[2], -0x1p-149);
 }
 
 TEST(FloatFormats, ValuesAndRounding) {

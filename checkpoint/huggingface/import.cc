@@ -1,108 +1,139 @@
 #include "checkpoint/huggingface/import.h"
 
-#include <algorithm>
 #include <filesystem>
+#include <map>
+#include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "checkpoint/huggingface/names.h"
 #include "checkpoint/huggingface/weights.h"
+#include "checkpoint/import_weights.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/output_directory.h"
+#include "checkpoint/safetensors.h"
+#include "common/file.h"
 #include "common/status_macros.h"
-#include "google/protobuf/util/json_util.h"
 #include "plan/model_tensors.h"
-#include "plan/text_form.h"
 
 namespace tercio::checkpoint {
 namespace {
 
-constexpr char kWeightsFile[] = "weights.safetensors";
-constexpr int64_t kImportPartElements = int64_t{1} << 18;  // stays in the cache until it is written
-
-// Rows [begin, end) of a tensor.
-struct RowRange {
-  const plan::LogicalTensor* tensor;
-  int64_t begin;
-  int64_t end;
-};
-
-std::vector<RowRange> PartsOf(const std::vector<plan::LogicalTensor>& tensors) {
-  std::vector<RowRange> parts;
-  for (const plan::LogicalTensor& tensor : tensors) {
-    // A row is never divided, even if it is longer than a part.
-    const int64_t step = std::max<int64_t>(1, kImportPartElements / tensor.columns);
-    for (int64_t row = 0; row < tensor.rows; row += step) {
-      parts.push_back({&tensor, row, std::min(tensor.rows, row + step)});
+// All weights that the directory has: those of its own model and of bert's other tasks. A job may
+// have another task than config.json names.
+std::vector<plan::LogicalTensor> TensorsToImport(const HuggingFaceModel& source) {
+  std::vector<plan::LogicalTensor> all = plan::ModelTensors(source.model());
+  for (const HuggingFaceTensor& form : OtherTaskTensors(source.model())) {
+    for (const HuggingFacePart& part : form.parts) {
+      plan::LogicalTensor& tensor = all.emplace_back();
+      tensor.name = part.tensor;
+      tensor.rows = part.rows;
+      tensor.columns = form.inputs;
+      tensor.is_vector = form.is_vector;
     }
   }
-  return parts;
+  std::erase_if(all, [&](const auto& tensor) { return !source.Has(tensor.name); });
+  return all;
 }
 
-absl::Status MakeRows(const WeightSource& source, const RowRange& rows, OutputPart* part) {
-  v1::TensorSlice slice;
-  slice.set_tensor(rows.tensor->name);
-  slice.add_shape(rows.tensor->rows);
-  if (!rows.tensor->is_vector) slice.add_shape(rows.tensor->columns);
-  slice.set_row_begin(rows.begin);
-  slice.set_row_end(rows.end);
-  slice.set_column_end(rows.tensor->columns);
-  part->values.resize(static_cast<size_t>((rows.end - rows.begin) * rows.tensor->columns));
-  // The view is of the memory that the values are read to right after this.
-  part->bytes = {reinterpret_cast<const char*>(part->values.data()),
-                 part->values.size() * sizeof(float)};
-  return source.ReadSlice(slice, part->values.data());
-}
+// The form of the files as an export will write them again: headers, and the tensors that are not
+// weights.
+class KeptForm {
+ public:
+  explicit KeptForm(const HuggingFaceModel& model) : model_(model) {
+    for (const HuggingFaceTensor& tensor : HuggingFaceTensors(model.model())) {
+      current_names_[tensor.suffix] = tensor.name;
+    }
+    for (const HuggingFaceTensor& tensor : OtherTaskTensors(model.model())) {
+      current_names_[tensor.suffix] = tensor.name;
+    }
+  }
 
-absl::Status WriteWeights(const WeightSource& source, Manifest* manifest, OutputDirectory* output) {
-  const std::vector<plan::LogicalTensor> tensors = plan::ModelTensors(source.model());
-  std::vector<TensorEntry> entries;
-  for (const plan::LogicalTensor& tensor : tensors) {
-    TensorEntry entry;
+  absl::Status Write(OutputDirectory* output) {
+    size_t number = 0;
+    for (const WeightFile& file : model_.files()) {
+      const std::string name =
+          file.is_torch() ? ShardName(++number, model_.files().size()) : file.name;
+      const std::string header = file.is_torch() ? NewHeader(file, name) : std::string(file.header);
+      TERCIO_RETURN_IF_ERROR(output->Write(absl::StrCat(kKeptFolder, name, kHeaderSuffix), header));
+      for (const StoredTensor& tensor : file.tensors) KeepRaw(file, tensor);
+    }
+    if (number > 1) {
+      TERCIO_RETURN_IF_ERROR(output->Write(absl::StrCat(kKeptFolder, kHuggingFaceIndex),
+                                           WeightIndex(total_bytes_, weight_map_)));
+    }
+    return WriteRaw(output);
+  }
+
+ private:
+  std::string SuffixOf(const StoredTensor& tensor) const {
+    return CurrentSuffix(model_.model(), tensor.name);
+  }
+
+  // Whether current versions of transformers would not save this tensor of a torch file, or it has
+  // no bytes to be kept.
+  bool IsDropped(const StoredTensor& tensor) const {
+    if (model_.GivesWeights(tensor.name)) return false;
+    const std::string suffix = SuffixOf(tensor);
+    return tensor.repeats || IsIgnoredBuffer(model_.model(), suffix) ||
+           !TiedCopyOf(model_.model(), suffix).empty();
+  }
+
+  std::string NewHeader(const WeightFile& file, const std::string& name) {
+    std::vector<TensorEntry> entries;
+    for (const StoredTensor& tensor : file.tensors) {
+      if (IsDropped(tensor)) continue;
+      std::string suffix = SuffixOf(tensor);
+      // Where a file has only the copy of a tied tensor, that gives the weights.
+      if (const std::string_view original = TiedCopyOf(model_.model(), suffix); !original.empty()) {
+        suffix = original;
+      }
+      const auto current = current_names_.find(suffix);
+      TensorEntry& entry = entries.emplace_back();
+      entry.name = current != current_names_.end() ? current->second : tensor.name;
+      entry.shape = tensor.shape;
+      entry.dtype = tensor.dtype;
+    }
+    std::string header = SafetensorsHeader(&entries, "pt");
+    for (const TensorEntry& entry : entries) {
+      weight_map_[entry.name] = name;
+      total_bytes_ += entry.end - entry.begin;
+    }
+    return header;
+  }
+
+  void KeepRaw(const WeightFile& file, const StoredTensor& tensor) {
+    // The values of weights are in the checkpoint's own file, and a tied copy has those of its
+    // original.
+    if (model_.GivesWeights(tensor.name) || (file.is_torch() && IsDropped(tensor)) ||
+        !TiedCopyOf(model_.model(), SuffixOf(tensor)).empty()) {
+      return;
+    }
+    TensorEntry& entry = raw_.emplace_back();
     entry.name = tensor.name;
-    entry.shape.push_back(tensor.rows);
-    if (!tensor.is_vector) entry.shape.push_back(tensor.columns);
-    entries.push_back(std::move(entry));
+    entry.shape = tensor.shape;
+    entry.dtype = tensor.dtype;
+    raw_bytes_.push_back(tensor.bytes);
   }
-  // This gives each entry its place, which the manifest repeats below.
-  const std::string header = SafetensorsHeader(&entries);
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    ManifestTensor& tensor = manifest->tensors[tensors[i].name];
-    tensor.shape = entries[i].shape;
-    // Offsets in the manifest count from the beginning of the file, header included.
-    tensor.pieces.push_back({kWeightsFile, static_cast<int64_t>(header.size()) + entries[i].begin,
-                             0, tensors[i].rows, 0, tensors[i].columns});
-  }
-  const std::vector<RowRange> parts = PartsOf(tensors);
-  return output->WriteParts(kWeightsFile, static_cast<int64_t>(parts.size()) + 1,
-                            [&](int64_t index, OutputPart* part) {
-                              if (index == 0) {
-                                part->bytes = header;
-                                return absl::OkStatus();
-                              }
-                              return MakeRows(source, parts[static_cast<size_t>(index - 1)], part);
-                            });
-}
 
-// Headers, and the tensors that are not weights.
-absl::Status WriteForm(const HuggingFaceModel& model, OutputDirectory* output) {
-  std::vector<TensorEntry> buffers;
-  std::string bytes;
-  for (const HuggingFaceModel::File& file : model.files()) {
-    TERCIO_RETURN_IF_ERROR(
-        output->Write(absl::StrCat(kKeptFolder, file.name, kHeaderSuffix), file.header()));
-    for (const TensorEntry& entry : file.layout.tensors) {
-      const v1::ModelSpec& spec = model.model();
-      // Weights are not kept here: their values are in the checkpoint's own file, and a tied copy
-      // has those of its original.
-      if (!IsIgnoredBuffer(spec, WithoutPrefix(spec, entry.name))) continue;
-      buffers.push_back(entry);
-      bytes.append(file.bytes(entry));
-    }
+  absl::Status WriteRaw(OutputDirectory* output) {
+    if (raw_.empty()) return absl::OkStatus();
+    const std::string header = SafetensorsHeader(&raw_);
+    return output->WriteParts(
+        kBuffersFile, static_cast<int64_t>(raw_.size()) + 1, [&](int64_t index, OutputPart* part) {
+          part->bytes =
+              index == 0 ? std::string_view(header) : raw_bytes_[static_cast<size_t>(index - 1)];
+          return absl::OkStatus();
+        });
   }
-  if (buffers.empty()) return absl::OkStatus();
-  return output->Write(kBuffersFile, SafetensorsHeader(&buffers) + bytes);
-}
+
+  const HuggingFaceModel& model_;
+  std::map<std::string, std::string> current_names_;  // by suffix
+  std::map<std::string, std::string> weight_map_;     // of new headers
+  int64_t total_bytes_ = 0;
+  std::vector<TensorEntry> raw_;
+  std::vector<std::string_view> raw_bytes_;
+};
 
 }  // namespace
 
@@ -132,36 +163,34 @@ std::vector<std::string> KeptFiles(const std::string& directory) {
 
 absl::StatusOr<ImportResult> ImportHuggingFace(const std::string& directory,
                                                const std::string& output_path,
-                                               const WriteProgress& progress) {
+                                               const ImportOptions& options) {
   // All files are checked before anything is written.
   TERCIO_ASSIGN_OR_RETURN(const auto model, HuggingFaceModel::Open(directory));
   TERCIO_ASSIGN_OR_RETURN(const auto output,
                           OutputDirectory::Create(output_path, FileDigests::kAll));
+  const std::vector<plan::LogicalTensor> tensors = TensorsToImport(*model);
   ImportResult result;
   result.model = model->model();
-  result.parameters = plan::ParameterCount(model->model());
+  for (const plan::LogicalTensor& tensor : tensors) {
+    result.parameters += tensor.rows * tensor.columns;
+  }
+  for (const std::string& note : NotesAbout(*model, model->model())) {
+    result.notes.push_back(absl::StrCat(directory, ": ", note));
+  }
+  if (model->files().front().is_torch()) {
+    result.notes.push_back(
+        absl::StrCat(directory, ": the export of this import will have the same ",
+                     "weights as safetensors, under transformers' current names"));
+  }
   Manifest manifest;
-  // This is the state of a run before its first step.
-  manifest.training_state_json = R"({"lanes":0,"next_sample":0,"seed":0,"step":0,"tokens":0})";
-  google::protobuf::util::JsonPrintOptions names;
-  // The keys are spelled as in the .proto file, where readers of the format look them up.
-  names.preserve_proto_field_names = true;
-  TERCIO_ASSIGN_OR_RETURN(manifest.model_json, plan::ToJson(model->model(), names));
-  // The total counts the weights alone, since everything beside them is small.
-  output->ShowProgress(result.parameters * static_cast<int64_t>(sizeof(float)), progress);
-  TERCIO_RETURN_IF_ERROR(WriteWeights(*model, &manifest, output.get()));
+  TERCIO_RETURN_IF_ERROR(WriteImportedWeights(*model, tensors, options, &manifest, output.get()));
   result.kept = KeptFiles(directory);
   for (const std::string& name : result.kept) {
     TERCIO_ASSIGN_OR_RETURN(const auto file, MappedFile::Open(directory + "/" + name));
     TERCIO_RETURN_IF_ERROR(output->Write(kKeptFolder + name, file->content()));
   }
-  TERCIO_RETURN_IF_ERROR(WriteForm(*model, output.get()));
-  // The manifest names all files but itself, so it comes last.
-  manifest.files = output->files();
-  // The manifest is checked like one that is read, before it becomes visible.
-  TERCIO_RETURN_IF_ERROR(CheckCoverage(manifest));
-  TERCIO_RETURN_IF_ERROR(output->Write("manifest.json", ManifestToJson(manifest)));
-  TERCIO_RETURN_IF_ERROR(output->Commit());
+  TERCIO_RETURN_IF_ERROR(KeptForm(*model).Write(output.get()));
+  TERCIO_RETURN_IF_ERROR(CommitImport(options, &manifest, output.get()));
   result.bytes = output->bytes();
   return result;
 }

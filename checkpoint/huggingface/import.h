@@ -4,19 +4,24 @@
 //
 //   hf/config.json, hf/tokenizer.json, ...   copies
 //   hf/<weight file>.header                  the safetensors header of each weight file
-//   hf/buffers.safetensors                   tensors that are not weights (causal masks)
+//   hf/buffers.safetensors                   tensors that are not weights (causal masks, heads of
+//                                            tasks that the model does not have)
+//
+// A directory with files of torch gets the headers that current versions of transformers would
+// write: their names, without buffers and copies of tied tensors.
+//
+// All weights that a job can start from are imported, those of other tasks than config.json's too.
 //
 // Errors: those of HuggingFaceModel and OutputDirectory.
 #pragma once
 
-#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "checkpoint/import_weights.h"
 #include "checkpoint/output_directory.h"
-#include "proto/tercio/v1/job.pb.h"
 
 namespace tercio::checkpoint {
 
@@ -24,16 +29,9 @@ inline constexpr char kKeptFolder[] = "hf/";
 inline constexpr char kHeaderSuffix[] = ".header";
 inline constexpr char kBuffersFile[] = "hf/buffers.safetensors";
 
-struct ImportResult {
-  v1::ModelSpec model;
-  int64_t parameters = 0;
-  int64_t bytes = 0;
-  std::vector<std::string> kept;  // names of the files copied
-};
-
 absl::StatusOr<ImportResult> ImportHuggingFace(const std::string& directory,
                                                const std::string& output,
-                                               const WriteProgress& progress = {});
+                                               const ImportOptions& options = {});
 
 // Whether a file of this name belongs to the tokenizer.
 bool IsTokenizerFile(std::string_view name);

@@ -1,6 +1,7 @@
 #include "checkpoint/huggingface/names.h"
 
 #include <map>
+#include <set>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
@@ -27,6 +28,7 @@ struct Table {
   std::vector<Row> end;
   std::vector<const char*> ignored;
   std::vector<std::pair<const char*, const char*>> tied;  // copy, original
+  std::vector<const char*> heads;                         // of other tasks; beginnings of names
 };
 
 constexpr char kHead[] = "lm_head.weight";
@@ -67,7 +69,8 @@ const Table& Gpt2() {
        {kHead, {"head.weight"}}},
       // Old versions saved causal masks, which follow from the context.
       {"h.*.attn.bias", "h.*.attn.masked_bias"},
-      {{kHead, "wte.weight"}}};
+      {{kHead, "wte.weight"}},
+      {"score.", "classifier.", "multiple_choice_head.", "qa_outputs."}};
   return *table;
 }
 
@@ -87,7 +90,8 @@ const Table& Llama() {
                 {{"norm.weight", {"final_norm.weight"}}, {kHead, {"head.weight"}}},
                 // Old versions saved the frequencies, which follow from rope_theta.
                 {"layers.*.self_attn.rotary_emb.inv_freq", "rotary_emb.inv_freq"},
-                {{kHead, "embed_tokens.weight"}}};
+                {{kHead, "embed_tokens.weight"}},
+                {"score.", "qa_outputs."}};
   return *table;
 }
 
@@ -129,6 +133,7 @@ Table* MakeBert(bool post_norm) {
   // transformers saves the tied tensors under either name, or under both.
   table->tied = {{"cls.predictions.decoder.weight", "embeddings.word_embeddings.weight"},
                  {"cls.predictions.decoder.bias", "cls.predictions.bias"}};
+  table->heads = {"cls.", "pooler.", "classifier.", "qa_outputs."};
   return table;
 }
 
@@ -195,6 +200,12 @@ class Expansion {
   std::map<std::string, plan::LogicalTensor> ours_;
 };
 
+// Whether a module with this path is a norm, by the last part: "LayerNorm", "ln_1", "norm".
+bool IsNorm(std::string_view module) {
+  const std::string_view last = module.substr(module.rfind('.') + 1);
+  return last.starts_with("ln") || last.ends_with("norm") || last.ends_with("Norm");
+}
+
 // '*' stands for one or more digits.
 bool Matches(std::string_view pattern, std::string_view text) {
   const size_t star = pattern.find('*');
@@ -218,11 +229,32 @@ std::vector<HuggingFaceTensor> HuggingFaceTensors(const v1::ModelSpec& model) {
   return std::move(expansion.tensors);
 }
 
-std::string_view WithoutPrefix(const v1::ModelSpec& model, std::string_view name) {
+std::vector<HuggingFaceTensor> OtherTaskTensors(const v1::ModelSpec& model) {
+  if (model.architecture() != v1::ARCHITECTURE_BERT) return {};
+  v1::ModelSpec pretrained = model;
+  pretrained.clear_labels();
+  pretrained.set_sentence_order(true);
+  std::set<std::string> own;
+  for (HuggingFaceTensor& tensor : HuggingFaceTensors(model)) own.insert(std::move(tensor.suffix));
+  std::vector<HuggingFaceTensor> others;
+  for (HuggingFaceTensor& tensor : HuggingFaceTensors(pretrained)) {
+    if (!own.contains(tensor.suffix)) others.push_back(std::move(tensor));
+  }
+  return others;
+}
+
+std::string CurrentSuffix(const v1::ModelSpec& model, std::string_view name) {
   const std::string_view prefix = TableOf(model).prefix;
   // Files of a base model have no prefix.
   if (name.substr(0, prefix.size()) == prefix) name.remove_prefix(prefix.size());
-  return name;
+  for (const auto& [old, current] : {std::pair<std::string_view, const char*>(".gamma", ".weight"),
+                                     std::pair<std::string_view, const char*>(".beta", ".bias")}) {
+    if (!name.ends_with(old)) continue;
+    const std::string_view module = name.substr(0, name.size() - old.size());
+    // Only norms had these names, which they took over from TensorFlow.
+    if (IsNorm(module)) return std::string(module) + current;
+  }
+  return std::string(name);
 }
 
 bool IsIgnoredBuffer(const v1::ModelSpec& model, std::string_view suffix) {
@@ -239,6 +271,13 @@ std::string_view TiedCopyOf(const v1::ModelSpec& model, std::string_view suffix)
     if (suffix == copy) return original;
   }
   return {};
+}
+
+bool IsOtherHead(const v1::ModelSpec& model, std::string_view suffix) {
+  for (const std::string_view head : TableOf(model).heads) {
+    if (suffix.starts_with(head)) return true;
+  }
+  return false;
 }
 
 }  // namespace tercio::checkpoint

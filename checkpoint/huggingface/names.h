@@ -34,14 +34,23 @@ struct HuggingFaceTensor {
 // REQUIRES: gpt2, llama or bert, vocab_size > 0.
 std::vector<HuggingFaceTensor> HuggingFaceTensors(const v1::ModelSpec& model);
 
-// The name without "transformer.", "model." or "bert.".
-std::string_view WithoutPrefix(const v1::ModelSpec& model, std::string_view name);
+// The tensors of other tasks that a file of this model may hold beside its own: the pooler and the
+// heads of bert's pretraining. Empty for other architectures.
+std::vector<HuggingFaceTensor> OtherTaskTensors(const v1::ModelSpec& model);
+
+// The suffix under which current versions of transformers know a tensor: without "transformer.",
+// "model." or "bert.", and with weight and bias instead of a norm's gamma and beta.
+std::string CurrentSuffix(const v1::ModelSpec& model, std::string_view name);
 
 // Buffers that old versions of transformers saved, and that carry no information: causal masks,
-// rotary frequencies. `suffix` is a name without prefix.
+// rotary frequencies. Suffixes here and below are those of CurrentSuffix.
 bool IsIgnoredBuffer(const v1::ModelSpec& model, std::string_view suffix);
 
 // The tensor that `suffix` repeats in a model with a tied head; empty when it is not such a copy.
 std::string_view TiedCopyOf(const v1::ModelSpec& model, std::string_view suffix);
+
+// Whether `suffix` belongs to the head of a task that this model does not have: it says nothing
+// against the file.
+bool IsOtherHead(const v1::ModelSpec& model, std::string_view suffix);
 
 }  // namespace tercio::checkpoint

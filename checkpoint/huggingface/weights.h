@@ -1,5 +1,9 @@
-// A Hugging Face directory as a source of weights: config.json, and model.safetensors or the files
-// that model.safetensors.index.json names. Files are mapped; numbers become fp32 as they are read.
+// A Hugging Face directory as a source of weights: config.json, and the files that
+// checkpoint/huggingface/weight_files.h finds. Numbers become fp32 as they are read.
+//
+// Names may be those of older versions of transformers, with and without the prefix of the model.
+// Tensors of other tasks than the one that config.json names are there, too, if the files have
+// them; of this task those that a job would have to initialise may be missing.
 //
 // The files are not trusted: every offset, shape, dtype and name is checked before use, and nothing
 // is allocated for a tensor that the files have no bytes for. A file that shrinks while it is
@@ -7,27 +11,26 @@
 //
 // Threads: const methods from any thread.
 // Errors: NOT_FOUND for a missing file; DATA_LOSS for a damaged one, and for a tensor that is
-// missing, extra, misshapen or given twice; INVALID_ARGUMENT for what this version does not support
-// (a dtype, an architecture). Tensors are named, at most a few of them.
+// missing, of an unknown name, misshapen or given twice; INVALID_ARGUMENT for what this version
+// does not support (a dtype, an architecture, a class in a pickle). Tensors are named, at most a
+// few of them.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "checkpoint/float_format.h"
-#include "checkpoint/safetensors.h"
+#include "checkpoint/huggingface/faults.h"
+#include "checkpoint/huggingface/names.h"
+#include "checkpoint/huggingface/weight_files.h"
 #include "checkpoint/weight_source.h"
-#include "common/file.h"
 
 namespace tercio::checkpoint {
-
-inline constexpr char kHuggingFaceFile[] = "model.safetensors";
-inline constexpr char kHuggingFaceIndex[] = "model.safetensors.index.json";
 
 class HuggingFaceModel : public WeightSource {
  public:
@@ -39,24 +42,16 @@ class HuggingFaceModel : public WeightSource {
   bool Has(const std::string& tensor) const override { return places_.contains(tensor); }
   absl::Status ReadSlice(const v1::TensorSlice& slice, float* out) const override;
 
-  struct File {
-    std::string name;
-    std::shared_ptr<const MappedFile> mapping;
-    SafetensorsLayout layout;
-    std::string_view header() const {
-      return mapping->content().substr(0, static_cast<size_t>(layout.data_begin));
-    }
-    std::string_view bytes(const TensorEntry& entry) const {
-      return mapping->content().substr(static_cast<size_t>(layout.data_begin + entry.begin),
-                                       static_cast<size_t>(entry.end - entry.begin));
-    }
-  };
-  const std::vector<File>& files() const { return files_; }
+  std::vector<std::string> NotesFor(const v1::ModelSpec& model) const override;
+
+  const std::vector<WeightFile>& files() const { return files_; }
+  // Whether the tensor of this name in a file gives weights.
+  bool GivesWeights(const std::string& stored) const { return canonical_.contains(stored); }
 
  private:
   // The place of a canonical tensor's values: those of output r and input c at element
   // (begin + r) * inputs + c of `data`, or transposed.
-  struct Place {
+  struct TensorPlace {
     const char* data = nullptr;
     FloatFormat format = FloatFormat::kF32;
     bool transposed = false;
@@ -67,23 +62,26 @@ class HuggingFaceModel : public WeightSource {
     int64_t outputs = 0;
   };
 
-  absl::Status OpenFiles();
-  absl::Status OpenFile(const std::string& name);
-  absl::Status CheckIndex(const std::map<std::string, std::string>& weight_map) const;
+  // Tensors of the files by their suffix.
+  using Found = std::map<std::string, const StoredTensor*, std::less<>>;
+
   absl::Status PlaceTensors();
-  static bool HasPretrainingHeads(const std::vector<File>& files, const v1::ModelSpec& model);
-  void ReadTransposed(const Place& place, const v1::TensorSlice& slice, float* out) const;
+  Found FindTensors(TensorFaults* faults) const;
+  const StoredTensor* FindOrCopy(const Found& found, const std::string& suffix) const;
+  void Place(const HuggingFaceTensor& tensor, const StoredTensor& stored, TensorFaults* faults);
+  void CheckOthers(const Found& found, TensorFaults* faults);
+  bool MayLack(const HuggingFaceTensor& tensor) const;
+  bool HasPretrainingHeads() const;
+  void ReadTransposed(const TensorPlace& place, const v1::TensorSlice& slice, float* out) const;
 
   std::string directory_;
   v1::ModelSpec model_;
   bool base_ = false;  // without the tensors of a task
-  std::vector<File> files_;
-  std::map<std::string, Place> places_;
+  std::vector<WeightFile> files_;
+  std::map<std::string, TensorPlace> places_;
+  std::map<std::string, std::string> canonical_;  // name in a file -> the first canonical tensor
+  std::vector<std::string> other_heads_;          // names in the files
+  std::string rounded_;                           // a tensor whose numbers are rounded
 };
-
-// The parsed weight map of model.safetensors.index.json: name of a tensor -> file. DATA_LOSS when
-// it is not one, or names a file outside of the directory.
-absl::StatusOr<std::map<std::string, std::string>> ParseWeightMap(std::string_view json,
-                                                                  const std::string& path);
 
 }  // namespace tercio::checkpoint

@@ -1,42 +1,68 @@
-// checkpoint import and export: Hugging Face directories in and out, on this machine.
+// checkpoint import and export: Hugging Face directories and Megatron-LM checkpoints in and out, on
+// this machine.
+#include <algorithm>
 #include <cstdio>
 #include <iostream>
+#include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "checkpoint/huggingface/export.h"
 #include "checkpoint/huggingface/import.h"
+#include "checkpoint/megatron/export.h"
+#include "checkpoint/megatron/import.h"
+#include "checkpoint/model_description.h"
 #include "cli/client.h"
 #include "cli/commands/checkpoint_path.h"
 #include "cli/commands/commands.h"
 #include "cli/format.h"
 #include "cli/output.h"
 #include "cli/progress_bar.h"
+#include "cli/text.h"
 #include "common/exit_codes.h"
 #include "common/file.h"
 #include "common/status_macros.h"
 #include "plan/names.h"
+#include "tokenizer/tokenizer.h"
 
 namespace tercio::cli {
 namespace {
 
-absl::Status CheckFormat(const std::string& model_format) {
-  // The option exists from the start, so that another format is no new verb.
-  if (model_format == "hf") return absl::OkStatus();
+using checkpoint::ModelFormat;
+
+absl::StatusOr<ModelFormat> FormatNamed(const std::string& name) {
+  if (name == "hf") return ModelFormat::kHuggingFace;
+  if (name == "megatron") return ModelFormat::kMegatron;
   return absl::InvalidArgumentError(
-      absl::StrCat("--format ", model_format, " is not supported by this version; use hf"));
+      absl::StrCat("--format ", name, " is not supported by this version; use hf or megatron"));
+}
+
+// Notes are for people; programs read the result.
+void PrintNotes(const std::vector<std::string>& notes) {
+  for (const std::string& note : notes) {
+    std::fprintf(stderr, "note: %s\n", ForTerminal(note).c_str());
+  }
 }
 
 absl::StatusOr<int> Import(const CheckpointImportOptions& options) {
-  TERCIO_RETURN_IF_ERROR(CheckFormat(options.model_format));
+  TERCIO_ASSIGN_OR_RETURN(const ModelFormat format, FormatNamed(options.model_format));
+  checkpoint::ImportOptions how;
+  const auto tokenizer = tokenizer::Tokenizer::Load(options.source);
+  if (tokenizer.ok()) how.tokenizer_json = tokenizer->ToJson();
   absl::StatusOr<checkpoint::ImportResult> imported;
   // The block ends the bar before anything else is printed.
   {
     ProgressBar bar(options.directory);
-    imported = checkpoint::ImportHuggingFace(
-        options.source, options.directory,
-        [&bar](int64_t done, int64_t total) { bar.Show(done, total); });
+    how.progress = [&bar](int64_t done, int64_t total) { bar.Show(done, total); };
+    imported = format == ModelFormat::kMegatron
+                   ? checkpoint::ImportMegatron(options.source, options.directory, how)
+                   : checkpoint::ImportHuggingFace(options.source, options.directory, how);
   }
   TERCIO_ASSIGN_OR_RETURN(const checkpoint::ImportResult result, std::move(imported));
+  PrintNotes(result.notes);
+  if (!tokenizer.ok()) {
+    PrintNotes({absl::StrCat(std::string(tokenizer.status().message()),
+                             "; the import has no tokenizer, so name one where texts are read")});
+  }
   if (options.format() != Output::kTable) {
     const Json json = {{"path", options.directory},
                        {"architecture", plan::TextOf(result.model.architecture())},
@@ -87,35 +113,73 @@ absl::StatusOr<std::string> CheckpointOfJob(const CheckpointExportOptions& optio
   return path;
 }
 
-absl::StatusOr<int> Export(const CheckpointExportOptions& options) {
-  TERCIO_RETURN_IF_ERROR(CheckFormat(options.model_format));
+// The options of one format have no meaning in the other.
+absl::Status CheckOptions(ModelFormat format, const CheckpointExportOptions& options) {
+  const struct {
+    const char* name;
+    bool given;
+    ModelFormat format;
+  } bound[] = {{"--max-shard-size", !options.max_shard_size.empty(), ModelFormat::kHuggingFace},
+               {"--tensor", options.tensor > 0, ModelFormat::kMegatron},
+               {"--pipeline", options.pipeline > 0, ModelFormat::kMegatron},
+               {"--layout", !options.layout.empty(), ModelFormat::kMegatron}};
+  for (const auto& option : bound) {
+    if (!option.given || option.format == format) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat(option.name, " belongs to --format ",
+                     option.format == ModelFormat::kMegatron ? "megatron" : "hf"));
+  }
+  return absl::OkStatus();
+}
+
+// REQUIRES: CheckOptions of the format.
+absl::StatusOr<checkpoint::ExportResult> ExportTo(ModelFormat format, const std::string& path,
+                                                  const CheckpointExportOptions& options) {
+  std::optional<checkpoint::FloatFormat> dtype;
+  // Without it the weights keep the dtype in which they were imported.
+  if (!options.dtype.empty()) {
+    TERCIO_ASSIGN_OR_RETURN(dtype, DtypeNamed(options.dtype));
+  }
+  ProgressBar bar(options.directory);
+  const auto show = [&bar](int64_t done, int64_t total) { bar.Show(done, total); };
+  if (format == ModelFormat::kMegatron) {
+    const auto layout = options.layout == "core" ? checkpoint::MegatronLayout::kCore
+                                                 : checkpoint::MegatronLayout::kLegacy;
+    return checkpoint::ExportMegatron(path, options.directory,
+                                      {.tensor = std::max(options.tensor, 1),
+                                       .pipeline = std::max(options.pipeline, 1),
+                                       .layout = layout,
+                                       .dtype = dtype,
+                                       .progress = show});
+  }
   checkpoint::ExportOptions how;
   // Sizes have units, as in the option of transformers that has this name.
   if (!options.max_shard_size.empty()) {
     TERCIO_ASSIGN_OR_RETURN(how.max_shard_bytes, ParseSize(options.max_shard_size));
   }
-  // Without it the weights keep the dtype in which they were imported.
-  if (!options.dtype.empty()) {
-    TERCIO_ASSIGN_OR_RETURN(how.dtype, DtypeNamed(options.dtype));
-  }
+  how.dtype = dtype;
+  how.progress = show;
+  return checkpoint::ExportHuggingFace(path, options.directory, how);
+}
+
+absl::StatusOr<int> Export(const CheckpointExportOptions& options) {
+  TERCIO_ASSIGN_OR_RETURN(const ModelFormat format, FormatNamed(options.model_format));
+  TERCIO_RETURN_IF_ERROR(CheckOptions(format, options));
   // A folder with the job's name that holds no checkpoint is something else.
   const absl::StatusOr<std::string> here = FindCheckpoint(options.job, options.step);
   const bool is_path = here.ok() || options.job.find('/') != std::string::npos;
   TERCIO_ASSIGN_OR_RETURN(const std::string path, is_path ? here : CheckpointOfJob(options));
-  // A directory of Hugging Face is what an export makes.
+  // Both are what an export makes.
   if (!PathExists(path + "/manifest.json")) {
+    const bool megatron = !PathExists(path + "/config.json");
     return absl::InvalidArgumentError(
-        absl::StrCat(path, " is already a Hugging Face directory, not a checkpoint"));
+        absl::StrCat(path, megatron ? " is a Megatron-LM checkpoint; import it first"
+                                    : " is already a Hugging "
+                                      "Face directory, not a checkpoint"));
   }
-  absl::StatusOr<checkpoint::ExportResult> exported;
-  {
-    ProgressBar bar(options.directory);
-    how.progress = [&bar](int64_t done, int64_t total) { bar.Show(done, total); };
-    exported = checkpoint::ExportHuggingFace(path, options.directory, how);
-  }
+  absl::StatusOr<checkpoint::ExportResult> exported = ExportTo(format, path, options);
   TERCIO_ASSIGN_OR_RETURN(const checkpoint::ExportResult result, std::move(exported));
-  // Notes are for people; programs read the result.
-  for (const std::string& note : result.notes) std::fprintf(stderr, "note: %s\n", note.c_str());
+  PrintNotes(result.notes);
   if (options.format() != Output::kTable) {
     const Json json = {
         {"path", options.directory}, {"checkpoint", path},

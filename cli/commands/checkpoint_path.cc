@@ -5,6 +5,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "checkpoint/model_description.h"
 #include "checkpoint/reader.h"
 #include "checkpoint/store.h"
 #include "common/file.h"
@@ -28,8 +29,8 @@ absl::StatusOr<std::string> FindCheckpoint(const std::string& given, int64_t ste
     if (reader->manifest().step != step) return NoSuchStep(given, step);
     return given;
   }
-  // This file is what marks a directory of Hugging Face.
-  if (PathExists(given + "/config.json")) return given;
+  // Directories of Hugging Face and Megatron-LM are known by other names in them.
+  if (checkpoint::FormatOfModel(given).ok()) return given;
   std::string newest;
   int64_t highest = -1;  // names have eight digits, or more
   for (const std::string& name : ListDirectory(given)) {

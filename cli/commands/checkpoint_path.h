@@ -8,8 +8,9 @@
 
 namespace tercio::cli {
 
-// `given` itself when it is a checkpoint or a Hugging Face directory, else the newest checkpoint in
-// it (the directory of a job's checkpoints); with `step` above 0 that of this step. NOT_FOUND.
+// `given` itself when it is a checkpoint, a Hugging Face directory or a Megatron-LM checkpoint,
+// else the newest checkpoint in it (the directory of a job's checkpoints); with `step` above 0 that
+// of this step. NOT_FOUND.
 absl::StatusOr<std::string> FindCheckpoint(const std::string& given, int64_t step);
 
 // Bytes of "5GB", "500MiB", "1000"; INVALID_ARGUMENT for anything else, and below 1.

@@ -143,10 +143,22 @@ struct ReportOptions : GlobalOptions {
 };
 int Report(const ReportOptions& options);
 
-// ---- Hugging Face directories (checkpoint_commands.cc) ----
+// ---- experiments (compare_command.cc) ----
+
+struct CompareOptions : GlobalOptions {
+  std::string experiment_file;
+  std::string directory;  // of the results
+  std::string cluster;    // HOST:PORT of a coordinator; empty: a private one
+  std::string job_state;  // directory for its jobs; empty: in `directory`
+  int repeat = 1;         // runs of each variant
+  bool allow_different = false;
+};
+int Compare(const CompareOptions& options);
+
+// ---- Hugging Face directories, Megatron-LM checkpoints (checkpoint_commands.cc) ----
 
 struct CheckpointImportOptions : GlobalOptions {
-  std::string source;     // Hugging Face directory
+  std::string source;     // Hugging Face directory, Megatron-LM checkpoint
   std::string directory;  // to create
   std::string model_format;
 };
@@ -159,6 +171,9 @@ struct CheckpointExportOptions : GlobalOptions {
   std::string model_format;
   std::string max_shard_size;
   std::string dtype;  // of the weights
+  int tensor = 0;     // degrees of a Megatron-LM checkpoint; 0: 1
+  int pipeline = 0;
+  std::string layout;  // of its names; empty: legacy
 };
 int CheckpointExport(const CheckpointExportOptions& options);
 
@@ -212,9 +227,14 @@ struct GenerateOptions : ModelOptions {
 int Generate(const GenerateOptions& options);
 
 struct EvaluateOptions : ModelOptions {
-  std::string data;
-  std::string metric = "perplexity";
+  std::string data;    // empty: that of the job file
+  std::string metric;  // empty: perplexity, or accuracy of a classifier
   int64_t stride = 0;  // 0: the context
+  // Keys or columns of labelled texts, and of the text in .jsonl lines; empty: as in job files.
+  std::string text_key;
+  std::string text_pair_key;
+  std::string label_key;
+  std::string job_file;  // whose ranks evaluate; empty: this process does
 };
 int Evaluate(const EvaluateOptions& options);
 

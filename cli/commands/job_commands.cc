@@ -3,10 +3,12 @@
 #include <iostream>
 #include <optional>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "cli/commands/commands.h"
 #include "cli/commands/with_client.h"
+#include "cli/evaluation_text.h"
 #include "cli/follow.h"
 #include "cli/format.h"
 #include "cli/log_text.h"
@@ -19,6 +21,7 @@
 #include "config/job_file.h"
 #include "config/notices.h"
 #include "plan/names.h"
+#include "plan/quality.h"
 
 namespace tercio::cli {
 namespace {
@@ -43,6 +46,15 @@ std::string TroubleText(const v1::JobStatus& job) {
                       trouble.failures() == 1 ? " save, " : " saves, the last: ", trouble.error());
 }
 
+// The step whose checkpoint is kept, or why the test data was evaluated with another one.
+std::string BestText(const v1::JobStatus& job) {
+  if (!job.test().problem().empty()) return job.test().problem();
+  return job.best_step() > 0
+             ? absl::StrCat("step ", job.best_step(), ", by ",
+                            plan::TextOf(job.spec().training().evaluate().keep_best()))
+             : "-";
+}
+
 void PrintJobs(const v1::ListResponse& list, Output format) {
   // Programs get all fields, tables only what fits.
   if (format != Output::kTable) {
@@ -55,9 +67,10 @@ void PrintJobs(const v1::ListResponse& list, Output format) {
       {"ID", "NAME", "STATE", "STEP", "LOSS", "RESTARTS"}};
   for (const v1::JobStatus& job : list.jobs()) {
     // A name has up to 256 bytes, which would push all other columns away.
-    rows.push_back({job.id(), Shortened(job.name(), kNameColumns), StateName(job.state()),
-                    absl::StrCat(job.step(), "/", job.steps()), Loss(job),
-                    absl::StrCat(job.restarts())});
+    rows.push_back(
+        {job.id(), Shortened(job.name(), kNameColumns), StateName(job.state()),
+         absl::StrCat(job.step(), "/", KnowsSteps(job) ? absl::StrCat(job.steps()) : "?"),
+         Loss(job), absl::StrCat(job.restarts())});
   }
   std::cout << Table(rows);
 }
@@ -146,8 +159,10 @@ int Get(const GetOptions& options) {
          {"state", job.queue_position() > 0 ? absl::StrCat(StateName(job.state()), ", position ",
                                                            job.queue_position(), " in the queue")
                                             : StateName(job.state())},
-         {"step", absl::StrCat(job.step(), " of ", job.steps())},
+         {"step", StepsText(job)},
          {"loss", Loss(job)},
+         {"validation", job.has_validation() ? EvaluationText(job.validation()) : "-"},
+         {"test", job.has_test() ? EvaluationText(job.test()) : "-"},
          {"tokens/s",
           job.has_tokens_per_second() ? absl::StrFormat("%.0f", job.tokens_per_second()) : "-"},
          {"time left", job.has_eta_seconds() ? DurationText(job.eta_seconds()) : "-"},
@@ -156,8 +171,15 @@ int Get(const GetOptions& options) {
                                                   layout.pipeline(), ", data ", layout.data())
                                    : "-"},
          {"checkpoint", job.has_checkpoint() ? job.checkpoint().path() : "-"},
+         {"best checkpoint", BestText(job)},
          {"checkpoint failures", TroubleText(job)},
          {"error", job.error().empty() ? "-" : job.error()}});
+    const v1::Evaluation& last = job.has_test() ? job.test() : job.validation();
+    if (const std::string classes = ClassTable(last, job.spec().model()); !classes.empty()) {
+      std::cout << "\n"
+                << (job.has_test() ? "classes of the test data" : "classes") << "\n"
+                << classes;
+    }
     // These lines are of the rank whose fault ended an attempt.
     if (job.last_lines_size() > 0) {
       std::cout << "\nlast output of rank " << job.last_lines(0).rank() << " (attempt "
@@ -211,6 +233,45 @@ int Wait(const WaitOptions& options) {
   });
 }
 
+namespace {
+
+// A classifier's scores that the job reports, which have columns of their own.
+std::vector<v1::QualityMetric> ScoresAskedFor(const v1::EvaluateSpec& evaluate) {
+  std::vector<v1::QualityMetric> scores;
+  for (const int number : evaluate.metrics()) {
+    const auto metric = static_cast<v1::QualityMetric>(number);
+    if (plan::IsNamed(metric) && metric != v1::QUALITY_METRIC_LOSS) scores.push_back(metric);
+  }
+  return scores;
+}
+
+// Fixed widths instead of a table: steps are printed as they come.
+std::string HistoryHeading(const std::vector<v1::QualityMetric>& scores) {
+  std::string line = "  STEP  ATTEMPT       LOSS  GRAD NORM  LEARNING RATE  VALIDATION";
+  for (const v1::QualityMetric score : scores) {
+    absl::StrAppendFormat(&line, "  %9s", absl::AsciiStrToUpper(plan::TextOf(score)));
+  }
+  return line + "\n";
+}
+
+std::string HistoryLine(const v1::StepRecord& step, const std::vector<v1::QualityMetric>& scores) {
+  std::string line =
+      absl::StrFormat("%6d  %7d  %9.5f  %9.4f  %13.3e  ", step.step(), step.attempt(), step.loss(),
+                      step.grad_norm(), step.learning_rate());
+  absl::StrAppend(&line, step.has_validation_loss()
+                             ? absl::StrFormat("%10.5f", step.validation_loss())
+                             : "         -");
+  for (const v1::QualityMetric score : scores) {
+    const std::optional<double> value = plan::ValueOf(score, step);
+    absl::StrAppend(&line, value.has_value() ? absl::StrFormat("  %9.5f", *value) : "          -");
+  }
+  absl::StrAppend(&line, step.skipped() ? "  skipped" : "",
+                  step.spike().empty() ? "" : "  spike: ", step.spike(), "\n");
+  return line;
+}
+
+}  // namespace
+
 int History(const HistoryOptions& options) {
   std::optional<LastWords> words;
   if (options.follow) words.emplace(StillRunsNotice(options.job));
@@ -220,24 +281,20 @@ int History(const HistoryOptions& options) {
     request.set_job(options.job);
     request.set_all_attempts(options.all_attempts);
     request.set_follow(options.follow);
+    std::vector<v1::QualityMetric> scores;
+    if (options.format() == Output::kTable) {
+      TERCIO_ASSIGN_OR_RETURN(const v1::JobStatus job, client.Get(options.job));
+      scores = ScoresAskedFor(job.spec().training().evaluate());
+    }
     // The heading appears with the first step, so that an empty history prints nothing.
     bool first = true;
-    return ReadStream<v1::StepRecord>(
-        client, context, client.stub().History(&context, request), options.format(), StepToJson,
-        // Fixed widths instead of a table: steps are printed as they come.
-        [&](const v1::StepRecord& step) {
-          if (first)
-            std::cout << "  STEP  ATTEMPT       LOSS  GRAD NORM  LEARNING RATE  VALIDATION\n";
-          first = false;
-          std::cout << absl::StrFormat("%6d  %7d  %9.5f  %9.4f  %13.3e  ", step.step(),
-                                       step.attempt(), step.loss(), step.grad_norm(),
-                                       step.learning_rate())
-                    << (step.has_validation_loss()
-                            ? absl::StrFormat("%10.5f", step.validation_loss())
-                            : "         -")
-                    << (step.skipped() ? "  skipped" : "")
-                    << (step.spike().empty() ? "" : "  spike: ") << step.spike() << "\n";
-        });
+    return ReadStream<v1::StepRecord>(client, context, client.stub().History(&context, request),
+                                      options.format(), StepToJson,
+                                      [&](const v1::StepRecord& step) {
+                                        if (first) std::cout << HistoryHeading(scores);
+                                        first = false;
+                                        std::cout << HistoryLine(step, scores);
+                                      });
   });
 }
 

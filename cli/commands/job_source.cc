@@ -1,8 +1,8 @@
 #include "cli/commands/job_source.h"
 
 #include <algorithm>
-#include <cmath>
 #include <memory>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -113,18 +113,6 @@ absl::StatusOr<report::JobData> FromFile(const std::string& path) {
   return job;
 }
 
-// A null (not finite) and a missing key are NaN.
-double NumberAt(const Json& json, const char* key) {
-  // JSON has no NaN, so that a diverged loss was written as null.
-  const auto found = json.find(key);
-  return found != json.end() && found->is_number() ? found->get<double>() : std::nan("");
-}
-
-int64_t IntegerAt(const Json& json, const char* key) {
-  const auto found = json.find(key);
-  return found != json.end() && found->is_number_integer() ? found->get<int64_t>() : 0;
-}
-
 }  // namespace
 
 absl::StatusOr<std::vector<v1::StepRecord>> ParseHistory(const std::string& text,
@@ -136,27 +124,14 @@ absl::StatusOr<std::vector<v1::StepRecord>> ParseHistory(const std::string& text
     ++number;
     // The last line ends with a line break.
     if (line.empty()) continue;
-    const Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
-    if (!json.is_object() || IntegerAt(json, "step") <= 0) {
+    std::optional<v1::StepRecord> step =
+        StepFromJson(Json::parse(line, nullptr, /*allow_exceptions=*/false));
+    if (!step.has_value()) {
       return absl::InvalidArgumentError(absl::StrCat(
           name, ":", number,
           ": not a line of `tercio history JOB -o jsonl` (an object with a step above 0)"));
     }
-    v1::StepRecord step;
-    step.set_step(IntegerAt(json, "step"));
-    step.set_attempt(static_cast<int32_t>(IntegerAt(json, "attempt")));
-    step.set_loss(NumberAt(json, "loss"));
-    step.set_grad_norm(NumberAt(json, "grad_norm"));
-    step.set_learning_rate(NumberAt(json, "learning_rate"));
-    step.set_tokens(IntegerAt(json, "tokens"));
-    step.set_step_seconds(NumberAt(json, "step_seconds"));
-    step.set_resident_bytes(IntegerAt(json, "resident_bytes"));
-    step.set_used_bytes(IntegerAt(json, "used_bytes"));
-    // A missing value must not become a point at zero.
-    if (std::isfinite(NumberAt(json, "validation_loss"))) {
-      step.set_validation_loss(NumberAt(json, "validation_loss"));
-    }
-    steps.push_back(std::move(step));
+    steps.push_back(*std::move(step));
   }
   // With --all-attempts a step may have several lines: that of the last attempt counts.
   std::stable_sort(steps.begin(), steps.end(), [](const auto& a, const auto& b) {
@@ -169,6 +144,12 @@ absl::StatusOr<std::vector<v1::StepRecord>> ParseHistory(const std::string& text
     counting.push_back(std::move(step));
   }
   return counting;
+}
+
+absl::StatusOr<report::JobData> GatherJob(Client& client, const std::string& name) {
+  TERCIO_ASSIGN_OR_RETURN(report::JobData job, FromCoordinator(client, name, GatheredData::kAll));
+  job.label = job.status.name();
+  return job;
 }
 
 absl::StatusOr<std::vector<report::JobData>> GatherJobs(const GlobalOptions& options,

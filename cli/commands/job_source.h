@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "cli/client.h"
 #include "cli/global_options.h"
 #include "cli/report/job_data.h"
 
@@ -21,6 +22,9 @@ enum class GatheredData { kSteps, kAll };
 absl::StatusOr<std::vector<report::JobData>> GatherJobs(const GlobalOptions& options,
                                                         const std::vector<std::string>& names,
                                                         GatheredData data);
+
+// Everything about one job, labelled by its name.
+absl::StatusOr<report::JobData> GatherJob(Client& client, const std::string& name);
 
 // The steps in the text of a file of `tercio history -o jsonl`. Errors have the form NAME:LINE:
 // what is wrong.

@@ -19,6 +19,7 @@
 #include "config/job_file.h"
 #include "config/notices.h"
 #include "data/prepared_data.h"
+#include "plan/epochs.h"
 #include "plan/plan_builder.h"
 #include "plan/planner/planner.h"
 
@@ -79,6 +80,11 @@ absl::StatusOr<int> PlanJob(const PlanOptions& options) {
   if (options.effective) {
     std::cout << config::EffectiveYaml(spec);
     return kExitOk;
+  }
+  if (!plan::KnowsSteps(spec.training())) {
+    PrintNotices({absl::StrCat("the number of steps follows from the data: training.epochs (",
+                               spec.training().epochs(),
+                               ") times its training samples, over training.global_batch")});
   }
   FillVocabulary(&spec);
   int ranks = std::max(1, spec.resources().ranks());

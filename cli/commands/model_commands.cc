@@ -9,9 +9,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "checkpoint/model_description.h"
 #include "cli/client.h"
 #include "cli/commands/checkpoint_path.h"
 #include "cli/commands/commands.h"
+#include "cli/commands/evaluation_job.h"
+#include "cli/evaluation_json.h"
 #include "cli/format.h"
 #include "cli/output.h"
 #include "cli/progress_bar.h"
@@ -26,6 +29,7 @@
 #include "data/text_source.h"
 #include "data/tokenize.h"
 #include "data/tokenizer_choice.h"
+#include "plan/quality.h"
 #include "worker/inference/encoder_model.h"
 #include "worker/inference/evaluation.h"
 #include "worker/inference/language_model.h"
@@ -180,20 +184,23 @@ absl::StatusOr<int> GenerateText(const GenerateOptions& options) {
 // The documents of .jsonl files, or several texts, tokenised as for training, into a directory that
 // may be removed immediately, since the data stays mapped.
 absl::StatusOr<data::TokenDataset> TokenizedDocuments(const std::vector<std::string>& paths,
-                                                      const tokenizer::Tokenizer& tokenizer) {
+                                                      const tokenizer::Tokenizer& tokenizer,
+                                                      const std::string& text_key) {
   const TempDir directory;
   const std::string prefix = directory.path() + "/tokens";
   // All cores are taken: nothing else runs in this process.
   data::TokenizeOptions options;
   options.text.threads = MachineCores();
+  if (!text_key.empty()) options.text.text_key = text_key;
   TERCIO_RETURN_IF_ERROR(data::TokenizeTexts(paths, tokenizer, prefix, options).status());
   TERCIO_ASSIGN_OR_RETURN(const data::IndexedDataset dataset, data::OpenIndexedDataset(prefix));
   return dataset.tokens;
 }
 
 // Data as for training: token files, or texts tokenised with the model's tokenizer.
-absl::StatusOr<data::TokenDataset> OpenEvaluationData(const std::string& path,
+absl::StatusOr<data::TokenDataset> OpenEvaluationData(const EvaluateOptions& options,
                                                       const tokenizer::Tokenizer* tokenizer) {
+  const std::string& path = options.data;
   TERCIO_ASSIGN_OR_RETURN(const data::DataFiles files, data::FindDataFiles({path}));
   // Token files say by themselves how to read them.
   if (files.kind != data::DataKind::kText) {
@@ -210,7 +217,7 @@ absl::StatusOr<data::TokenDataset> OpenEvaluationData(const std::string& path,
   const std::string& first = files.paths.front();
   // Documents have borders that a single text has not.
   if (files.paths.size() > 1 || data::IsJsonl(first)) {
-    return TokenizedDocuments(files.paths, *tokenizer);
+    return TokenizedDocuments(files.paths, *tokenizer, options.text_key);
   }
   TERCIO_ASSIGN_OR_RETURN(const std::string text, ReadFile(first));
   TERCIO_ASSIGN_OR_RETURN(std::vector<int32_t> ids, tokenizer->Encode(text));
@@ -220,16 +227,25 @@ absl::StatusOr<data::TokenDataset> OpenEvaluationData(const std::string& path,
                             static_cast<int64_t>(owner->size()));
 }
 
-void PrintMetric(const EvaluateOptions& options, double value, double loss, int64_t tokens,
-                 Json more) {
+void PrintMetric(const EvaluateOptions& options, double value, double loss,
+                 std::optional<int64_t> tokens, Json more) {
   if (options.format() == Output::kTable) {
-    std::cout << options.metric << " " << value << " (loss " << loss << ", " << tokens
-              << " tokens)\n";
+    std::cout << options.metric << " " << value << " (loss " << loss
+              << (tokens.has_value() ? absl::StrCat(", ", *tokens, " tokens") : "") << ")\n";
     return;
   }
-  Json json = {{"metric", options.metric}, {"value", value}, {"loss", loss}, {"tokens", tokens}};
+  Json json = {{"metric", options.metric},
+               {"value", value},
+               {"loss", loss},
+               {"tokens", tokens.has_value() ? Json(*tokens) : Json(nullptr)}};
   json.update(more);
   PrintJson(json, options.format());
+}
+
+void PrintTextMetric(const EvaluateOptions& options, double loss, std::optional<int64_t> tokens) {
+  // Perplexity is the exponential of the mean loss per token.
+  PrintMetric(options, options.metric == "loss" ? loss : std::exp(loss), loss, tokens,
+              Json::object());
 }
 
 // Returns `evaluate(progress)`, with a progress bar meanwhile.
@@ -248,15 +264,13 @@ absl::StatusOr<int> EvaluateText(const EvaluateOptions& options) {
                      ": tokens between two windows would be skipped"));
   }
   TERCIO_ASSIGN_OR_RETURN(const data::TokenDataset tokens,
-                          OpenEvaluationData(options.data, model->tokenizer()));
+                          OpenEvaluationData(options, model->tokenizer()));
   const int64_t stride = options.stride > 0 ? options.stride : model->context();
   const auto evaluated = WithBar("tokens", [&](const inference::LanguageModel::Progress& progress) {
     return model->Evaluate(tokens, stride, progress);
   });
   TERCIO_ASSIGN_OR_RETURN(const inference::LanguageModel::Evaluation result, evaluated);
-  // Perplexity is the exponential of the mean loss per token.
-  const double value = options.metric == "loss" ? result.loss : std::exp(result.loss);
-  PrintMetric(options, value, result.loss, result.tokens, Json::object());
+  PrintTextMetric(options, result.loss, result.tokens);
   return kExitOk;
 }
 
@@ -264,7 +278,7 @@ absl::StatusOr<int> EvaluateLastWord(const EvaluateOptions& options) {
   TERCIO_ASSIGN_OR_RETURN(const auto model, LoadModel(options));
   const auto evaluated =
       WithBar("passages", [&](const inference::LanguageModel::Progress& progress) {
-        return inference::EvaluateLastWords(*model, options.data, progress);
+        return inference::EvaluateLastWords(*model, options.data, options.text_key, progress);
       });
   TERCIO_ASSIGN_OR_RETURN(const inference::LastWords words, evaluated);
   const double value = static_cast<double>(words.right) / static_cast<double>(words.passages);
@@ -273,86 +287,122 @@ absl::StatusOr<int> EvaluateLastWord(const EvaluateOptions& options) {
   return kExitOk;
 }
 
-std::string LabelOf(const v1::ModelSpec& model, size_t label) {
-  return model.label_names().empty() ? absl::StrCat(label)
-                                     : model.label_names(static_cast<int>(label));
-}
-
-Json ScoresToJson(const inference::ClassScores& scores) {
+Json ScoresToJson(const plan::ClassScores& scores) {
   return {{"precision", scores.precision},
           {"recall", scores.recall},
           {"f1", scores.f1},
           {"support", scores.support}};
 }
 
-void PrintReport(const inference::ClassificationReport& report, const v1::ModelSpec& model) {
+void PrintReport(const plan::Quality& quality, double loss, const v1::ModelSpec& model) {
   std::vector<std::vector<std::string>> rows = {{"CLASS", "PRECISION", "RECALL", "F1", "EXAMPLES"}};
   // Precision and recall are shown for each class, as an average hides a class that is never found.
-  const auto add = [&](const std::string& name, const inference::ClassScores& scores,
-                       int64_t examples) {
+  const auto add = [&](const std::string& name, const plan::ClassScores& scores, int64_t examples) {
     rows.push_back({name, absl::StrFormat("%.4f", scores.precision),
                     absl::StrFormat("%.4f", scores.recall), absl::StrFormat("%.4f", scores.f1),
                     absl::StrCat(examples)});
   };
-  for (size_t i = 0; i < report.classes.size(); ++i) {
-    add(LabelOf(model, i), report.classes[i], report.classes[i].support);
+  for (size_t i = 0; i < quality.classes.size(); ++i) {
+    add(LabelText(model, static_cast<int>(i)), quality.classes[i], quality.classes[i].support);
   }
-  add("all", report.overall, report.examples);
-  std::cout << Table(rows)
-            << absl::StrFormat("accuracy %.4f, loss %.4f\n", report.accuracy, report.loss);
+  add("all", quality.overall, quality.macro.support);
+  std::cout << Table(rows) << absl::StrFormat("accuracy %.4f, loss %.4f\n", quality.accuracy, loss);
 }
 
-absl::StatusOr<int> EvaluateLabels(const EvaluateOptions& options) {
-  TERCIO_ASSIGN_OR_RETURN(const std::string directory, FindCheckpoint(options.checkpoint, 0));
-  TERCIO_ASSIGN_OR_RETURN(std::optional<tokenizer::Tokenizer> tokenizer, NamedTokenizer(options));
-  TERCIO_ASSIGN_OR_RETURN(const auto model,
-                          inference::EncoderModel::Load(directory, MachineCores(), options.context,
-                                                        std::move(tokenizer)));
-  v1::DataSpec data;
-  data.set_train(options.data);
-  const auto evaluated =
-      WithBar("examples", [&](const inference::LanguageModel::Progress& progress) {
-        return inference::EvaluateClasses(*model, data, progress);
-      });
-  TERCIO_ASSIGN_OR_RETURN(const inference::ClassificationReport report, evaluated);
+// The scores of a classifier, whether this process or the ranks of a job have evaluated it.
+void PrintScores(const EvaluateOptions& options, const v1::Evaluation& evaluation,
+                 const v1::ModelSpec& model) {
+  const plan::Quality quality = plan::QualityOf(evaluation.confusion());
   if (options.format() == Output::kTable) {
-    PrintReport(report, model->spec());
-    return kExitOk;
+    PrintReport(quality, evaluation.loss(), model);
+    return;
   }
   // Programs get the matrix as well, from which every other figure follows.
   Json classes = Json::array();
-  for (size_t i = 0; i < report.classes.size(); ++i) {
-    classes.push_back(ScoresToJson(report.classes[i]));
-    classes.back()["label"] = LabelOf(model->spec(), i);
+  for (size_t i = 0; i < quality.classes.size(); ++i) {
+    classes.push_back(ScoresToJson(quality.classes[i]));
+    classes.back()["label"] = LabelText(model, static_cast<int>(i));
   }
-  Json more = ScoresToJson(report.overall);
+  Json more = ScoresToJson(quality.overall);
   // The sum over classes is the number of examples, which has a key of its own.
   more.erase("support");
-  more["accuracy"] = report.accuracy;
-  more["examples"] = report.examples;
+  more["accuracy"] = quality.accuracy;
+  more["examples"] = quality.macro.support;
   more["classes"] = classes;
-  more["confusion"] = report.confusion;
+  const Json all = EvaluationToJson(evaluation, model);
+  for (const char* key : {"per_class", "macro", "weighted", "confusion"}) more[key] = all[key];
   const double value = more[options.metric].get<double>();
   // A classifier does not predict tokens, hence 0.
-  PrintMetric(options, value, report.loss, 0, more);
+  PrintMetric(options, value, evaluation.loss(), 0, more);
+}
+
+absl::StatusOr<int> EvaluateLabels(const EvaluateOptions& options, const std::string& directory) {
+  TERCIO_ASSIGN_OR_RETURN(std::optional<tokenizer::Tokenizer> tokenizer, NamedTokenizer(options));
+  TERCIO_ASSIGN_OR_RETURN(const inference::OpenedModel opened,
+                          inference::OpenModel(directory, std::move(tokenizer)));
+  v1::DataSpec data;
+  data.set_train(options.data);
+  data.set_text_key(options.text_key);
+  data.set_text_pair_key(options.text_pair_key);
+  data.set_label_key(options.label_key);
+  const auto evaluated =
+      WithBar("examples", [&](const inference::LanguageModel::Progress& progress) {
+        return inference::EvaluateClasses(opened, data, MachineCores(), options.context, progress);
+      });
+  TERCIO_ASSIGN_OR_RETURN(const v1::Evaluation evaluation, evaluated);
+  PrintScores(options, evaluation, opened.spec());
   return kExitOk;
 }
 
-absl::StatusOr<int> EvaluateModel(const EvaluateOptions& options) {
+bool IsTextMetric(const std::string& metric) { return metric == "perplexity" || metric == "loss"; }
+
+absl::StatusOr<int> EvaluateByJob(const EvaluateOptions& options, const std::string& directory) {
+  return EvaluateAsJob(options, directory, [&](const JobEvaluation& found) {
+    if (IsTextMetric(options.metric)) {
+      PrintTextMetric(options, found.evaluation.loss(), found.tokens);
+    } else {
+      PrintScores(options, found.evaluation, found.model);
+    }
+  });
+}
+
+absl::Status CheckMetric(const EvaluateOptions& options, const v1::ModelSpec& model) {
   const std::string& metric = options.metric;
-  const bool text = metric == "perplexity" || metric == "loss";
-  if (options.stride > 0 && !text) {
+  const bool classes =
+      metric == "accuracy" || metric == "precision" || metric == "recall" || metric == "f1";
+  if (!classes && !IsTextMetric(metric) && metric != "last_word_accuracy") {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--metric ", metric, " is not supported by this version; use perplexity, loss, ",
+        "last_word_accuracy, or for classifiers accuracy, precision, recall, f1"));
+  }
+  if (options.stride > 0 && !IsTextMetric(metric)) {
     // The others look at each example by itself, so that there are no windows.
     return absl::InvalidArgumentError("--stride applies only to --metric perplexity and loss");
   }
-  if (text) return EvaluateText(options);
-  if (metric == "last_word_accuracy") return EvaluateLastWord(options);
-  for (const char* known : {"accuracy", "precision", "recall", "f1"}) {
-    if (metric == known) return EvaluateLabels(options);
+  // A job can evaluate models of every kind, and would then have other figures than those asked
+  // for.
+  if (!options.job_file.empty() && classes != (model.labels() > 0)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--metric ", metric, ": ",
+                     classes ? "the model has no classes (model.labels)"
+                             : "the model is a classifier; use accuracy, precision, recall or f1"));
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat("--metric ", metric, " is not supported by this version; use perplexity, loss, ",
-                   "last_word_accuracy, or for classifiers accuracy, precision, recall, f1"));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<int> EvaluateModel(EvaluateOptions options) {
+  if (options.data.empty() && options.job_file.empty()) {
+    return absl::InvalidArgumentError(
+        "--data is missing; it can be left out only with --job, whose data.test is evaluated then");
+  }
+  TERCIO_ASSIGN_OR_RETURN(const std::string directory, FindCheckpoint(options.checkpoint, 0));
+  TERCIO_ASSIGN_OR_RETURN(const v1::ModelSpec model, checkpoint::DescribeModel(directory));
+  if (options.metric.empty()) options.metric = model.labels() > 0 ? "accuracy" : "perplexity";
+  TERCIO_RETURN_IF_ERROR(CheckMetric(options, model));
+  if (!options.job_file.empty()) return EvaluateByJob(options, directory);
+  if (IsTextMetric(options.metric)) return EvaluateText(options);
+  if (options.metric == "last_word_accuracy") return EvaluateLastWord(options);
+  return EvaluateLabels(options, directory);
 }
 
 int CodeOrFailure(const absl::StatusOr<int>& code) {

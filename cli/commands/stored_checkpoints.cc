@@ -40,8 +40,9 @@ int CheckpointList(const CheckpointListOptions& options) {
                                    : checkpoint.has_verified_at()
                                        ? TimeText(checkpoint.verified_at())
                                        : "not yet";
-      rows.push_back({absl::StrCat(checkpoint.step()), SizeText(checkpoint.bytes()), verified,
-                      checkpoint.path()});
+      // The mark stands behind the step, so that a job that keeps no best one has the same table.
+      rows.push_back({absl::StrCat(checkpoint.step(), checkpoint.best() ? " (best)" : ""),
+                      SizeText(checkpoint.bytes()), verified, checkpoint.path()});
     }
     std::cout << Table(rows);
     return kExitOk;

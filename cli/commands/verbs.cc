@@ -23,15 +23,20 @@ OptionTable Format(GlobalOptions& global, const char* names = "-o,--output") {
 // The output format of a verb whose --output is something else.
 OptionTable ShortFormat(GlobalOptions& global) { return Format(global, "-o"); }
 
+OptionTable Certificates(GlobalOptions& global) {
+  return {{"--tls-cert", &global.tls.certificate, "client certificate (PEM)"},
+          {"--tls-key", &global.tls.key, "private key of the certificate (PEM)"},
+          {"--tls-ca", &global.tls.authority, "certificate of the authority (PEM)"}};
+}
+
 // Options for reaching the coordinator. CLI11's envname is not used: it would apply the variable to
 // verbs that were not chosen, too, and overwrite the value given to the chosen one.
 OptionTable Reach(GlobalOptions& global) {
-  return {{"--coordinator", &global.coordinator,
-           "HOST:PORT of the coordinator (default: $TERCIO_COORDINATOR, else the last login, else "
-           "127.0.0.1:7077)"},
-          {"--tls-cert", &global.tls.certificate, "client certificate (PEM)"},
-          {"--tls-key", &global.tls.key, "private key of the certificate (PEM)"},
-          {"--tls-ca", &global.tls.authority, "certificate of the authority (PEM)"}};
+  return Join(
+      {{{"--coordinator", &global.coordinator,
+         "HOST:PORT of the coordinator (default: $TERCIO_COORDINATOR, else the last login, else "
+         "127.0.0.1:7077)"}},
+       Certificates(global)});
 }
 
 // The same, or a state directory.
@@ -72,13 +77,14 @@ OptionTable FollowsToTheEnd(bool* follow) {
 // A directory to create, and its format.
 OptionTable Destination(std::string* directory, std::string* format) {
   return {{"--output", directory, "directory to create", {Required()}},
-          {"--format", format, "hf (Hugging Face)", {Required()}}};
+          {"--format", format, "hf (Hugging Face) or megatron (Megatron-LM)", {Required()}}};
 }
 
 OptionTable Model(ModelOptions& model) {
   return {{"--checkpoint",
            &model.checkpoint,
-           "checkpoint, directory of a job's checkpoints, or Hugging Face directory",
+           "checkpoint, directory of a job's checkpoints, Hugging Face directory, or Megatron-LM "
+           "checkpoint",
            {Required()}},
           {"--context",
            &model.context,
@@ -280,7 +286,8 @@ void DeclareReportVerbs(CommandLine& line) {
              {{"--output", &o.file, "file to write; - writes to standard output", {Required()}},
               {"--metric",
                &o.metrics,
-               "loss, validation_loss, throughput, step_seconds, memory, grad_norm, "
+               "loss, validation_loss, validation_accuracy, validation_precision, "
+               "validation_recall, validation_f1, throughput, step_seconds, memory, grad_norm, "
                "learning_rate: one or more, separated by commas (default loss,throughput)",
                {SplitsAtCommas(), Repeats()}},
               {"--x", &o.x, "x axis: step, tokens or time (default step)"},
@@ -307,6 +314,34 @@ void DeclareReportVerbs(CommandLine& line) {
                        &o.file,
                        "HTML file to write; - writes to standard output",
                        {Required()}}}});
+      });
+}
+
+void DeclareCompare(CommandLine& line) {
+  line.AddVerb<CompareOptions>(
+      {"compare", "run the variants of an experiment one after the other and compare them",
+       "compare experiment.yaml --output results"},
+      Compare, [](GlobalOptions& g, CompareOptions& o) {
+        return Join(
+            {ShortFormat(g),
+             {{"experiment_file", &o.experiment_file, "experiment file (YAML)", {Required()}},
+              {"--output",
+               &o.directory,
+               "directory for the page, tables and figures",
+               {Required()}},
+              {"--repeat",
+               &o.repeat,
+               "run each variant this many times; numbers are medians (default 1)",
+               {Accepts(CLI::Range(1, 100))}},
+              {"--allow-different", &o.allow_different,
+               "run variants although they train other models, on other data, or for longer"},
+              {"--state-dir", &o.job_state,
+               "directory for jobs and checkpoints (default: state in the output directory)"},
+              {"--coordinator",
+               &o.cluster,
+               "HOST:PORT: run on the cluster of this coordinator instead of this machine",
+               {Excludes("--state-dir")}}},
+             Certificates(g)});
       });
 }
 
@@ -365,17 +400,17 @@ void DeclareCheckpointVerbs(CommandLine& line) {
       [](GlobalOptions& g) { return Format(g); });
   DeclareStoredCheckpoints(line, group);
   line.AddVerb<CheckpointImportOptions>(
-      {"import", "convert a Hugging Face directory to a checkpoint",
+      {"import", "convert a Hugging Face directory or a Megatron-LM checkpoint to a checkpoint",
        "checkpoint import ./gpt2 --format hf --output ./gpt2.tercio"},
       CheckpointImport,
       [](GlobalOptions& g, CheckpointImportOptions& o) {
-        return Join({{{"directory", &o.source, "Hugging Face directory", {Required()}}},
+        return Join({{{"directory", &o.source, "directory to convert", {Required()}}},
                      ShortFormat(g),
                      Destination(&o.directory, &o.model_format)});
       },
       group);
   line.AddVerb<CheckpointExportOptions>(
-      {"export", "convert a checkpoint to a directory that transformers loads",
+      {"export", "convert a checkpoint to a directory that transformers or Megatron-LM loads",
        "checkpoint export job-1a2b3c4d --format hf --output ./model"},
       CheckpointExport,
       [](GlobalOptions& g, CheckpointExportOptions& o) {
@@ -389,9 +424,22 @@ void DeclareCheckpointVerbs(CommandLine& line) {
              ShortFormat(g),
              Destination(&o.directory, &o.model_format),
              {{"--max-shard-size", &o.max_shard_size,
-               "maximum size of a weight file, such as 500MiB (default: 5GB)"},
+               "maximum size of a weight file, such as 500MiB (default: 5GB); hf only"},
               {"--dtype", &o.dtype,
-               "dtype of the weights: fp32, bf16 or fp16 (default: as imported, else fp32)"}}});
+               "dtype of the weights: fp32, bf16 or fp16 (default: as imported from a Hugging Face "
+               "directory, else fp32)"},
+              {"--tensor",
+               &o.tensor,
+               "tensor degree of the files (default: 1); megatron only",
+               {Accepts(CLI::Range(1, 1 << 16))}},
+              {"--pipeline",
+               &o.pipeline,
+               "pipeline degree of the files (default: 1); megatron only",
+               {Accepts(CLI::Range(1, 1 << 16))}},
+              {"--layout",
+               &o.layout,
+               "names of the tensors: legacy (default) or core; megatron only",
+               {Accepts(CLI::IsMember({"legacy", "core"}))}}}});
       },
       group);
 }
@@ -488,12 +536,18 @@ OptionTable EvaluateTable(GlobalOptions& g, EvaluateOptions& o) {
   return Join(
       {Format(g),
        Model(o),
-       {{"--data",
-         &o.data,
-         "text or token files as for training, or labelled .jsonl",
-         {Required()}},
+       {{"--data", &o.data,
+         "text or token files as for training, or labelled .jsonl, .csv or .tsv (default with "
+         "--job: its data.test)"},
         {"--metric", &o.metric,
-         "perplexity, loss, last_word_accuracy; for classifiers accuracy, precision, recall, f1"},
+         "perplexity, loss, last_word_accuracy; for classifiers accuracy, precision, recall, f1 "
+         "(default perplexity or accuracy)"},
+        {"--text-key", &o.text_key, "key or column of the text (default text)"},
+        {"--text-pair-key", &o.text_pair_key,
+         "key or column of the second text (default text_pair)"},
+        {"--label-key", &o.label_key, "key or column of the label (default label)"},
+        {"--job", &o.job_file,
+         "evaluate with the ranks, layout, batches, keys and tokenizer of this job file"},
         {"--stride",
          &o.stride,
          "tokens from the start of a window to the start of the next; below the context, windows "
@@ -574,6 +628,7 @@ void DeclareVerbs(CommandLine& line) {
   DeclareInterventions(line);
   DeclareNodeVerbs(line);
   DeclareReportVerbs(line);
+  DeclareCompare(line);
   DeclareCheckpointVerbs(line);
   DeclareLogin(line);
   DeclareDataVerbs(line);

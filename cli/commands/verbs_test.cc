@@ -33,20 +33,21 @@ nodes release -o,--output REACH node
 plot REACH --state-dir jobs -o --output --metric --x --smooth --log
 diff -o,--output REACH --state-dir jobs
 report REACH --state-dir jobs -o --output
+compare -o experiment_file --output --repeat --allow-different --state-dir REACH
 checkpoint -o,--output
 checkpoint list -o,--output REACH --state-dir job
 checkpoint verify -o,--output REACH --state-dir job --step
 checkpoint prune -o,--output REACH --state-dir job --keep-last --dry-run
 checkpoint now -o,--output REACH --state-dir job --timeout
 checkpoint import directory -o --output --format
-checkpoint export REACH --state-dir job --step -o --output --format --max-shard-size --dtype
+checkpoint export REACH --state-dir job --step -o --output --format --max-shard-size --dtype --tensor --pipeline --layout
 login -o,--output REACH --token-file --token --enroll --check
 data -o,--output
 data tokenize --input --tokenizer --output --threads --text-key --skip-bad-lines --append-eod --split-sentences
 data inspect -o,--output prefix --text-key
 plan -o,--output job_file --set --ranks --cluster --effective
 generate -o,--output --checkpoint --context --tokenizer --prompt --prompt-ids --tokens --temperature --top-k --top-p --seed
-evaluate -o,--output --checkpoint --context --tokenizer --data --metric --stride
+evaluate -o,--output --checkpoint --context --tokenizer --data --metric --text-key --text-pair-key --label-key --job --stride
 completion -o,--output shell
 doctor -o,--output REACH --state-dir
 version -o,--output

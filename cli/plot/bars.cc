@@ -45,6 +45,21 @@ double GreatestOf(const BarChart& chart) {
   return greatest;
 }
 
+// The widest text behind a bar.
+double WidestTotal(const BarChart& chart) {
+  double width = 0;
+  for (size_t i = 0; i < chart.categories.size(); ++i) {
+    const auto add = [&](double value) {
+      width = std::max(width, TextWidth(ValueText(chart, value), 11));
+    };
+    if (chart.stacked) add(TotalOf(chart, i));
+    for (const BarSeries& series : chart.series) {
+      if (!chart.stacked) add(ValueOf(series, i));
+    }
+  }
+  return width;
+}
+
 class Drawing {
  public:
   explicit Drawing(const BarChart& chart) : chart_(chart) {
@@ -53,8 +68,8 @@ class Drawing {
     }
     // Names never take more than two fifths of the figure.
     left_ = std::min(left_, chart.width * 0.4);
-    // Totals are written behind the bars.
-    right_ = chart.width - (chart.totals ? 84 : 22);
+    // Totals are written behind the bars, whatever the length of their unit.
+    right_ = chart.width - (chart.totals ? std::max(84.0, WidestTotal(chart) + 14) : 22);
     // Many thin bars fit where a few would look lost.
     thickness_ = chart.stacked ? (chart.categories.size() > 16 ? 9 : 15) : 11;
     group_ = chart.stacked ? thickness_ : thickness_ * static_cast<double>(chart.series.size());

@@ -5,32 +5,11 @@
 #include <set>
 
 #include "absl/strings/str_cat.h"
-#include "config/job_file.h"
+#include "config/flat_job.h"
 #include "plan/names.h"
-#include "yaml-cpp/yaml.h"
 
 namespace tercio::report {
 namespace {
-
-// Dotted keys are those of --set, so that a difference can be repeated by hand.
-void Flatten(const YAML::Node& node, const std::string& path, KeyValues* out) {
-  if (node.IsMap()) {
-    for (const auto& entry : node) {
-      const auto key = entry.first.as<std::string>();
-      Flatten(entry.second, path.empty() ? key : absl::StrCat(path, ".", key), out);
-    }
-    return;
-  }
-  // Scalars keep their text: 1e-3 and 0.001 are written alike by EffectiveYaml already.
-  if (node.IsScalar()) {
-    out->emplace_back(path, node.Scalar());
-    return;
-  }
-  // Lists are one value: their elements have no names to compare.
-  YAML::Emitter emitter;
-  emitter << YAML::Flow << node;
-  out->emplace_back(path, emitter.c_str());
-}
 
 // Ranks on each node, e.g. "node-1: 8, node-2: 8", or the number of nodes if there are many.
 std::string PlacementText(const v1::Plan& plan) {
@@ -48,12 +27,7 @@ std::string PlacementText(const v1::Plan& plan) {
 
 }  // namespace
 
-KeyValues ConfigurationOf(const v1::JobSpec& spec) {
-  KeyValues out;
-  // The complete file makes defaults visible that differ between versions.
-  Flatten(YAML::Load(config::EffectiveYaml(spec)), "", &out);
-  return out;
-}
+KeyValues ConfigurationOf(const v1::JobSpec& spec) { return config::FlatJob(spec); }
 
 KeyValues PlanOf(const v1::JobStatus& status) {
   if (!status.has_plan()) return {};

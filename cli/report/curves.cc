@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "cli/report/numbers.h"
+#include "plan/quality.h"
 
 namespace tercio::report {
 namespace {
@@ -34,6 +35,13 @@ double Throughput(const v1::StepRecord& step, const v1::StepRecord* before) {
   return static_cast<double>(tokens) / static_cast<double>(steps) / step.step_seconds();
 }
 
+// A score of a classifier, where it was evaluated.
+Metric ScoreMetric(const char* name, const char* title, v1::QualityMetric metric) {
+  return {name, title, "validation data", false, true, [metric](const auto& step, const auto*) {
+            return plan::ValueOf(metric, step).value_or(kNothing);
+          }};
+}
+
 const std::vector<Metric>& Metrics() {
   // The list never dies, so that pointers into it stay valid while the program ends.
   static const std::vector<Metric>* metrics = new std::vector<Metric>{
@@ -43,6 +51,10 @@ const std::vector<Metric>& Metrics() {
        [](const auto& step, const auto*) {
          return step.has_validation_loss() ? step.validation_loss() : kNothing;
        }},
+      ScoreMetric("validation_accuracy", "Accuracy", v1::QUALITY_METRIC_ACCURACY),
+      ScoreMetric("validation_precision", "Precision", v1::QUALITY_METRIC_PRECISION),
+      ScoreMetric("validation_recall", "Recall", v1::QUALITY_METRIC_RECALL),
+      ScoreMetric("validation_f1", "F1", v1::QUALITY_METRIC_F1),
       {"throughput", "Throughput", "tokens/s", true, false, Throughput},
       {"step_seconds", "Duration of a step", "s", true, false,
        [](const auto& step, const auto*) { return step.step_seconds(); }},

@@ -13,7 +13,8 @@
 namespace tercio::report {
 
 struct CurveOptions {
-  // Metrics to draw, one panel each: loss, validation_loss, throughput, step_seconds, memory,
+  // Metrics to draw, one panel each: loss, validation_loss, validation_accuracy,
+  // validation_precision, validation_recall, validation_f1, throughput, step_seconds, memory,
   // grad_norm, learning_rate.
   std::vector<std::string> metrics = {"loss", "throughput"};
   std::string x = "step";  // "step" | "tokens" | "time" (seconds of steps, added up)

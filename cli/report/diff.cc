@@ -43,6 +43,12 @@ std::vector<Result> ResultsOf(const Numbers& a, const Numbers& b) {
           {"tokens", "tokens", of(a.tokens), of(b.tokens), Whole},
           {"final_loss", "final loss", a.final_loss, b.final_loss, Exact},
           {"validation_loss", "validation loss", a.validation_loss, b.validation_loss, Exact},
+          {"validation_accuracy", "validation accuracy", a.validation_accuracy,
+           b.validation_accuracy, Exact},
+          {"validation_f1", "validation F1", a.validation_f1, b.validation_f1, Exact},
+          {"test_loss", "test loss", a.test_loss, b.test_loss, Exact},
+          {"test_accuracy", "test accuracy", a.test_accuracy, b.test_accuracy, Exact},
+          {"test_f1", "test F1", a.test_f1, b.test_f1, Exact},
           // The median stands for all steps, as in the report.
           {"step_seconds", "step, median", Median(a), Median(b), SecondsText},
           {"tokens_per_second", "tokens per second", a.tokens_per_second, b.tokens_per_second,
@@ -54,6 +60,8 @@ std::vector<Result> ResultsOf(const Numbers& a, const Numbers& b) {
            Value(b.peak_bytes_most), BytesText},
           {"peak_bytes_total", "peak memory, all ranks", Value(a.peak_bytes_total),
            Value(b.peak_bytes_total), BytesText},
+          {"communication_bytes_per_step", "sent to other ranks in a step",
+           a.communication_bytes_per_step, b.communication_bytes_per_step, BytesText},
           {"goodput", "goodput", a.goodput, b.goodput, PercentText},
           {"restarts", "restarts", of(a.restarts), of(b.restarts), Whole},
           {"lost_steps", "steps repeated", of(a.lost_steps), of(b.lost_steps), Whole}};

@@ -106,6 +106,13 @@ void AddCurves(const Subjects& subjects, Page* page) {
   if (!steps) return page->Paragraph("No steps yet.", "soft");
   std::vector<std::string> figures = {Curves(jobs, {"loss", "grad_norm"}),
                                       Curves(jobs, {"throughput", "learning_rate"})};
+  // Other models than classifiers have no scores.
+  const bool scores = std::any_of(jobs.begin(), jobs.end(), [](const JobData& job) {
+    return std::any_of(job.steps.begin(), job.steps.end(), [](const v1::StepRecord& step) {
+      return step.has_validation_accuracy() || step.has_validation_f1();
+    });
+  });
+  if (scores) figures.push_back(Curves(jobs, {"validation_accuracy", "validation_f1"}));
   // Losses that are equal everywhere have no differences to draw.
   const plot::Figure differences = LossDifferences(jobs);
   if (HasValues(differences)) figures.push_back(Narrow(differences));
@@ -224,7 +231,7 @@ void AddCheckpoints(const Subjects& subjects, Page* page) {
   for (const Subject& subject : subjects) {
     for (const v1::CheckpointInfo& checkpoint : subject.job->checkpoints) {
       table.push_back({{subject.job->label},
-                       {CountText(checkpoint.step()), true},
+                       {CountText(checkpoint.step()), true, checkpoint.best() ? "best" : ""},
                        // Checkpoints of early versions did not record their attempt.
                        {checkpoint.attempt() > 0 ? absl::StrCat(checkpoint.attempt()) : "", true},
                        {BytesText(static_cast<double>(checkpoint.bytes())), true},

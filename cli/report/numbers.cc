@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "cli/plot/figure.h"
+#include "plan/quality.h"
 
 namespace tercio::report {
 namespace {
@@ -43,6 +44,30 @@ double TokensPerStep(const std::vector<v1::StepRecord>& steps) {
 double SumOf(const v1::PhaseSeconds& phases) {
   return phases.forward() + phases.backward() + phases.wait() + phases.optimizer() + phases.data() +
          phases.checkpoint() + phases.evaluation() + phases.other();
+}
+
+void AddCommunication(const v1::JobStatus& status, Numbers* numbers) {
+  int64_t all = 0;
+  int64_t steps = 0;
+  v1::CommunicationBytes sum;
+  for (const v1::RankView& rank : status.ranks()) {
+    // The sum of some ranks only would pass for that of all.
+    if (!rank.has_figures() || !rank.figures().has_communication()) return;
+    const v1::CommunicationBytes& sent = rank.figures().communication();
+    sum.set_tensor(sum.tensor() + sent.tensor());
+    sum.set_pipeline(sum.pipeline() + sent.pipeline());
+    sum.set_data(sum.data() + sent.data());
+    sum.set_world(sum.world() + sent.world());
+    steps = std::max(steps, rank.figures().steps());
+  }
+  if (status.ranks_size() == 0) return;
+  for (const GroupKind& kind : kGroupKinds) all += (sum.*kind.bytes)();
+  numbers->communication = sum;
+  numbers->communication_bytes = all;
+  // Bytes are those of one process, and so are the steps that they are divided by.
+  if (steps > 0) {
+    numbers->communication_bytes_per_step = static_cast<double>(all) / static_cast<double>(steps);
+  }
 }
 
 void AddRanks(const v1::JobStatus& status, Numbers* numbers) {
@@ -84,7 +109,10 @@ void AddRanks(const v1::JobStatus& status, Numbers* numbers) {
     most(figures.resident_bytes(), &numbers->resident_bytes_most);
     add(figures.peak_bytes(), &numbers->peak_bytes_total);
     add(figures.resident_bytes(), &numbers->resident_bytes_total);
+    add(figures.planned_bytes(), &numbers->planned_bytes_total);
+    add(figures.used_bytes(), &numbers->used_bytes_total);
   }
+  AddCommunication(status, numbers);
   // Zero ranks with a figure make it unknown, not zero.
   if (with_cores > 0) numbers->cores_used = cores;
   if (with_utilization > 0) numbers->device_utilization = utilization / with_utilization;
@@ -120,6 +148,24 @@ std::optional<LossComparison::Reached> FirstAt(const std::vector<v1::StepRecord>
     if (smooth[i] <= loss) return LossComparison::Reached{steps[i].step(), seconds};
   }
   return std::nullopt;
+}
+
+void AddQuality(const JobData& job, Numbers* numbers) {
+  for (const v1::StepRecord& step : job.steps) {
+    if (step.has_validation_loss()) numbers->validation_loss = step.validation_loss();
+    if (step.has_validation_accuracy()) numbers->validation_accuracy = step.validation_accuracy();
+    if (step.has_validation_f1()) numbers->validation_f1 = step.validation_f1();
+  }
+  if (numbers->validation_loss.has_value()) {
+    numbers->perplexity = std::exp(*numbers->validation_loss);
+  }
+  if (!job.status.has_test()) return;
+  const v1::Evaluation& test = job.status.test();
+  numbers->test_loss = test.loss();
+  if (!plan::IsConfusion(test.confusion())) return;
+  const plan::Quality quality = plan::QualityOf(test.confusion());
+  numbers->test_accuracy = quality.accuracy;
+  numbers->test_f1 = quality.overall.f1;
 }
 
 // Bits are compared, so that NaN equals NaN and -0 is not 0.
@@ -161,13 +207,12 @@ Numbers NumbersOf(const JobData& job) {
     numbers.tokens = job.steps.back().tokens();
   }
   for (const v1::StepRecord& step : job.steps) {
-    if (step.has_validation_loss()) numbers.validation_loss = step.validation_loss();
     // The last finite loss is shown: a run that ended with NaN has had one.
     if (!std::isfinite(step.loss())) continue;
     numbers.final_loss = step.loss();
     numbers.least_loss = std::min(numbers.least_loss.value_or(step.loss()), step.loss());
   }
-  if (numbers.validation_loss.has_value()) numbers.perplexity = std::exp(*numbers.validation_loss);
+  AddQuality(job, &numbers);
   numbers.step_seconds = DistributionOf(StepSecondsOf(job.steps));
   if (numbers.step_seconds.has_value() && numbers.step_seconds->median > 0) {
     // The median ignores steps with an evaluation or a checkpoint.
@@ -197,7 +242,12 @@ Json NumbersToJson(const Numbers& numbers) {
                {"final_loss", OrNull(numbers.final_loss)},
                {"least_loss", OrNull(numbers.least_loss)},
                {"validation_loss", OrNull(numbers.validation_loss)},
-               {"perplexity", OrNull(numbers.perplexity)}};
+               {"perplexity", OrNull(numbers.perplexity)},
+               {"validation_accuracy", OrNull(numbers.validation_accuracy)},
+               {"validation_f1", OrNull(numbers.validation_f1)},
+               {"test_loss", OrNull(numbers.test_loss)},
+               {"test_accuracy", OrNull(numbers.test_accuracy)},
+               {"test_f1", OrNull(numbers.test_f1)}};
   json["step_seconds"] = nullptr;
   if (numbers.step_seconds.has_value()) {
     const Distribution& seconds = *numbers.step_seconds;
@@ -220,6 +270,16 @@ Json NumbersToJson(const Numbers& numbers) {
   json["peak_bytes_total"] = OrNull(numbers.peak_bytes_total);
   json["resident_bytes_most"] = OrNull(numbers.resident_bytes_most);
   json["resident_bytes_total"] = OrNull(numbers.resident_bytes_total);
+  json["planned_bytes_total"] = OrNull(numbers.planned_bytes_total);
+  json["used_bytes_total"] = OrNull(numbers.used_bytes_total);
+  json["communication_bytes"] = nullptr;
+  if (numbers.communication.has_value()) {
+    json["communication_bytes"] = Json::object();
+    for (const GroupKind& kind : kGroupKinds) {
+      json["communication_bytes"][kind.name] = (*numbers.communication.*kind.bytes)();
+    }
+  }
+  json["communication_bytes_per_step"] = OrNull(numbers.communication_bytes_per_step);
   json["goodput"] = OrNull(numbers.goodput);
   json["total_seconds"] = OrNull(numbers.total_seconds);
   json["restarts"] = numbers.restarts;

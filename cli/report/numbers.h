@@ -35,6 +35,12 @@ struct Numbers {
   std::optional<double> least_loss;
   std::optional<double> validation_loss;  // the last
   std::optional<double> perplexity;       // exp(validation_loss)
+  // Scores of classifiers: the last evaluation's, and those of the test data.
+  std::optional<double> validation_accuracy;
+  std::optional<double> validation_f1;
+  std::optional<double> test_loss;
+  std::optional<double> test_accuracy;
+  std::optional<double> test_f1;
   // Seconds of an optimizer step; the first step of each attempt, which warms up, is left out if
   // there are others.
   std::optional<Distribution> step_seconds;
@@ -53,6 +59,12 @@ struct Numbers {
   std::optional<int64_t> peak_bytes_total;    // sum over all ranks
   std::optional<int64_t> resident_bytes_most;
   std::optional<int64_t> resident_bytes_total;
+  std::optional<int64_t> planned_bytes_total;
+  std::optional<int64_t> used_bytes_total;
+  // Sent to other ranks by all ranks together, in the current or last attempt.
+  std::optional<v1::CommunicationBytes> communication;
+  std::optional<int64_t> communication_bytes;          // of all kinds
+  std::optional<double> communication_bytes_per_step;  // of the steps of the same attempt
   std::optional<double> goodput;        // productive share of the time in which it was not stopped
   std::optional<double> total_seconds;  // since submission
   int restarts = 0;
@@ -93,5 +105,15 @@ struct Fault {
 std::vector<Fault> FaultsOf(const JobData& job);
 
 double SecondsOf(const google::protobuf::Timestamp& time);
+
+// The kinds of groups that ranks communicate in.
+struct GroupKind {
+  const char* name;
+  int64_t (v1::CommunicationBytes::*bytes)() const;
+};
+inline constexpr GroupKind kGroupKinds[] = {{"tensor", &v1::CommunicationBytes::tensor},
+                                            {"pipeline", &v1::CommunicationBytes::pipeline},
+                                            {"data", &v1::CommunicationBytes::data},
+                                            {"world", &v1::CommunicationBytes::world}};
 
 }  // namespace tercio::report

@@ -91,6 +91,7 @@ std::string ReportPage(const std::vector<JobData>& jobs, const std::string& made
   // Planned and measured values follow the numbers that they explain.
   AddPlanned(subjects, &page);
   AddCurves(subjects, &page);
+  AddClasses(subjects, &page);
   AddPhases(subjects, &page);
   AddMemory(subjects, &page);
   AddGoodput(subjects, &page);

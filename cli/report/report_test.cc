@@ -11,6 +11,7 @@
 #include "config/job_file.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "plan/quality.h"
 
 namespace tercio::report {
 namespace {
@@ -104,6 +105,28 @@ TEST(Numbers, OfAJob) {
   EXPECT_FALSE(numbers.mfu.has_value());
   EXPECT_FALSE(numbers.validation_loss.has_value());
   EXPECT_FALSE(numbers.resident_bytes_most.has_value());
+}
+
+TEST(Numbers, BytesThatRanksSend) {
+  JobData job = Job("a", 100, 2);
+  EXPECT_FALSE(NumbersOf(job).communication.has_value());
+  EXPECT_TRUE(NumbersToJson(NumbersOf(job))["communication_bytes"].is_null());
+  for (v1::RankView& rank : *job.status.mutable_ranks()) {
+    rank.mutable_figures()->set_steps(50);
+    rank.mutable_figures()->mutable_communication()->set_data(1000);
+    rank.mutable_figures()->mutable_communication()->set_world(24 * rank.rank());
+  }
+  const Numbers numbers = NumbersOf(job);
+  EXPECT_EQ(*numbers.communication_bytes, 2024);
+  EXPECT_DOUBLE_EQ(*numbers.communication_bytes_per_step, 2024.0 / 50);
+  EXPECT_EQ(NumbersToJson(numbers)["communication_bytes"],
+            Json::parse(R"({"tensor": 0, "pipeline": 0, "data": 2000, "world": 24})"));
+  const std::string page = PageOf({job});
+  EXPECT_THAT(page, HasSubstr("sent in data groups since the start"));
+  EXPECT_THAT(page, Not(HasSubstr("sent in tensor groups")));
+  // One rank that has not told makes the sum unknown.
+  job.status.mutable_ranks(1)->mutable_figures()->clear_communication();
+  EXPECT_FALSE(NumbersOf(job).communication.has_value());
 }
 
 TEST(Numbers, TheFirstStepOfAnAttemptDoesNotCount) {
@@ -343,6 +366,46 @@ TEST(Curves, UnknownOnesAreNamed) {
   options.metrics = {"loss"};
   options.x = "day";
   EXPECT_FALSE(CurvesOf({}, options).ok());
+}
+
+TEST(Curves, ScoresAreThoseOfEvaluations) {
+  JobData job = Job("a", 10, 1);
+  job.steps[4].set_validation_f1(0.5);
+  job.steps[9].set_validation_f1(0.75);
+  CurveOptions options;
+  options.metrics = {"validation_f1"};
+  const auto figure = CurvesOf({job}, options);
+  ASSERT_TRUE(figure.ok());
+  EXPECT_EQ(figure->panels[0].series[0].x, (std::vector<double>{5, 10}));
+  EXPECT_EQ(figure->panels[0].series[0].y, (std::vector<double>{0.5, 0.75}));
+}
+
+TEST(Report, ClassesOfTheTestData) {
+  JobData job = Job("a", 10, 1);
+  EXPECT_THAT(PageOf({job}), Not(HasSubstr("Classification")));
+  job.status.set_best_step(5);
+  v1::ModelSpec& model = *job.status.mutable_spec()->mutable_model();
+  model.add_label_names("ham");
+  model.add_label_names("<b>spam");
+  job.steps[9].set_validation_accuracy(0.5);
+  v1::Evaluation& test = *job.status.mutable_test();
+  test.set_step(5);
+  test.set_loss(0.25);
+  *test.mutable_confusion() = plan::EmptyConfusion(2);
+  for (int i = 0; i < 3; ++i) plan::Count(0, 0, test.mutable_confusion());
+  plan::Count(1, 0, test.mutable_confusion());
+  const std::string page = PageOf({job});
+  EXPECT_THAT(page, HasSubstr("a: test data, with the weights of step 5, the best one. Accuracy "
+                              "0.7500 over 4 examples."));
+  EXPECT_THAT(page, HasSubstr("&lt;b&gt;spam"));
+  EXPECT_THAT(page, Not(HasSubstr("<b>spam")));
+  EXPECT_THAT(page, HasSubstr("test accuracy"));
+  EXPECT_EQ(NumbersToJson(NumbersOf(job))["test_accuracy"], 0.75);
+  // Many classes are not drawn, a table that is none is not believed.
+  *test.mutable_confusion() = plan::EmptyConfusion(30);
+  EXPECT_THAT(PageOf({job}), HasSubstr("The confusion of 30 classes is in"));
+  test.mutable_confusion()->add_counts(1);
+  EXPECT_THAT(PageOf({job}), Not(HasSubstr("Classification")));
 }
 
 TEST(Curves, ByTokensAndTimeWithValidation) {

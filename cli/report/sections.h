@@ -27,6 +27,8 @@ std::string LayoutText(const v1::JobStatus& status);
 void AddNumbers(const Subjects& subjects, Page* page);
 void AddPlanned(const Subjects& subjects, Page* page);
 void AddCurves(const Subjects& subjects, Page* page);
+// Nothing where no job is a classifier that has been evaluated.
+void AddClasses(const Subjects& subjects, Page* page);
 void AddPhases(const Subjects& subjects, Page* page);
 void AddMemory(const Subjects& subjects, Page* page);
 void AddGoodput(const Subjects& subjects, Page* page);

@@ -1,12 +1,15 @@
 // The beginning of a report: a summary, and the numbers of each job beside those of the first.
+#include <algorithm>
 #include <cmath>
 #include <functional>
+#include <optional>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "cli/plot/scale.h"
 #include "cli/report/sections.h"
 #include "cli/report/texts.h"
+#include "plan/epochs.h"
 
 namespace tercio::report {
 namespace {
@@ -28,6 +31,14 @@ std::string StateText(const v1::JobStatus& status) {
   std::string name = v1::JobState_Name(status.state()).substr(10);  // after JOB_STATE_
   for (char& letter : name) letter = static_cast<char>(std::tolower(letter));
   return name;
+}
+
+// "12 of 30"; without the whole where a job of epochs does not know it yet.
+std::string StepsOf(const Subject& subject) {
+  const v1::JobStatus& status = subject.job->status;
+  const bool known = status.steps() > 0 || plan::KnowsSteps(status.spec().training());
+  return absl::StrCat(CountText(subject.numbers.steps),
+                      known ? absl::StrCat(" of ", CountText(status.steps())) : "");
 }
 
 std::optional<double> MedianSeconds(const Numbers& numbers) {
@@ -138,7 +149,56 @@ std::vector<Row> MemoryRows(const Subject& base) {
            }}};
 }
 
-std::vector<Row> QualityRows(const Subject& base, bool several) {
+// Only kinds of groups in which something was sent: few layouts use all of them.
+std::vector<Row> CommunicationRows(const Subjects& subjects) {
+  const Subject& base = subjects.front();
+  std::vector<Row> rows = {{"sent to other ranks in a step, all ranks", [&base](const Subject& s) {
+                              return Compared(base, s, &Numbers::communication_bytes_per_step,
+                                              BytesText);
+                            }}};
+  for (const GroupKind& kind : kGroupKinds) {
+    const auto sent = [kind](const Subject& subject) -> std::optional<int64_t> {
+      if (!subject.numbers.communication.has_value()) return std::nullopt;
+      return (*subject.numbers.communication.*kind.bytes)();
+    };
+    const bool any = std::any_of(subjects.begin(), subjects.end(), [&](const Subject& subject) {
+      return sent(subject).value_or(0) > 0;
+    });
+    if (!any) continue;
+    rows.push_back(
+        {absl::StrCat("sent in ", kind.name, " groups since the start"), [sent](const Subject& s) {
+           return Number(OrNotKnown(
+               sent(s), [](int64_t bytes) { return BytesText(static_cast<double>(bytes)); }));
+         }});
+  }
+  return rows;
+}
+
+// Rows of what at least one of the jobs has: most jobs have neither classes nor test data.
+void AddScoreRows(const Subjects& subjects, std::vector<Row>* rows) {
+  struct Score {
+    const char* name;
+    std::optional<double> Numbers::*field;
+  };
+  constexpr Score kScores[] = {{"validation accuracy", &Numbers::validation_accuracy},
+                               {"validation F1", &Numbers::validation_f1},
+                               {"test loss", &Numbers::test_loss},
+                               {"test accuracy", &Numbers::test_accuracy},
+                               {"test F1", &Numbers::test_f1}};
+  for (const Score& score : kScores) {
+    const bool known = std::any_of(subjects.begin(), subjects.end(), [&](const Subject& subject) {
+      return (subject.numbers.*score.field).has_value();
+    });
+    if (!known) continue;
+    rows->push_back({score.name, [field = score.field](const Subject& s) {
+                       return Number(OrNotKnown(s.numbers.*field, LossText));
+                     }});
+  }
+}
+
+std::vector<Row> QualityRows(const Subjects& subjects) {
+  const Subject& base = subjects.front();
+  const bool several = subjects.size() > 1;
   std::vector<Row> rows = {
       {"final loss",
        [](const Subject& s) { return Number(OrNotKnown(s.numbers.final_loss, LossText)); }},
@@ -146,6 +206,7 @@ std::vector<Row> QualityRows(const Subject& base, bool several) {
        [](const Subject& s) { return Number(OrNotKnown(s.numbers.validation_loss, LossText)); }},
       {"validation perplexity",
        [](const Subject& s) { return Number(OrNotKnown(s.numbers.perplexity, ShortText)); }}};
+  AddScoreRows(subjects, &rows);
   // What follows relates one job to another.
   if (!several) return rows;
   rows.push_back({"losses by step", [&base](const Subject& s) {
@@ -207,7 +268,7 @@ std::string SummaryOf(const Subject& subject) {
                     "; it has not completed a step");
     return text + ".";
   }
-  absl::StrAppend(&text, " at step ", CountText(numbers.steps), " of ", CountText(status.steps()));
+  absl::StrAppend(&text, " at step ", StepsOf(subject));
   if (numbers.ranks > 0) {
     absl::StrAppend(&text, " on ", numbers.ranks, numbers.ranks == 1 ? " rank" : " ranks", " (",
                     LayoutText(status), ")");
@@ -217,6 +278,11 @@ std::string SummaryOf(const Subject& subject) {
   absl::StrAppend(&text, ". ", "Loss ", OrNotKnown(numbers.final_loss, LossText));
   if (numbers.validation_loss.has_value())
     absl::StrAppend(&text, ", validation loss ", LossText(*numbers.validation_loss));
+  if (numbers.test_accuracy.has_value()) {
+    absl::StrAppend(&text, ", test accuracy ", LossText(*numbers.test_accuracy));
+  } else if (numbers.test_loss.has_value()) {
+    absl::StrAppend(&text, ", test loss ", LossText(*numbers.test_loss));
+  }
   if (numbers.tokens_per_second.has_value()) {
     absl::StrAppend(&text, ", ", ShortText(*numbers.tokens_per_second), " tokens/s (",
                     SecondsText(numbers.step_seconds->median), " a step)");
@@ -280,10 +346,7 @@ void AddNumbers(const Subjects& subjects, Page* page) {
     table.push_back(std::move(cells));
   };
   add({"state", [](const Subject& s) { return Number(StateText(s.job->status)); }});
-  add({"steps", [](const Subject& s) {
-         return Number(
-             absl::StrCat(CountText(s.numbers.steps), " of ", CountText(s.job->status.steps())));
-       }});
+  add({"steps", [](const Subject& s) { return Number(StepsOf(s)); }});
   add({"tokens", [](const Subject& s) { return Number(CountText(s.numbers.tokens)); }});
   add({"ranks", [](const Subject& s) {
          return Number(s.numbers.ranks > 0 ? absl::StrCat(s.numbers.ranks) : kNotKnown);
@@ -291,7 +354,8 @@ void AddNumbers(const Subjects& subjects, Page* page) {
   add({"layout", [](const Subject& s) { return Number(LayoutText(s.job->status)); }});
   for (const Row& row : SpeedRows(base, several)) add(row);
   for (const Row& row : MemoryRows(base)) add(row);
-  for (const Row& row : QualityRows(base, several)) add(row);
+  for (const Row& row : CommunicationRows(subjects)) add(row);
+  for (const Row& row : QualityRows(subjects)) add(row);
   add({"restarts", [](const Subject& s) { return Number(absl::StrCat(s.numbers.restarts)); }});
   add({"steps repeated", [](const Subject& s) { return Number(CountText(s.numbers.lost_steps)); }});
   add({"time since submission",

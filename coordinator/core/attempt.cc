@@ -8,6 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "coordinator/core/rank_set.h"
 #include "coordinator/core/stepper.h"
+#include "plan/epochs.h"
 
 namespace tercio::coordinator {
 namespace {
@@ -190,7 +191,15 @@ void Stepper::OnDataPrepared(JobState& job, const std::string& node,
                       absl::StrCat("node ", node,
                                    " has different data under the same path than the other nodes"));
   }
+  if (const std::string key = KeyOfNewData(record.spec());
+      answer.train_samples() <= 0 && answer.test_samples() <= 0 && !key.empty()) {
+    return RefuseData(job, node,
+                      absl::StrCat("node ", node, " has an agent of version ",
+                                   state_.nodes.at(node).hello.version(), ", which does not know ",
+                                   key, ": upgrade the agent and the trainer of the node"));
+  }
   progress.set_data_digest(answer.digest());
+  record.set_train_samples(answer.train_samples());
   AddRank(*progress.mutable_prepared(), place->second.index);
   record.set_vocab_size(answer.vocab_size());
   effects_.changed_jobs.insert(record.id());
@@ -213,7 +222,11 @@ void Stepper::StartWhenReady(JobState& job) {
                            plan::KeepsCopies(record.spec());
   if (!progress.checkpoint_known() && !from_memory) return;
   if (RefusesOtherData(job, record.checkpoint_step())) return;
-  // The size of the vocabulary was found in the data; the plan cuts tensors by it.
+  // The steps of epochs, and the size of the vocabulary, by which the plan cuts tensors, were found
+  // in the data.
+  if (record.train_samples() > 0) {
+    plan::SetStepsOfEpochs(record.train_samples(), record.mutable_spec()->mutable_training());
+  }
   record.mutable_spec()->mutable_model()->set_vocab_size(record.vocab_size());
   absl::StatusOr<v1::Plan> plan =
       settings_.make_plan(PresentSpec(record), SlotsOf(*job.placement), ShareOfRanks(job));
@@ -240,6 +253,7 @@ void Stepper::StartWhenReady(JobState& job) {
   // This entry makes the attempt count as started, and takes what
   // lies behind its step out of the history (StepCounts).
   (*record.mutable_resume_steps())[record.attempt()] = record.resume_step();
+  RestartEvaluations(job);
   record.set_step(record.resume_step());
   record.set_tokens(record.resume_step() * record.spec().training().global_batch() *
                     record.spec().model().context());
@@ -298,6 +312,7 @@ void Stepper::OnRankPhase(JobState& job, const v1::RankPhase& phase) {
   if (record.phase() == v1::JOB_PHASE_STARTING && CountRanks(running) == job.placement->ranks() &&
       Enter(job, v1::JOB_PHASE_RUNNING)) {
     Note(job, "running", "all ranks are training");
+    BeginTest(job);
   }
 }
 
@@ -337,9 +352,12 @@ void Stepper::OnStepReport(JobState& job, const v1::StepReport& report) {
   // Where a spike was the reason, NoteSpike has reported the step already.
   if (step.skipped() && step.spike().empty()) Note(job, "step_skipped", DescribeSkipped(step));
   if (step.has_validation_loss()) record.set_validation_loss(step.validation_loss());
+  OnValidation(job, report);
   record.set_progress_at(now_);
   effects_.changed_jobs.insert(record.id());
   effects_.steps.emplace_back(record.id(), step);
+  // The commit of the last step may have been faster than its report.
+  if (record.checkpoint_step() >= record.spec().training().steps()) BeginTest(job);
 }
 
 void Stepper::OnRankExit(JobState& job, const std::string& node, const v1::ExitRecord& exit) {
@@ -493,14 +511,17 @@ void Stepper::OnAllStopped(JobState& job) {
   // A job whose ranks all ended well after the last step has succeeded,
   // even if it was just to be stopped: nothing is left to do.
   const bool finished = CountRanks(record.progress().finished_ranks()) == job.placement->ranks();
-  if (finished && record.step() >= record.spec().training().steps()) {
+  const bool tested = !HasTest(record.spec()) || record.has_test();
+  const bool trained = finished && record.step() >= record.spec().training().steps();
+  if (trained && tested) {
     record.clear_error();
     return Finish(job, v1::JOB_PHASE_SUCCEEDED);
   }
   // Ranks that exit with 0 too early would do so again at once:
   // that counts as a crash, so that the crash loop ends it.
   if (record.phase() != v1::JOB_PHASE_STOPPING) {
-    record.set_error("the ranks ended before the last step");
+    record.set_error(trained ? "the ranks ended without a result for data.test"
+                             : "the ranks ended before the last step");
     job.cause = FaultCause::kCrash;
     record.set_stop_reason(v1::STOP_REASON_RESTART);
     record.set_last_fault_at(now_);
@@ -587,6 +608,7 @@ void Stepper::Release(JobState& job) {
 
 void Stepper::Handle(const StepsDone& done) {
   AddSteps(done.run, {done.steps.begin(), done.steps.end()});
+  if (HasBegun(done.run)) NoteCandidate(state_.jobs.at(done.run.job_id()), done);
 }
 
 void Stepper::AddSteps(const v1::RunId& run,

@@ -1,9 +1,12 @@
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "coordinator/core/checkpoints.h"
+#include "plan/names.h"
+#include "plan/quality.h"
 
 namespace tercio::coordinator {
 namespace {
@@ -11,7 +14,39 @@ namespace {
 // An error is read in a terminal: a job may have hundreds of checkpoints.
 constexpr size_t kMostFindings = 8;
 
+enum class AmongVerified { kNo, kYes };
+
+std::optional<v1::BestEvaluation> BestAmong(const v1::JobRecord& record, AmongVerified among) {
+  const v1::QualityMetric metric = record.spec().training().evaluate().keep_best();
+  if (!plan::IsNamed(metric)) return std::nullopt;
+  std::optional<v1::BestEvaluation> best;
+  // Within a history checkpoints are in the order of their steps, so the first of equals wins.
+  for (const v1::CheckpointRecord& known : record.checkpoints()) {
+    if (!known.has_value() || !known.problem().empty() || !Counts(record, known)) continue;
+    if (among == AmongVerified::kYes && known.verified_at() <= 0) continue;
+    if (!plan::BeatsBest(metric, known.value(), best.has_value() ? &*best : nullptr)) continue;
+    best.emplace();
+    best->set_step(known.step());
+    best->set_value(known.value());
+  }
+  return best;
+}
+
+// The steps of checkpoints that are kept for their quality, among those that count.
+std::set<int64_t> BestSteps(const v1::JobRecord& record) {
+  std::set<int64_t> steps;
+  if (record.has_best()) steps.insert(record.best().step());
+  for (const AmongVerified among : {AmongVerified::kNo, AmongVerified::kYes}) {
+    if (const auto best = BestAmong(record, among)) steps.insert(best->step());
+  }
+  return steps;
+}
+
 }  // namespace
+
+std::optional<v1::BestEvaluation> BestCheckpoint(const v1::JobRecord& record) {
+  return BestAmong(record, AmongVerified::kNo);
+}
 
 bool Counts(const v1::JobRecord& record, const v1::CheckpointRecord& checkpoint) {
   // A checkpoint is part of the history exactly where its last step is.
@@ -64,11 +99,13 @@ void AddUnrecordedCheckpoint(v1::JobRecord& record) {
 std::vector<v1::CheckpointRecord> SuperfluousCheckpoints(const v1::JobRecord& record, int keep_last,
                                                          int64_t keep_every) {
   std::vector<v1::CheckpointRecord> superfluous;
+  const std::set<int64_t> best = BestSteps(record);
   int verified = 0;
   for (auto at = record.checkpoints().rbegin(); at != record.checkpoints().rend(); ++at) {
     const bool kept =
         // Even keep_last 0 keeps one: a job without any checkpoint could only start over.
-        verified < std::max(1, keep_last) || (keep_every > 0 && at->step() % keep_every == 0);
+        verified < std::max(1, keep_last) || (keep_every > 0 && at->step() % keep_every == 0) ||
+        (best.contains(at->step()) && Counts(record, *at));
     if (!kept) superfluous.push_back(*at);
     // Only proven bytes allow older ones to go; a checkpoint that is
     // damaged or not part of the history is no substitute for them.

@@ -149,7 +149,9 @@ void Stepper::AdoptUnrecorded(JobState& job, const CheckpointFound& answer) {
     const v1::CheckpointRecord* known = FindCheckpointRecord(record, there.step());
     if (known != nullptr && known->attempt() >= there.attempt()) continue;
     if (there.attempt() <= 0 || there.attempt() > record.attempt()) continue;
-    AddCheckpointRecord(record, there);
+    v1::CheckpointRecord adopted = there;
+    TakeCandidate(record, &adopted);
+    AddCheckpointRecord(record, std::move(adopted));
     state_.scrubs.Set(record.id(), now_);
   }
   std::sort(record.mutable_checkpoints()->begin(), record.mutable_checkpoints()->end(),
@@ -237,7 +239,8 @@ void Stepper::Handle(const CheckpointCommitted& committed) {
     known.set_bytes(committed.bytes);
     known.set_manifest_digest(committed.manifest_digest);
     if (committed.verified) known.set_verified_at(now_);
-    AddCheckpointRecord(record, std::move(known));
+    TakeCandidate(record, &known);
+    AddCheckpointRecord(record, known);
     state_.scrubs.Set(record.id(), now_);
     // A job that has run this long without a fault has earned its whole budget again.
     if (now_ - record.last_fault_at() > settings_.budget_window) record.set_restarts_used(0);
@@ -245,6 +248,8 @@ void Stepper::Handle(const CheckpointCommitted& committed) {
          absl::StrCat("step ", committed.step, ", ", committed.bytes, " bytes",
                       committed.seconds > 0 ? absl::StrFormat(" in %.3f s", committed.seconds) : "",
                       ", ", committed.path));
+    UpdateBest(job, known);
+    if (committed.step >= record.spec().training().steps()) BeginTest(job);
     // Older checkpoints are removed only in favour of one whose bytes were read back.
     if (committed.verified) {
       Prune(job);
@@ -335,6 +340,11 @@ void Stepper::Handle(const CheckpointRemoved& removed) {
   const bool other = known != nullptr && removed.attempt > 0 && known->attempt() > removed.attempt;
   if (known == nullptr || other) return;
   RemoveCheckpointRecord(found->second.record, removed.step);
+  // Ranks that start have been told of it, or are about to be.
+  if (found->second.record.best().step() == removed.step &&
+      found->second.record.phase() != v1::JOB_PHASE_STARTING) {
+    found->second.record.clear_best();
+  }
   effects_.changed_jobs.insert(removed.job_id);
 }
 

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,10 +32,15 @@ void RemoveCheckpointRecord(v1::JobRecord& record, int64_t step);
 // For a record written by a version that did not keep a list: adds the last checkpoint it names.
 void AddUnrecordedCheckpoint(v1::JobRecord& record);
 
+// The best evaluated step (evaluate.keep_best) among the checkpoints that count and are not known
+// to be damaged; the first of equally good ones. nullopt: there is none.
+std::optional<v1::BestEvaluation> BestCheckpoint(const v1::JobRecord& record);
+
 // The checkpoints that may be removed, oldest first: all that were committed before the newest
 // `keep_last` (at least one) whose bytes were verified, but for multiples of `keep_every` steps (0:
-// none). One that is damaged, not verified yet, or no longer part of the history does not count
-// towards these.
+// none), for the best one, and, until the bytes of that one were verified, for the best of those
+// whose bytes were. One that is damaged, not verified yet, or no longer part of the history does
+// not count towards these.
 std::vector<v1::CheckpointRecord> SuperfluousCheckpoints(const v1::JobRecord& record, int keep_last,
                                                          int64_t keep_every);
 // Whether the job's own retention removes that one, or has begun to.

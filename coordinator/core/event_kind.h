@@ -11,6 +11,8 @@ namespace tercio::coordinator {
 inline constexpr std::string_view kEventKinds[] = {
     "attempt_broken",
     "attempt_started",
+    "best_checkpoint",
+    "best_lost",
     "cancel_requested",
     "cancelled",
     "checkpoint_committed",
@@ -52,6 +54,7 @@ inline constexpr std::string_view kEventKinds[] = {
     "straggler_recovered",
     "submitted",
     "succeeded",
+    "test_evaluated",
 };
 
 class EventKind {

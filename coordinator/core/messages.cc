@@ -31,6 +31,7 @@ void Stepper::SendStart(JobState& job, const std::string& node) {
   *start->mutable_spec() = PresentSpec(job.record);
   start->set_resume_step(job.record.resume_step());
   start->set_vocab_size(job.record.vocab_size());
+  if (job.record.has_best()) *start->mutable_best() = job.record.best();
   AddSnapshots(job, node, start);
   // The digest lets the trainers notice that the files on disk are not those that were committed.
   // It is left out for a start from memory, where the checkpoint is not what is loaded.

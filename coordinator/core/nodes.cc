@@ -321,6 +321,9 @@ void Stepper::HandleReport(const std::string& node, const v1::AgentMessage& mess
       return WithRun(message.save_unanswered().run(), [&](JobState& job) {
         OnSaveUnanswered(job, node, message.save_unanswered());
       });
+    case v1::AgentMessage::kTestEvaluated:
+      return WithRun(message.test_evaluated().run(),
+                     [&](JobState& job) { OnTestEvaluated(job, message.test_evaluated(), node); });
     case v1::AgentMessage::kTrace:
       // History is kept even of attempts that are over; it decides nothing.
       if (HasBegun(message.trace().run())) {

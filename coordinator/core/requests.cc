@@ -1,6 +1,9 @@
 // Requests of people.
+#include <utility>
+
 #include "absl/strings/str_cat.h"
 #include "coordinator/core/stepper.h"
+#include "plan/epochs.h"
 
 namespace tercio::coordinator {
 
@@ -73,17 +76,29 @@ void Stepper::Handle(const ResumeRequested& resume) {
         absl::FailedPreconditionError(absl::StrCat("job ", resume.job_id, " has not ended"));
     return;
   }
+  v1::JobSpec spec = resume.spec;
+  // The data is prepared again, which may find another number of samples.
+  if (record.train_samples() > 0) {
+    plan::SetStepsOfEpochs(record.train_samples(), spec.mutable_training());
+  }
   // A finished job may be lengthened; it then continues from its last checkpoint.
-  const bool longer = resume.spec.training().steps() > record.step();
+  const bool longer = spec.training().steps() > record.step();
   if (record.phase() == v1::JOB_PHASE_SUCCEEDED && !longer) {
+    const char* length = spec.training().epochs() > 0 ? "epochs" : "steps";
     effects_.answer = absl::FailedPreconditionError(
-        absl::StrCat("job ", resume.job_id,
-                     " has succeeded; to train on, give it more steps: --set training.steps=N"));
+        absl::StrCat("job ", resume.job_id, " has succeeded; to train on, give it more ", length,
+                     ": --set training.", length, "=N"));
     return;
+  }
+  // Values of another metric say nothing about the new one.
+  if (spec.training().evaluate().keep_best() != record.spec().training().evaluate().keep_best()) {
+    for (v1::CheckpointRecord& known : *record.mutable_checkpoints()) known.clear_value();
+    record.clear_candidates();
+    record.clear_best();
   }
   // Skipped batches stay skipped; a job file does not list them.
   const auto data_skips = record.spec().training().data_skips();
-  *record.mutable_spec() = resume.spec;
+  *record.mutable_spec() = std::move(spec);
   *record.mutable_spec()->mutable_training()->mutable_data_skips() = data_skips;
   // The fault that ended the job has been seen by a person: the budgets start over.
   record.set_restarts_used(0);

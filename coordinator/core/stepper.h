@@ -1,8 +1,9 @@
 // One step of the coordinator's core at work. Private to coordinator/core; in several files by what
 // brings a step about: requests of people (requests.cc), nodes (nodes.cc), how ranks get on
 // (health.cc), their GPUs (device_faults.cc), the life of an attempt (attempt.cc), its checkpoints
-// (checkpoints.cc), what its ranks find wrong with it (findings.cc), snapshots in memory
-// (memory.cc), devices (scheduling.cc), and messages to nodes (messages.cc).
+// (checkpoints.cc), evaluations of held-out data (evaluations.cc), what its ranks find wrong with
+// it (findings.cc), snapshots in memory (memory.cc), devices (scheduling.cc), and messages to nodes
+// (messages.cc).
 #pragma once
 
 #include <map>
@@ -39,6 +40,13 @@ int LastStarted(const v1::JobRecord& record);
 
 // Whether ranks may be put on the node.
 bool TakesRanks(const NodeState& node);
+
+// Whether the job evaluates test data at its end.
+bool HasTest(const v1::JobSpec& spec);
+// A key of the job that needs agents which count samples, and their trainers; empty: there is none.
+std::string KeyOfNewData(const v1::JobSpec& spec);
+// Gives a checkpoint that is committed the value of its step, where that is a candidate.
+void TakeCandidate(v1::JobRecord& record, v1::CheckpointRecord* checkpoint);
 
 class Stepper {
  public:
@@ -162,6 +170,14 @@ class Stepper {
   void OnSaveUnanswered(JobState& job, const std::string& node, const v1::SaveUnanswered& said);
   void OnSaveFailed(JobState& job, int64_t step, SaveFailure reason, const std::string& error,
                     const std::string& node, int rank);
+
+  // ---- evaluations.cc ----
+  void OnValidation(JobState& job, const v1::StepReport& report);
+  void NoteCandidate(JobState& job, const StepsDone& done);
+  void UpdateBest(JobState& job, const v1::CheckpointRecord& committed);
+  void RestartEvaluations(JobState& job);
+  void OnTestEvaluated(JobState& job, const v1::TestEvaluated& said, const std::string& node);
+  void BeginTest(JobState& job);
 
   // ---- memory.cc ----
   void OnSnapshotsHeld(const std::string& node, const v1::SnapshotsHeld& said);

@@ -33,8 +33,9 @@ int64_t MostMemory(const v1::JobSpec& spec, const std::vector<Coordinator::NodeV
 }
 
 int64_t CheckpointsAtOnce(const v1::JobSpec& spec) {
-  // The newest is written before the oldest is removed.
-  return int64_t{spec.checkpoint().keep_last()} + 1;
+  // The newest is written before the oldest is removed; the best one may be older than all others.
+  const bool best = spec.training().evaluate().keep_best() != v1::QUALITY_METRIC_UNSPECIFIED;
+  return int64_t{spec.checkpoint().keep_last()} + 1 + (best ? 1 : 0);
 }
 
 // The bytes that other unfinished jobs may still write to the same place.
@@ -65,11 +66,13 @@ absl::Status CheckDisk(const v1::JobSpec& spec, const std::string& directory,
   // The division cannot overflow, unlike the product of many large checkpoints.
   if (one <= std::max<int64_t>(0, free - promised) / count) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrFormat(
-      "disk full: %d checkpoints of %.1f MiB each (checkpoint.keep_last and the one being written) "
+      "disk full: %d checkpoints of %.1f MiB each (checkpoint.keep_last%s and the one being "
+      "written) "
       "do not fit in the %.1f MiB free in %s, of which other jobs may still need %.1f MiB; free "
       "some disk space, or lower checkpoint.keep_last",
-      count, static_cast<double>(one) / kMiB, static_cast<double>(free) / kMiB, directory,
-      static_cast<double>(promised) / kMiB));
+      count, static_cast<double>(one) / kMiB,
+      count > int64_t{spec.checkpoint().keep_last()} + 1 ? ", the best one" : "",
+      static_cast<double>(free) / kMiB, directory, static_cast<double>(promised) / kMiB));
 }
 
 // A job's own directory is named by a user: it must lie below a directory the operator allows.

@@ -15,8 +15,10 @@
 #include "coordinator/core/core.h"
 #include "coordinator/service/views.h"
 #include "nlohmann/json.hpp"
+#include "plan/epochs.h"
 #include "plan/names.h"
 #include "plan/plan_builder.h"
+#include "plan/quality.h"
 
 namespace tercio::coordinator {
 namespace {
@@ -106,7 +108,10 @@ class JobSeries {
 
   void AddProgress() {
     Set("tercio_job_step", Double(job_.step()));
-    Set("tercio_job_target_steps", Double(job_.spec().training().steps()));
+    // A job of epochs has none before its data is prepared.
+    if (plan::KnowsSteps(job_.spec().training())) {
+      Set("tercio_job_target_steps", Double(job_.spec().training().steps()));
+    }
     Set("tercio_job_tokens", Double(job_.tokens()));
     // A job that has not made a step has no loss; 0 would be a wrong one.
     if (job_.has_tokens_per_second()) {
@@ -115,6 +120,10 @@ class JobSeries {
     if (job_.has_mfu()) Set("tercio_job_mfu_ratio", job_.mfu());
     if (job_.has_loss()) Set("tercio_job_loss", job_.loss());
     if (job_.has_validation_loss()) Set("tercio_job_validation_loss", job_.validation_loss());
+    if (job_.has_test()) Set("tercio_job_test_loss", job_.test().loss());
+    AddScores("tercio_job_validation_score", job_.validation());
+    AddScores("tercio_job_test_score", job_.test());
+    if (job_.has_best()) Set("tercio_job_best_step", Double(job_.best().step()));
     if (tally_.learning_rate.has_value()) {
       Set("tercio_job_learning_rate", *tally_.learning_rate);
     }
@@ -125,6 +134,15 @@ class JobSeries {
     page_.Set("tercio_job_step_duration_seconds", {id_, name_}, tally_.steps);
     Set("tercio_job_skipped_steps_total", Double(tally_.skipped));
     Set("tercio_job_spikes_total", Double(tally_.spikes));
+  }
+
+  // Only classifiers have any.
+  void AddScores(MetricId metric, const v1::Evaluation& evaluation) {
+    if (!plan::IsConfusion(evaluation.confusion())) return;
+    for (const v1::QualityMetric score : {v1::QUALITY_METRIC_ACCURACY, v1::QUALITY_METRIC_PRECISION,
+                                          v1::QUALITY_METRIC_RECALL, v1::QUALITY_METRIC_F1}) {
+      page_.Set(metric, {id_, name_, plan::TextOf(score)}, plan::ValueOf(score, evaluation));
+    }
   }
 
   void AddPrediction() {

@@ -14,6 +14,7 @@
 #include "coordinator/core/testing/test_job.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "plan/quality.h"
 
 namespace tercio::coordinator {
 namespace {
@@ -52,6 +53,7 @@ class CoordinatorMetricsTest : public ::testing::Test {
   void Submit(const std::string& id, const std::string& name) {
     v1::JobSpec spec = SmallSpec(2);
     spec.set_name(name);
+    spec.mutable_training()->mutable_evaluate()->set_keep_best(v1::QUALITY_METRIC_LOSS);
     ASSERT_TRUE(coordinator_->Ask(Submitted{id, spec}).ok());
   }
   void Attach(const std::string& node, const std::string& metrics_address) {
@@ -72,6 +74,33 @@ class CoordinatorMetricsTest : public ::testing::Test {
     ASSERT_TRUE(coordinator_->Ask(NodeSaid{node, message}).ok());
   }
 
+  // Step 8 of that job is evaluated, and its checkpoint is the best; so is the test data.
+  void EvaluateClasses() {
+    v1::Evaluation evaluation;
+    evaluation.set_step(8);
+    evaluation.set_loss(0.5);
+    *evaluation.mutable_confusion() = plan::EmptyConfusion(2);
+    plan::Count(0, 0, evaluation.mutable_confusion());
+    plan::Count(0, 1, evaluation.mutable_confusion());
+    plan::Count(1, 1, evaluation.mutable_confusion());
+    plan::Count(1, 1, evaluation.mutable_confusion());
+    v1::StepRecord step;
+    step.set_step(8);
+    step.set_attempt(1);
+    step.set_validation_loss(0.5);
+    Say("a", [&](v1::AgentMessage& m) {
+      *m.mutable_step_report()->mutable_run() = RunWith(1);
+      *m.mutable_step_report()->mutable_record() = step;
+      *m.mutable_step_report()->mutable_validation() = evaluation;
+    });
+    ASSERT_TRUE(coordinator_->Ask(StepsDone{RunWith(1), {step}}).ok());
+    ASSERT_TRUE(coordinator_->Ask(CheckpointCommitted{RunWith(1), 8, "path", 4096, 0.25}).ok());
+    Say("a", [&](v1::AgentMessage& m) {
+      *m.mutable_test_evaluated()->mutable_run() = RunWith(1);
+      *m.mutable_test_evaluated()->mutable_evaluation() = evaluation;
+    });
+  }
+
   // A job that runs on node a, with a step, a checkpoint, and one that failed.
   void Train() {
     Submit(kJob, "shakespeare");
@@ -81,6 +110,7 @@ class CoordinatorMetricsTest : public ::testing::Test {
     Say("a", [](v1::AgentMessage& m) {
       *m.mutable_data_prepared()->mutable_run() = RunWith(1);
       m.mutable_data_prepared()->set_vocab_size(20);
+      m.mutable_data_prepared()->set_train_samples(100);
       m.mutable_data_prepared()->set_digest("d");
     });
     for (const int rank : {0, 1}) {
@@ -166,6 +196,31 @@ TEST_F(CoordinatorMetricsTest, ShowsAJob) {
   EXPECT_THAT(page, HasSubstr("tercio_node_state{node=\"a\",state=\"ready\"} 1\n"));
   EXPECT_THAT(page, HasSubstr("tercio_events_total{kind=\"checkpoint_committed\"} 1\n"));
   EXPECT_THAT(page, HasSubstr("tercio_events_total{kind=\"hang\"} 0\n"));
+}
+
+TEST_F(CoordinatorMetricsTest, ScoresOfAClassifier) {
+  Train();
+  EXPECT_THAT(Page(), Not(HasSubstr("\ntercio_job_validation_score{")));
+  EXPECT_THAT(Page(), Not(HasSubstr("\ntercio_job_test_loss{")));
+  EvaluateClasses();
+  const std::string page = Page();
+  const std::string job = "job_id=\"job-1\",job_name=\"shakespeare\"";
+  for (const char* part : {"validation", "test"}) {
+    const std::string metric = absl::StrCat("tercio_job_", part, "_score{", job, ",metric=\"");
+    EXPECT_THAT(page, HasSubstr(metric + "accuracy\"} 0.75\n"));
+    EXPECT_THAT(page, HasSubstr(metric + "recall\"} 1\n"));
+    EXPECT_THAT(page, HasSubstr(metric + "f1\"} 0.8\n"));
+  }
+  EXPECT_THAT(page, HasSubstr("tercio_job_test_loss{" + job + "} 0.5\n"));
+  EXPECT_THAT(page, HasSubstr("tercio_job_best_step{" + job + "} 8\n"));
+}
+
+TEST_F(CoordinatorMetricsTest, StepsOfEpochsAreNoneUntilTheyAreKnown) {
+  v1::JobSpec spec = SmallSpec(2);
+  spec.mutable_training()->set_steps(0);
+  spec.mutable_training()->set_epochs(3);
+  ASSERT_TRUE(coordinator_->Ask(Submitted{kJob, spec}).ok());
+  EXPECT_THAT(Page(), Not(HasSubstr("\ntercio_job_target_steps{")));
 }
 
 // Whoever asks for time() - metric wants the age.
@@ -256,6 +311,7 @@ TEST_F(CoordinatorMetricsTest, WhoWasSentAwayIsNotLost) {
 TEST_F(CoordinatorMetricsTest, EveryMetricOfTheTableIsOnThePage) {
   options_.certificate = "common/metrics/testdata/certificate.pem";
   Train();
+  EvaluateClasses();
   const std::string page = Page();
   for (const MetricSpec& spec : metric_table::kAll) {
     const std::string type = "# TYPE " + std::string(spec.name) + " ";

@@ -107,6 +107,7 @@ v1::CheckpointInfo InfoOf(const v1::JobRecord& job, const checkpoint::Committed&
     if (known.committed_at() > 0) SetTime(known.committed_at(), info.mutable_committed_at());
     if (known.verified_at() > 0) SetTime(known.verified_at(), info.mutable_verified_at());
     info.set_problem(known.problem());
+    info.set_best(job.best().step() == known.step() && Counts(job, known));
   }
   return info;
 }

@@ -15,6 +15,12 @@ void SetTime(double seconds, google::protobuf::Timestamp* time) {
   time->set_nanos(static_cast<int32_t>((seconds - std::floor(seconds)) * 1e9));
 }
 
+// A list of many jobs goes without the tables of classes, which may be large.
+v1::Evaluation WithoutClasses(v1::Evaluation evaluation) {
+  evaluation.clear_confusion();
+  return evaluation;
+}
+
 }  // namespace
 
 // People see fewer states than the core has phases: nobody acts differently on those that are
@@ -113,6 +119,10 @@ v1::JobStatus BriefStatusOf(const Coordinator::JobView& view) {
   *status.mutable_spec() = record.spec();
   status.set_tokens(record.tokens());
   status.set_queue_position(view.queue_position);
+  status.set_best_step(record.best().step());
+  status.set_train_samples(record.train_samples());
+  if (record.has_validation()) *status.mutable_validation() = WithoutClasses(record.validation());
+  if (record.has_test()) *status.mutable_test() = WithoutClasses(record.test());
   *status.mutable_goodput() = GoodputOf(record, view.now);
   // A brief answer has the layout only: the rest of a plan grows with the number of ranks.
   if (view.plan != nullptr) {
@@ -128,6 +138,8 @@ v1::JobStatus BriefStatusOf(const Coordinator::JobView& view) {
 v1::JobStatus StatusOf(const Coordinator::JobView& view) {
   v1::JobStatus status = BriefStatusOf(view);
   if (view.plan != nullptr) *status.mutable_plan() = *view.plan;
+  if (view.record.has_validation()) *status.mutable_validation() = view.record.validation();
+  if (view.record.has_test()) *status.mutable_test() = view.record.test();
   return status;
 }
 

@@ -10,7 +10,8 @@
 namespace tercio::coordinator {
 
 v1::JobStatus StatusOf(const Coordinator::JobView& view);
-// The same with the layout alone of the plan, which would grow with the ranks.
+// The same with the layout alone of the plan, which would grow with the ranks, and without the
+// classes of evaluations.
 v1::JobStatus BriefStatusOf(const Coordinator::JobView& view);
 // Adds the ranks of the plan, with their figures where they are known: of ranks that have ended
 // from `exits` (of the present attempt), of the others from the view.

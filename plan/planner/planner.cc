@@ -80,6 +80,9 @@ v1::Prediction Predict(const v1::JobSpec& job, const v1::Layout& layout, const C
   prediction.set_mfu(flops / seconds / ranks / (peak > 0 ? peak : cluster.flops_per_second));
   prediction.set_tokens_per_second(tokens / seconds);
   prediction.set_memory_bytes_peak(memory);
+  if (cluster.memory_bytes < kUnknownMemoryBytes) {
+    prediction.set_memory_bytes_available(cluster.memory_bytes);
+  }
   prediction.set_bubble_ratio(bubble);
   return prediction;
 }
@@ -205,6 +208,40 @@ absl::Status CheckGuards(const v1::JobSpec& job) {
   return absl::OkStatus();
 }
 
+// A job is as long as its steps or its epochs; one of no steps evaluates its test data.
+absl::Status CheckLength(const v1::JobSpec& job) {
+  const v1::TrainingSpec& training = job.training();
+  const bool evaluates = !job.data().test_path().empty() && !job.model().from().empty();
+  if (training.epochs() < 0 || training.steps() < 0 ||
+      (training.steps() == 0 && training.epochs() == 0 && !evaluates)) {
+    return absl::InvalidArgumentError(
+        "training.steps or training.epochs must be at least 1, or there must be data.test and "
+        "model.from to evaluate");
+  }
+  if ((training.epochs() > 0 || training.evaluate().every_epochs() > 0) &&
+      job.data().train_blend_size() > 1) {
+    return absl::InvalidArgumentError(
+        "training.epochs and training.evaluate.every_epochs: a blend of weighted data sets has no "
+        "epochs");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckEvaluation(const v1::EvaluateSpec& evaluate) {
+  const v1::QualityMetric best = evaluate.keep_best();
+  if (best != v1::QUALITY_METRIC_UNSPECIFIED && !IsNamed(best)) {
+    return absl::InvalidArgumentError(absl::StrCat("training.evaluate.keep_best ", Shown(best),
+                                                   " is not supported by this version"));
+  }
+  for (const int number : evaluate.metrics()) {
+    const auto metric = static_cast<v1::QualityMetric>(number);
+    if (IsNamed(metric)) continue;
+    return absl::InvalidArgumentError(absl::StrCat("training.evaluate.metrics ", Shown(metric),
+                                                   " is not supported by this version"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckNumbers(const v1::JobSpec& job) {
   const v1::ModelSpec& model = job.model();
   if (model.layers() < 1 || model.hidden() < 1 || model.heads() < 1 || model.context() < 1 ||
@@ -215,13 +252,14 @@ absl::Status CheckNumbers(const v1::JobSpec& job) {
         "impossible model: layers, hidden, heads, context and ffn_hidden must be positive, hidden "
         "a multiple of heads, and hidden / heads at most 256");
   }
-  if (job.training().steps() < 1 || job.training().global_batch() < 1 ||
-      job.training().micro_batch() < 0 || job.resources().ranks() < 0 ||
-      job.checkpoint().keep_last() < 1) {
+  if (job.training().global_batch() < 1 || job.training().micro_batch() < 0 ||
+      job.resources().ranks() < 0 || job.checkpoint().keep_last() < 1) {
     return absl::InvalidArgumentError(
-        "training.steps, training.global_batch and checkpoint.keep_last must be at least 1, "
-        "training.micro_batch and resources.ranks not negative");
+        "training.global_batch and checkpoint.keep_last must be at least 1, training.micro_batch "
+        "and resources.ranks not negative");
   }
+  TERCIO_RETURN_IF_ERROR(CheckLength(job));
+  TERCIO_RETURN_IF_ERROR(CheckEvaluation(job.training().evaluate()));
   // Products of sizes below are computed in 64 bits, which these bounds keep from overflowing.
   TERCIO_RETURN_IF_ERROR(plan::CheckSizes(job));
   return CheckGuards(job);

@@ -23,6 +23,8 @@ namespace tercio::plan {
 
 // The size assumed for a vocabulary that is not known.
 inline constexpr int kUnknownVocabulary = 256;
+// Memory that nobody has measured: every model fits.
+inline constexpr int64_t kUnknownMemoryBytes = int64_t{1} << 62;
 
 // Devices that are alike.
 struct Cluster {
@@ -32,7 +34,7 @@ struct Cluster {
   double peak_flops_per_second = 0;  // peak of its device, the unit of utilisation; 0: the same
   double bytes_per_second = 1e9;     // rate of one rank's link
   double seconds_per_message = 1e-3;
-  int64_t memory_bytes = int64_t{1} << 62;  // memory of one rank
+  int64_t memory_bytes = kUnknownMemoryBytes;  // memory of one rank
 };
 
 // Every layout of the cluster's ranks, rejected ones with the reason; `chosen` is the fastest that

@@ -40,8 +40,8 @@ class TimedSource : public data::CausalSource {
       out[i] = static_cast<int32_t>(word % static_cast<uint64_t>(model_.vocab_size()));
     }
   }
-  int64_t validation_samples() const override { return 0; }
-  void ReadValidation(int64_t, int32_t*) override {}
+  int64_t held_out_samples(data::HeldOut) const override { return 0; }
+  void ReadHeldOut(data::HeldOut, int64_t, int32_t*) override {}
 
   // The first fifth warms up.
   double MedianStepSeconds() const {

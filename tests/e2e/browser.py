@@ -22,7 +22,8 @@ frame.onload = () => {
   found.textContent = JSON.stringify({scroll: root.scrollWidth, wide, flat, outside, svgs: page.querySelectorAll('svg.p').length,
     paths: page.querySelectorAll('svg.p path').length, tables: page.querySelectorAll('table').length,
     resources: frame.contentWindow.performance.getEntriesByType('resource').map(e => e.name),
-    data: page.getElementById('tercio-report').textContent, title: page.title});
+    headings: [...page.querySelectorAll('h2')].map(h => h.textContent),
+    data: page.getElementById('%(data)s').textContent, title: page.title});
 };
 frame.src = '%(page)s';
 </script></body></html>"""
@@ -35,11 +36,11 @@ def _chromium(directory, *arguments):
                           capture_output=True, text=True, timeout=SECONDS, check=False)
 
 
-def look(directory, page, width=1280):
-    """What is found in the page at this width (the keys of _PROBE), and what the console said."""
+def look(directory, page, width=1280, data="tercio-report"):
+    """What is found in the page at this width (the keys of _PROBE), and what the console said. `data`: the id of its data."""
     probe = os.path.join(directory, "probe.html")
     with open(probe, "w", encoding="utf-8") as file:
-        file.write(_PROBE % {"width": width, "page": os.path.basename(page)})
+        file.write(_PROBE % {"width": width, "page": os.path.relpath(page, directory), "data": data})
     done = _chromium(directory, "--virtual-time-budget=10000", "--dump-dom", "file://" + probe)
     text = done.stdout.partition('<pre id="found">')[2].partition("</pre>")[0]
     if not text:

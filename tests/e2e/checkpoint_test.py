@@ -313,7 +313,9 @@ class DyingDisk(FailingFilesTest):
         self.after_step(job, saved + 50)
         kinds = self.kinds(job)
         self.assertNotIn("checkpoint_damaged", kinds)
-        self.assertTrue(any(f"starts after step {saved}" in e["message"] for e in self.events(job)), self.events(job))
+        # A save under way when reads began to fail may have been committed all the same: it is newer, and whole.
+        starts = [int(step) for e in self.events(job) for step in re.findall(r"^attempt 2 starts after step (\d+)", e["message"])]
+        self.assertTrue(starts and starts[0] >= saved, self.events(job))
 
 
 if __name__ == "__main__":

@@ -64,6 +64,9 @@ class Figures(ClusterTest):
                 self.assertGreater(elapsed, 0.5 * sum(step["step_seconds"] for step in steps))
                 self.assertGreater(rank["phases"]["evaluation"], 0)
                 self.assertGreater(rank["phases"]["checkpoint"], 0)
+                # It is in a group of two of each kind.
+                self.assertEqual(list(rank["communication"]), ["tensor", "pipeline", "data", "world"])
+                self.assertGreater(min(rank["communication"].values()), 0)
                 # With the last snapshot every page has been touched, but for those that the table, which is the stage's,
                 # has for the rank of it that saves most.
                 most = max(saved[other["rank"]] for other in status["ranks"] if other["pipeline"] == rank["pipeline"])

@@ -9,9 +9,11 @@ import struct
 import subprocess
 import sys
 import unittest
+import zipfile
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import python_cases  # noqa: E402
+import torch_files  # noqa: E402
 from harness import BIN, ROOT, TercioTest, layout  # noqa: E402
 
 FIXTURES = os.path.join(ROOT, "tests", "huggingface", "fixtures")
@@ -220,6 +222,103 @@ class HuggingFace(TercioTest):
         self.assertEqual((status["state"], status["restarts"]), ("failed", 0))
         self.assertIn("node one", status["error"])
         self.assertIn(self.path("gpt2"), status["error"])
+
+    # ---- published forms ----
+
+    def as_published(self, name, rename, stream=False, more=None):
+        """The weights of a directory as a file of torch, under other names and with more tensors."""
+        weights = self.path(name, "model.safetensors")
+        tensors = {rename(tensor): value for tensor, value in torch_files.read_safetensors(weights).items()}
+        torch_files.save({**tensors, **(more or {})}, self.path(name, "pytorch_model.bin"), stream)
+        os.remove(weights)
+
+    def bring_gpt2_tokenizer(self, name):
+        letters = sorted(set("redgreenbluesmalllargeroundheavylight")) + ["\u0120", "\u010a", "."]
+        tokens = letters + ["re", "red", "\u0120b", "<|endoftext|>"]
+        with open(self.path(name, "vocab.json"), "w", encoding="utf-8") as file:
+            json.dump({token: i for i, token in enumerate(tokens)}, file)
+        with open(self.path(name, "merges.txt"), "w", encoding="utf-8") as file:
+            file.write("#version: 0.2\nr e\nre d\n\u0120 b\n")
+
+    def test_a_published_gpt2_brings_all_that_is_needed(self):
+        shutil.copytree(self.path("gpt2"), self.path("safe"))
+        mask = {f"h.{layer}.attn.bias": ("U8", [1, 1, 16, 16], bytes(256)) for layer in range(2)}
+        self.as_published("gpt2", lambda tensor: tensor.removeprefix("transformer."), more=mask)
+        for name in ("gpt2", "safe"):
+            self.bring_gpt2_tokenizer(name)
+        text = ("--set", "data={train: corpus.txt}")
+        curves = []
+        _, err = self.tercio("checkpoint", "import", self.path("gpt2"), "--format", "hf", "--output", self.path("imported"))
+        self.assertIn("note: " + self.path("gpt2") + ": the export of this import will have the same weights as safetensors", err)
+        for name in ("safe", "gpt2", "imported"):
+            job = self.run_job(self.path("state-" + name), "--set", "model.from=" + name, *text)
+            curves.append(self.curve(job["id"], self.path("state-" + name)))
+        self.assertEqual(curves[0], curves[1])
+        self.assertEqual(curves[0], curves[2])
+        words = ("--prompt", "red blue", "--tokens", "5", "--temperature", "0")
+        texts = [self.json("generate", "--checkpoint", self.path(name), *words) for name in ("safe", "gpt2", "imported")]
+        self.assertTrue(texts[0]["text"])
+        self.assertEqual(texts[0], texts[1])
+        self.assertEqual(texts[0], texts[2])
+        exported = self.json("checkpoint", "export", self.path("imported"), "--format", "hf", "--output", self.path("out"))
+        self.assertEqual(exported["files"], ["config.json", "generation_config.json", "merges.txt", "model.safetensors", "vocab.json"])
+        self.assertEqual(torch_files.read_safetensors(self.path("out", "model.safetensors")),
+                         torch_files.read_safetensors(self.path("safe", "model.safetensors")))
+
+    def test_a_classifier_starts_from_a_published_bert(self):
+        old = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+        for name in ("safe", "bert"):
+            shutil.copytree(os.path.join(FIXTURES, "bert"), self.path(name))
+            with open(self.path(name, "vocab.txt"), "w", encoding="utf-8") as file:
+                file.write("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "good", "bad", "film", *map(str, range(31))]))
+            with open(self.path(name, "tokenizer_config.json"), "w", encoding="utf-8") as file:
+                file.write('{"do_lower_case": true, "model_max_length": 512}')
+        self.as_published("bert", lambda tensor: next((tensor.replace(new, before) for new, before in old.items()
+                                                       if tensor.endswith(new)), tensor), stream=True)
+        with open(self.path("train.jsonl"), "w", encoding="utf-8") as file:
+            for i in range(32):
+                file.write(json.dumps({"text": f"A {'good' if i % 2 else 'bad'} film {i}", "label": i % 2}) + "\n")
+        self.tercio("checkpoint", "import", self.path("bert"), "--format", "hf", "--output", self.path("imported"))
+        curves = []
+        for name in ("safe", "bert", "imported"):
+            out, err = self.tercio("run", self.path("job.yaml"), "--state-dir", self.path("state-" + name), "--set",
+                                   f"model={{from: {name}, labels: [negative, positive]}}", "--set", "data={train: train.jsonl}",
+                                   "-o", "json")
+            job = json.loads(out)
+            self.assertEqual(job["state"], "succeeded")
+            self.assertIn(f"model.from {self.path(name)}: it has no classifier.weight, classifier.bias", err)
+            if name != "imported":
+                self.assertIn(f"model.from {self.path(name)}: the model has no use for cls.predictions.bias", err)
+            curves.append(self.curve(job["id"], self.path("state-" + name)))
+        self.assertEqual(curves[0], curves[1])
+        self.assertEqual(curves[0], curves[2])
+
+    def test_files_of_torch_are_not_trusted(self):
+        self.as_published("gpt2", lambda tensor: tensor)
+        weights = self.path("gpt2", "pytorch_model.bin")
+        with open(weights, "rb") as file:
+            good = file.read()
+        ran = self.path("ran")
+        faults = {
+            (2, "it names os.system"): f"cos\nsystem\n(S'touch {ran}'\ntR.".encode(),
+            (2, "it names torch.nn.modules.linear.Linear"): b"ctorch.nn.modules.linear\nLinear\n)\x81}b.",
+            (7, "the archive is truncated"): None,
+        }
+        for (code, what), pickled in faults.items():
+            if pickled is None:
+                with open(weights, "wb") as file:
+                    file.write(good[:len(good) // 2])
+            else:
+                with zipfile.ZipFile(weights, "w") as archive:
+                    archive.writestr("archive/data.pkl", pickled)
+            for words in (("checkpoint", "import", self.path("gpt2"), "--format", "hf", "--output", self.path("out")),
+                          ("run", self.path("job.yaml"), "--state-dir", self.state),
+                          ("generate", "--checkpoint", self.path("gpt2"), "--prompt-ids", "1")):
+                err = self.refused(code, *words)
+                self.assertIn(weights, err)
+                self.assertIn(what, err)
+        self.assertEqual(self.json("list", "--state-dir", self.state), [])
+        self.assertFalse(os.path.exists(self.path("out")) or os.path.exists(ran))
 
     # ---- exports of jobs trained from scratch ----
 

@@ -30,10 +30,15 @@ NOT_HERE = {
     "mfu_ratio": "ranks on CPUs: their peak is not known",
     "loss_scale": "fp16 only",
     "tercio_certificate_not_after": "no TLS here; tests of common/metrics read certificates",
+    "tercio_job_validation_score": "no classifier here; quality_test.py reads its scores",
+    "tercio_job_best_step": "no best checkpoint is asked for; quality_test.py reads it",
+    "tercio_job_test_": "no test data; quality_test.py reads its scores and loss",
 }
 # Names of metrics that are on no page of this run.
 NOT_ON_PAGES = {"tercio_mfu_ratio", "tercio_job_mfu_ratio", "tercio_job_loss_scale", "tercio_job_predicted_mfu_ratio",
-                "tercio_certificate_not_after_timestamp_seconds"}
+                "tercio_certificate_not_after_timestamp_seconds",
+                # A classifier's, and of jobs with test data: quality_test.py reads them.
+                "tercio_job_best_step", "tercio_job_test_loss", "tercio_job_test_score", "tercio_job_validation_score"}
 
 
 def free_port():

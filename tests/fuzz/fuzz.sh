@@ -20,7 +20,7 @@ while [[ $# -gt 0 ]]; do
     *) targets+=("$1"); shift ;;
   esac
 done
-[[ ${#targets[@]} -gt 0 ]] || targets=(safetensors indexed_dataset tokenizer job_file)
+[[ ${#targets[@]} -gt 0 ]] || targets=(safetensors torch_file megatron indexed_dataset labelled_texts tokenizer job_file)
 folder="${TERCIO_FUZZ_DIR:-$HOME/.cache/tercio-fuzz}"
 mkdir -p "$folder/found"
 

@@ -5,8 +5,10 @@
 
 import json
 import os
+import pickle
 import struct
 import sys
+import zipfile
 
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../..")
 
@@ -24,6 +26,18 @@ def safetensors_seeds():
         text += b" " * (-len(text) % 8)
         yield name, struct.pack("<Q", len(text)) + text
         yield name + "_file", struct.pack("<Q", len(text)) + text + bytes(place)
+
+
+def torch_file_seeds():
+    fixtures = os.path.join(ROOT, "tests/torch/fixtures")
+    for name in ("archive.pt", "stream.pt", "protocol4.pt", "training.pt", "whole_model.pt"):
+        path = os.path.join(fixtures, name)
+        with open(path, "rb") as file:
+            yield name, b"\0" + file.read()
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                yield name + "_pickle", b"\1" + archive.read(name[:-len(".pt")] + "/data.pkl")
+    yield "text_pickle", b"\1" + pickle.dumps({"a": [1, -2, 2.5, True, None, 2**70], "b": ("x", b"y")}, protocol=0)
 
 
 def indexed_dataset_seeds():
@@ -61,6 +75,13 @@ def tokenizer_seeds():
         yield "stored_" + name, b"\0" + json.dumps(stored).encode()
 
 
+def megatron_seeds():
+    fixtures = os.path.join(ROOT, "tests/megatron/fixtures")
+    for name in ("bert_v0/release", "gpt_v1/iter_0000100", "core_gpt/iter_0000100"):
+        with open(os.path.join(fixtures, name, "mp_rank_00", "model_optim_rng.pt"), "rb") as file:
+            yield name.split("/")[0], file.read()
+
+
 def job_file_seeds():
     common = "training: {steps: 9, global_batch: 4, optimizer: {learning_rate: 1e-3, betas: [0.9, 0.95]}}\n"
     sizes = "layers: 2, hidden: 32, heads: 4, context: 16"
@@ -77,9 +98,18 @@ def job_file_seeds():
                        "  evaluate: {every_steps: 3}\ncheckpoint: {every_steps: 2, keep_last: 1}\n").encode()
 
 
+def labelled_texts_seeds():
+    yield "csv", b"\0" + b'text,label,text_pair\r\n"a, ""b""\nc",yes,d\r\n\r\ne,0,\n'
+    yield "tsv", b"\1" + b'\xef\xbb\xbflabel\ttext\n1\t"a it \'s \n0\tb\t\nno\tc'
+    yield "tsv_skipping", b"\5" + b"label\ttext\n1\ta\nmaybe\tb\n0\t\n1\n"
+    yield "jsonl", b"\2" + b'{"text": "a", "label": 1}\n{"label": "no", "text": "\\u00e9", "text_pair": "b"}\n'
+
+
 def main():
-    for target, seeds in {"safetensors": safetensors_seeds, "indexed_dataset": indexed_dataset_seeds,
-                          "tokenizer": tokenizer_seeds, "job_file": job_file_seeds}.items():
+    for target, seeds in {"safetensors": safetensors_seeds, "torch_file": torch_file_seeds,
+                          "indexed_dataset": indexed_dataset_seeds, "tokenizer": tokenizer_seeds,
+                          "job_file": job_file_seeds, "megatron": megatron_seeds,
+                          "labelled_texts": labelled_texts_seeds}.items():
         folder = os.path.join(sys.argv[1], target)
         os.makedirs(folder, exist_ok=True)
         for name, content in seeds():

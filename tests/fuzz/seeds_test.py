@@ -39,6 +39,9 @@ class Seeds(unittest.TestCase):
     def test_safetensors(self):
         self.holds("safetensors")
 
+    def test_torch_file(self):
+        self.holds("torch_file")
+
     def test_indexed_dataset(self):
         self.holds("indexed_dataset")
 
@@ -47,6 +50,12 @@ class Seeds(unittest.TestCase):
 
     def test_job_file(self):
         self.holds("job_file")
+
+    def test_megatron(self):
+        self.holds("megatron")
+
+    def test_labelled_texts(self):
+        self.holds("labelled_texts")
 
     def test_an_input_that_cannot_be_read_is_a_failure(self):
         done = self.replay("job_file", seeds=[os.path.join(self.folder.name, "missing")])

@@ -51,8 +51,8 @@ class FixtureSource : public data::CausalSource {
       *out++ = id.get<int32_t>();
     }
   }
-  int64_t validation_samples() const override { return 0; }
-  void ReadValidation(int64_t, int32_t*) override {}
+  int64_t held_out_samples(data::HeldOut) const override { return 0; }
+  void ReadHeldOut(data::HeldOut, int64_t, int32_t*) override {}
 
  private:
   const nlohmann::json tokens_;
@@ -77,8 +77,8 @@ class EncoderFixtureSource : public data::SampleSource {
       out->types[at] = i < length && i >= context / 2 ? 1 : 0;
     }
   }
-  int64_t validation_samples() const override { return 0; }
-  void ValidationSample(int64_t, data::Sample*) override {}
+  int64_t held_out_samples(data::HeldOut) const override { return 0; }
+  void HeldOutSample(data::HeldOut, int64_t, data::Sample*) override {}
 
  private:
   const int labels_;

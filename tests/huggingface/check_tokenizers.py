@@ -46,6 +46,7 @@ def write_checkpoint(imported, tokenizer, directory):
     with open(path, encoding="utf-8") as file:
         manifest = json.load(file)
     manifest["files"] = {name: entry for name, entry in manifest["files"].items() if not name.startswith("hf/")}
+    manifest["version"] = 2  # which has no digest of itself
     manifest["files"]["tokenizer.json"] = {"bytes": len(content), "xxh128": xxh128(content)}
     with open(path, "w", encoding="utf-8") as file:
         json.dump(manifest, file)

@@ -93,8 +93,10 @@ class ReadySource : public data::SampleSource {
   void TrainingSample(int64_t, int64_t sequence, data::Sample* out) override {
     *out = samples_[static_cast<size_t>(sequence)];
   }
-  int64_t validation_samples() const override { return 1; }
-  void ValidationSample(int64_t, data::Sample* out) override { *out = samples_.front(); }
+  int64_t held_out_samples(data::HeldOut) const override { return 1; }
+  void HeldOutSample(data::HeldOut, int64_t, data::Sample* out) override {
+    *out = samples_.front();
+  }
 
  private:
   std::vector<data::Sample> samples_;

@@ -21,6 +21,24 @@ TEST_F(CudaParity, ModelsOnOneDevice) {
   }
 }
 
+// Logits of classes come from the device, in 32 bits or 16.
+TEST_F(CudaParity, ClassesOfSequences) {
+  for (const v1::Precision precision :
+       {v1::PRECISION_FP32, v1::PRECISION_BF16, v1::PRECISION_FP16}) {
+    SCOPED_TRACE(plan::TextOf(precision));
+    const v1::JobSpec spec = With(In(SmallClassifier(), {1, 2, 2, 1}), precision);
+    RunOptions options;
+    options.evaluate_test = true;
+    options.steps = 2;
+    const RunResult gpu = OnGpus(spec, options);
+    const RunResult cpu = OnCpu(spec, options);
+    EXPECT_GT(cpu.test.confusion().counts_size(), 0);
+    EXPECT_EQ(gpu.test.confusion().SerializeAsString(), cpu.test.confusion().SerializeAsString());
+    EXPECT_EQ(gpu.validation.confusion().SerializeAsString(),
+              cpu.validation.confusion().SerializeAsString());
+  }
+}
+
 // As tests/parity/memory_test.cc on the CPU. What libraries may use is a budget, not a buffer.
 TEST_F(CudaParity, AllOfTheMemoryPlanIsUsed) {
   for (const v1::JobSpec& spec :

@@ -65,8 +65,10 @@ class PoisonedSource : public data::CausalSource {
       out[i] = static_cast<int32_t>((token % vocabulary_ + vocabulary_) % vocabulary_);
     }
   }
-  int64_t validation_samples() const override { return 1; }
-  void ReadValidation(int64_t index, int32_t* out) override { ReadTraining(1, index, out); }
+  int64_t held_out_samples(data::HeldOut) const override { return 1; }
+  void ReadHeldOut(data::HeldOut, int64_t index, int32_t* out) override {
+    ReadTraining(1, index, out);
+  }
 
  private:
   const int64_t vocabulary_;

@@ -63,9 +63,11 @@ class WorstCaseSource : public data::SampleSource {
       out->targets[i] = static_cast<int32_t>(5 + (i + static_cast<size_t>(step)) % 40);
     }
   }
-  int64_t validation_samples() const override { return source_.validation_samples(); }
-  void ValidationSample(int64_t index, data::Sample* out) override {
-    source_.ValidationSample(index, out);
+  int64_t held_out_samples(data::HeldOut set) const override {
+    return source_.held_out_samples(set);
+  }
+  void HeldOutSample(data::HeldOut set, int64_t index, data::Sample* out) override {
+    source_.HeldOutSample(set, index, out);
   }
 
  private:

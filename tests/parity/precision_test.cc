@@ -283,8 +283,12 @@ class TokenAtSteps : public data::CausalSource {
     const bool chosen = std::find(steps_.begin(), steps_.end(), step) != steps_.end();
     if (chosen && sequence == kSequence) out[0] = kToken;
   }
-  int64_t validation_samples() const override { return 7; }
-  void ReadValidation(int64_t index, int32_t* out) override { inner_.ReadValidation(index, out); }
+  int64_t held_out_samples(data::HeldOut set) const override {
+    return inner_.held_out_samples(set);
+  }
+  void ReadHeldOut(data::HeldOut set, int64_t index, int32_t* out) override {
+    inner_.ReadHeldOut(set, index, out);
+  }
 
  private:
   SyntheticSource inner_;

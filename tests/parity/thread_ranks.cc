@@ -12,6 +12,7 @@
 #include "plan/rank_layout.h"
 #include "worker/collective/thread_transport.h"
 #include "worker/device/cpu_device.h"
+#include "worker/engine/sent_bytes.h"
 #include "worker/engine/state_slices.h"
 
 namespace tercio::testing {
@@ -141,6 +142,19 @@ absl::StatusOr<Equipment> Equip(int rank, const v1::RankPlan& plan, Shared& shar
   return made;
 }
 
+// The state that the run starts from, where it is not that of the seed.
+absl::Status LoadStart(const RunOptions& options, int rank, engine::TrainingEngine& engine) {
+  if (options.state != nullptr) TERCIO_RETURN_IF_ERROR(LoadState(*options.state, engine));
+  if (options.copies == nullptr) return absl::OkStatus();
+  return LoadCopies(options.copies->at(rank), engine);
+}
+
+// Whichever rank comes first, the others have learned the same.
+void Learned(const v1::Evaluation& mine, const RunResult& result, v1::Evaluation* all) {
+  TERCIO_CHECK(result.stages.size() == 1 || all->SerializeAsString() == mine.SerializeAsString());
+  *all = mine;
+}
+
 absl::Status RunRank(int rank, Shared& shared) {
   const v1::RankPlan plan = plan::SliceForRank(shared.plan, rank);
   TERCIO_ASSIGN_OR_RETURN(const Equipment equipment, Equip(rank, plan, shared));
@@ -155,12 +169,7 @@ absl::Status RunRank(int rank, Shared& shared) {
       auto engine,
       engine::TrainingEngine::Create(shared.spec, plan, *equipment.device, equipment.communicators,
                                      source, {shared.options.fill_pattern}));
-  if (shared.options.state != nullptr) {
-    TERCIO_RETURN_IF_ERROR(LoadState(*shared.options.state, *engine));
-  }
-  if (shared.options.copies != nullptr) {
-    TERCIO_RETURN_IF_ERROR(LoadCopies(shared.options.copies->at(rank), *engine));
-  }
+  TERCIO_RETURN_IF_ERROR(LoadStart(shared.options, rank, *engine));
   std::vector<engine::StepResult> steps;
   steps.reserve(static_cast<size_t>(shared.options.steps));  // tests count a step's allocations
   const bool flips = rank == shared.options.flip_bit_rank ||
@@ -173,12 +182,17 @@ absl::Status RunRank(int rank, Shared& shared) {
     steps.push_back(step);
     if (shared.options.after_step) shared.options.after_step(rank, shared.options.first_step + i);
   }
+  const v1::CommunicationBytes sent = engine::SentBytes(equipment.communicators);
   TERCIO_ASSIGN_OR_RETURN(const engine::ReplicaVerdict replicas, engine->CheckReplicas());
   TERCIO_CHECK_EQ(replicas.equal,
                   shared.options.flip_bit_rank < 0 && !shared.options.flip_bit_in_all_groups);
-  double validation_loss = 0;
+  v1::Evaluation validation;
+  v1::Evaluation test;
   if (shared.options.evaluate) {
-    TERCIO_ASSIGN_OR_RETURN(validation_loss, engine->Evaluate());
+    TERCIO_ASSIGN_OR_RETURN(validation, engine->Evaluate(data::HeldOut::kValidation));
+  }
+  if (shared.options.evaluate_test) {
+    TERCIO_ASSIGN_OR_RETURN(test, engine->Evaluate(data::HeldOut::kTest));
   }
   TERCIO_ASSIGN_OR_RETURN(const engine::StateSnapshot snapshot, engine->Snapshot());
   std::vector<engine::BufferUse> memory;
@@ -194,10 +208,11 @@ absl::Status RunRank(int rank, Shared& shared) {
   shared.result.replicas = replicas;
   shared.result.memory[rank] = std::move(memory);
   shared.result.stages[rank] = plan.placement().pipeline_index();
-  if (rank == 0) {
-    shared.result.steps = steps;
-    shared.result.validation_loss = validation_loss;
-  }
+  shared.result.sent[rank] = sent;
+  Learned(validation, shared.result, &shared.result.validation);
+  Learned(test, shared.result, &shared.result.test);
+  shared.result.validation_loss = validation.loss();
+  if (rank == 0) shared.result.steps = steps;
   return absl::OkStatus();
 }
 
@@ -305,8 +320,8 @@ void SyntheticSource::ReadTraining(int64_t step, int64_t sequence, int32_t* out)
   }
 }
 
-void SyntheticSource::ReadValidation(int64_t index, int32_t* out) {
-  ReadTraining(1 << 20, index, out);
+void SyntheticSource::ReadHeldOut(data::HeldOut set, int64_t index, int32_t* out) {
+  ReadTraining(StepOf(set), index, out);
 }
 
 absl::StatusOr<RunResult> TrainWithThreads(const v1::JobSpec& spec, const RunOptions& options) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "proto/tercio/v1/events.pb.h"
 #include "proto/tercio/v1/job.pb.h"
 #include "worker/engine/training_engine.h"
 
@@ -40,6 +41,7 @@ struct RunOptions {
   const Machine* machine = nullptr;
   int threads_per_rank = 1;
   bool evaluate = false;
+  bool evaluate_test = false;  // test data, after validation data
   // Start from this state instead of the initial weights, at step first_step.
   const std::map<std::string, std::vector<float>>* state = nullptr;
   // Or from these: the same layout, of a job that keeps copies of snapshots.
@@ -64,13 +66,16 @@ struct RunOptions {
 struct RunResult {
   std::vector<engine::StepResult> steps;
   double validation_loss = 0;
+  v1::Evaluation validation;  // these two are the same on every rank
+  v1::Evaluation test;
   engine::ReplicaVerdict replicas;  // after the last step; the same on every rank
   // Every logical tensor and its moments, whole, by the names of checkpoints.
   std::map<std::string, std::vector<float>> state;
   RankCopies copies;  // for jobs that keep copies of snapshots
   // What each rank has used of its memory, by rank.
   std::map<int, std::vector<engine::BufferUse>> memory;
-  std::map<int, int> stages;  // the pipeline stage of each rank
+  std::map<int, int> stages;                   // the pipeline stage of each rank
+  std::map<int, v1::CommunicationBytes> sent;  // in the steps, by rank
 };
 
 // The memory table is one for all ranks of a stage, with the most that one of them needs: a stage's
@@ -100,13 +105,18 @@ v1::JobSpec SmallClassifier();
 // INVALID_ARGUMENT when the layout in spec.parallelism is impossible, else what the engine said.
 absl::StatusOr<RunResult> TrainWithThreads(const v1::JobSpec& spec, const RunOptions& options);
 
+// The step whose samples stand for held-out ones: beyond those that tests train.
+inline int64_t StepOf(data::HeldOut set) { return set == data::HeldOut::kTest ? 1 << 21 : 1 << 20; }
+// Neither fills up the last of its batches.
+inline int64_t SyntheticSamples(data::HeldOut set) { return set == data::HeldOut::kTest ? 19 : 7; }
+
 // Tokens that look random, but are a function of (step, sequence, position).
 class SyntheticSource : public data::CausalSource {
  public:
   SyntheticSource(int vocab_size, int context) : vocab_size_(vocab_size), context_(context) {}
   void ReadTraining(int64_t step, int64_t sequence, int32_t* out) override;
-  int64_t validation_samples() const override { return 7; }
-  void ReadValidation(int64_t index, int32_t* out) override;
+  int64_t held_out_samples(data::HeldOut set) const override { return SyntheticSamples(set); }
+  void ReadHeldOut(data::HeldOut set, int64_t index, int32_t* out) override;
 
  private:
   int vocab_size_;
@@ -119,9 +129,9 @@ class SyntheticEncoderSource : public data::SampleSource {
  public:
   explicit SyntheticEncoderSource(const v1::ModelSpec& model) : model_(model) {}
   void TrainingSample(int64_t step, int64_t sequence, data::Sample* out) override;
-  int64_t validation_samples() const override { return 7; }
-  void ValidationSample(int64_t index, data::Sample* out) override {
-    TrainingSample(1 << 20, index, out);
+  int64_t held_out_samples(data::HeldOut set) const override { return SyntheticSamples(set); }
+  void HeldOutSample(data::HeldOut set, int64_t index, data::Sample* out) override {
+    TrainingSample(StepOf(set), index, out);
   }
 
  private:

@@ -89,7 +89,11 @@ INSTANTIATE_TEST_SUITE_P(
                       Variant{Broken::kPrunesUnverified, "PrunesUnverified"},
                       Variant{Broken::kCheckpointsAreForgotten, "CheckpointsAreForgotten"},
                       Variant{Broken::kChosenStepIsIgnored, "ChosenStepIsIgnored"},
-                      Variant{Broken::kWaitsForEver, "WaitsForEver"}),
+                      Variant{Broken::kWaitsForEver, "WaitsForEver"},
+                      Variant{Broken::kBestIsPruned, "BestIsPruned"},
+                      Variant{Broken::kBestOfLostHistory, "BestOfLostHistory"},
+                      Variant{Broken::kBestIsNotTold, "BestIsNotTold"},
+                      Variant{Broken::kTestIsForgotten, "TestIsForgotten"}),
     [](const auto& variant) { return std::string(variant.param.name); });
 
 }  // namespace

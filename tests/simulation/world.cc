@@ -115,8 +115,16 @@ v1::JobSpec World::Spec(int number) {
   model->set_heads(2);
   model->set_ffn_hidden(16);
   model->set_context(4);
-  spec.mutable_training()->set_steps(kSteps);
-  spec.mutable_training()->set_global_batch(4);
+  v1::TrainingSpec* training = spec.mutable_training();
+  training->set_global_batch(4);
+  // The steps of the second job follow from its data.
+  training->set_steps(number == 2 ? 0 : kSteps);
+  training->set_epochs(number == 2 ? kSteps * training->global_batch() / kSamples : 0);
+  training->mutable_evaluate()->set_every_steps(number == 2 ? 0 : 3);
+  training->mutable_evaluate()->set_every_epochs(number == 2 ? 2 : 0);
+  training->mutable_evaluate()->set_keep_best(number == 2 ? v1::QUALITY_METRIC_LOSS
+                                                          : v1::QUALITY_METRIC_ACCURACY);
+  spec.mutable_data()->set_test_path("/test.jsonl");
   spec.mutable_parallelism()->set_tensor(number == 3 ? 2 : 1);
   spec.mutable_parallelism()->set_pipeline(1);
   spec.mutable_parallelism()->set_data(2);
@@ -238,6 +246,7 @@ void World::CheckEnd() {
         return Wrong(absl::StrCat(id, " has another loss at step ", step));
       }
     }
+    CheckTest(job.record, counted);
   }
   for (const auto& [name, node] : nodes_) {
     const int64_t bytes = node.memory == nullptr ? 0 : node.memory->bytes();

@@ -25,9 +25,13 @@
 //   - no part of a job's time is negative, and the parts sum to its age
 //   - a rank with other weights than its replicas is named, and its node is blamed for it alone
 //   - a batch that a run has gone back over is not read again, and no run goes back for ever
+//   - the ranks of an attempt are told of the same best step, which is that of the history that
+//   they
+//     continue; its checkpoint is not removed
 // and in the end, when faults have stopped: every job has ended, and the history of one that has
-// succeeded holds every step once, with the loss of an undisturbed run; and no node keeps copies of
-// jobs that have ended.
+// succeeded holds every step once, with the loss of an undisturbed run, and its test data was
+// evaluated with the weights of the best step, or of the last one where that could not be read; and
+// no node keeps copies of jobs that have ended.
 #pragma once
 
 #include <cstdint>
@@ -47,11 +51,13 @@
 #include "worker/agent/core/agent_core.h"
 #include "worker/agent/link/spool.h"
 #include "worker/agent/snapshots/snapshot_store.h"
+#include "worker/trainer/best_step.h"
 
 namespace tercio::simulation {
 
 inline constexpr int kDevices = 2;  // devices of each node
 inline constexpr double kFaultsLast = 150;
+inline constexpr int64_t kSamples = 8;  // samples of an epoch
 
 // Deliberately broken variants, to see that the checks would notice (simulation_test.cc).
 enum class Broken {
@@ -90,6 +96,10 @@ enum class Broken {
   kCheckpointsAreForgotten,  // a restart forgets that there are any
   kChosenStepIsIgnored,      // a person's
   kWaitsForEver,             // for a checkpoint that cannot be read
+  kBestIsPruned,             // retention knows nothing of it
+  kBestOfLostHistory,        // the best of steps that were given up counts
+  kBestIsNotTold,            // attempts start as if there were none
+  kTestIsForgotten,          // a job succeeds without evaluating its test data
 };
 
 class World {
@@ -147,6 +157,15 @@ class World {
     std::shared_ptr<agent::SnapshotStore> memory;  // memory of the agent; null while it is down
     std::map<int, std::pair<std::string, bool>> gpu_faults;  // what, and whether it is lost
   };
+  // A checkpoint that all ranks of an attempt bring.
+  struct SaveOf {
+    agent::RunKey run;
+    int64_t step = 0;
+    uint64_t weights = 0;
+    bool then_end = false;
+    int exit_code = 0;
+    double since = 0;
+  };
   // All ranks of an attempt, which step together.
   struct Training {
     int64_t step = 0;
@@ -162,19 +181,15 @@ class World {
     std::map<std::string, std::vector<std::string>> peers;  // by node, in jobs with copies
     int copies_under_way = 0;
     bool from_memory = false;
-    bool loaded = false;      // from memory
-    v1::TrainingSpec data;    // which batch a step reads
-    bool rolls_back = false;  // at a spike
-    int corrupt_rank = -1;    // its weights differ from those of its replicas
-  };
-  // A checkpoint that all ranks of an attempt bring.
-  struct SaveOf {
-    agent::RunKey run;
-    int64_t step = 0;
-    uint64_t weights = 0;
-    bool then_end = false;
-    int exit_code = 0;
-    double since = 0;
+    bool loaded = false;       // from memory
+    v1::TrainingSpec data;     // which batch a step reads
+    bool rolls_back = false;   // at a spike
+    int corrupt_rank = -1;     // its weights differ from those of its replicas
+    std::deque<SaveOf> saves;  // one after the other
+    std::optional<trainer::BestStep> best;
+    v1::BestEvaluation told;               // the best step, as the ranks know it from their orders
+    bool candidate_committed = false;      // so they were told
+    std::optional<v1::StepRecord> judged;  // whether it is the best depends on the candidate
   };
   // The last look for a checkpoint to start an attempt from.
   struct Searched {
@@ -252,13 +267,26 @@ class World {
   void TryStep(const agent::RunKey& run);
   bool AllWork(const Training& training, const agent::RunKey& run, bool* broken);
   void EndStep(const agent::RunKey& run, Training& training);
+  void SaveStep(const agent::RunKey& run, Training& training);
   void EndForAll(const agent::RunKey& run, Training& training, int corrupt_rank,
                  int64_t roll_back_from);
+  void BeginSave(const SaveOf& save);
   void Save(const SaveOf& save);
   void SaveGivenUp(const SaveOf& save);
+  void EndSave(const SaveOf& save, bool committed);
   void BreakAttempt(const agent::RunKey& run);
   void EndAll(const agent::RunKey& run, int exit_code);
   Trainer* FindTrainer(const std::string& name, const agent::RunKey& run, int rank);
+  // ---- world_evaluations.cc ----
+  void Evaluate(const agent::RunKey& run, Training& training, v1::TrainerMessage* message);
+  // Whether the judged step is the best; nullopt: it is not known yet.
+  std::optional<bool> Judge(Training& training);
+  void TestOf(const agent::RunKey& run);
+  void TellBest(const agent::RunKey& run, Training& training, const v1::StartRun& start);
+  void CheckBest(const v1::JobRecord& record);
+  void CheckTest(const v1::JobRecord& record, const std::map<int64_t, double>& losses);
+  void SpoilBest(const std::map<std::string, v1::JobRecord>& before, coordinator::Effects& effects);
+
   // ---- snapshots.cc ----
   void StartMemory(const std::string& name);
   void GiveCopies(const agent::RunKey& run, Training& training);
@@ -300,6 +328,7 @@ class World {
   void HearGpus(const coordinator::Event& event);
   void CheckGpus(const coordinator::Effects& effects);
 
+  static double ValueOf(uint64_t weights) { return static_cast<double>(weights >> 11) * 0x1p-53; }
   static uint64_t NextWeights(uint64_t weights, int64_t batch);
   static bool IsPoison(const std::string& job, int64_t batch);
   static double LossOf(uint64_t weights) { return static_cast<double>(weights >> 12); }
@@ -336,6 +365,10 @@ class World {
   int64_t coordinator_life_ = 0;
   std::map<std::string, std::set<int64_t>> gone_over_;  // batches that must not be read again
   std::map<std::string, int> rolled_back_;
+  // Checkpoints of each job that retention has removed, by step and attempt.
+  std::map<std::string, std::set<std::pair<int64_t, int>>> forgotten_;
+  // The value of each evaluated step of each job, by step and attempt.
+  std::map<std::string, std::map<std::pair<int64_t, int>, double>> values_;
 
   // Copies that were ever complete: node, attempt that took it, rank, step.
   std::set<std::tuple<std::string, agent::RunKey, int, int64_t>> ever_held_;

@@ -229,6 +229,9 @@ void World::CheckCheckpoints(const coordinator::Event& event, const coordinator:
   }
   CheckFailures(effects);
   CheckRemovals(effects);
+  if (const auto* removed = std::get_if<coordinator::CheckpointRemoved>(&event.body)) {
+    forgotten_[removed->job_id].insert({removed->step, removed->attempt});
+  }
   const auto* resumed = std::get_if<coordinator::ResumeRequested>(&event.body);
   if (resumed == nullptr || !effects.answer.ok()) return;
   chosen_.erase(resumed->job_id);
@@ -255,6 +258,7 @@ void World::CheckBeginning(const v1::JobRecord& record) {
   const auto start = record.resume_steps().find(record.attempt());
   if (start == record.resume_steps().end() || begun_[id] >= record.attempt()) return;
   begun_[id] = record.attempt();
+  CheckBest(record);
   const int64_t step = start->second;
   if (const auto chosen = chosen_.find(id); chosen != chosen_.end()) {
     if (step != chosen->second || record.resume_attempt() > 0) {
@@ -324,6 +328,9 @@ void World::CheckRemovals(const coordinator::Effects& effects) {
   for (const auto& removal : effects.removals) removed[removal.job_id].insert(removal.step);
   for (const auto& [id, steps] : removed) {
     const v1::JobRecord& record = state_.jobs.at(id).record;
+    if (record.has_best() && steps.contains(record.best().step())) {
+      Wrong(absl::StrCat(id, ": the best checkpoint is removed"));
+    }
     size_t good = 0;
     size_t left = 0;
     bool newest_goes = false;
@@ -361,7 +368,10 @@ void World::SpoilCheckpoints(coordinator::Event& event) {
 }
 
 void World::SpoilRemovals(const coordinator::Event& event, coordinator::Effects& effects) {
-  if (broken_ != Broken::kPrunesByNumber && broken_ != Broken::kPrunesUnverified) return;
+  if (broken_ != Broken::kPrunesByNumber && broken_ != Broken::kPrunesUnverified &&
+      broken_ != Broken::kBestIsPruned) {
+    return;
+  }
   const auto* committed = std::get_if<coordinator::CheckpointCommitted>(&event.body);
   if (committed == nullptr || !effects.changed_jobs.contains(committed->run.job_id())) return;
   v1::JobRecord record = state_.jobs.at(committed->run.job_id()).record;
@@ -371,7 +381,10 @@ void World::SpoilRemovals(const coordinator::Event& event, coordinator::Effects&
               [](const auto& a, const auto& b) { return a.step() < b.step(); });
     record.clear_resume_steps();
   }
+  if (broken_ == Broken::kBestIsPruned) record.clear_best();
   for (v1::CheckpointRecord& known : all) {
+    if (broken_ == Broken::kBestIsPruned) known.clear_value();
+    if (broken_ == Broken::kBestIsPruned) continue;
     if (broken_ == Broken::kPrunesUnverified) known.set_verified_at(1);
     known.clear_problem();
   }

@@ -166,6 +166,9 @@ void World::BreakState(double now) {
     for (auto& [name, node] : state_.nodes) node.record.clear_device_faults();
   } else if (broken_ == Broken::kBackoffNeverEnds) {
     for (auto& [id, job] : state_.jobs) job.record.set_retry_at(now + 10);
+  } else if (broken_ == Broken::kTestIsForgotten) {
+    for (auto& [id, job] : state_.jobs)
+      job.record.mutable_spec()->mutable_data()->clear_test_path();
   } else if (broken_ == Broken::kWaitsForEver) {
     for (auto& [id, job] : state_.jobs) {
       if (job.record.unreadable_since() > 0) job.record.set_unreadable_since(now);
@@ -216,8 +219,13 @@ Effects World::StepBroken(Event& event) {
     SpoilCheckpoints(event);
     BreakState(event.now);
   }
+  std::map<std::string, v1::JobRecord> before;
+  for (const auto& [id, job] : state_.jobs) {
+    if (broken_ == Broken::kBestOfLostHistory) before[id] = job.record;
+  }
   Effects effects = Step(state_, event, settings_);
   SpoilRemovals(event, effects);
+  SpoilBest(before, effects);
   if (broken_ == Broken::kStepsAreDropped) {
     std::erase_if(effects.steps, [](const auto& step) { return step.second.step() == 7; });
   }

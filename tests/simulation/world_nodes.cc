@@ -249,6 +249,7 @@ void World::Do(const std::string& name, const agent::AgentEffect& effect) {
          v1::AgentMessage answer;
          *answer.mutable_data_prepared()->mutable_run() = run;
          answer.mutable_data_prepared()->set_vocab_size(20);
+         answer.mutable_data_prepared()->set_train_samples(kSamples);
          node.spool->Append(answer);
          Keep(node, {});
          SendNews(name);

@@ -165,9 +165,15 @@ void World::CheckStart(const std::string& name, const v1::StartRun& start) {
   const auto before = last_started_.find(run.first);
   const std::string layout = start.ranks(0).layout().SerializeAsString();
   if (before == last_started_.end() || before->second.first.second < run.second) {
-    // What a person has chosen is a checkpoint, which memory must not be preferred to.
-    const bool chosen = by_choice_.contains(run);
-    if (!chosen && before != last_started_.end() && before->second.second == layout) {
+    // What a person has chosen is a checkpoint, which memory must not be preferred to. An attempt
+    // between the two whose orders were lost may have been given the snapshot, which is not tried
+    // twice.
+    bool exempt = by_choice_.contains(run);
+    for (const auto& [attempt, step] : state_.jobs.at(run.first).record.resume_steps()) {
+      const bool later = before != last_started_.end() && attempt > before->second.first.second;
+      exempt = exempt || (later && attempt < run.second);
+    }
+    if (!exempt && before != last_started_.end() && before->second.second == layout) {
       const coordinator::Placement& placement = *state_.jobs.at(run.first).placement;
       std::set<std::string> nodes;
       for (const auto& [member, node] : placement.nodes()) nodes.insert(member);

@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "plan/data_position.h"
+#include "plan/epochs.h"
 #include "tests/simulation/world.h"
 
 namespace tercio::simulation {
@@ -67,6 +68,7 @@ void World::StartTrainer(const std::string& name, const agent::RunKey& run, int 
     At(Uniform(0.2, 1), [this, run] { TryStep(run); });
   }
   training.ranks[rank] = name;
+  TellBest(run, training, start);
   if (start.spec().checkpoint().peer_copies() > 0) {
     training.peers[name].assign(start.snapshot_peers().begin(), start.snapshot_peers().end());
   }
@@ -126,8 +128,12 @@ void World::TryStep(const agent::RunKey& run) {
   // No rank begins to give copies while another still gives those of the last snapshot.
   const bool waits = training.copies_under_way > 0 &&
                      ((training.step + 1) % training.every == 0 || training.save_and_stop ||
-                      training.step + 1 >= training.steps);
-  if (works && !waits) EndStep(run, training);
+                      plan::EvaluatesAfter(training.data, kSamples, training.step + 1));
+  if (works && training.judged.has_value()) {
+    SaveStep(run, training);
+  } else if (works && !waits) {
+    EndStep(run, training);
+  }
   // Ranks that never come are given up after two minutes.
   if (!works && static_cast<int>(training.ranks.size()) < training.world &&
       now_ - training.last_progress > 120) {
@@ -139,7 +145,7 @@ void World::TryStep(const agent::RunKey& run) {
 void World::EndStep(const agent::RunKey& run, Training& training) {
   if (training.step >= training.steps) {
     training.ended = true;
-    return EndAll(run, 0);
+    return TestOf(run);
   }
   ++training.step;
   const int64_t batch = plan::BatchOfStep(training.data, training.step);
@@ -155,6 +161,7 @@ void World::EndStep(const agent::RunKey& run, Training& training) {
   record->set_attempt(run.second);
   record->set_loss(LossOf(training.weights));
   record->set_step_seconds(0.1);
+  Evaluate(run, training, &message);
   training.records.push_back(*record);
   SendFromRank(name, run, 0, message);
   v1::AgentMessage log;
@@ -169,22 +176,36 @@ void World::EndStep(const agent::RunKey& run, Training& training) {
   if (training.rolls_back && IsPoison(run.first, batch)) {
     return EndForAll(run, training, -1, training.step);
   }
-  const bool saves = training.step == training.steps || training.save_and_stop ||
+  SaveStep(run, training);
+}
+
+// What follows a step, once it is known whether it is the best.
+void World::SaveStep(const agent::RunKey& run, Training& training) {
+  const std::optional<bool> best = Judge(training);
+  if (!best.has_value()) return;
+  const bool saves = training.step == training.steps || training.save_and_stop || *best ||
                      training.step % training.every == 0;
   if (saves && training.corrupt_rank >= 0) {
     return EndForAll(run, training, training.corrupt_rank, 0);
   }
   if (saves) GiveCopies(run, training);
+  SaveOf save{run, training.step, training.weights, /*then_end=*/true, 0, now_};
   if (training.step == training.steps) {
     training.ended = true;
-    Save({run, training.step, training.weights, /*then_end=*/true, 0, now_});
   } else if (training.save_and_stop) {
     training.ended = true;
-    Save({run, training.step, training.weights, /*then_end=*/true, 4, now_});
+    save.exit_code = 4;
   } else if (saves && !(Faulty() && !training.peers.empty() && Chance(0.5))) {
     // (or it is given up: that is when copies matter)
-    Save({run, training.step, training.weights, /*then_end=*/false, 0, now_});
+    save.then_end = false;
+  } else {
+    return;
   }
+  if (*best) {
+    training.best->SaveBegins(training.records.back());
+    training.candidate_committed = false;
+  }
+  BeginSave(save);
 }
 
 // All ranks find the same, say it, and end.
@@ -204,6 +225,22 @@ void World::EndForAll(const agent::RunKey& run, Training& training, int corrupt_
   EndAll(run, 1);
 }
 
+// A save waits for the one before it.
+void World::BeginSave(const SaveOf& save) {
+  std::deque<SaveOf>& saves = trainings_[save.run].saves;
+  saves.push_back(save);
+  if (saves.size() == 1) Save(save);
+}
+
+void World::EndSave(const SaveOf& save, bool committed) {
+  Training& training = trainings_[save.run];
+  if (committed && training.best->candidate() == save.step) training.candidate_committed = true;
+  training.saves.pop_front();
+  if (training.saves.empty()) return;
+  training.saves.front().since = now_;
+  Save(training.saves.front());
+}
+
 // The checkpoint service lets the present attempt commit, and nobody else; trainers try again for
 // five minutes while it is away.
 void World::Save(const SaveOf& save) {
@@ -220,7 +257,8 @@ void World::Save(const SaveOf& save) {
                          !coordinator::IsTerminal(job->second.record.phase());
     if (!present) return SaveGivenUp(save);
     // Durable before the checkpoint is visible, or not answered.
-    const std::vector<v1::StepRecord> records = trainings_[run].records;
+    std::vector<v1::StepRecord> records = trainings_[run].records;
+    std::erase_if(records, [&](const auto& record) { return record.step() > save.step; });
     const v1::JobSpec spec = job->second.record.spec();
     Post(coordinator::StepsDone{agent::ToRunId(run), records});
     const bool kept = std::all_of(records.begin(), records.end(), [&](const auto& record) {
@@ -233,11 +271,14 @@ void World::Save(const SaveOf& save) {
       return record.id() == run.first && record.checkpoint_step() >= save.step;
     });
     if (known == disk_.jobs.end()) return Save(save);
+    EndSave(save, /*committed=*/true);
+    if (save.then_end && save.exit_code == 0) return TestOf(run);
     if (save.then_end) EndAll(run, save.exit_code);
   });
 }
 
 void World::SaveGivenUp(const SaveOf& save) {
+  EndSave(save, /*committed=*/false);
   if (save.then_end) EndAll(save.run, 1);
 }
 

@@ -60,7 +60,10 @@ INCLUDES = {
     "worker/inference/": ["worker/", "checkpoint/", "data/", "tokenizer/", "kernels/", "plan/", "common/", "proto/"],
     "worker/trainer/": ["worker/", "checkpoint/", "data/", "tokenizer/", "kernels/", "plan/", "common/", "proto/"],
     "cli/plot/": ["cli/plot/", "common/utf8.h"],
-    "cli/report/": ["cli/report/", "cli/plot/", "config/", "plan/names.h", "proto/"],
+    "cli/report/": ["cli/report/", "cli/plot/", "config/", "plan/epochs.h", "plan/names.h", "plan/quality.h", "proto/"],
+    # A method of an experiment is a run's report, beside what the planner makes of its plan.
+    "cli/compare/": ["cli/compare/", "cli/report/", "cli/plot/", "cli/evaluation_json.h", "cli/format.h", "config/",
+                     "common/version.h", "plan/", "proto/"],
     "cli/": ["cli/", "config/", "checkpoint/", "common/", "data/", "plan/", "proto/", "tokenizer/", "worker/inference/"],
     "tests/": [""],
 }
@@ -73,14 +76,15 @@ NAMESPACES = {
     "checkpoint/": "tercio::checkpoint", "coordinator/": "tercio::coordinator", "worker/agent/": "tercio::agent",
     "worker/device/": "tercio::device", "worker/progress/": "tercio::progress", "worker/collective/": "tercio::collective",
     "worker/engine/": "tercio::engine", "worker/inference/": "tercio::inference", "worker/trainer/": "tercio::trainer",
-    "cli/": "tercio::cli", "cli/plot/": "tercio::plot", "cli/report/": "tercio::report", "tests/": "tercio",
+    "cli/": "tercio::cli", "cli/plot/": "tercio::plot", "cli/report/": "tercio::report", "cli/compare/": "tercio::compare",
+    "tests/": "tercio",
 }
 NAMESPACE = re.compile(r"^namespace (tercio[\w:]*) \{")
 
 PROJECT_FOLDERS = {folder.split("/")[0] for folder in INCLUDES} | {"proto"}
 
 # The deciding parts: values in, values out.
-PURE = ["plan/", "cli/plot/", "cli/report/", "coordinator/core/", "plan/planner/", "worker/agent/core/"]
+PURE = ["plan/", "cli/plot/", "cli/report/", "cli/compare/", "coordinator/core/", "plan/planner/", "worker/agent/core/"]
 OUTSIDE_WORLD = re.compile(
     r'^#include [<"](thread|mutex|shared_mutex|condition_variable|future|fstream|filesystem|chrono|ctime|'
     r"time\.h|unistd\.h|pthread\.h|fcntl\.h|signal\.h|random|sys/.*|grpcpp/.*|grpc/.*|sqlite3\.h|gloo/.*|"

@@ -35,6 +35,7 @@ struct RankSeries {
   // Figures that the rank's process reports.
   v1::PhaseSeconds phases;
   double cpu_seconds = 0;
+  v1::CommunicationBytes communication;
   // Gauges, while the rank lives.
   std::optional<v1::TrainerStep> step;
   std::optional<v1::TrainerMemory> memory;
@@ -47,6 +48,7 @@ struct RankSeries {
   void Take(const v1::RankFigures& figures) {
     phases = figures.phases();
     cpu_seconds = figures.cpu_seconds();
+    communication = figures.communication();
   }
 };
 
@@ -104,6 +106,15 @@ class RankWriter {
                                                     {"other", phases.other()}};
     for (const auto& [phase, seconds] : parts) {
       page_.Set("tercio_phase_seconds_total", {id_, name_, phase, rank_}, seconds);
+    }
+    const v1::CommunicationBytes& sent = series_.communication;
+    const std::pair<const char*, int64_t> groups[] = {{"tensor", sent.tensor()},
+                                                      {"pipeline", sent.pipeline()},
+                                                      {"data", sent.data()},
+                                                      {"world", sent.world()}};
+    for (const auto& [group, bytes] : groups) {
+      page_.Set("tercio_communication_bytes_total", {group, id_, name_, rank_},
+                static_cast<double>(bytes));
     }
   }
 

@@ -58,6 +58,7 @@ v1::TrainerStep MakeStep() {
   figures->set_cpu_seconds(12);
   figures->mutable_phases()->set_forward(1);
   figures->mutable_phases()->set_wait(2);
+  figures->mutable_communication()->set_data(4096);
   return step;
 }
 
@@ -103,6 +104,10 @@ TEST(AgentMetrics, ShowsARanksFigures) {
   EXPECT_THAT(page, HasSubstr("seconds_total" + job + "phase=\"forward\",rank=\"3\"} 1\n"));
   EXPECT_THAT(page, HasSubstr("seconds_total" + job + "phase=\"wait\",rank=\"3\"} 2\n"));
   EXPECT_THAT(page, HasSubstr("seconds_total" + job + "phase=\"data\",rank=\"3\"} 0\n"));
+  EXPECT_THAT(page, HasSubstr("tercio_communication_bytes_total{group=\"data\",job_id=\"j-1\","
+                              "job_name=\"shakespeare\",rank=\"3\"} 4096\n"));
+  EXPECT_THAT(page, HasSubstr("tercio_communication_bytes_total{group=\"world\",job_id=\"j-1\","
+                              "job_name=\"shakespeare\",rank=\"3\"} 0\n"));
   EXPECT_THAT(page, HasSubstr("tercio_mfu_ratio{convention=\"causal\",job_id=\"j-1\","
                               "job_name=\"shakespeare\",rank=\"3\"} 0.3"));
   EXPECT_THAT(page, HasSubstr("tercio_rank_info{data=\"1\",device=\"5\",job_id=\"j-1\",job_name="

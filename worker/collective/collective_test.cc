@@ -1,10 +1,13 @@
 // Both transports, and the collectives on top of them.
+#include <algorithm>
 #include <csignal>
 #include <mutex>
 #include <thread>
+#include <utility>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "plan/reduction_scratch.h"
 #include "worker/collective/communicator.h"
 #include "worker/collective/gloo_transport.h"
 #include "worker/collective/memory_rendezvous.h"
@@ -97,6 +100,52 @@ TEST_P(CollectiveTest, GathersBroadcastsAndSumsDoubles) {
       EXPECT_EQ(sums[static_cast<size_t>(r)], 0.1 * r);
     }
     EXPECT_EQ(word, 42);
+  });
+}
+
+// The formulas of communicator.h, call by call.
+TEST_P(CollectiveTest, CountsTheBytesThatItSends) {
+  OnRanks(absl::Seconds(20), [&](Communicator& group, device::Stream& stream) {
+    const int64_t others = group.size() - 1;
+    const bool first = group.rank() == 0;
+    int64_t before = 0;
+    const auto sent = [&] {
+      EXPECT_TRUE(stream.Synchronize().ok()) << stream.Synchronize();
+      return group.sent_bytes() - std::exchange(before, group.sent_bytes());
+    };
+    EXPECT_EQ(sent(), 0);
+    for (const int64_t count : {1, 16, 100, 1000}) {
+      std::vector<float> data(static_cast<size_t>(count));
+      std::vector<float> scratch(static_cast<size_t>(group.ScratchElements(count)));
+      group.AllReduceSum(stream, data.data(), count, SumOrder::kTree, scratch.data());
+      // Slices are multiples of 16, so that the last ranks may own less, or nothing.
+      const int64_t slice = plan::AllReduceSlice(count, group.size());
+      const int64_t mine = std::clamp<int64_t>(count - group.rank() * slice, 0, slice);
+      EXPECT_EQ(sent(), others == 0 ? 0 : 4 * (count - mine + others * mine)) << count;
+    }
+    std::vector<float> in(static_cast<size_t>(group.size()) * 50);
+    std::vector<float> out(in.size());
+    std::vector<float> scratch(in.size());
+    group.ReduceScatterSum(stream, in.data(), out.data(), 50, scratch.data());
+    EXPECT_EQ(sent(), others * 50 * 4);
+    group.AllGather(stream, in.data(), out.data(), 50);
+    EXPECT_EQ(sent(), others * 50 * 4);
+    std::vector<double> numbers(10);
+    group.AllReduceSum(stream, numbers.data(), 10);
+    EXPECT_EQ(sent(), (first ? others : 1) * 80 * (others > 0 ? 1 : 0));
+    group.Barrier(stream);
+    EXPECT_EQ(sent(), (first ? others : 1) * 8 * (others > 0 ? 1 : 0));
+    group.Broadcast(stream, in.data(), 40, 0);
+    EXPECT_EQ(sent(), first ? others * 40 : 0);
+    if (group.rank() < 2 && others > 0) {
+      const auto message = first ? group.Send(stream, in.data(), 72, 1, 5)
+                                 : group.Receive(stream, out.data(), 72, 0, 5);
+      group.Wait(stream, message);
+      EXPECT_EQ(sent(), first ? 72 : 0);
+    }
+    // Sockets close only when all have received everything.
+    group.Barrier(stream);
+    EXPECT_TRUE(stream.Synchronize().ok());
   });
 }
 

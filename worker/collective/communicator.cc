@@ -1,6 +1,7 @@
 #include "worker/collective/communicator.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <map>
 #include <tuple>
@@ -77,6 +78,7 @@ class RealCommunicator : public Communicator {
   const std::string& group() const override { return options_.group; }
   int rank() const override { return transport_->rank(); }
   int size() const override { return transport_->size(); }
+  int64_t sent_bytes() const override { return sent_bytes_.load(std::memory_order_relaxed); }
 
   void AllReduceSum(device::Stream& stream, kernels::Values data, int64_t count, SumOrder order,
                     float* scratch) override {
@@ -144,6 +146,7 @@ class RealCommunicator : public Communicator {
                                             kMessageIdentityTag + tag);
       message->data_ =
           transport_->Send(data, bytes, peer, DataTag(kFirstFreeTag + tag, message->mine_));
+      CountSent(bytes);
       return absl::OkStatus();
     });
     return message;
@@ -295,7 +298,11 @@ class RealCommunicator : public Communicator {
     return first;
   }
 
+  // Nothing depends on the order in which other threads see the sum.
+  void CountSent(int64_t bytes) { sent_bytes_.fetch_add(bytes, std::memory_order_relaxed); }
+
   Part SendTo(int r, const void* data, int64_t bytes, uint32_t tag) {
+    CountSent(bytes);
     return {r, true, transport_->Send(data, bytes, r, DataTag(tag, mine_))};
   }
   Part ReceiveFrom(int r, void* data, int64_t bytes, uint32_t tag) {
@@ -415,6 +422,7 @@ class RealCommunicator : public Communicator {
   // Sequence numbers of messages, by (whether sent, peer, tag).
   std::map<std::tuple<bool, int, uint32_t>, int64_t> messages_;
   std::vector<double> double_scratch_;
+  std::atomic<int64_t> sent_bytes_{0};
 };
 
 Message::~Message() {

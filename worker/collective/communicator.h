@@ -9,7 +9,18 @@
 // and no rank reads data of another call. A call that does not finish within the timeout ends with
 // an error that names the call and the peer.
 //
-// Threads: one communicator is used through one stream at a time; Abort from any thread.
+// Sent bytes are counted where a call is made. Between memories of hosts they are those of the
+// messages of our own collectives, without the identities beside them; with n elements of b bytes
+// (4; doubles have 8) on r ranks, where slice(k) is the part of rank k:
+//   sum of values            b * (n - slice(k) + (r - 1) * slice(k))
+//   sum of doubles           rank 0: (r - 1) * n * b, the others n * b; a barrier is one of n = 1
+//   scatter of a sum         (r - 1) * n * b, n elements for each rank; gathering: the same
+//   broadcast                the root (r - 1) * bytes, the others 0
+//   message                  its bytes
+// NCCL chooses its own messages: its bytes are computed, those of a ring (ring_bytes.h).
+//
+// Threads: one communicator is used through one stream at a time; Abort and sent_bytes from any
+// thread.
 #pragma once
 
 #include <cstdint>
@@ -37,6 +48,8 @@ class Communicator {
   virtual const std::string& group() const = 0;
   virtual int rank() const = 0;
   virtual int size() const = 0;
+  // Bytes that this rank has sent to the others since the communicator was made.
+  virtual int64_t sent_bytes() const = 0;
 
   // Every rank ends with the sum over ranks, added in `order`. On the CPU `scratch` holds
   // ScratchElements(count) floats; it must not overlap `data` nor be used by another stream

@@ -103,6 +103,7 @@ class HostStagedCommunicator : public Communicator {
   const std::string& group() const override { return inner_->group(); }
   int rank() const override { return inner_->rank(); }
   int size() const override { return inner_->size(); }
+  int64_t sent_bytes() const override { return inner_->sent_bytes(); }
 
   void AllReduceSum(device::Stream& stream, Values data, int64_t count, SumOrder order,
                     float*) override {

@@ -3,6 +3,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <deque>
@@ -18,6 +19,7 @@
 #include "common/status_macros.h"
 #include "common/steady_time.h"
 #include "worker/collective/pipeline_edges.h"
+#include "worker/collective/ring_bytes.h"
 #include "worker/device/cuda_device.h"
 #include "worker/device/cuda_status.h"
 
@@ -25,6 +27,7 @@ namespace tercio::collective {
 namespace {
 
 constexpr auto kPollInterval = std::chrono::microseconds(50);
+constexpr int64_t kDoubleBytes = sizeof(double);
 
 using kernels::ConstValues;
 using kernels::Format;
@@ -219,10 +222,12 @@ class NcclCommunicator : public Communicator, public device::StreamWatch {
   const std::string& group() const override { return options_.group; }
   int rank() const override { return rank_; }
   int size() const override { return size_; }
+  int64_t sent_bytes() const override { return sent_bytes_.load(std::memory_order_relaxed); }
 
   // NCCL adds in an order of its own and brings its own memory.
   void AllReduceSum(device::Stream& stream, Values data, int64_t count, SumOrder, float*) override {
     if (size_ == 1 || count == 0) return;
+    CountSent(RingAllReduceBytes(data.BytesFor(count), size_));
     Call(stream, "all-reduce", TypeOf(data), count, [&](ncclComm_t comm, cudaStream_t handle) {
       return ncclAllReduce(data.data(), data.data(), static_cast<size_t>(count), TypeOf(data),
                            ncclSum, comm, handle);
@@ -230,6 +235,7 @@ class NcclCommunicator : public Communicator, public device::StreamWatch {
   }
   void AllReduceSum(device::Stream& stream, double* data, int64_t count) override {
     if (size_ == 1 || count == 0) return;
+    CountSent(RingAllReduceBytes(count * kDoubleBytes, size_));
     Call(stream, "all-reduce", ncclFloat64, count, [&](ncclComm_t comm, cudaStream_t handle) {
       return ncclAllReduce(data, data, static_cast<size_t>(count), ncclFloat64, ncclSum, comm,
                            handle);
@@ -239,6 +245,7 @@ class NcclCommunicator : public Communicator, public device::StreamWatch {
                         float*) override {
     if (size_ == 1) return stream.ops().Copy(out, in, count);
     TERCIO_CHECK(in.stored() == out.stored());
+    CountSent(RingReduceScatterBytes(in.BytesFor(count), size_));
     Call(stream, "reduce-scatter", TypeOf(in), count, [&](ncclComm_t comm, cudaStream_t handle) {
       return ncclReduceScatter(in.data(), out.data(), static_cast<size_t>(count), TypeOf(in),
                                ncclSum, comm, handle);
@@ -247,6 +254,7 @@ class NcclCommunicator : public Communicator, public device::StreamWatch {
   void AllGather(device::Stream& stream, ConstValues in, Values out, int64_t count) override {
     if (size_ == 1) return stream.ops().Copy(out, in, count);
     TERCIO_CHECK(in.stored() == out.stored());
+    CountSent(RingAllGatherBytes(in.BytesFor(count), size_));
     Call(stream, "all-gather", TypeOf(in), count, [&](ncclComm_t comm, cudaStream_t handle) {
       return ncclAllGather(in.data(), out.data(), static_cast<size_t>(count), TypeOf(in), comm,
                            handle);
@@ -254,12 +262,14 @@ class NcclCommunicator : public Communicator, public device::StreamWatch {
   }
   void Broadcast(device::Stream& stream, void* data, int64_t bytes, int root) override {
     if (size_ == 1 || bytes == 0) return;
+    CountSent(RingBroadcastBytes(bytes, rank_, root, size_));
     Call(stream, "broadcast", ncclUint8, bytes, [&](ncclComm_t comm, cudaStream_t handle) {
       return ncclBroadcast(data, data, static_cast<size_t>(bytes), ncclUint8, root, comm, handle);
     });
   }
   void Barrier(device::Stream& stream) override {
     if (size_ == 1) return;
+    CountSent(RingAllReduceBytes(kDoubleBytes, size_));
     // NCCL has no barrier, but a sum ends only when every rank has begun it.
     auto* number = reinterpret_cast<double*>(number_->data());
     Call(stream, "barrier", ncclFloat64, 1, [&](ncclComm_t comm, cudaStream_t handle) {
@@ -306,6 +316,9 @@ class NcclCommunicator : public Communicator, public device::StreamWatch {
 
  private:
   using Function = std::function<ncclResult_t(ncclComm_t, cudaStream_t)>;
+
+  // Nothing depends on the order in which other threads see the sum.
+  void CountSent(int64_t bytes) { sent_bytes_.fetch_add(bytes, std::memory_order_relaxed); }
 
   // Fails the stream. The other ranks cannot continue without this one, nor it without them.
   void Fail(device::Stream& stream, const absl::Status& status) {
@@ -368,6 +381,7 @@ class NcclCommunicator : public Communicator, public device::StreamWatch {
     // so it is set when nothing can fail any more.
     message->done = *std::move(done);
     link.stream->Record(*message->done);
+    if (sends) CountSent(bytes);
     return message;
   }
 
@@ -399,6 +413,7 @@ class NcclCommunicator : public Communicator, public device::StreamWatch {
   // Streams refer to it weakly: they forget a communicator that has gone.
   const std::shared_ptr<device::StreamWatch*> self_ = std::make_shared<device::StreamWatch*>(this);
   CallsUnderWay calls_;
+  std::atomic<int64_t> sent_bytes_{0};
   int64_t sequence_ = 0;
   // State of the current wait.
   bool waiting_ = false;

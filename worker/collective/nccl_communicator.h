@@ -5,6 +5,9 @@
 // different calls wait for each other until the watchdog, which compares where they are
 // (worker/progress), or the timeout ends them.
 //
+// Sent bytes are computed: those of a ring (ring_bytes.h), whichever algorithm NCCL chooses; those
+// of messages are exact.
+//
 // Messages between pipeline stages go over communicators of two ranks, one for each direction of
 // each edge, on streams of their own: a message never waits behind one of another kind. They are
 // connected when the group is made, so that starting a message waits for no other rank.

@@ -139,16 +139,25 @@ void CheckSums(const Rank& rank, Communicator& group, device::Stream& stream, Fo
             }));
 }
 
+// All three of the above: around the ring of `size` ranks, twice for the sum, which has a block for
+// each rank.
+int64_t BytesOfSums(Format format, int64_t count, int size) {
+  return 4 * (size - 1) * count * (format == Format::kFloat32 ? 4 : 2);
+}
+
 TEST_F(NcclCommunicatorTest, CollectivesOfAllTypesAndSizes) {
   for (const int size : {2, 3, 4}) {
     SCOPED_TRACE(size);
     OnRanks(size, [](const Rank& rank) {
       const auto group = rank.World();
       const auto stream = rank.MakeStream();
+      int64_t bytes = 0;
       // The last ones need several pieces.
       for (const int64_t count : {1, 7, 1000, 30011}) {
         for (const Format format : {Format::kFloat32, Format::kBfloat16, Format::kFloat16}) {
           CheckSums(rank, *group, *stream, format, count);
+          bytes += BytesOfSums(format, count, rank.size);
+          EXPECT_EQ(group->sent_bytes(), bytes);
         }
       }
     });
@@ -173,6 +182,9 @@ TEST_F(NcclCommunicatorTest, NumbersBroadcastsAndBarriers) {
     group->Broadcast(*stream, memory->data(), 100'000, 2);
     EXPECT_EQ(Back(*stream, memory->data(), bytes.size()),
               std::vector<std::byte>(100'000, std::byte{2}));
+    // Two sums of a double go around twice, less a third; the rank before the root passes nothing
+    // on.
+    EXPECT_EQ(group->sent_bytes(), 2 * (2 * 2 * 8 / 3) + (rank.rank == 1 ? 0 : 100'000));
   });
 }
 
@@ -221,6 +233,7 @@ TEST_F(NcclCommunicatorTest, ManyMessagesInBothDirections) {
       EXPECT_EQ(received->Wait(absl::Seconds(60)), absl::OkStatus());
       EXPECT_EQ(sent->Wait(absl::Seconds(60)), absl::OkStatus());
       EXPECT_EQ(stream->Synchronize(), absl::OkStatus());
+      EXPECT_EQ(group->sent_bytes(), 2 * kMessages * kBytes);
     });
   }
 }

@@ -42,6 +42,8 @@ class EncoderHead {
 
   // The logits of each sequence's classes (sequences x classes).
   kernels::ConstValues ClassLogits(const MicroBatch& batch, kernels::ConstValues hidden);
+  // The same, as Loss has computed them last.
+  kernels::ConstValues LastClassLogits() const { return classes_.logits; }
   // The logits of the first sequence's predicted rows (rows x local vocabulary). REQUIRES: at most
   // the chunk of the stage's shape.
   kernels::ConstValues TokenLogits(const MicroBatch& batch, kernels::ConstValues hidden);

@@ -12,6 +12,7 @@ ExchangeVector::ExchangeVector(const v1::JobSpec& spec, const v1::RankPlan& plan
       sum_count_(plan::SumsPerSequence(spec.model()) * global_batch_),
       tensor_ranks_(plan.layout().tensor()),
       encoder_(!shape.causal),
+      predicts_tokens_(spec.model().labels() == 0),
       device_(device),
       known_(static_cast<size_t>(sum_count_ + int64_t{tensors} * tensor_ranks_ + 1)) {}
 
@@ -31,7 +32,7 @@ void ExchangeVector::AddTotals(int64_t sequences, Totals* totals) const {
   };
   // Sequences that only fill up the last batch of an evaluation lie behind these.
   totals->sequences += sequences;
-  add(Sum::kTokenLoss, &totals->token_loss);
+  if (predicts_tokens_) add(Sum::kTokenLoss, &totals->token_loss);
   if (!encoder_) {
     totals->predictions += static_cast<double>(sequences * tokens_);
     return;

@@ -23,7 +23,9 @@ class ExchangeVector {
   ExchangeVector(const v1::JobSpec& spec, const v1::RankPlan& plan, const plan::StageShape& shape,
                  int tensors, double* device);
 
-  enum class Sum { kTokenLoss, kPredictions, kSequenceLoss };
+  // A classifier predicts no tokens: what would be the losses of its tokens are, in evaluations,
+  // the outcomes of its sequences (worker/engine/class_outcomes.h). So they cost steps nothing.
+  enum class Sum { kTokenLoss, kPredictions, kSequenceLoss, kOutcome = kTokenLoss };
 
   // ---- on the device ----
   double* begin() const { return device_; }
@@ -62,6 +64,7 @@ class ExchangeVector {
   const int64_t sum_count_;
   const int tensor_ranks_;
   const bool encoder_;
+  const bool predicts_tokens_;
   double* const device_;
   std::vector<double> known_;
 };

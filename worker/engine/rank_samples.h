@@ -29,6 +29,9 @@ class RankSamples {
   // not need. Counts of predictions are on the host.
   void Point(MicroBatch* batch) const;
 
+  // The class of each sequence; empty if this stage does not need it.
+  const std::vector<int32_t>& labels() const { return labels_.host; }
+
   // Predicted tokens of each sequence; empty if every token is predicted.
   const std::vector<int32_t>& predicted_counts() const { return predicted_counts_; }
 

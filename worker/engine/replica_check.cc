@@ -58,7 +58,46 @@ ReplicaVerdict JudgeReplicas(absl::Span<const int> suspicions, const std::string
   return verdict;
 }
 
+void FlipBit(const plan::StageTensors& tensors, float* parameters, device::Stream& stream) {
+  const auto largest =
+      std::max_element(tensors.tensors.begin(), tensors.tensors.end(),
+                       [](const auto& a, const auto& b) { return a.elements < b.elements; });
+  float* place = parameters + largest->parameter_offset + largest->elements / 2;
+  uint32_t bits = 0;
+  stream.CopyToHost(&bits, place, sizeof(bits));
+  stream.Synchronize().IgnoreError();  // reported by the next step
+  bits ^= uint32_t{1} << 20;
+  stream.CopyFromHost(place, &bits, sizeof(bits));
+}
+
 bool ReplicaCheck::HasReplicas() const { return plan_.layout().data() > 1; }
+
+// The rounded copy that the model reads follows from the weights at every step, and gradients are
+// the same on all replicas once they are added: neither is compared.
+absl::StatusOr<std::vector<uint64_t>> ReplicaCheck::DigestsOf(const Buffers& buffers,
+                                                              uint64_t* parts,
+                                                              device::Stream& stream) const {
+  std::vector<std::array<uint64_t, 3>> known(tensors_.tensors.size());
+  const auto bytes = static_cast<int64_t>(known.size() * sizeof(known[0]));
+  stream.SetZero(parts, bytes);
+  for (size_t i = 0; i < known.size(); ++i) {
+    const plan::StageTensor& entry = tensors_.tensors[i];
+    // With one stage the head's weights are the lookup's.
+    if (entry.role == plan::TensorRole::kHead && plan_.layout().pipeline() == 1) continue;
+    for (size_t kind = 0; kind < buffers.size(); ++kind) {
+      stream.ops().Digest(buffers[kind] + entry.parameter_offset, entry.elements,
+                          parts + i * buffers.size() + kind);
+    }
+  }
+  stream.CopyToHost(known.data(), parts, bytes);
+  TERCIO_RETURN_IF_ERROR(stream.Synchronize());
+  // Replicas differ or not as a whole, so the three parts of a tensor's state become one number.
+  std::vector<uint64_t> digests(known.size());
+  for (size_t i = 0; i < known.size(); ++i) {
+    for (const uint64_t part : known[i]) digests[i] = kernels::SplitMix64(digests[i] ^ part);
+  }
+  return digests;
+}
 
 int ReplicaCheck::RankOf(v1::GroupKind kind, int member) const {
   const v1::RankPlacement& at = plan_.placement();

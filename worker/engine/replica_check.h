@@ -9,6 +9,7 @@
 // Threads: those of the communicators. An error is theirs.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -39,6 +40,10 @@ std::vector<int> OddMembers(absl::Span<const uint64_t> digests);
 // are zero.
 ReplicaVerdict JudgeReplicas(absl::Span<const int> suspicions, const std::string& tensor);
 
+// A drill: flips one bit of a stage's weights, in the middle of its largest tensor, an eighth of
+// the weight or so: no number becomes infinite. `parameters` are the device's.
+void FlipBit(const plan::StageTensors& tensors, float* parameters, device::Stream& stream);
+
 class ReplicaCheck {
  public:
   // The arguments must outlive it. `exchange`: memory of the device (plan::ReplicaExchange
@@ -55,6 +60,13 @@ class ReplicaCheck {
 
   // Whether there is anything to compare; the same on every rank.
   bool HasReplicas() const;
+
+  // The weights and both moments of the stage's tensors, each at its parameter_offset.
+  using Buffers = std::array<const float*, 3>;
+  // The digest of each tensor with its moments. `parts`: memory of the device, three numbers for
+  // each tensor.
+  absl::StatusOr<std::vector<uint64_t>> DigestsOf(const Buffers& buffers, uint64_t* parts,
+                                                  device::Stream& stream) const;
 
   // digests[i] is that of tensors[i] with its moments. Collective over the whole job.
   absl::StatusOr<ReplicaVerdict> Compare(device::Stream& stream,

@@ -65,6 +65,8 @@ class StageModel {
 
   // Last chunk of a classifier, after Forward: sequences x classes.
   kernels::ConstValues ClassLogits(const MicroBatch& batch);
+  // Last chunk of a classifier, after Loss: the same, of the micro-batch whose loss it was.
+  kernels::ConstValues LastClassLogits() const { return encoder_head_->LastClassLogits(); }
   // Last chunk of a masked language model, after Forward (encoder_head.h).
   kernels::ConstValues TokenLogits(const MicroBatch& batch);
 

@@ -1,7 +1,6 @@
 #include "worker/engine/training_engine.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <numeric>
 #include <string>
@@ -11,14 +10,15 @@
 #include "absl/strings/str_format.h"
 #include "common/check.h"
 #include "common/status_macros.h"
-#include "kernels/random.h"
 #include "plan/lanes.h"
 #include "plan/memory_map.h"
 #include "plan/model_tensors.h"
+#include "plan/quality.h"
 #include "plan/snapshots.h"
 #include "plan/tensor_policy.h"
 #include "worker/engine/arena.h"
 #include "worker/engine/bad_numbers.h"
+#include "worker/engine/class_outcomes.h"
 #include "worker/engine/exchange_vector.h"
 #include "worker/engine/gradient_lanes.h"
 #include "worker/engine/initialization.h"
@@ -105,15 +105,18 @@ class Engine : public TrainingEngine {
     if (keeps_copies_) saved_in_needed_ = FindAmong(to_load_, to_save_);
     squares_.reserve(tensors_.tensors.size());
     updates_.reserve(tensors_.tensors.size());
+    if (GivesLosses() && plan::ScoresClasses(spec.model())) {
+      outcomes_ = std::make_unique<ClassOutcomes>(spec.model().labels(), shape_.sequences_per_rank);
+    }
   }
 
   // Initializes the weights from the seed.
   void Initialize();
 
   absl::StatusOr<StepResult> Step(int64_t step, double signal) override;
-  absl::StatusOr<double> Evaluate() override;
+  absl::StatusOr<v1::Evaluation> Evaluate(data::HeldOut set) override;
   absl::StatusOr<ReplicaVerdict> CheckReplicas() override;
-  void FlipBit() override;
+  void FlipBit() override { tercio::engine::FlipBit(tensors_, parameters_, *compute_); }
   void SetTracing(bool on) override { trace_.Set(on); }
   std::vector<TraceEvent> TakeTrace() override { return trace_.Take(); }
   absl::StatusOr<StateSnapshot> Snapshot() override;
@@ -138,6 +141,9 @@ class Engine : public TrainingEngine {
   int64_t FirstSequenceOfRank() const {
     return plan_.placement().data_index() * shape_.sequences_per_rank;
   }
+  // Every sum of a sequence has one contributor: the first tensor rank of the last stage that has
+  // it.
+  bool GivesLosses() const { return shape_.last && plan_.placement().tensor_index() == 0; }
   int64_t FlowBytes() const { return shape_.local_rows * shape_.hidden * precision_.bytes(); }
   using Sum = ExchangeVector::Sum;
   bool encoder() const { return !shape_.causal; }
@@ -164,7 +170,8 @@ class Engine : public TrainingEngine {
   void UpdateWeights(int64_t taken_step, const StepResult& result);
   void RoundParameters(int64_t offset, int64_t count);
   void EvaluateChunk(int micro_batch, int chunk);
-  absl::Status EvaluateBatch(int64_t first_sample, int64_t samples, ExchangeVector::Totals* totals);
+  absl::Status EvaluateBatch(data::HeldOut set, int64_t first_sample, int64_t samples,
+                             ExchangeVector::Totals* totals, v1::Evaluation* result);
   float* Buffer(StateKind kind) const;
   absl::Span<std::byte> MemoryOf(const char* name) {
     return absl::MakeSpan(arena_.Get<std::byte>(name), static_cast<size_t>(arena_.Bytes(name)));
@@ -217,6 +224,8 @@ class Engine : public TrainingEngine {
   std::vector<kernels::SumOfSquares> squares_;
   std::vector<double> counts_;
   std::vector<kernels::AdamWTensor> updates_;
+  // Null where no classes are scored, and on ranks whose logits are not the ones that count.
+  std::unique_ptr<ClassOutcomes> outcomes_;
   StepTrace trace_;
   int64_t step_predictions_ = 0;  // predictions of the global batch
   float* snapshot_;
@@ -475,9 +484,7 @@ void Engine::MeasureGradients() {
   communicators_.world->AllReduceSum(*compute_, exchange_.begin(), exchange_.count());
 }
 
-// Every sum has one contributor: the first tensor rank of the last stage that has the sequence.
 void Engine::ClearForeignSums() {
-  const bool mine = shape_.last && plan_.placement().tensor_index() == 0;
   if (encoder()) {
     counts_.assign(samples_.predicted_counts().begin(), samples_.predicted_counts().end());
     compute_->CopyFromHost(exchange_.RankSums(Sum::kPredictions), counts_.data(),
@@ -487,7 +494,7 @@ void Engine::ClearForeignSums() {
        sums += spec_.training().global_batch()) {
     double* own = sums + FirstSequenceOfRank();
     double* end = own + shape_.sequences_per_rank;
-    SetZero(sums, mine ? own : end);
+    SetZero(sums, GivesLosses() ? own : end);
     SetZero(end, sums + spec_.training().global_batch());
   }
 }
@@ -587,12 +594,12 @@ void Engine::UpdateWeights(int64_t taken_step, const StepResult& result) {
       {taken_step, result.learning_rate, clip * unscale}, updates_, compute_->ops());
 }
 
-// One global batch of validation samples, micro-batch after micro-batch through activation slot 0.
+// One global batch of held-out samples, micro-batch after micro-batch through activation slot 0.
 // Sequences beyond `samples` are computed (all ranks take part) and not counted.
-absl::Status Engine::EvaluateBatch(int64_t first_sample, int64_t samples,
-                                   ExchangeVector::Totals* totals) {
-  ReadSamples([&](int64_t index, data::Sample* out) {
-    source_.ValidationSample(first_sample + (index < samples ? index : 0), out);
+absl::Status Engine::EvaluateBatch(data::HeldOut set, int64_t first_sample, int64_t samples,
+                                   ExchangeVector::Totals* totals, v1::Evaluation* result) {
+  ReadSamples([&](int64_t i, data::Sample* out) {
+    source_.HeldOutSample(set, first_sample + (i < samples ? i : 0), out);
   });
   SetZero(exchange_.begin(), exchange_.SumsEnd());
   for (int m = 0; m < plan_.layout().micro_batches(); ++m) {
@@ -600,10 +607,19 @@ absl::Status Engine::EvaluateBatch(int64_t first_sample, int64_t samples,
     for (int chunk = 0; chunk < shape_.chunks; ++chunk) EvaluateChunk(m, chunk);
   }
   links_.WaitAll();
+  if (outcomes_ != nullptr) {
+    TERCIO_RETURN_IF_ERROR(compute_->Synchronize());
+    const std::vector<double>& outcomes = outcomes_->Encode(samples_.labels());
+    compute_->CopyFromHost(exchange_.RankSums(Sum::kOutcome), outcomes.data(),
+                           static_cast<int64_t>(outcomes.size() * sizeof(double)));
+  }
   ClearForeignSums();
   communicators_.world->AllReduceSum(*compute_, exchange_.begin(), exchange_.sum_count());
   TERCIO_RETURN_IF_ERROR(LearnExchange(exchange_.sum_count()));
   exchange_.AddTotals(samples, totals);
+  if (!result->has_confusion()) return absl::OkStatus();
+  ClassOutcomes::Count(exchange_.KnownSums(Sum::kOutcome).first(static_cast<size_t>(samples)),
+                       result->mutable_confusion());
   return absl::OkStatus();
 }
 
@@ -622,65 +638,44 @@ void Engine::EvaluateChunk(int micro_batch, int chunk) {
   model_.Forward(batch);
   if (model_.IsLast(batch)) {
     model_.Loss(batch, LossesAt(batch));
+    if (outcomes_ == nullptr) return;
+    outcomes_->Take(int64_t{batch.index} * shape_.sequences, shape_.sequences,
+                    model_.LastClassLogits(), *compute_);
   } else {
     links_.Send(PipelineLinks::kActivation, 0, model_.Output(0).data(), FlowBytes(), NextStage());
   }
 }
 
-absl::StatusOr<double> Engine::Evaluate() {
+absl::StatusOr<v1::Evaluation> Engine::Evaluate(data::HeldOut set) {
   const int64_t batch = spec_.training().global_batch();
-  const int64_t wanted = spec_.training().evaluate().batches() * batch;
-  const int64_t available = source_.validation_samples();
+  const int64_t available = source_.held_out_samples(set);
   TERCIO_CHECK_GE(available, 1);
   // The last update changed the weights, of which FP8's products read rounded copies.
   model_.layers().BeginPass();
+  // Only what is evaluated again and again may be limited.
+  const int64_t wanted =
+      set == data::HeldOut::kValidation ? spec_.training().evaluate().batches() * batch : 0;
   const int64_t samples = wanted > 0 ? std::min(wanted, available) : available;
+  v1::Evaluation result;
+  if (plan::ScoresClasses(spec_.model())) {
+    *result.mutable_confusion() = plan::EmptyConfusion(spec_.model().labels());
+  }
   ExchangeVector::Totals totals;
   for (int64_t first = 0; first < samples; first += batch) {
-    TERCIO_RETURN_IF_ERROR(EvaluateBatch(first, std::min(batch, samples - first), &totals));
+    const int64_t count = std::min(batch, samples - first);
+    TERCIO_RETURN_IF_ERROR(EvaluateBatch(set, first, count, &totals, &result));
   }
-  return ExchangeVector::MeanLoss(totals);
+  result.set_loss(ExchangeVector::MeanLoss(totals));
+  return result;
 }
 
-// The rounded copy that the model reads follows from the weights at every step, and gradients are
-// the same on all replicas once they are added: neither is compared.
 absl::StatusOr<ReplicaVerdict> Engine::CheckReplicas() {
   if (!replicas_.HasReplicas()) return ReplicaVerdict{};
   where_.BeginAction("replica check");
-  const float* buffers[] = {parameters_, first_moments_, second_moments_};
-  std::vector<std::array<uint64_t, 3>> parts(tensors_.tensors.size());
-  const auto bytes = static_cast<int64_t>(parts.size() * sizeof(parts[0]));
-  auto* digests_of_parts = arena_.Get<uint64_t>("replica_digests");
-  compute_->SetZero(digests_of_parts, bytes);
-  for (size_t i = 0; i < parts.size(); ++i) {
-    const plan::StageTensor& entry = tensors_.tensors[i];
-    if (entry.role == plan::TensorRole::kHead && stages() == 1) continue;  // the lookup's
-    for (size_t kind = 0; kind < parts[i].size(); ++kind) {
-      compute_->ops().Digest(buffers[kind] + entry.parameter_offset, entry.elements,
-                             digests_of_parts + i * parts[i].size() + kind);
-    }
-  }
-  compute_->CopyToHost(parts.data(), digests_of_parts, bytes);
-  TERCIO_RETURN_IF_ERROR(compute_->Synchronize());
-  // Replicas differ or not as a whole, so the three parts of a tensor's state become one number.
-  std::vector<uint64_t> digests(parts.size());
-  for (size_t i = 0; i < parts.size(); ++i) {
-    for (const uint64_t part : parts[i]) digests[i] = kernels::SplitMix64(digests[i] ^ part);
-  }
+  TERCIO_ASSIGN_OR_RETURN(const std::vector<uint64_t> digests,
+                          replicas_.DigestsOf({parameters_, first_moments_, second_moments_},
+                                              arena_.Get<uint64_t>("replica_digests"), *compute_));
   return replicas_.Compare(*compute_, digests);
-}
-
-// In the middle of the largest tensor, an eighth of the weight or so: no number becomes infinite.
-void Engine::FlipBit() {
-  const auto largest =
-      std::max_element(tensors_.tensors.begin(), tensors_.tensors.end(),
-                       [](const auto& a, const auto& b) { return a.elements < b.elements; });
-  float* place = parameters_ + largest->parameter_offset + largest->elements / 2;
-  uint32_t bits = 0;
-  compute_->CopyToHost(&bits, place, sizeof(bits));
-  compute_->Synchronize().IgnoreError();  // reported by the next step
-  bits ^= uint32_t{1} << 20;
-  compute_->CopyFromHost(place, &bits, sizeof(bits));
 }
 
 float* Engine::Buffer(StateKind kind) const {

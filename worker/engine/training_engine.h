@@ -18,6 +18,7 @@
 #include "absl/types/span.h"
 #include "data/sample_source.h"
 #include "proto/tercio/v1/checkpoint_service.pb.h"
+#include "proto/tercio/v1/events.pb.h"
 #include "proto/tercio/v1/job.pb.h"
 #include "proto/tercio/v1/plan.pb.h"
 #include "worker/collective/communicator.h"
@@ -109,10 +110,11 @@ class TrainingEngine {
   virtual void SetTracing(bool on) = 0;
   virtual std::vector<TraceEvent> TakeTrace() = 0;
 
-  // Mean loss over the first evaluate.batches global batches of validation samples (all if there
-  // are fewer, or if batches is 0), dropout off. REQUIRES: the source has validation samples.
-  // Collective: every rank calls it.
-  virtual absl::StatusOr<double> Evaluate() = 0;
+  // Mean loss over held-out samples, dropout off, and the confusion of a classifier (where
+  // plan::ScoresClasses): over the first evaluate.batches global batches of validation samples (all
+  // if there are fewer, or if batches is 0), or over all test samples. The step is left out.
+  // REQUIRES: the source has such samples. Collective: every rank calls it, and learns the same.
+  virtual absl::StatusOr<v1::Evaluation> Evaluate(data::HeldOut set) = 0;
 
   // Whether all replicas of the weights are equal (worker/engine/replica_check.h). Collective:
   // every rank calls it. Costs nothing if there are none.

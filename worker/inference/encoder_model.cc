@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "common/status_macros.h"
+#include "plan/model_traits.h"
 #include "plan/names.h"
 
 namespace tercio::inference {
@@ -24,52 +25,76 @@ absl::Status CheckRange(const std::vector<int32_t>& values, int32_t count, const
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<EncoderModel>> EncoderModel::Load(
-    const std::string& directory, int threads, int64_t context,
-    std::optional<tokenizer::Tokenizer> tokenizer) {
-  TERCIO_ASSIGN_OR_RETURN(auto model,
-                          WholeModel::Load(directory, threads, context, std::move(tokenizer)));
+absl::Status CheckIsEncoder(const OpenedModel& opened) {
   // A causal model has neither of the heads that are asked here.
-  if (model->shape().causal) {
-    return absl::InvalidArgumentError(absl::StrCat(directory, " holds a ",
-                                                   plan::TextOf(model->spec().architecture()),
-                                                   ", but a bert is needed"));
-  }
+  if (!plan::TraitsOf(opened.spec()).causal) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(opened.directory, " holds a ",
+                                                 plan::TextOf(opened.spec().architecture()),
+                                                 ", but a bert is needed"));
+}
+
+EncoderModel::EncoderModel(std::unique_ptr<WholeModel> model)
+    : model_(std::move(model)),
+      inputs_(static_cast<size_t>(model_->shape().rows)),
+      types_(inputs_.size()),
+      lengths_(static_cast<size_t>(model_->shape().sequences)),
+      predicted_counts_(lengths_.size()) {}
+
+absl::StatusOr<std::unique_ptr<EncoderModel>> EncoderModel::Load(const OpenedModel& opened,
+                                                                 int threads, PassSize pass) {
+  TERCIO_RETURN_IF_ERROR(CheckIsEncoder(opened));
+  TERCIO_ASSIGN_OR_RETURN(auto model, WholeModel::Load(opened, threads, pass));
   return std::unique_ptr<EncoderModel>(new EncoderModel(std::move(model)));
 }
 
-absl::StatusOr<engine::MicroBatch> EncoderModel::Forward(const data::Sample& sample,
-                                                         int32_t predicted) {
-  // The operations would read beyond the end of a shorter sample.
-  TERCIO_CHECK_EQ(static_cast<int64_t>(sample.inputs.size()), model_->shape().tokens);
-  TERCIO_RETURN_IF_ERROR(CheckRange(sample.inputs, spec().vocab_size(), "token id"));
-  TERCIO_RETURN_IF_ERROR(CheckRange(sample.types, spec().token_types(), "token type"));
-  // The batch refers to these two members, which therefore live longer than it does.
-  predicted_ = std::max(0, predicted);
-  predicted_count_ = predicted < 0 ? 0 : 1;
+absl::StatusOr<std::unique_ptr<EncoderModel>> EncoderModel::Load(const std::string& directory,
+                                                                 int threads) {
+  TERCIO_ASSIGN_OR_RETURN(const OpenedModel opened, OpenModel(directory, std::nullopt));
+  return Load(opened, threads);
+}
+
+absl::StatusOr<engine::MicroBatch> EncoderModel::Forward(absl::Span<const data::Sample> samples) {
+  const auto tokens = static_cast<size_t>(model_->shape().tokens);
+  TERCIO_CHECK(!samples.empty() && samples.size() <= lengths_.size());
+  for (size_t i = 0; i < lengths_.size(); ++i) {
+    // A pass has all of its sequences: the first sample stands in for those that are missing.
+    const data::Sample& sample = samples[i < samples.size() ? i : 0];
+    // The operations would read beyond the end of a shorter sample.
+    TERCIO_CHECK_EQ(sample.inputs.size(), tokens);
+    TERCIO_RETURN_IF_ERROR(CheckRange(sample.inputs, spec().vocab_size(), "token id"));
+    TERCIO_RETURN_IF_ERROR(CheckRange(sample.types, spec().token_types(), "token type"));
+    std::copy(sample.inputs.begin(), sample.inputs.end(),
+              inputs_.begin() + static_cast<ptrdiff_t>(i * tokens));
+    std::copy(sample.types.begin(), sample.types.end(),
+              types_.begin() + static_cast<ptrdiff_t>(i * tokens));
+    lengths_[i] = sample.length;
+  }
   engine::MicroBatch batch;
   batch.training = false;
-  batch.inputs = sample.inputs.data();
-  batch.types = sample.types.data();
-  // The model is on the CPU, so nothing is copied: its operations read the sample itself.
-  batch.lengths = &sample.length;
+  // The model is on the CPU, so nothing is copied: its operations read these members.
+  batch.inputs = inputs_.data();
+  batch.types = types_.data();
+  batch.lengths = lengths_.data();
   batch.predicted = &predicted_;
-  batch.predicted_counts = &predicted_count_;
+  batch.predicted_counts = predicted_counts_.data();
   model_->stage().Forward(batch);
   return batch;
 }
 
-absl::StatusOr<absl::Span<const float>> EncoderModel::ClassLogits(const data::Sample& sample) {
+absl::StatusOr<absl::Span<const float>> EncoderModel::ClassLogits(
+    absl::Span<const data::Sample> samples) {
   // A class is read from the first token, so no position is predicted.
-  TERCIO_ASSIGN_OR_RETURN(const engine::MicroBatch batch, Forward(sample, -1));
+  predicted_counts_.front() = 0;
+  TERCIO_ASSIGN_OR_RETURN(const engine::MicroBatch batch, Forward(samples));
   return absl::MakeConstSpan(model_->stage().ClassLogits(batch).floats(),
-                             static_cast<size_t>(model_->shape().classes));
+                             samples.size() * static_cast<size_t>(model_->shape().classes));
 }
 
 absl::StatusOr<absl::Span<const float>> EncoderModel::TokenLogits(const data::Sample& sample,
                                                                   int64_t position) {
-  TERCIO_ASSIGN_OR_RETURN(const engine::MicroBatch batch,
-                          Forward(sample, static_cast<int32_t>(position)));
+  predicted_ = static_cast<int32_t>(position);
+  predicted_counts_.front() = 1;
+  TERCIO_ASSIGN_OR_RETURN(const engine::MicroBatch batch, Forward(absl::MakeConstSpan(&sample, 1)));
   // Rows have more columns than the vocabulary, which is padded.
   return absl::MakeConstSpan(model_->stage().TokenLogits(batch).floats(),
                              static_cast<size_t>(spec().vocab_size()));

@@ -4,9 +4,11 @@
 // Threads: one thread uses a model at a time.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
@@ -18,29 +20,38 @@ namespace tercio::inference {
 class EncoderModel {
  public:
   // Errors as WholeModel::Load; INVALID_ARGUMENT for a model that is not a bert.
-  static absl::StatusOr<std::unique_ptr<EncoderModel>> Load(
-      const std::string& directory, int threads, int64_t context = 0,
-      std::optional<tokenizer::Tokenizer> tokenizer = std::nullopt);
+  static absl::StatusOr<std::unique_ptr<EncoderModel>> Load(const OpenedModel& opened, int threads,
+                                                            PassSize pass = {});
+  // Opens the directory first, whose errors are those of OpenModel; for one sequence at a time.
+  static absl::StatusOr<std::unique_ptr<EncoderModel>> Load(const std::string& directory,
+                                                            int threads);
 
   const v1::ModelSpec& spec() const { return model_->spec(); }
-  const tokenizer::Tokenizer* tokenizer() const { return model_->tokenizer(); }
 
-  // One logit for each class. Valid until the next call. REQUIRES: spec().labels() > 0 or
-  // sentence_order; a sample of the model's context. INVALID_ARGUMENT for ids or types outside the
-  // model's tables.
-  absl::StatusOr<absl::Span<const float>> ClassLogits(const data::Sample& sample);
+  // One logit for each sample and class: samples x classes, valid until the next call. The logits
+  // of a sample do not depend on those beside it. REQUIRES: spec().labels() > 0 or sentence_order;
+  // 1 to PassSize::sequences samples of the model's context. INVALID_ARGUMENT for ids or types
+  // outside the model's tables.
+  absl::StatusOr<absl::Span<const float>> ClassLogits(absl::Span<const data::Sample> samples);
 
   // One logit for each id of the vocabulary, as predictions of the token at `position`. REQUIRES: a
   // model without labels.
   absl::StatusOr<absl::Span<const float>> TokenLogits(const data::Sample& sample, int64_t position);
 
  private:
-  explicit EncoderModel(std::unique_ptr<WholeModel> model) : model_(std::move(model)) {}
-  absl::StatusOr<engine::MicroBatch> Forward(const data::Sample& sample, int32_t predicted);
+  explicit EncoderModel(std::unique_ptr<WholeModel> model);
+  absl::StatusOr<engine::MicroBatch> Forward(absl::Span<const data::Sample> samples);
 
   std::unique_ptr<WholeModel> model_;
-  int32_t predicted_ = 0;
-  int32_t predicted_count_ = 0;
+  // The micro-batch of a pass, which its operations read where it is.
+  std::vector<int32_t> inputs_;
+  std::vector<int32_t> types_;
+  std::vector<int32_t> lengths_;
+  std::vector<int32_t> predicted_counts_;
+  int32_t predicted_ = 0;  // of the first sequence
 };
+
+// INVALID_ARGUMENT naming the directory if the model is not a bert.
+absl::Status CheckIsEncoder(const OpenedModel& opened);
 
 }  // namespace tercio::inference

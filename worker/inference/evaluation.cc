@@ -1,39 +1,28 @@
 #include "worker/inference/evaluation.h"
 
 #include <algorithm>
+#include <memory>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
 #include "data/bert_rules.h"
+#include "data/data_files.h"
 #include "data/jsonl.h"
 #include "data/labelled_dataset.h"
 #include "data/text_source.h"
+#include "plan/quality.h"
 #include "worker/inference/cross_entropy.h"
 
 namespace tercio::inference {
 namespace {
 
-// Classes that never occur, or are never predicted,
-// have no rate: 0 is what scikit-learn gives them.
-double Ratio(int64_t part, int64_t whole) {
-  return whole == 0 ? 0 : static_cast<double>(part) / static_cast<double>(whole);
-}
-
-ClassScores ScoresOf(const Confusion& confusion, size_t label) {
-  int64_t predicted = 0;
-  ClassScores scores;
-  for (size_t i = 0; i < confusion.size(); ++i) {
-    predicted += confusion[i][label];
-    scores.support += confusion[label][i];
-  }
-  const int64_t right = confusion[label][label];
-  scores.precision = Ratio(right, predicted);
-  scores.recall = Ratio(right, scores.support);
-  // F1 is 2 TP / (2 TP + FP + FN); predicted is TP + FP, and support is TP + FN.
-  scores.f1 = Ratio(2 * right, predicted + scores.support);
-  return scores;
-}
+// Tokens of a pass: enough for products of full speed, with activations of moderate size.
+constexpr int64_t kTokensOfPass = 1024;
+// Their table of predictions is 128 MiB.
+constexpr int kMostClasses = 4096;
 
 struct Passage {
   std::string text;
@@ -46,7 +35,8 @@ absl::Status NoTokenizer() {
       "PATH");
 }
 
-absl::StatusOr<std::vector<Passage>> ReadPassages(const std::string& path) {
+absl::StatusOr<std::vector<Passage>> ReadPassages(const std::string& path,
+                                                  const std::string& text_key) {
   TERCIO_ASSIGN_OR_RETURN(const auto file, data::OpenText(path));
   std::vector<Passage> passages;
   const std::string_view content = file->content();
@@ -60,7 +50,8 @@ absl::StatusOr<std::vector<Passage>> ReadPassages(const std::string& path) {
     if (data::IsBlank(text)) continue;
     Passage passage{std::string(text), line};
     if (data::IsJsonl(path)) {
-      absl::StatusOr<std::string> member = data::TextOfJsonLine(text, "text");
+      absl::StatusOr<std::string> member =
+          data::TextOfJsonLine(text, text_key.empty() ? "text" : text_key);
       if (!member.ok()) {
         return absl::InvalidArgumentError(
             absl::StrCat(path, ":", line, ": ", std::string(member.status().message())));
@@ -76,65 +67,70 @@ absl::StatusOr<std::vector<Passage>> ReadPassages(const std::string& path) {
 
 }  // namespace
 
-ClassificationReport ReportOf(const Confusion& confusion) {
-  ClassificationReport report;
-  report.confusion = confusion;
-  int64_t right = 0;
-  const auto classes = static_cast<double>(confusion.size());
-  for (size_t label = 0; label < confusion.size(); ++label) {
-    const ClassScores scores = ScoresOf(confusion, label);
-    report.classes.push_back(scores);
-    report.examples += scores.support;
-    right += confusion[label][label];
-    // Each class counts alike, however rare it is (the macro average).
-    report.overall.precision += scores.precision / classes;
-    report.overall.recall += scores.recall / classes;
-    report.overall.f1 += scores.f1 / classes;
-  }
-  report.accuracy = Ratio(right, report.examples);
-  // With two classes GLUE's scores are those of the second one alone.
-  if (report.classes.size() == 2) report.overall = report.classes[1];
-  return report;
-}
-
-absl::StatusOr<ClassificationReport> EvaluateClasses(EncoderModel& model, const v1::DataSpec& data,
-                                                     const LanguageModel::Progress& progress) {
-  if (model.spec().labels() == 0) {
+absl::StatusOr<v1::Evaluation> EvaluateClasses(const OpenedModel& opened, const v1::DataSpec& data,
+                                               int threads, int64_t context,
+                                               const LanguageModel::Progress& progress) {
+  TERCIO_RETURN_IF_ERROR(CheckIsEncoder(opened));
+  v1::ModelSpec spec = opened.spec();
+  if (spec.labels() == 0) {
     return absl::InvalidArgumentError("the model has no classes (model.labels)");
   }
-  if (model.tokenizer() == nullptr) return NoTokenizer();
+  if (spec.labels() > kMostClasses) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the model has ", spec.labels(), " classes; this version scores up to ", kMostClasses));
+  }
+  if (!opened.tokenizer.has_value()) return NoTokenizer();
+  TERCIO_RETURN_IF_ERROR(CheckContext(opened, context));
+  if (context > 0) spec.set_context(static_cast<int32_t>(context));
   TERCIO_ASSIGN_OR_RETURN(data::LabelRules rules,
-                          data::LabelRulesOf(data, model.spec(), *model.tokenizer()));
+                          data::LabelRulesOf(data, spec, *opened.tokenizer));
+  rules.threads = threads;
+  TERCIO_ASSIGN_OR_RETURN(const data::DataFiles files, data::FindDataFiles({data.train()}));
   TERCIO_ASSIGN_OR_RETURN(data::LabelledExamples read,
-                          data::ReadLabelledExamples({data.train()}, *model.tokenizer(), rules));
+                          data::ReadLabelledExamples(files.paths, *opened.tokenizer, rules));
   const auto count = static_cast<int64_t>(read.examples.size());
   if (count == 0) return absl::InvalidArgumentError(data.train() + ": contains no examples");
+  // No pass computes padding behind the longest example; texts are most often much shorter than the
+  // context.
+  rules.context = data::LongestSample(read);
+  const PassSize pass = {.sequences = std::clamp<int64_t>(kTokensOfPass / rules.context, 1, count),
+                         .context = rules.context};
+  TERCIO_ASSIGN_OR_RETURN(const auto model, EncoderModel::Load(opened, threads, pass));
   const data::LabelledDataset examples(std::make_shared<data::LabelledExamples>(std::move(read)), 0,
-                                       count, std::move(rules));
-  const auto classes = static_cast<size_t>(model.spec().labels());
-  Confusion confusion(classes, std::vector<int64_t>(classes));
+                                       count, rules);
+  v1::Evaluation evaluation;
+  *evaluation.mutable_confusion() = plan::EmptyConfusion(spec.labels());
+  const auto classes = static_cast<size_t>(spec.labels());
+  std::vector<data::Sample> samples(static_cast<size_t>(pass.sequences),
+                                    data::Sample(rules.context));
   double loss = 0;
-  data::Sample sample(model.spec().context());
-  for (int64_t i = 0; i < count; ++i) {
-    // With this key a sample is the same in every evaluation, whatever is drawn for it in training.
-    examples.Read(i, data::kValidationKey, &sample);
-    TERCIO_ASSIGN_OR_RETURN(const absl::Span<const float> logits, model.ClassLogits(sample));
-    const auto best = std::max_element(logits.begin(), logits.end()) - logits.begin();
-    // The true class comes first, as in the header.
-    ++confusion[static_cast<size_t>(sample.label)][static_cast<size_t>(best)];
-    // The loss also shows how sure the model was, which the table of predictions does not.
-    loss += CrossEntropy(logits, sample.label);
-    if (progress) progress(i + 1, count);
+  for (int64_t first = 0; first < count; first += pass.sequences) {
+    const auto in_pass = static_cast<size_t>(std::min(pass.sequences, count - first));
+    for (size_t i = 0; i < in_pass; ++i) {
+      // With this key a sample is the same in every evaluation, whatever is drawn for it in
+      // training.
+      examples.Read(first + static_cast<int64_t>(i), data::kValidationKey, &samples[i]);
+    }
+    TERCIO_ASSIGN_OR_RETURN(const absl::Span<const float> all,
+                            model->ClassLogits(absl::MakeConstSpan(samples).first(in_pass)));
+    for (size_t i = 0; i < in_pass; ++i) {
+      const auto logits = all.subspan(i * classes, classes);
+      const auto best = std::max_element(logits.begin(), logits.end()) - logits.begin();
+      plan::Count(samples[i].label, static_cast<int>(best), evaluation.mutable_confusion());
+      // The loss also shows how sure the model was, which the table of predictions does not.
+      loss += CrossEntropy(logits, samples[i].label);
+    }
+    if (progress) progress(first + static_cast<int64_t>(in_pass), count);
   }
-  ClassificationReport report = ReportOf(confusion);
-  report.loss = loss / static_cast<double>(count);
-  return report;
+  evaluation.set_loss(loss / static_cast<double>(count));
+  return evaluation;
 }
 
 absl::StatusOr<LastWords> EvaluateLastWords(LanguageModel& model, const std::string& path,
+                                            const std::string& text_key,
                                             const LanguageModel::Progress& progress) {
   if (model.tokenizer() == nullptr) return NoTokenizer();
-  TERCIO_ASSIGN_OR_RETURN(const std::vector<Passage> passages, ReadPassages(path));
+  TERCIO_ASSIGN_OR_RETURN(const std::vector<Passage> passages, ReadPassages(path, text_key));
   LastWords result;
   double sum = 0;
   for (const Passage& passage : passages) {

@@ -5,41 +5,21 @@
 
 #include <cstdint>
 #include <string>
-#include <vector>
 
 #include "absl/status/statusor.h"
+#include "proto/tercio/v1/events.pb.h"
 #include "worker/inference/encoder_model.h"
 #include "worker/inference/language_model.h"
 
 namespace tercio::inference {
 
-// How often examples of a class (row) were predicted as a class (column).
-using Confusion = std::vector<std::vector<int64_t>>;
-
-struct ClassScores {
-  double precision = 0;  // 0 where the class was never predicted
-  double recall = 0;     // 0 where the class never occurs
-  double f1 = 0;         // the harmonic mean of both; 0 where both are 0
-  int64_t support = 0;   // examples of the class
-};
-
-struct ClassificationReport {
-  double accuracy = 0;
-  // Scores of the second class if there are two (as GLUE reports them), else the mean over classes.
-  ClassScores overall;
-  std::vector<ClassScores> classes;
-  Confusion confusion;
-  double loss = 0;  // mean cross-entropy over the examples, nats
-  int64_t examples = 0;
-};
-
-// Pure. REQUIRES: a square matrix of at least two classes with at least one example.
-ClassificationReport ReportOf(const Confusion& confusion);
-
-// Evaluates a labelled .jsonl file (data/labelled_dataset.h). INVALID_ARGUMENT if the model has no
-// classes or no tokenizer. `progress` counts examples.
-absl::StatusOr<ClassificationReport> EvaluateClasses(EncoderModel& model, const v1::DataSpec& data,
-                                                     const LanguageModel::Progress& progress = {});
+// Evaluates the labelled file data.train(), or the files that match it as a pattern
+// (data/labelled_dataset.h), several examples in a pass.
+// The loss is the mean over the examples; step is 0. INVALID_ARGUMENT if the model has no classes
+// or no tokenizer. `context` as in PassSize; `progress` counts examples.
+absl::StatusOr<v1::Evaluation> EvaluateClasses(const OpenedModel& opened, const v1::DataSpec& data,
+                                               int threads, int64_t context,
+                                               const LanguageModel::Progress& progress = {});
 
 struct LastWords {
   int64_t passages = 0;
@@ -50,8 +30,10 @@ struct LastWords {
 
 // The cloze test of Paperno et al. 2016 (LAMBADA), in its strict form: predicts the last word of
 // each passage, which is everything after its last space, from the text before it. A passage is a
-// line of a text, or the "text" of a .jsonl line. `progress` counts passages.
+// line of a text, or the text of a .jsonl line under `text_key` (empty: "text"). `progress` counts
+// passages.
 absl::StatusOr<LastWords> EvaluateLastWords(LanguageModel& model, const std::string& path,
+                                            const std::string& text_key = "",
                                             const LanguageModel::Progress& progress = {});
 
 }  // namespace tercio::inference

@@ -2,38 +2,20 @@
 
 #include <cmath>
 
+#include "absl/strings/str_cat.h"
 #include "common/file.h"
 #include "common/temp_dir.h"
+#include "data/bert_rules.h"
+#include "data/labelled_dataset.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "plan/quality.h"
 
 namespace tercio::inference {
 namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-
-TEST(ClassificationReport, TwoClassesReportTheSecond) {
-  // 6 of class 0, one of them missed; 4 of class 1, one of them missed.
-  const ClassificationReport report = ReportOf({{5, 1}, {1, 3}});
-  EXPECT_EQ(report.examples, 10);
-  EXPECT_DOUBLE_EQ(report.accuracy, 0.8);
-  EXPECT_DOUBLE_EQ(report.overall.precision, 0.75);
-  EXPECT_DOUBLE_EQ(report.overall.recall, 0.75);
-  EXPECT_DOUBLE_EQ(report.overall.f1, 0.75);
-  EXPECT_EQ(report.classes[0].support, 6);
-  EXPECT_DOUBLE_EQ(report.classes[0].precision, 5.0 / 6);
-}
-
-TEST(ClassificationReport, SeveralClassesReportTheMean) {
-  const ClassificationReport report = ReportOf({{2, 0, 0}, {1, 1, 0}, {0, 0, 0}});
-  EXPECT_DOUBLE_EQ(report.accuracy, 0.75);
-  EXPECT_DOUBLE_EQ(report.overall.precision, (2.0 / 3 + 1 + 0) / 3);
-  EXPECT_DOUBLE_EQ(report.overall.recall, (1 + 0.5 + 0) / 3);
-  EXPECT_DOUBLE_EQ(report.overall.f1, (0.8 + 2.0 / 3 + 0) / 3);
-  EXPECT_EQ(report.classes[2].support, 0);
-  EXPECT_EQ(report.classes[2].f1, 0);
-}
 
 constexpr char kGpt2[] = "tests/huggingface/fixtures/gpt2";
 
@@ -115,6 +97,109 @@ TEST(Evaluation, ModelsWithoutWhatAMetricNeedsSayIt) {
               AllOf(HasSubstr("no tokenizer"), HasSubstr("--tokenizer PATH")));
   EXPECT_THAT(std::string(EncoderModel::Load(kGpt2, 1).status().message()),
               HasSubstr("holds a gpt2, but a bert is needed"));
+}
+
+// A model of three classes, with words that it can be asked about.
+class ClassEvaluation : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    std::string vocabulary = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n";
+    for (char letter = 'a'; letter <= 'z'; ++letter) vocabulary += std::string(1, letter) + "\n";
+    ASSERT_TRUE(WriteFileDurably(Path("vocab.txt"), vocabulary).ok());
+    auto tokenizer = tokenizer::Tokenizer::Load(Path("vocab.txt"));
+    ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+    auto opened = OpenModel("tests/huggingface/fixtures/bert_classes", *tokenizer);
+    ASSERT_TRUE(opened.ok()) << opened.status();
+    opened_ = *std::move(opened);
+  }
+  std::string Path(const std::string& name) const { return directory_.path() + "/" + name; }
+  // Texts of 1 to `longest` words, in a table whose columns have names of their own.
+  v1::DataSpec WriteExamples(int count, int longest) const {
+    std::string table = "kind\tsentence\n";
+    for (int i = 0; i < count; ++i) {
+      table += absl::StrCat(i % 3, "\t");
+      for (int word = 0; word <= (7 * i) % longest; ++word) {
+        table += std::string(1, static_cast<char>('a' + (i * i + 5 * word) % 26)) + " ";
+      }
+      table += "\n";
+    }
+    v1::DataSpec data;
+    data.set_train(Path("examples.tsv"));
+    data.set_text_key("sentence");
+    data.set_label_key("kind");
+    EXPECT_TRUE(WriteFileDurably(data.train(), table).ok());
+    return data;
+  }
+
+  TempDir directory_;
+  OpenedModel opened_;
+};
+
+// Logits one example at a time, in the model's whole context.
+TEST_F(ClassEvaluation, BitsDoNotDependOnThePass) {
+  const v1::DataSpec data = WriteExamples(11, 12);
+  auto rules = data::LabelRulesOf(data, opened_.spec(), *opened_.tokenizer);
+  ASSERT_TRUE(rules.ok()) << rules.status();
+  auto read = data::ReadLabelledExamples({data.train()}, *opened_.tokenizer, *rules);
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(data::LongestSample(*read), 14);
+  const auto shared = std::make_shared<const data::LabelledExamples>(*std::move(read));
+  std::vector<std::vector<float>> all;
+  for (const PassSize pass :
+       {PassSize{1, 16}, PassSize{1, 14}, PassSize{4, 14}, PassSize{11, 15}}) {
+    rules->context = pass.context;
+    const data::LabelledDataset dataset(shared, 0, 11, *rules);
+    const auto model = EncoderModel::Load(opened_, 2, pass);
+    ASSERT_TRUE(model.ok()) << model.status();
+    std::vector<float>& logits = all.emplace_back();
+    for (int64_t first = 0; first < 11; first += pass.sequences) {
+      std::vector<data::Sample> samples(
+          static_cast<size_t>(std::min<int64_t>(pass.sequences, 11 - first)),
+          data::Sample(pass.context));
+      for (size_t i = 0; i < samples.size(); ++i) {
+        dataset.Read(first + static_cast<int64_t>(i), {}, &samples[i]);
+      }
+      const auto some = (*model)->ClassLogits(samples);
+      ASSERT_TRUE(some.ok()) << some.status();
+      logits.insert(logits.end(), some->begin(), some->end());
+    }
+    EXPECT_EQ(logits.size(), 33u);
+    EXPECT_EQ(logits, all.front()) << pass.sequences << " x " << pass.context;
+  }
+}
+
+TEST_F(ClassEvaluation, CountsEveryExampleOnce) {
+  // More than one pass, the last of which is not full.
+  const v1::DataSpec data = WriteExamples(150, 12);
+  std::vector<int64_t> seen;
+  const auto found = EvaluateClasses(opened_, data, 2, 0, [&](int64_t done, int64_t total) {
+    EXPECT_EQ(total, 150);
+    seen.push_back(done);
+  });
+  ASSERT_TRUE(found.ok()) << found.status();
+  EXPECT_GE(seen.size(), 2u);
+  EXPECT_EQ(seen.back(), 150);
+  ASSERT_TRUE(plan::IsConfusion(found->confusion()));
+  const plan::Quality quality = plan::QualityOf(found->confusion());
+  EXPECT_EQ(quality.macro.support, 150);
+  for (const plan::ClassScores& scores : quality.classes) EXPECT_EQ(scores.support, 50);
+  EXPECT_GT(found->loss(), 0);
+  const auto shorter = EvaluateClasses(opened_, data, 1, 5);
+  ASSERT_TRUE(shorter.ok()) << shorter.status();
+  EXPECT_NE(shorter->loss(), found->loss());
+  EXPECT_THAT(std::string(EvaluateClasses(opened_, data, 1, 17).status().message()),
+              HasSubstr("a context of 17 is longer than the 16"));
+}
+
+TEST_F(ClassEvaluation, FaultsOfTheFileAreNamed) {
+  v1::DataSpec data = WriteExamples(3, 2);
+  data.set_label_key("label");
+  EXPECT_THAT(std::string(EvaluateClasses(opened_, data, 1, 0).status().message()),
+              AllOf(HasSubstr("examples.tsv:1: the header has no column 'label'"),
+                    HasSubstr("--label-key")));
+  opened_.tokenizer.reset();
+  EXPECT_THAT(std::string(EvaluateClasses(opened_, data, 1, 0).status().message()),
+              HasSubstr("no tokenizer"));
 }
 
 TEST(Evaluation, AGivenTokenizerStandsInForTheModels) {

@@ -233,8 +233,8 @@ absl::StatusOr<LanguageModel::Prediction> LoadedModel::Predict(absl::Span<const 
 absl::StatusOr<std::unique_ptr<LanguageModel>> LanguageModel::Load(
     const std::string& directory, int threads, int64_t context,
     std::optional<tokenizer::Tokenizer> tokenizer) {
-  TERCIO_ASSIGN_OR_RETURN(auto model,
-                          WholeModel::Load(directory, threads, context, std::move(tokenizer)));
+  TERCIO_ASSIGN_OR_RETURN(const OpenedModel opened, OpenModel(directory, std::move(tokenizer)));
+  TERCIO_ASSIGN_OR_RETURN(auto model, WholeModel::Load(opened, threads, {.context = context}));
   if (!model->shape().causal) {
     return absl::InvalidArgumentError(
         absl::StrCat(directory, " is a bert, which looks both ways and cannot continue a text; ",

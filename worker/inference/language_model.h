@@ -31,7 +31,7 @@ class LanguageModel {
  public:
   virtual ~LanguageModel() = default;
 
-  // Errors as WholeModel::Load; INVALID_ARGUMENT for a bert.
+  // Errors as OpenModel and WholeModel::Load; INVALID_ARGUMENT for a bert.
   static absl::StatusOr<std::unique_ptr<LanguageModel>> Load(
       const std::string& directory, int threads, int64_t context = 0,
       std::optional<tokenizer::Tokenizer> tokenizer = std::nullopt);

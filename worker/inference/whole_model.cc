@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "checkpoint/weight_source.h"
 #include "common/log.h"
 #include "common/ordered_parts.h"
 #include "common/status_macros.h"
@@ -18,14 +17,14 @@ namespace {
 // Threads share the parts: one large tensor alone would keep the others waiting.
 constexpr int64_t kPartElements = int64_t{1} << 20;
 
-// A job whose layout is one rank and one sequence.
-v1::JobSpec SingleSequenceJob(const v1::ModelSpec& model) {
+// A job whose layout is one rank and one micro-batch.
+v1::JobSpec SingleRankJob(const v1::ModelSpec& model, int64_t sequences) {
   v1::JobSpec spec;
   *spec.mutable_model() = model;
   // Without dropout the plan has no buffer for the gradients of branches.
   spec.mutable_model()->set_dropout(0);
-  spec.mutable_training()->set_global_batch(1);
-  spec.mutable_training()->set_micro_batch(1);
+  spec.mutable_training()->set_global_batch(sequences);
+  spec.mutable_training()->set_micro_batch(sequences);
   spec.mutable_resources()->set_ranks(1);
   return spec;
 }
@@ -99,21 +98,32 @@ WholeModel::WholeModel(const v1::JobSpec& spec, const v1::RankPlan& plan,
       model_(spec, plan, tensors_, arena_, *stream_, *group_),
       tokenizer_(std::move(tokenizer)) {}
 
-absl::StatusOr<std::unique_ptr<WholeModel>> WholeModel::Load(
-    const std::string& directory, int threads, int64_t context,
-    std::optional<tokenizer::Tokenizer> tokenizer) {
-  TERCIO_ASSIGN_OR_RETURN(const auto source, checkpoint::OpenWeightSource(
-                                                 directory, checkpoint::DigestCheck::kEveryByte));
-  if (!tokenizer.has_value()) {
+absl::StatusOr<OpenedModel> OpenModel(const std::string& directory,
+                                      std::optional<tokenizer::Tokenizer> tokenizer) {
+  OpenedModel opened;
+  opened.directory = directory;
+  TERCIO_ASSIGN_OR_RETURN(
+      opened.weights, checkpoint::OpenWeightSource(directory, checkpoint::DigestCheck::kEveryByte));
+  opened.tokenizer = std::move(tokenizer);
+  if (!opened.tokenizer.has_value()) {
     // A tokenizer that is given may replace one that cannot even be read.
-    TERCIO_ASSIGN_OR_RETURN(tokenizer, TokenizerOf(*source, directory));
+    TERCIO_ASSIGN_OR_RETURN(opened.tokenizer, TokenizerOf(*opened.weights, directory));
   }
-  v1::JobSpec spec = SingleSequenceJob(source->model());
-  if (context > spec.model().context()) {
-    return absl::InvalidArgumentError(absl::StrCat("a context of ", context, " is longer than the ",
-                                                   spec.model().context(), " of ", directory));
-  }
-  if (context > 0) spec.mutable_model()->set_context(static_cast<int32_t>(context));
+  return opened;
+}
+
+absl::Status CheckContext(const OpenedModel& opened, int64_t context) {
+  if (context <= opened.spec().context()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("a context of ", context, " is longer than the ",
+                                                 opened.spec().context(), " of ",
+                                                 opened.directory));
+}
+
+absl::StatusOr<std::unique_ptr<WholeModel>> WholeModel::Load(const OpenedModel& opened, int threads,
+                                                             PassSize pass) {
+  TERCIO_RETURN_IF_ERROR(CheckContext(opened, pass.context));
+  v1::JobSpec spec = SingleRankJob(opened.spec(), pass.sequences);
+  if (pass.context > 0) spec.mutable_model()->set_context(static_cast<int32_t>(pass.context));
   TERCIO_ASSIGN_OR_RETURN(const v1::Layout layout, plan::LayoutOfJob(spec));
   TERCIO_ASSIGN_OR_RETURN(const v1::Plan plan,
                           plan::BuildPlan(spec, layout, {{"here", 0}}, threads));
@@ -121,11 +131,10 @@ absl::StatusOr<std::unique_ptr<WholeModel>> WholeModel::Load(
   // Gradients and moments are part of the table, but pages that are never touched take no memory.
   TERCIO_ASSIGN_OR_RETURN(engine::Arena arena,
                           engine::Arena::Allocate(plan.stages(0).memory(), *device));
-  std::unique_ptr<WholeModel> model(new WholeModel(spec, plan::SliceForRank(plan, 0),
-                                                   std::move(device), std::move(arena),
-                                                   std::move(tokenizer)));
+  std::unique_ptr<WholeModel> model(new WholeModel(
+      spec, plan::SliceForRank(plan, 0), std::move(device), std::move(arena), opened.tokenizer));
   TERCIO_RETURN_IF_ERROR(
-      LoadWeights(*source, model->tensors_, threads, model->arena_.Floats("parameters")));
+      LoadWeights(*opened.weights, model->tensors_, threads, model->arena_.Floats("parameters")));
   return model;
 }
 

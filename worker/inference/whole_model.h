@@ -1,5 +1,5 @@
-// The whole model of a checkpoint or Hugging Face directory as one rank of this machine, for one
-// sequence at a time: the basis of generation and evaluation.
+// The whole model of a checkpoint or Hugging Face directory as one rank of this machine: the basis
+// of generation and evaluation.
 //
 // Threads: one thread uses a model at a time.
 #pragma once
@@ -10,6 +10,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "checkpoint/weight_source.h"
 #include "proto/tercio/v1/job.pb.h"
 #include "tokenizer/tokenizer.h"
 #include "worker/collective/communicator.h"
@@ -19,15 +20,35 @@
 
 namespace tercio::inference {
 
+// A model whose weights are not in memory yet: what is needed to prepare its inputs.
+struct OpenedModel {
+  std::string directory;
+  std::unique_ptr<checkpoint::WeightSource> weights;
+  // None if none was given and the directory holds none that this version can read.
+  std::optional<tokenizer::Tokenizer> tokenizer;
+
+  const v1::ModelSpec& spec() const { return weights->model(); }
+};
+
+// Checks the digests of a checkpoint. A given `tokenizer` is used instead of the directory's, which
+// is not read then. NOT_FOUND | DATA_LOSS | INVALID_ARGUMENT from the directory.
+absl::StatusOr<OpenedModel> OpenModel(const std::string& directory,
+                                      std::optional<tokenizer::Tokenizer> tokenizer);
+
+// What a model processes at a time. Neither number changes the bits of a result.
+struct PassSize {
+  int64_t sequences = 1;
+  int64_t context = 0;  // shortens the model's, which takes less memory and time; 0 keeps it
+};
+
+// INVALID_ARGUMENT for a context that is longer than the model's.
+absl::Status CheckContext(const OpenedModel& opened, int64_t context);
+
 class WholeModel {
  public:
-  // Checks the digests of a checkpoint. `context` shortens the model's, which takes less memory; 0
-  // keeps it. A given `tokenizer` is used instead of the directory's, which is not read then.
-  // NOT_FOUND | DATA_LOSS | INVALID_ARGUMENT from the directory; INVALID_ARGUMENT for a
-  // longer context.
-  static absl::StatusOr<std::unique_ptr<WholeModel>> Load(
-      const std::string& directory, int threads, int64_t context,
-      std::optional<tokenizer::Tokenizer> tokenizer);
+  // Errors of CheckContext and of the directory.
+  static absl::StatusOr<std::unique_ptr<WholeModel>> Load(const OpenedModel& opened, int threads,
+                                                          PassSize pass);
 
   const v1::ModelSpec& spec() const { return spec_.model(); }
   const plan::StageShape& shape() const { return shape_; }

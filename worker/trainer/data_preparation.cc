@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "checkpoint/weight_source.h"
@@ -77,7 +78,9 @@ absl::StatusOr<data::PreparedData> Prepare(const v1::PrepareRequest& request) {
   auto prepared = data::PrepareData(spec.data(), spec.model(), request.cache_dir());
   // A job that resumes has its weights in a checkpoint.
   if (!prepared.ok() || spec.model().from().empty() || !request.from_start()) return prepared;
-  TERCIO_RETURN_IF_ERROR(checkpoint::CheckInitialWeights(spec.model(), prepared->vocab_size));
+  TERCIO_ASSIGN_OR_RETURN(std::vector<std::string> notes,
+                          checkpoint::CheckInitialWeights(spec.model(), prepared->vocab_size));
+  for (std::string& note : notes) prepared->notices.push_back(std::move(note));
   return prepared;
 }
 
@@ -94,6 +97,9 @@ Preparation PrepareFor(const v1::PrepareRequest& request) {
   done.answer.set_vocab_size(prepared->vocab_size);
   done.answer.set_train_tokens(prepared->train_tokens);
   done.answer.set_validation_tokens(prepared->validation_tokens);
+  done.answer.set_train_samples(prepared->train_sample_count);
+  done.answer.set_validation_samples(prepared->validation_sample_count);
+  done.answer.set_test_samples(prepared->test_sample_count);
   done.answer.set_digest(prepared->digest);
   for (const std::string& notice : prepared->notices) {
     done.answer.add_notices(ForDisplay(notice, "\t\n"));

@@ -32,8 +32,10 @@ class TrialSource : public data::CausalSource {
       out[i] = static_cast<int32_t>((7 * step + 3 * sequence + i * i) % model_.vocab_size());
     }
   }
-  int64_t validation_samples() const override { return 1; }
-  void ReadValidation(int64_t index, int32_t* out) override { ReadTraining(0, index, out); }
+  int64_t held_out_samples(data::HeldOut) const override { return 1; }
+  void ReadHeldOut(data::HeldOut, int64_t index, int32_t* out) override {
+    ReadTraining(0, index, out);
+  }
 
  private:
   const v1::ModelSpec& model_;
@@ -45,7 +47,7 @@ absl::Status Train(engine::TrainingEngine& engine) {
     TERCIO_RETURN_IF_ERROR(engine.Step(step, 0).status());
   }
   TERCIO_RETURN_IF_ERROR(engine.CheckReplicas().status());
-  TERCIO_RETURN_IF_ERROR(engine.Evaluate().status());
+  TERCIO_RETURN_IF_ERROR(engine.Evaluate(data::HeldOut::kValidation).status());
   return engine.Snapshot().status();
 }
 

@@ -81,6 +81,7 @@ std::optional<v1::RankFigures> FiguresKeeper::Now() {
   figures_.set_elapsed_seconds(progress::PhaseClock::Seconds(elapsed));
   figures_.set_cpu_seconds(ProcessorSeconds() - processor_at_start_);
   figures_.set_resident_bytes(ResidentBytes());
+  if (communication_) *figures_.mutable_communication() = communication_();
   return figures_;
 }
 

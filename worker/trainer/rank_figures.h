@@ -3,7 +3,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
+#include <utility>
 
 #include "absl/time/time.h"
 #include "proto/tercio/v1/events.pb.h"
@@ -31,6 +33,10 @@ class FiguresKeeper {
   // Bytes: of the arena by the plan, of the arena in use, and the most that was seen of arena and
   // memory outside it (worker/trainer/memory_meter.h).
   void SetMemory(int64_t planned, int64_t used, int64_t peak);
+  // Where the bytes that the rank has sent are asked for from now on.
+  void ReadCommunication(std::function<v1::CommunicationBytes()> read) {
+    communication_ = std::move(read);
+  }
 
   // All current figures; none before the first step has ended.
   std::optional<v1::RankFigures> Now();
@@ -39,6 +45,7 @@ class FiguresKeeper {
 
  private:
   progress::PhaseClock& phases_;
+  std::function<v1::CommunicationBytes()> communication_;  // null: not connected yet
   v1::RankFigures figures_;
   double processor_at_start_ = 0;
   absl::Time last_ = absl::InfinitePast();

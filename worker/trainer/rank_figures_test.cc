@@ -59,6 +59,21 @@ TEST(FiguresKeeperTest, KnowsTheProcess) {
   EXPECT_GT(keeper.Now()->resident_bytes(), 1 << 20);
 }
 
+TEST(FiguresKeeperTest, AsksForTheBytesThatWereSent) {
+  progress::PhaseClock phases;
+  FiguresKeeper keeper(0, phases);
+  keeper.Start();
+  keeper.StepEnded(1, 0.01);
+  EXPECT_FALSE(keeper.Now()->has_communication());
+  v1::CommunicationBytes bytes;
+  keeper.ReadCommunication([&bytes] { return bytes; });
+  // A rank of its own has sent nothing, and that is known.
+  EXPECT_TRUE(keeper.Now()->has_communication());
+  bytes.set_pipeline(12);
+  EXPECT_EQ(keeper.Now()->communication().pipeline(), 12);
+  EXPECT_EQ(keeper.Now()->communication().tensor(), 0);
+}
+
 TEST(FiguresKeeperTest, NowAndThenIsNotAlways) {
   progress::PhaseClock phases;
   FiguresKeeper keeper(0, phases);

@@ -43,7 +43,7 @@ struct ReadPiece {
 class ReadAhead {
  public:
   ReadAhead(std::shared_ptr<StateSource> source, const std::vector<StatePiece>& pieces, int rank,
-            const LoadedBytes& loaded, engine::TrainingEngine& engine)
+            const LoadedBytes& loaded, engine::TrainingEngine& engine, LoadPath path)
       : shared_(std::make_shared<Shared>()) {
     shared_->source = std::move(source);
     shared_->loaded = loaded;
@@ -51,7 +51,9 @@ class ReadAhead {
       if (piece.reader != rank) continue;
       shared_->pieces.push_back(piece);
       // The engine's memory lives as long as these do, hence also for a thread that hangs.
-      shared_->places.push_back(engine.LoadPlace(static_cast<int64_t>(piece.slice)));
+      shared_->places.push_back(path == LoadPath::kDirect
+                                    ? engine.LoadPlace(static_cast<int64_t>(piece.slice))
+                                    : nullptr);
       shared_->total += piece.elements * static_cast<int64_t>(sizeof(float));
     }
     loaded(0, shared_->total);
@@ -251,10 +253,10 @@ std::vector<StatePiece> PiecesOf(const std::vector<v1::TensorSlice>& slices,
 }
 
 absl::Status LoadState(std::shared_ptr<StateSource> source, const LoadGroup& group,
-                       const LoadedBytes& loaded, engine::TrainingEngine& engine) {
+                       const LoadedBytes& loaded, engine::TrainingEngine& engine, LoadPath path) {
   const std::vector<v1::TensorSlice>& slices = engine.NeededSlices();
   const std::vector<StatePiece> pieces = PiecesOf(slices, *source, group.data.size());
-  ReadAhead reads(source, pieces, group.data.rank(), loaded, engine);
+  ReadAhead reads(source, pieces, group.data.rank(), loaded, engine, path);
   PieceBroadcast broadcast(group, pieces);
   bool lacks = false;  // the slice in progress
   for (const StatePiece& piece : pieces) {

@@ -45,7 +45,12 @@ struct LoadGroup {
 // Called from any thread whenever bytes arrive: with those that this rank has read, of its share.
 using LoadedBytes = std::function<void(int64_t bytes, int64_t total)>;
 
+// Where values are read to. Directly into the engine is fastest; through buffers, a reading thread
+// that hangs and is abandoned cannot write into an engine that is used again after an error.
+enum class LoadPath { kDirect, kThroughBuffers };
+
 absl::Status LoadState(std::shared_ptr<StateSource> source, const LoadGroup& group,
-                       const LoadedBytes& loaded, engine::TrainingEngine& engine);
+                       const LoadedBytes& loaded, engine::TrainingEngine& engine,
+                       LoadPath path = LoadPath::kDirect);
 
 }  // namespace tercio::trainer

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <deque>
+#include <optional>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -22,6 +23,8 @@
 #include "common/mutex.h"
 #include "common/status_macros.h"
 #include "google/protobuf/util/json_util.h"
+#include "plan/names.h"
+#include "plan/quality.h"
 #include "plan/text_form.h"
 #include "worker/trainer/event_record.h"
 
@@ -33,6 +36,9 @@ constexpr std::chrono::seconds kPatience = std::chrono::seconds(10);  // at the 
 constexpr char kOwnerFile[] = "tercio-job";
 // TensorBoard only takes files that have "tfevents" in their names.
 constexpr char kPrefix[] = "events.out.tfevents.";
+// A classifier's, beside the loss.
+constexpr v1::QualityMetric kScores[] = {v1::QUALITY_METRIC_ACCURACY, v1::QUALITY_METRIC_PRECISION,
+                                         v1::QUALITY_METRIC_RECALL, v1::QUALITY_METRIC_F1};
 
 // The wall time that is displayed beside a step.
 double WallTime() { return absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch()); }
@@ -201,13 +207,33 @@ void TensorBoardWriter::Add(const v1::TrainerStep& report) {
     // This is the usual figure of papers, and follows from the loss.
     scalars.emplace_back("validation/perplexity", std::exp(step.validation_loss()));
   }
+  for (const v1::QualityMetric metric : kScores) {
+    const std::optional<double> value = plan::ValueOf(metric, step);
+    if (value.has_value()) {
+      scalars.emplace_back(absl::StrCat("validation/", plan::TextOf(metric)), *value);
+    }
+  }
   if (step.has_loss_scale()) scalars.emplace_back("train/loss_scale", step.loss_scale());
   if (step.resident_bytes() > 0) {
     scalars.emplace_back("memory/resident_bytes", static_cast<double>(step.resident_bytes()));
   }
   // 0: the peak of the device is not known.
   if (report.mfu() > 0) scalars.emplace_back("speed/mfu", report.mfu());
-  std::string record = ScalarsRecord(WallTime(), step.step(), scalars);
+  Write(ScalarsRecord(WallTime(), step.step(), scalars));
+}
+
+void TensorBoardWriter::AddTest(const v1::Evaluation& evaluation) {
+  std::vector<std::pair<std::string, double>> scalars = {
+      {"test/loss", evaluation.loss()}, {"test/perplexity", std::exp(evaluation.loss())}};
+  for (const v1::QualityMetric metric : kScores) {
+    if (!evaluation.has_confusion()) break;
+    scalars.emplace_back(absl::StrCat("test/", plan::TextOf(metric)),
+                         plan::ValueOf(metric, evaluation));
+  }
+  Write(ScalarsRecord(WallTime(), evaluation.step(), scalars));
+}
+
+void TensorBoardWriter::Write(std::string record) {
   const MutexLock lock(shared_->mutex);
   // Training must not run out of memory because a file system hangs.
   if (shared_->waiting.size() >= kMostWaiting) {

@@ -32,10 +32,13 @@ class TensorBoardWriter {
 
   // Requires that the step has a record.
   void Add(const v1::TrainerStep& report);
+  // The outcome of the job's test data.
+  void AddTest(const v1::Evaluation& evaluation);
 
  private:
   struct Shared;
   explicit TensorBoardWriter(std::shared_ptr<Shared> shared) : shared_(std::move(shared)) {}
+  void Write(std::string record);
 
   std::shared_ptr<Shared> shared_;  // with the thread, which may outlive this
 };

@@ -8,6 +8,7 @@
 #include "common/file.h"
 #include "common/temp_dir.h"
 #include "gtest/gtest.h"
+#include "plan/quality.h"
 #include "worker/trainer/event_record.h"
 
 namespace tercio::trainer {
@@ -131,6 +132,32 @@ TEST(TensorBoard, AttemptsHaveFilesInTheirOrder) {
   EXPECT_EQ(StepsOf(directory + "/" + files[0]),
             (std::vector<int64_t>{0, 1, 0, 1, 2, 3, 4, 5, 6, 7}));
   EXPECT_EQ(StepsOf(directory + "/" + files[1]), (std::vector<int64_t>{0, 5, 5, 6, 7, 8, 9}));
+}
+
+TEST(TensorBoard, ScoresOfClassifiersAndOfTestData) {
+  const TempDir scratch;
+  {
+    const auto writer = TensorBoardWriter::Start(AssignmentFor(scratch.path(), 0), RunOf("j", 1));
+    v1::TrainerStep step;
+    step.mutable_record()->set_step(4);
+    step.mutable_record()->set_validation_loss(0.5);
+    step.mutable_record()->set_validation_recall(0.25);
+    writer->Add(step);
+    v1::Evaluation test;
+    test.set_step(3);
+    writer->AddTest(test);
+    *test.mutable_confusion() = plan::EmptyConfusion(2);
+    writer->AddTest(test);
+  }
+  const std::vector<std::string> files = EventFiles(scratch.path());
+  ASSERT_EQ(files.size(), 1u);
+  EXPECT_EQ(StepsOf(scratch.path() + "/" + files[0]), (std::vector<int64_t>{0, 1, 0, 4, 3, 3}));
+  const std::string bytes = *ReadFile(scratch.path() + "/" + files[0]);
+  for (const char* tag : {"validation/recall", "test/loss", "test/perplexity", "test/accuracy",
+                          "test/precision", "test/recall", "test/f1"}) {
+    EXPECT_NE(bytes.find(tag), std::string::npos) << tag;
+  }
+  EXPECT_EQ(bytes.find("validation/f1"), std::string::npos) << "it was not asked for";
 }
 
 TEST(TensorBoard, AnotherJobGetsAFolderOfItsOwn) {

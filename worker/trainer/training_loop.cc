@@ -1,6 +1,7 @@
 #include "worker/trainer/training_loop.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <deque>
 #include <optional>
@@ -18,17 +19,21 @@
 #include "data/sample_sources.h"
 #include "nlohmann/json.hpp"
 #include "plan/data_position.h"
+#include "plan/epochs.h"
 #include "plan/gpu_figures.h"
 #include "plan/memory_map.h"
 #include "plan/model_tensors.h"
 #include "plan/names.h"
 #include "plan/precision.h"
+#include "plan/quality.h"
 #include "plan/rank_layout.h"
 #include "plan/save_timeout.h"
 #include "plan/snapshots.h"
+#include "worker/engine/sent_bytes.h"
 #include "worker/engine/training_engine.h"
 #include "worker/progress/whereabouts.h"
 #include "worker/trainer/backend.h"
+#include "worker/trainer/best_step.h"
 #include "worker/trainer/checkpoint_source.h"
 #include "worker/trainer/initial_weights.h"
 #include "worker/trainer/memory_meter.h"
@@ -64,6 +69,7 @@ class TrainingLoop {
         failure_(*failure),
         whereabouts_(page),
         figures_(identity.rank, whereabouts_.phases()),
+        best_(training().evaluate().keep_best(), assignment_.best()),
         backend_(CreateBackend(assignment_)) {}
 
   // A thread that hangs in the kernel reads from the engine's memory.
@@ -95,14 +101,34 @@ class TrainingLoop {
   std::string JobsDirectory() const {
     return absl::StrCat(assignment_.spec().checkpoint().path(), "/", identity_.run.job_id());
   }
-  absl::Status LoadFrom(const std::shared_ptr<StateSource>& source);
+  absl::StatusOr<std::shared_ptr<StateSource>> OpenCheckpoint(int64_t step,
+                                                              const std::string& digest) const;
+  absl::Status LoadFrom(const std::shared_ptr<StateSource>& source,
+                        LoadPath path = LoadPath::kDirect);
   LoadedBytes LoadedToPage() const;
+  struct StepEnd {
+    v1::StepRecord record;
+    AgentLink::Request request = AgentLink::Request::kNone;
+    bool best = false;  // its checkpoint is to be kept as the best
+  };
   // Runs a step and reports it.
-  absl::StatusOr<AgentLink::Request> TrainStep(int64_t step);
+  absl::StatusOr<StepEnd> TrainStep(int64_t step);
   absl::Status CheckReplicas(int64_t step, bool saves);
-  absl::StatusOr<bool> MaySave(int64_t step);
+  enum class SavePatience { kShort, kUntilTheLastEnds };
+  absl::StatusOr<bool> MaySave(int64_t step, SavePatience patience);
   absl::StatusOr<int> RanksThatStillSave();
+  absl::StatusOr<double> SumOverRanks(double mine);
   absl::Status Save(int64_t step);
+  absl::StatusOr<bool> IsBest(const v1::StepRecord& record);
+  absl::Status SettleBest();
+  // The step of the weights in the engine, and why it is not the best one.
+  struct TestWeights {
+    int64_t step = 0;
+    std::string problem;
+  };
+  absl::StatusOr<TestWeights> LoadTestWeights();
+  absl::StatusOr<std::string> LoadBest();
+  absl::Status EvaluateTest();
   void ReportSave(int64_t step, const SaveOutcome& outcome, int64_t bytes, double seconds);
   void Beat() const {
     if (page_ != nullptr) page_->Beat();
@@ -116,7 +142,9 @@ class TrainingLoop {
   }
   // The step in the form in which it is reported, stored and shown, but for what memory holds then.
   v1::StepRecord RecordOf(int64_t step, const engine::StepResult& result, double seconds) const;
-  void Report(v1::StepRecord record, double communication_seconds);
+  // `validation` may be null.
+  void Report(v1::StepRecord record, double communication_seconds,
+              const v1::Evaluation* validation);
   // Model-FLOPs utilisation of the job (Chowdhery et al. 2022, appendix B); 0 if the peak of this
   // rank's device is unknown.
   double Utilisation(double tokens_per_second, plan::AttentionCount count) const;
@@ -137,6 +165,9 @@ class TrainingLoop {
   v1::TrainerFailure& failure_;
   progress::Whereabouts whereabouts_;
   FiguresKeeper figures_;
+  BestStep best_;
+  std::atomic<bool> candidate_committed_ = false;  // as this rank was told
+  int64_t train_samples_ = 0;                      // samples of an epoch
   std::string tokenizer_json_;
   std::vector<std::shared_ptr<const FileLock>> data_uses_;
   std::unique_ptr<data::SampleSource> source_;
@@ -173,6 +204,7 @@ absl::StatusOr<TrainingOutcome> TrainingLoop::RunAll() {
   // The source takes the rest, so these are kept first.
   tokenizer_json_ = prepared.tokenizer_json;
   data_uses_ = prepared.uses;
+  train_samples_ = prepared.train_sample_count;
   source_ = data::MakeSampleSource(std::move(prepared), assignment_.spec());
   // Data that cannot be read stays so. What fails from here on may succeed in the next attempt.
   failure_.set_permanent(false);
@@ -217,11 +249,24 @@ absl::StatusOr<TrainingOutcome> TrainingLoop::RunAll() {
   const absl::Status saved = WaitForUpload();
   // A loss that is not finite recurs at the same step: the job itself is at fault.
   failure_.set_permanent(absl::IsFailedPrecondition(outcome.status()));
-  if (!outcome.ok() || saved.ok()) return outcome;
-  // Training again would not help.
-  failure_.set_permanent(absl::IsResourceExhausted(saved));
-  return absl::Status(saved.code(), absl::StrCat("the last checkpoint could not be saved: ",
-                                                 std::string(saved.message())));
+  if (!outcome.ok()) return outcome;
+  if (!saved.ok()) {
+    // Training again would not help.
+    failure_.set_permanent(absl::IsResourceExhausted(saved));
+    return absl::Status(saved.code(), absl::StrCat("the last checkpoint could not be saved: ",
+                                                   std::string(saved.message())));
+  }
+  // The checkpoint of the last step is committed: an attempt that ends here resumes behind it.
+  if (*outcome == TrainingOutcome::kFinished) TERCIO_RETURN_IF_ERROR(EvaluateTest());
+  return outcome;
+}
+
+absl::StatusOr<std::shared_ptr<StateSource>> TrainingLoop::OpenCheckpoint(
+    int64_t step, const std::string& digest) const {
+  if (assignment_.spec().checkpoint().path().empty()) {
+    return CheckpointAtCoordinator(channel_, identity_, step);
+  }
+  return CheckpointInDirectory(absl::StrFormat("%s/step-%08d", JobsDirectory(), step), digest);
 }
 
 absl::Status TrainingLoop::LoadState() {
@@ -232,13 +277,8 @@ absl::Status TrainingLoop::LoadState() {
       return copies_->Load(assignment_.snapshot_source(), assignment_.resume_attempt(), step,
                            LoadedToPage(), *engine_);
     }
-    if (assignment_.spec().checkpoint().path().empty()) {
-      return LoadFrom(CheckpointAtCoordinator(channel_, identity_, step));
-    }
-    TERCIO_ASSIGN_OR_RETURN(
-        auto checkpoint,
-        CheckpointInDirectory(absl::StrFormat("%s/step-%08d", JobsDirectory(), step),
-                              assignment_.resume_manifest_digest()));
+    TERCIO_ASSIGN_OR_RETURN(const auto checkpoint,
+                            OpenCheckpoint(step, assignment_.resume_manifest_digest()));
     return LoadFrom(checkpoint);
   }
   if (assignment_.spec().model().from().empty()) return absl::OkStatus();
@@ -247,10 +287,10 @@ absl::Status TrainingLoop::LoadState() {
   return LoadFrom(weights);
 }
 
-absl::Status TrainingLoop::LoadFrom(const std::shared_ptr<StateSource>& source) {
+absl::Status TrainingLoop::LoadFrom(const std::shared_ptr<StateSource>& source, LoadPath path) {
   const absl::Time begin = SteadyNow();
   TERCIO_RETURN_IF_ERROR(tercio::trainer::LoadState(
-      source, {*communicators_.data, *device_, *stream_}, LoadedToPage(), *engine_));
+      source, {*communicators_.data, *device_, *stream_}, LoadedToPage(), *engine_, path));
   LogInfo(absl::StrFormat("the state is loaded: this rank read %d bytes in %.3f s",
                           source->bytes_read(), absl::ToDoubleSeconds(SteadyNow() - begin)));
   return absl::OkStatus();
@@ -282,6 +322,7 @@ absl::Status TrainingLoop::Connect() {
     if (group.kind() == v1::GROUP_KIND_DATA) communicators_.data = made;
     if (group.kind() == v1::GROUP_KIND_PIPELINE) communicators_.pipeline = made;
   }
+  figures_.ReadCommunication([this] { return engine::SentBytes(communicators_); });
   return absl::OkStatus();
 }
 
@@ -317,12 +358,11 @@ double TrainingLoop::Signal() {
 }
 
 bool TrainingLoop::EvaluatesAfter(int64_t step) const {
-  if (source_->validation_samples() == 0) return false;
-  const int64_t every = training().evaluate().every_steps();
-  return step == training().steps() || (every > 0 && step % every == 0);
+  return source_->held_out_samples(data::HeldOut::kValidation) > 0 &&
+         plan::EvaluatesAfter(training(), train_samples_, step);
 }
 
-absl::StatusOr<AgentLink::Request> TrainingLoop::TrainStep(int64_t step) {
+absl::StatusOr<TrainingLoop::StepEnd> TrainingLoop::TrainStep(int64_t step) {
   engine_->SetTracing(step == training().trace_step());
   if (link_.TakeFlipBit()) engine_->FlipBit();
   const absl::Time start = SteadyNow();
@@ -331,16 +371,21 @@ absl::StatusOr<AgentLink::Request> TrainingLoop::TrainStep(int64_t step) {
   if (IsRankZero() && (result.skipped || !result.spike.empty())) {
     LogWarning(absl::StrCat(result.skipped ? "skipped " : "spike at ", result.reason));
   }
-  v1::StepRecord record = RecordOf(step, result, seconds);
+  StepEnd end;
+  end.record = RecordOf(step, result, seconds);
+  end.request = static_cast<AgentLink::Request>(static_cast<int>(result.signal));
+  std::optional<v1::Evaluation> validation;
   if (EvaluatesAfter(step) && !result.rolls_back) {
     const progress::PhaseClock::Span span(whereabouts_.phases(), progress::Phase::kEvaluation);
-    TERCIO_ASSIGN_OR_RETURN(const double validation_loss, engine_->Evaluate());
-    record.set_validation_loss(validation_loss);
+    TERCIO_ASSIGN_OR_RETURN(validation, engine_->Evaluate(data::HeldOut::kValidation));
+    validation->set_step(step);
+    plan::AddValidation(*validation, training().evaluate().metrics(), &end.record);
   }
-  Report(std::move(record), result.communication_seconds);
+  Report(end.record, result.communication_seconds, validation.has_value() ? &*validation : nullptr);
   if (step == training().trace_step()) ReportTrace(step);
   if (!result.rolls_back) {
-    return static_cast<AgentLink::Request>(static_cast<int>(result.signal));
+    TERCIO_ASSIGN_OR_RETURN(end.best, IsBest(end.record));
+    return end;
   }
   // The coordinator then resumes from a checkpoint of an earlier step.
   failure_.set_roll_back_from(step);
@@ -352,19 +397,102 @@ absl::StatusOr<TrainingOutcome> TrainingLoop::TrainSteps() {
   const int64_t every = assignment_.spec().checkpoint().every_steps();
   figures_.Start();
   for (int64_t step = assignment_.resume_step() + 1; step <= training().steps(); ++step) {
-    TERCIO_ASSIGN_OR_RETURN(const AgentLink::Request request, TrainStep(step));
+    TERCIO_ASSIGN_OR_RETURN(const StepEnd end, TrainStep(step));
     const bool finished = step == training().steps();
-    const bool stops = request == AgentLink::Request::kSaveAndStop && !finished;
-    bool saves = request != AgentLink::Request::kNone || (every > 0 && step % every == 0);
+    const bool stops = end.request == AgentLink::Request::kSaveAndStop && !finished;
+    bool saves =
+        end.best || end.request != AgentLink::Request::kNone || (every > 0 && step % every == 0);
     if (saves && !finished && !stops) {
-      TERCIO_ASSIGN_OR_RETURN(saves, MaySave(step));
+      const auto patience = end.best ? SavePatience::kUntilTheLastEnds : SavePatience::kShort;
+      TERCIO_ASSIGN_OR_RETURN(saves, MaySave(step, patience));
     }
     saves = saves || finished;
     TERCIO_RETURN_IF_ERROR(CheckReplicas(step, saves));
-    if (saves) TERCIO_RETURN_IF_ERROR(Save(step));
+    if (saves) {
+      if (end.best) best_.SaveBegins(end.record);
+      TERCIO_RETURN_IF_ERROR(Save(step));
+    }
     if (stops) return TrainingOutcome::kStoppedAfterSave;
   }
   return TrainingOutcome::kFinished;
+}
+
+// Whether the evaluated step is better than the best one so far, all ranks alike. Training does not
+// wait for the save of a candidate that is better still: if that fails, the next better step is
+// kept.
+absl::StatusOr<bool> TrainingLoop::IsBest(const v1::StepRecord& record) {
+  if (!best_.Beats(record)) return false;
+  if (!best_.has_candidate()) return true;
+  if (saved_step_ == best_.candidate() && !best_.BeatsCandidate(record)) {
+    TERCIO_ASSIGN_OR_RETURN(const int busy, RanksThatStillSave());
+    if (busy > 0) return false;
+  }
+  TERCIO_RETURN_IF_ERROR(SettleBest());
+  return best_.Beats(record);
+}
+
+// Learns, all ranks alike, whether the candidate's checkpoint is committed.
+absl::Status TrainingLoop::SettleBest() {
+  if (!best_.has_candidate()) return absl::OkStatus();
+  if (saved_step_ == best_.candidate()) {
+    checkpoints_->StopRetrying();
+    WaitForUpload().IgnoreError();  // a failure was reported when it ended
+  }
+  TERCIO_ASSIGN_OR_RETURN(const double told, SumOverRanks(candidate_committed_ ? 1 : 0));
+  best_.Settle(told > 0);
+  return absl::OkStatus();
+}
+
+// Loads the best checkpoint. The problem that keeps all ranks from it is returned as a text: then
+// the weights are those of the last step, as before.
+absl::StatusOr<std::string> TrainingLoop::LoadBest() {
+  const auto failed = [this](const absl::Status& mine) -> absl::StatusOr<std::string> {
+    if (!mine.ok()) {
+      LogWarning(absl::StrCat("the best checkpoint, of step ", best_.step(),
+                              ", cannot be loaded: ", std::string(mine.message())));
+    }
+    TERCIO_ASSIGN_OR_RETURN(const double ranks, SumOverRanks(mine.ok() ? 0 : 1));
+    if (ranks == 0) return std::string();
+    return absl::StrCat("the best checkpoint, of step ", best_.step(), ", cannot be loaded: ",
+                        mine.ok() ? absl::StrCat("see the logs of ", ranks, " other ranks")
+                                  : std::string(mine.message()));
+  };
+  // Loading is collective: either all ranks begin it, or none.
+  absl::StatusOr<std::shared_ptr<StateSource>> best = OpenCheckpoint(best_.step(), "");
+  TERCIO_ASSIGN_OR_RETURN(std::string problem, failed(best.status()));
+  if (!problem.empty()) return problem;
+  TERCIO_ASSIGN_OR_RETURN(problem, failed(LoadFrom(*best, LoadPath::kThroughBuffers)));
+  if (problem.empty()) return problem;
+  // Some weights may be the best step's by now.
+  TERCIO_ASSIGN_OR_RETURN(const auto last, OpenCheckpoint(training().steps(), ""));
+  TERCIO_RETURN_IF_ERROR(LoadFrom(last));
+  return problem;
+}
+
+absl::StatusOr<TrainingLoop::TestWeights> TrainingLoop::LoadTestWeights() {
+  TERCIO_RETURN_IF_ERROR(SettleBest());
+  TestWeights weights;
+  weights.step = training().steps();
+  if (best_.step() == 0 || best_.step() == weights.step) return weights;
+  TERCIO_ASSIGN_OR_RETURN(weights.problem, LoadBest());
+  if (weights.problem.empty()) weights.step = best_.step();
+  return weights;
+}
+
+// Once, after the last step.
+absl::Status TrainingLoop::EvaluateTest() {
+  if (source_->held_out_samples(data::HeldOut::kTest) == 0) return absl::OkStatus();
+  const progress::PhaseClock::Span span(whereabouts_.phases(), progress::Phase::kEvaluation);
+  TERCIO_ASSIGN_OR_RETURN(const TestWeights weights, LoadTestWeights());
+  TERCIO_ASSIGN_OR_RETURN(v1::Evaluation evaluation, engine_->Evaluate(data::HeldOut::kTest));
+  evaluation.set_step(weights.step);
+  evaluation.set_problem(weights.problem);
+  if (!IsRankZero()) return absl::OkStatus();
+  if (tensorboard_ != nullptr) tensorboard_->AddTest(evaluation);
+  v1::TrainerMessage message;
+  *message.mutable_test() = std::move(evaluation);
+  link_.Send(std::move(message));
+  return absl::OkStatus();
 }
 
 // No checkpoint is taken from replicas that differ: the next attempt starts from a good one.
@@ -385,14 +513,19 @@ absl::Status TrainingLoop::WaitForUpload() {
 }
 
 // Training does not stop for a store that is slow or hangs: while the previous save is in progress,
-// one that is due is skipped, by all ranks together. The last saves of a run do not come here: they
-// wait.
-absl::StatusOr<bool> TrainingLoop::MaySave(int64_t step) {
+// one that is due is skipped, by all ranks together. The save of the best step waits for the
+// previous one to end, and is skipped only where that hangs. The last saves of a run do not come
+// here: they wait.
+absl::StatusOr<bool> TrainingLoop::MaySave(int64_t step, SavePatience patience) {
   const progress::PhaseClock::Span span(whereabouts_.phases(), progress::Phase::kCheckpoint);
   whereabouts_.BeginAction("checkpoint upload");
   // If the coordinator is away, the previous checkpoint is lost, not this one.
   checkpoints_->StopRetrying();
-  checkpoints_->EndsBefore(kShortSave, [this] { Beat(); });
+  if (patience == SavePatience::kUntilTheLastEnds) {
+    checkpoints_->WaitForUpload([this] { Beat(); }).IgnoreError();  // reported when it ended
+  } else {
+    checkpoints_->EndsBefore(kShortSave, [this] { Beat(); });
+  }
   TERCIO_ASSIGN_OR_RETURN(const int busy, RanksThatStillSave());
   if (busy == 0) return true;
   last_save_ = SteadyNow();
@@ -409,17 +542,23 @@ absl::StatusOr<bool> TrainingLoop::MaySave(int64_t step) {
 }
 
 absl::StatusOr<int> TrainingLoop::RanksThatStillSave() {
-  double busy = checkpoints_->EndsBefore(absl::ZeroDuration(), [] {}) ? 0 : 1;
-  if (communicators_.world->size() == 1) return static_cast<int>(busy);
+  TERCIO_ASSIGN_OR_RETURN(
+      const double busy,
+      SumOverRanks(checkpoints_->EndsBefore(absl::ZeroDuration(), [] {}) ? 0 : 1));
+  return static_cast<int>(busy);
+}
+
+absl::StatusOr<double> TrainingLoop::SumOverRanks(double mine) {
+  if (communicators_.world->size() == 1) return mine;
   if (count_ == nullptr) {
     TERCIO_ASSIGN_OR_RETURN(count_, device_->Allocate(sizeof(double)));
   }
   auto* sum = reinterpret_cast<double*>(count_->data());
-  stream_->CopyFromHost(sum, &busy, sizeof(busy));
+  stream_->CopyFromHost(sum, &mine, sizeof(mine));
   communicators_.world->AllReduceSum(*stream_, sum, 1);
-  stream_->CopyToHost(&busy, sum, sizeof(busy));
+  stream_->CopyToHost(&mine, sum, sizeof(mine));
   TERCIO_RETURN_IF_ERROR(stream_->Synchronize());
-  return static_cast<int>(busy);
+  return mine;
 }
 
 // An agent drops the copy before the last when a newer one begins to arrive: no rank may begin one
@@ -473,10 +612,13 @@ absl::Status TrainingLoop::Save(int64_t step) {
   CheckpointTexts texts{state.dump(),
                         IsRankZero() ? tokenizer_json_ : "",
                         {unsaved_steps_.begin(), unsaved_steps_.end()}};
+  const bool candidate = best_.candidate() == step;
+  if (candidate) candidate_committed_ = false;
   checkpoints_->StartUpload(
       step, engine_->SavedSlices(), snapshot.saved, std::move(texts),
       SaveLimits{kSavePatience, absl::Seconds(plan::SaveTimeoutSeconds(assignment_.spec()))},
-      [this, step](const SaveOutcome& outcome, int64_t bytes, double seconds) {
+      [this, step, candidate](const SaveOutcome& outcome, int64_t bytes, double seconds) {
+        if (candidate && outcome.status.ok()) candidate_committed_ = true;
         ReportSave(step, outcome, bytes, seconds);
       },
       GiveCopies(step, snapshot));
@@ -529,7 +671,8 @@ v1::StepRecord TrainingLoop::RecordOf(int64_t step, const engine::StepResult& re
   return record;
 }
 
-void TrainingLoop::Report(v1::StepRecord record, double communication_seconds) {
+void TrainingLoop::Report(v1::StepRecord record, double communication_seconds,
+                          const v1::Evaluation* validation) {
   const absl::Time now = SteadyNow();
   const double seconds = record.step_seconds();
   figures_.StepEnded(record.step(), seconds);
@@ -558,6 +701,7 @@ void TrainingLoop::Report(v1::StepRecord record, double communication_seconds) {
     unsaved_steps_.push_back(record);
     if (unsaved_steps_.size() > kMostUnsavedSteps) unsaved_steps_.erase(unsaved_steps_.begin());
     *report->mutable_record() = std::move(record);
+    if (validation != nullptr) *report->mutable_validation() = *validation;
     report->set_checkpoint_seconds(std::exchange(save_seconds_, 0));
     if (tensorboard_ != nullptr) tensorboard_->Add(*report);
   } else {

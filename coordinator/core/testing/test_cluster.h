@@ -71,6 +71,7 @@ class Cluster {
         *m.mutable_data_prepared()->mutable_run() = RunWith(attempt);
         m.mutable_data_prepared()->set_vocab_size(20);
         m.mutable_data_prepared()->set_digest(data_);
+        m.mutable_data_prepared()->set_train_samples(train_samples_);
       });
     }
     if (IsTerminal(job().phase())) return;
@@ -169,6 +170,7 @@ class Cluster {
   Effects last_;
   double now_ = 1000;
   std::string data_ = "digest";  // digest of the nodes' data
+  int64_t train_samples_ = 100;
   std::vector<std::string> kinds_;
   std::map<std::string, uint64_t> sequences_;
   std::map<std::string, uint64_t> acknowledged_;

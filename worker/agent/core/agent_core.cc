@@ -87,6 +87,9 @@ class Stepper {
       report.mutable_step_report()->set_tokens_per_second(step.tokens_per_second());
       report.mutable_step_report()->set_mfu(step.mfu());
       report.mutable_step_report()->set_checkpoint_seconds(step.checkpoint_seconds());
+      if (step.has_validation()) {
+        *report.mutable_step_report()->mutable_validation() = step.validation();
+      }
       Send(std::move(report));
     } else if (event.message.has_last_figures()) {
       rank->figures = event.message.last_figures();
@@ -97,6 +100,10 @@ class Stepper {
     } else if (event.message.has_products_chosen()) {
       *report.mutable_products_chosen() = event.message.products_chosen();
       *report.mutable_products_chosen()->mutable_run() = ToRunId(event.run);
+      Send(std::move(report));
+    } else if (event.message.has_test()) {
+      *report.mutable_test_evaluated()->mutable_run() = ToRunId(event.run);
+      *report.mutable_test_evaluated()->mutable_evaluation() = event.message.test();
       Send(std::move(report));
     } else if (event.message.has_checkpoint()) {
       TellUnanswered(event.run, event.rank, event.message.checkpoint());

@@ -119,6 +119,29 @@ TEST(AgentCore, ASaveThatNobodyAnsweredIsToldOnce) {
   EXPECT_EQ(Step(state, {0, said}).size(), 1u);
 }
 
+TEST(AgentCore, EvaluationsArePassedOn) {
+  AgentState state;
+  Step(state, StartRun(3, {0}));
+  TrainerSaid said{{"job", 3}, 0, {}};
+  said.message.mutable_step()->mutable_record()->set_step(7);
+  EXPECT_FALSE(std::get<SendToCoordinator>(Step(state, {0, said})[0])
+                   .message.step_report()
+                   .has_validation());
+  said.message.mutable_step()->mutable_validation()->set_loss(0.25);
+  said.message.mutable_step()->mutable_record()->set_step(8);
+  EXPECT_EQ(std::get<SendToCoordinator>(Step(state, {0, said})[0])
+                .message.step_report()
+                .validation()
+                .loss(),
+            0.25);
+  said.message.mutable_test()->set_loss(0.5);
+  const std::vector<AgentEffect> effects = Step(state, {0, said});
+  ASSERT_EQ(effects.size(), 1u);
+  const v1::TestEvaluated& told = std::get<SendToCoordinator>(effects[0]).message.test_evaluated();
+  EXPECT_EQ(told.run().attempt(), 3);
+  EXPECT_EQ(told.evaluation().loss(), 0.5);
+}
+
 TEST(AgentCore, ExitCarriesTheLastFigures) {
   AgentState state;
   Step(state, StartRun(1, {0, 1, 2}));

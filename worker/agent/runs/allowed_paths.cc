@@ -106,6 +106,10 @@ absl::Status AllowedPaths::Check(const v1::JobSpec& spec) const {
       for (const std::string& path : part.paths()) TERCIO_RETURN_IF_ERROR(CheckPath(key, path));
     }
   }
+  TERCIO_RETURN_IF_ERROR(CheckPath("data.test", data.test_path()));
+  for (const std::string& path : data.test_more_paths()) {
+    TERCIO_RETURN_IF_ERROR(CheckPath("data.test", path));
+  }
   // These two are built in. Everything else is a path, even a single word.
   if (data.tokenizer() != "bytes" && data.tokenizer() != "chars") {
     TERCIO_RETURN_IF_ERROR(CheckPath("data.tokenizer", data.tokenizer()));

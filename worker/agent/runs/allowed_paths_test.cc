@@ -73,6 +73,11 @@ TEST_F(AllowedPathsTest, EveryKeyThatNamesAPathIsChecked) {
   blend.mutable_data()->add_train_blend()->add_paths(outside);
   v1::JobSpec validation_blend;
   validation_blend.mutable_data()->add_validation_blend()->add_paths(outside);
+  v1::JobSpec test;
+  test.mutable_data()->set_test_path(outside);
+  v1::JobSpec test_parts;
+  test_parts.mutable_data()->set_test_path(Path("data/a.txt"));
+  test_parts.mutable_data()->add_test_more_paths(outside);
   v1::JobSpec tokenizer;
   tokenizer.mutable_data()->set_tokenizer(outside);
   v1::JobSpec model;
@@ -84,6 +89,7 @@ TEST_F(AllowedPathsTest, EveryKeyThatNamesAPathIsChecked) {
   for (const auto& [spec, key] :
        {std::pair{validation, "data.validation"}, std::pair{blend, "data.train"},
         std::pair{validation_blend, "data.validation"}, std::pair{tokenizer, "data.tokenizer"},
+        std::pair{test, "data.test"}, std::pair{test_parts, "data.test"},
         std::pair{model, "model.from"}, std::pair{events, "tensorboard"},
         std::pair{checkpoints, "checkpoint.path"}}) {
     EXPECT_THAT(std::string(allowed_.Check(spec).message()), HasSubstr(key));

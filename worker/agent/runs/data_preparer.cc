@@ -30,6 +30,8 @@ std::string FilesOf(const v1::JobSpec& spec, bool from_start) {
       for (const std::string& path : part.paths()) add(key, path);
     }
   }
+  add("data.test", data.test_path());
+  for (const std::string& path : data.test_more_paths()) add("data.test", path);
   add("data.tokenizer", data.tokenizer());
   if (from_start) add("model.from", spec.model().from());
   // A blend may have thousands of files.
@@ -105,6 +107,9 @@ v1::DataPrepared DataPreparer::Take(const v1::PrepareData& request,
   message.set_vocab_size(model.from().empty() ? answer->vocab_size() : model.vocab_size());
   message.set_train_tokens(answer->train_tokens());
   message.set_validation_tokens(answer->validation_tokens());
+  message.set_train_samples(answer->train_samples());
+  message.set_validation_samples(answer->validation_samples());
+  message.set_test_samples(answer->test_samples());
   message.set_digest(answer->digest());
   // What the process prints is only kept for the case that it fails.
   for (const std::string& notice : answer->notices()) LogWarning(notice);

@@ -60,6 +60,7 @@ class DataPreparerTest : public ::testing::Test {
 };
 
 TEST_F(DataPreparerTest, AnAttemptIsPreparedOnceAtATime) {
+  request_.mutable_spec()->mutable_data()->set_test_path(Path("corpus.txt"));
   EXPECT_TRUE(preparer_.Begin(request_.run()));
   EXPECT_FALSE(preparer_.Begin(request_.run())) << "a coordinator that has come back asks again";
   v1::RunId next = request_.run();
@@ -70,6 +71,9 @@ TEST_F(DataPreparerTest, AnAttemptIsPreparedOnceAtATime) {
   EXPECT_EQ(good->data_prepared().error(), "");
   EXPECT_EQ(good->data_prepared().vocab_size(), 4);
   EXPECT_GT(good->data_prepared().train_tokens(), 900);
+  EXPECT_GT(good->data_prepared().train_samples(), 0);
+  EXPECT_EQ(good->data_prepared().validation_samples(), 0);
+  EXPECT_EQ(good->data_prepared().test_samples(), good->data_prepared().train_samples());
   EXPECT_EQ(good->data_prepared().digest().size(), 64u);
   EXPECT_EQ(good->data_prepared().run().job_id(), "job");
   request_.mutable_spec()->mutable_data()->set_train("/no/such.txt");

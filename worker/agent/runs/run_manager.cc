@@ -456,6 +456,7 @@ absl::StatusOr<RunManager::Attachment> RunManager::Attach(const v1::TrainerHello
   assignment.set_agent_grace_seconds(options_.agent_grace_seconds);
   assignment.set_threads(plan.threads());
   assignment.set_resume_manifest_digest(start.resume_manifest_digest());
+  if (start.has_best()) *assignment.mutable_best() = start.best();
   AssignSnapshots(start, hello.rank(), &assignment);
   return attachment;
 }
@@ -494,7 +495,7 @@ void RunManager::Receive(const v1::TrainerHello& hello, const v1::TrainerMessage
     trainer->received = message.sequence();
     // Receiving an unkept message twice does no harm.
     const bool kept = message.has_phase() || message.has_trace() || message.has_products_chosen() ||
-                      message.step().has_record();
+                      message.has_test() || message.step().has_record();
     if (kept) changes.received.push_back({{key, hello.rank()}, message.sequence()});
   }
   const int64_t lost = figures_.Take(key, run->second, hello.rank(), message, SteadySeconds());

@@ -27,7 +27,7 @@ inline v1::TensorSlice Rows(const std::string& tensor, int64_t begin, int64_t en
 class FakeEngine : public engine::TrainingEngine {
  public:
   absl::StatusOr<engine::StepResult> Step(int64_t, double) override { return engine::StepResult(); }
-  absl::StatusOr<double> Evaluate() override { return 0.0; }
+  absl::StatusOr<v1::Evaluation> Evaluate(data::HeldOut) override { return v1::Evaluation(); }
   void SetTracing(bool) override {}
   std::vector<engine::TraceEvent> TakeTrace() override { return {}; }
   absl::StatusOr<engine::ReplicaVerdict> CheckReplicas() override {

@@ -1,0 +1,224 @@
+#include "cli/commands/private_run.h"
+
+#include <pthread.h>
+
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <ctime>
+#include <thread>
+#include <utility>
+
+#include "checkpoint/weight_source.h"
+#include "cli/commands/local_cluster.h"
+#include "cli/output.h"
+#include "cli/text.h"
+#include "common/daemon/daemon.h"
+#include "common/exit_codes.h"
+#include "common/file.h"
+#include "common/gpus/gpus.h"
+#include "common/status_macros.h"
+#include "config/job_file.h"
+#include "data/prepared_data.h"
+#include "plan/names.h"
+#include "plan/plan_builder.h"
+#include "plan/planner/planner.h"
+
+namespace tercio::cli {
+namespace {
+
+// During its lifetime the first SIGINT or SIGTERM saves and stops the job, the second stops it
+// immediately, and a process of the pair that dies is restarted.
+class JobKeeper {
+ public:
+  JobKeeper(PrivatePair* pair, Client& client, std::string job)
+      // A thread waits for signals, since handlers could not call the coordinator.
+      : pair_(pair), client_(client), job_(std::move(job)) {
+    thread_ = std::thread([this] { Watch(); });
+  }
+  ~JobKeeper() {
+    // The thread looks every tenth of a second.
+    done_ = true;
+    thread_.join();
+  }
+  // The pair keeps dying: a process that is down now will not come back.
+  bool given_up() const { return given_up_; }
+  int signal() const { return signal_; }
+
+ private:
+  enum class LastCheckpoint { kNone, kSave };
+
+  void Watch() {
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGINT);
+    sigaddset(&set, SIGTERM);
+    const timespec pause{0, 100'000'000};
+    while (!done_) {
+      // Signals are taken one at a time; the first that comes while a call is under way waits.
+      const int signal = sigtimedwait(&set, nullptr, &pause);
+      if (signal <= 0) {
+        Supervise();
+        continue;
+      }
+      const bool again = signal_ != 0;
+      signal_ = signal;
+      std::fprintf(stderr, "\n%s\n",
+                   again
+                       ? "stopping immediately"
+                       : "saving a checkpoint and stopping (interrupt again to stop immediately)");
+      Cancel(again ? LastCheckpoint::kNone : LastCheckpoint::kSave, "interrupted");
+    }
+  }
+
+  void Supervise() {
+    if (pair_ == nullptr || given_up_) return;
+    const absl::Status status = pair_->Supervise();
+    if (status.ok()) return;
+    given_up_ = true;
+    // The reason goes with the request, so that the state of the job says why it ended.
+    Cancel(LastCheckpoint::kNone, std::string(status.message()));
+  }
+
+  void Cancel(LastCheckpoint checkpoint, const std::string& reason) {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + kCancelPatience);
+    v1::CancelRequest request;
+    request.set_job(job_);
+    request.set_save_checkpoint(checkpoint == LastCheckpoint::kSave);
+    request.set_reason(reason);
+    v1::CancelResponse response;
+    // The answer does not matter: a second signal, or the end of the job, follows in any case.
+    client_.stub().Cancel(&context, request, &response);
+  }
+
+  // A coordinator that does not answer must not keep the next signal waiting.
+  static constexpr std::chrono::seconds kCancelPatience{10};
+
+  PrivatePair* const pair_;  // may be null
+  Client& client_;
+  std::string job_;
+  std::atomic<int> signal_{0};
+  std::atomic<bool> done_{false};
+  std::atomic<bool> given_up_{false};
+  std::thread thread_;
+};
+
+// Finds every error that can be found before a job exists: exit code 2. Returns the number of test
+// samples.
+absl::StatusOr<int64_t> CheckBeforeStart(const v1::JobSpec& spec, const std::string& state_dir) {
+  TERCIO_RETURN_IF_ERROR(CheckMemoryHere(spec));
+  TERCIO_ASSIGN_OR_RETURN(const PreparedJob prepared, PrepareHere(spec, state_dir));
+  // Checks once more, now that the vocabulary is known.
+  TERCIO_RETURN_IF_ERROR(CheckMemoryHere(prepared.spec));
+  return prepared.test_samples;
+}
+
+void ChangeStopSignals(int how) {
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, SIGINT);
+  sigaddset(&set, SIGTERM);
+  pthread_sigmask(how, &set, nullptr);
+}
+
+}  // namespace
+
+absl::Status ChooseDevice(v1::JobSpec* spec) {
+  // A job for CPUs must not wait for a driver that hangs.
+  if (spec->resources().device() == v1::DEVICE_KIND_CPU) return absl::OkStatus();
+  TERCIO_ASSIGN_OR_RETURN(const Gpus gpus, FindGpus());
+  config::ResolveDevice(spec,
+                        gpus.list.empty() ? config::AutoDevice::kCpu : config::AutoDevice::kCuda);
+  if (spec->resources().device() == v1::DEVICE_KIND_CPU || !gpus.list.empty())
+    return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      "resources.device is cuda, but there is no NVIDIA driver with a GPU on this machine; use "
+      "device: cpu, or submit the job to a cluster that has GPUs");
+}
+
+absl::Status CheckMemoryHere(const v1::JobSpec& spec) {
+  TERCIO_ASSIGN_OR_RETURN(const ClusterHere here, FindClusterHere(spec, plan::RanksOfJob(spec)));
+  return plan::AdmitJob(spec, here.cluster.memory_bytes);
+}
+
+absl::StatusOr<PreparedJob> PrepareHere(const v1::JobSpec& spec, const std::string& state_dir) {
+  const std::string cache = state_dir + "/agent/data-cache";
+  TERCIO_RETURN_IF_ERROR(AsConflict(MakeDirectories(cache)));
+  const absl::StatusOr<data::PreparedData> prepared =
+      data::PrepareData(spec.data(), spec.model(), cache);
+  absl::Status status = prepared.status();
+  if (status.ok()) {
+    PrintNotices(prepared->notices);
+    if (!spec.model().from().empty()) {
+      const auto notes = checkpoint::CheckInitialWeights(spec.model(), prepared->vocab_size);
+      status = notes.status();
+      if (notes.ok()) PrintNotices(*notes);
+    }
+  }
+  // A missing file is a mistake in the job, not a resource that was asked for by name.
+  if (absl::IsNotFound(status) || absl::IsPermissionDenied(status)) {
+    return absl::InvalidArgumentError(std::string(status.message()));
+  }
+  TERCIO_RETURN_IF_ERROR(status);
+  PreparedJob known{spec, prepared->test_sample_count};
+  // Weights that are loaded have a vocabulary of their own.
+  if (spec.model().from().empty()) {
+    known.spec.mutable_model()->set_vocab_size(prepared->vocab_size);
+  }
+  return known;
+}
+
+absl::StatusOr<PrivateEnd> FollowToEnd(PrivatePair* pair, Client& client, const std::string& job,
+                                       FollowOptions follow) {
+  const JobKeeper keeper(pair, client, job);
+  if (pair != nullptr) follow.hope = [&keeper] { return !keeper.given_up(); };
+  // The keeper lives as long as the job is followed, so that no signal is lost in between.
+  PrivateEnd end;
+  TERCIO_ASSIGN_OR_RETURN(end.status, FollowJob(client, job, follow));
+  end.signal = keeper.signal();
+  return end;
+}
+
+absl::StatusOr<std::string> SendResume(Client& client, const v1::ResumeRequest& request) {
+  grpc::ClientContext context;
+  v1::JobStatus status;
+  TERCIO_RETURN_IF_ERROR(CallStatus(client.stub().Resume(&context, request, &status), client));
+  return status.id();
+}
+
+MayEnd::MayEnd(const std::string& words) : words_(words) { ChangeStopSignals(SIG_UNBLOCK); }
+
+// Before the words are gone.
+MayEnd::~MayEnd() { ChangeStopSignals(SIG_BLOCK); }
+
+absl::StatusOr<int> RunPrivately(
+    const v1::JobSpec& spec, const std::string& state_dir, Announce announce, EndRanks ranks,
+    absl::FunctionRef<absl::StatusOr<int>(Client& client, const PrivateEnd& end)> at_end) {
+  const int count = plan::RanksOfJob(spec);
+  // An unwritable directory is a conflict (7), not a fault of the job.
+  TERCIO_RETURN_IF_ERROR(AsConflict(MakeDirectories(state_dir)));
+  int64_t test_samples = 0;
+  {
+    // Large texts take a while; there is no job yet that would have to be stopped in order.
+    const LastWords words("interrupted before a job was started\n");
+    TERCIO_ASSIGN_OR_RETURN(test_samples, CheckBeforeStart(spec, state_dir));
+  }
+  BlockStopSignals();  // for JobKeeper; before lasting threads are started
+  TERCIO_ASSIGN_OR_RETURN(
+      const auto pair,
+      PrivatePair::Start(state_dir, count, plan::TextOf(spec.resources().device())));
+  TERCIO_ASSIGN_OR_RETURN(const auto client, Client::ConnectTo(pair->coordinator(), {}));
+  TERCIO_ASSIGN_OR_RETURN(const std::string id, client->Submit(spec));
+  if (announce == Announce::kYes) {
+    std::fprintf(stderr, "job %s in %s\n", id.c_str(), state_dir.c_str());
+  }
+  FollowOptions follow;
+  follow.ranks = ranks == EndRanks::kYes;
+  TERCIO_ASSIGN_OR_RETURN(PrivateEnd end, FollowToEnd(pair.get(), *client, id, follow));
+  end.test_samples = test_samples;
+  return at_end(*client, end);
+}
+
+}  // namespace tercio::cli

@@ -1,0 +1,104 @@
+// The bytes that ranks send in a step are those of the formulas that textbooks and planners give
+// (Narayanan et al. 2021, sections 2.2 and 3.2), here of sums by all-to-all between two ranks.
+#include <cstdint>
+
+#include "gtest/gtest.h"
+#include "plan/memory_map.h"
+#include "plan/model_tensors.h"
+#include "plan/plan_builder.h"
+#include "tests/parity/thread_ranks.h"
+
+namespace tercio::testing {
+namespace {
+
+constexpr int64_t kSteps = 3;
+constexpr int64_t kFloat = 4;
+constexpr int64_t kDouble = 8;
+
+struct Trained {
+  v1::JobSpec spec;
+  v1::Layout layout;
+  RunResult result;
+
+  int64_t rows() const {  // tokens of a rank's sequences
+    return spec.training().global_batch() / layout.data() * spec.model().context();
+  }
+  int64_t flow() const { return rows() * spec.model().hidden(); }
+  // Each sum that has one contributor for each number: all others send theirs to rank 0, which
+  // sends them the result.
+  int64_t exchange(int rank, int ranks) const {
+    const auto tensors = static_cast<int64_t>(plan::ModelTensors(spec.model()).size());
+    const int64_t numbers = plan::SumsPerSequence(spec.model()) * spec.training().global_batch() +
+                            tensors * layout.tensor() + 1;
+    return kSteps * numbers * kDouble * (rank == 0 ? ranks - 1 : 1);
+  }
+};
+
+Trained Train(v1::JobSpec spec, int tensor, int pipeline, int data, int micro_batch) {
+  spec.mutable_parallelism()->set_tensor(tensor);
+  spec.mutable_parallelism()->set_pipeline(pipeline);
+  spec.mutable_parallelism()->set_data(data);
+  spec.mutable_parallelism()->set_virtual_pipeline(1);
+  spec.mutable_parallelism()->set_schedule(k1f1b);
+  spec.mutable_parallelism()->set_recompute(kNone);
+  spec.mutable_resources()->set_ranks(tensor * pipeline * data);
+  spec.mutable_training()->set_micro_batch(micro_batch);
+  RunOptions options;
+  options.steps = kSteps;
+  absl::StatusOr<RunResult> result = TrainWithThreads(spec, options);
+  EXPECT_TRUE(result.ok()) << result.status();
+  const absl::StatusOr<v1::Layout> layout = plan::LayoutOfJob(spec);
+  EXPECT_TRUE(layout.ok()) << layout.status();
+  if (!result.ok() || !layout.ok()) return {};
+  return {spec, *layout, *std::move(result)};
+}
+
+TEST(Communication, OneRankSendsNothing) {
+  for (const v1::JobSpec& spec : {SmallJob(), SmallLlama(), SmallClassifier()}) {
+    const Trained trained = Train(spec, 1, 1, 1, 4);
+    const v1::CommunicationBytes& sent = trained.result.sent.at(0);
+    EXPECT_EQ(sent.tensor() + sent.pipeline() + sent.data() + sent.world(), 0);
+  }
+}
+
+TEST(Communication, DataRanksSumEveryGradientOnce) {
+  const Trained trained = Train(SmallJob(), 1, 1, 2, 2);
+  const int64_t gradients =
+      plan::TensorsOfStage(trained.spec.model(), trained.layout, 0).gradient_elements;
+  for (const auto& [rank, sent] : trained.result.sent) {
+    EXPECT_EQ(sent.data(), kSteps * gradients * kFloat);
+    EXPECT_EQ(sent.tensor() + sent.pipeline(), 0);
+    EXPECT_EQ(sent.world(), trained.exchange(rank, 2));
+  }
+}
+
+TEST(Communication, StagesSendOneFlowEachWay) {
+  // A llama's head is a matrix of its own: nothing but activations and their gradients is sent.
+  const Trained llama = Train(SmallLlama(), 1, 2, 1, 2);
+  for (const auto& [rank, sent] : llama.result.sent) {
+    EXPECT_EQ(sent.pipeline(), kSteps * llama.flow() * kFloat);
+    EXPECT_EQ(sent.tensor() + sent.data(), 0);
+    EXPECT_EQ(sent.world(), llama.exchange(rank, 2));
+  }
+  // Both stages of a gpt hold the token table, and exchange their parts of its gradient.
+  const Trained gpt = Train(SmallJob(), 1, 2, 1, 4);
+  const int64_t table =
+      plan::PaddedVocabulary(gpt.spec.model().vocab_size(), 1) * gpt.spec.model().hidden();
+  for (const auto& [rank, sent] : gpt.result.sent) {
+    EXPECT_EQ(sent.pipeline(), kSteps * (gpt.flow() + table) * kFloat);
+  }
+}
+
+TEST(Communication, TensorRanksSumFourTimesInALayer) {
+  const Trained trained = Train(SmallJob(), 2, 1, 1, 8);
+  // Beside those: the lookup, the gradient behind the head, and four numbers of each token's loss.
+  const int64_t sums = 4 * trained.spec.model().layers() + 2;
+  for (const auto& [rank, sent] : trained.result.sent) {
+    EXPECT_EQ(sent.tensor(), kSteps * (sums * trained.flow() + 4 * trained.rows()) * kFloat);
+    EXPECT_EQ(sent.data() + sent.pipeline(), 0);
+    EXPECT_EQ(sent.world(), trained.exchange(rank, 2));
+  }
+}
+
+}  // namespace
+}  // namespace tercio::testing
