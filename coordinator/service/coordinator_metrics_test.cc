@@ -88,6 +88,7 @@ class CoordinatorMetricsTest : public ::testing::Test {
     step.set_step(8);
     step.set_attempt(1);
     step.set_validation_loss(0.5);
+    step.set_loss_scale(1024);
     Say("a", [&](v1::AgentMessage& m) {
       *m.mutable_step_report()->mutable_run() = RunWith(1);
       *m.mutable_step_report()->mutable_record() = step;
