@@ -119,7 +119,8 @@ class Exporter {
   const std::string directory_;
   const ExportOptions options_;
   std::vector<HuggingFaceTensor> forms_;
-  std::vector<HuggingFaceTensor> other_forms_;  // of tasks that imported files may hold besides
+  std::vector<HuggingFaceTensor>
+      other_forms_;  // forms of further tasks that imported files may hold
   std::shared_ptr<const MappedFile> buffers_file_;
   std::map<std::string, std::string_view> buffers_;
   std::vector<OutputShard> shards_;

@@ -71,7 +71,7 @@ class PublishedTest : public ::testing::Test {
 
   TempDir dir_;
   int count_ = 0;
-  std::vector<std::string> notes_;  // of the last import
+  std::vector<std::string> notes_;  // notes on the last import
 };
 
 constexpr auto kDamagedModel = absl::StatusCode::kDataLoss;

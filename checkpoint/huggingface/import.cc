@@ -129,7 +129,7 @@ class KeptForm {
 
   const HuggingFaceModel& model_;
   std::map<std::string, std::string> current_names_;  // by suffix
-  std::map<std::string, std::string> weight_map_;     // of new headers
+  std::map<std::string, std::string> weight_map_;     // the weight map of new headers
   int64_t total_bytes_ = 0;
   std::vector<TensorEntry> raw_;
   std::vector<std::string_view> raw_bytes_;

@@ -28,7 +28,7 @@ struct Table {
   std::vector<Row> end;
   std::vector<const char*> ignored;
   std::vector<std::pair<const char*, const char*>> tied;  // copy, original
-  std::vector<const char*> heads;                         // of other tasks; beginnings of names
+  std::vector<const char*> heads;  // beginnings of the names of other tasks' heads
 };
 
 constexpr char kHead[] = "lm_head.weight";

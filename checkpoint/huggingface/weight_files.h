@@ -40,7 +40,7 @@ struct StoredTensor {
 
 struct WeightFile {
   std::string name;         // in its directory
-  std::string_view header;  // of safetensors; empty for a file of torch
+  std::string_view header;  // the header of safetensors; empty for a file of torch
   std::vector<StoredTensor> tensors;
   std::shared_ptr<const void> memory;  // what the views are of
 

@@ -17,7 +17,7 @@ using Kind = PickleValue::Kind;
 
 // Far above the sizes of real models; products of two have room in 64 bits.
 constexpr int64_t kLargestArgument = 1 << 24;
-constexpr int64_t kMostChannels = 256;  // of a head
+constexpr int64_t kMostChannels = 256;  // channels of a head
 
 constexpr char kWordEmbeddings[] = "embedding.word_embeddings.weight";
 constexpr char kPositionEmbeddings[] = "embedding.position_embeddings.weight";

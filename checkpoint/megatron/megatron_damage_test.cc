@@ -27,7 +27,7 @@ using Ranks = std::vector<TestRank>;
 
 class MegatronDamage : public ::testing::Test {
  protected:
-  // What is said of a checkpoint after a change; "" when it is good.
+  // The refusal of a checkpoint after a change; "" when it is accepted.
   std::string Fault(const std::string& model, const TestCut& cut,
                     const std::function<void(Ranks*)>& change, absl::StatusCode code) {
     path_ = absl::StrCat(dir_.path(), "/", ++count_);
