@@ -3,7 +3,8 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
-#include <set>
+#include <span>
+#include <string_view>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -18,27 +19,44 @@ namespace {
 constexpr double kTimeout = 600;
 constexpr double kPollSeconds = 0.2;
 
+// Events that can be the detection of a fault. An event that only follows from the fault does not
+// count: a killed rank also ends the save in which it took part, and what noticed the kill is not
+// that save's failure.
+constexpr std::string_view kBrokenAttempt[] = {"rank_exited", "attempt_broken", "node_lost",
+                                               "hang",        "straggler",      "replicas_differ"};
+// A corrupted checkpoint is found when an attempt starts from it, hence the kill, which is noticed
+// first; what the drill measures is whether the damage is found.
+constexpr std::string_view kDamagedCheckpoint[] = {"checkpoint_damaged"};
+constexpr std::string_view kFailedSave[] = {"checkpoint_failed"};
+
 // How a fault is injected, and how a job reacts.
 struct Kind {
-  const char* name;
+  std::string_view name;
   double seconds;      // its length where the request gives none
   bool breaks;         // the attempt ends
   const char* inject;  // the node's order; null: none
+  std::span<const std::string_view> detections = kBrokenAttempt;
 };
-// A corrupted checkpoint is found when an attempt starts from it, hence the kill.
 constexpr Kind kKinds[] = {
-    {"kill-trainer", 0, true, "kill-trainer"},       {"freeze-trainer", 0, true, "freeze-trainer"},
-    {"kill-agent", 0, false, "kill-agent"},          {"flip-bit", 0, true, "flip-bit"},
-    {"slow-rank", 30, false, "slow-rank"},           {"partition-node", 5, false, "partition-node"},
-    {"corrupt-checkpoint", 0, true, "kill-trainer"}, {"full-disk", 10, false, nullptr},
+    {"kill-trainer", 0, true, "kill-trainer"},
+    {"freeze-trainer", 0, true, "freeze-trainer"},
+    {"kill-agent", 0, false, "kill-agent"},
+    {"flip-bit", 0, true, "flip-bit"},
+    {"slow-rank", 30, false, "slow-rank"},
+    {"partition-node", 5, false, "partition-node"},
+    {"corrupt-checkpoint", 0, true, "kill-trainer", kDamagedCheckpoint},
+    {"full-disk", 10, false, nullptr, kFailedSave},
 };
 
-// Events that count as detection of the fault.
-const std::set<std::string>& Detections() {
-  static const auto* kinds = new std::set<std::string>{
-      "rank_exited", "attempt_broken",    "node_lost",          "hang",
-      "straggler",   "checkpoint_failed", "checkpoint_damaged", "replicas_differ"};
-  return *kinds;
+const Kind* FindKind(std::string_view fault) {
+  for (const Kind& kind : kKinds) {
+    if (kind.name == fault) return &kind;
+  }
+  return nullptr;
+}
+
+bool Detects(const Kind& kind, std::string_view event) {
+  return std::ranges::find(kind.detections, event) != kind.detections.end();
 }
 
 double SecondsOf(const google::protobuf::Timestamp& time) {
@@ -77,12 +95,10 @@ class Drill {
       : coordinator_(coordinator), request_(request) {}
 
   absl::Status Begin() {
-    const auto found = std::find_if(std::begin(kKinds), std::end(kKinds), [&](const Kind& kind) {
-      return request_.fault() == kind.name;
-    });
-    if (found == std::end(kKinds)) {
+    const Kind* found = FindKind(request_.fault());
+    if (found == nullptr) {
       std::vector<std::string> names;
-      for (const Kind& kind : kKinds) names.push_back(kind.name);
+      for (const Kind& kind : kKinds) names.emplace_back(kind.name);
       return absl::InvalidArgumentError(absl::StrCat("unknown fault ", request_.fault(),
                                                      "; available: ", absl::StrJoin(names, ", ")));
     }
@@ -96,7 +112,7 @@ class Drill {
     if (!events.empty()) after_ = events.back().sequence();
     v1::InjectFault fault;
     fault.set_drill_id(RandomHex(4));
-    fault.set_fault(kind_.inject == nullptr ? kind_.name : kind_.inject);
+    fault.set_fault(kind_.inject == nullptr ? std::string(kind_.name) : kind_.inject);
     fault.set_rank(request_.rank());
     fault.set_seconds(seconds_);
     TERCIO_RETURN_IF_ERROR(coordinator_.MayDrill());
@@ -130,10 +146,7 @@ class Drill {
       const double time = SecondsOf(event.time());
       if (event.kind() == "drill") start_ = time;
       if (event.kind() == "drill_failed") return absl::FailedPreconditionError(event.message());
-      const bool detects =
-          // The kill is noticed first; what this drill measures is whether the damage is found.
-          Corrupts() ? event.kind() == "checkpoint_damaged" : Detections().contains(event.kind());
-      if (start_ > 0 && response_.detected_by().empty() && detects) {
+      if (start_ > 0 && response_.detected_by().empty() && Detects(kind_, event.kind())) {
         response_.set_detected_seconds(time - start_);
         response_.set_detected_by(absl::StrCat(event.kind(), ": ", event.message()));
       }
@@ -218,6 +231,11 @@ class Drill {
 };
 
 }  // namespace
+
+bool DrillDetectedBy(std::string_view fault, std::string_view event) {
+  const Kind* kind = FindKind(fault);
+  return kind != nullptr && Detects(*kind, event);
+}
 
 absl::StatusOr<v1::DrillResponse> RunDrill(Coordinator& coordinator,
                                            const v1::DrillRequest& request,

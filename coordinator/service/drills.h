@@ -3,6 +3,9 @@
 // Threads: any; a call lasts until the job trains again.
 #pragma once
 
+#include <functional>
+#include <string_view>
+
 #include "absl/status/statusor.h"
 #include "coordinator/service/coordinator.h"
 #include "proto/tercio/v1/job_service.pb.h"
@@ -15,5 +18,8 @@ namespace tercio::coordinator {
 absl::StatusOr<v1::DrillResponse> RunDrill(Coordinator& coordinator,
                                            const v1::DrillRequest& request,
                                            const std::function<bool()>& cancelled);
+
+// True where an event of kind `event` is the detection of `fault`, and not one of its consequences.
+bool DrillDetectedBy(std::string_view fault, std::string_view event);
 
 }  // namespace tercio::coordinator
