@@ -55,9 +55,10 @@ if [[ "$mode" == long ]]; then
   python3 tests/e2e/reproducible_test.py --results "$results/checks.jsonl"
 fi
 
-# Two tests at a time; one that is tagged cpu:2 runs alone, so that it has the cores to itself (--local_test_jobs would make Bazel
-# ignore the tag). Programs under test carry no commit (.bazelrc); those in ./bin do.
-bazel test --noshow_progress --test_summary=none --jobs=2 --build_tests_only "${filter[@]}" \
+# Three tests at a time keep two cores busy, since most of them also wait; one that is tagged cpu:3 runs alone, so that it has the
+# cores to itself (--local_test_jobs would make Bazel ignore the tag). Programs under test carry no commit (.bazelrc); those in
+# ./bin do.
+bazel test --noshow_progress --test_summary=none --jobs=3 --local_cpu_resources=3 --build_tests_only "${filter[@]}" \
   --build_event_json_file="$results/events.json" //...
 code=$?
 if [[ "$mode" != fast ]]; then ./deploy/build.sh || give_up "cannot link the programs into ./bin"; fi

@@ -20,6 +20,21 @@ void WaitForChange(const std::atomic<uint32_t>& value, uint32_t old) {
   value.wait(old, std::memory_order_acquire);
 }
 
+bool IsOpen(uint32_t generation) { return generation % 2 == 1; }
+
+// Waits until a loop other than `seen` is open.
+void WaitForLoop(const std::atomic<uint32_t>& generation, uint32_t seen) {
+  for (;;) {
+    uint32_t now = seen;
+    for (int i = 0; i < kSpins; ++i) {
+      now = generation.load(std::memory_order_acquire);
+      if (now != seen && IsOpen(now)) return;
+      _mm_pause();
+    }
+    generation.wait(now, std::memory_order_acquire);
+  }
+}
+
 }  // namespace
 
 ThreadPool::ThreadPool(int threads) {
@@ -48,31 +63,35 @@ void ThreadPool::ParallelFor(int64_t count, const Body& body) {
     for (int64_t i = 0; i < count; ++i) body(i, 0);
     return;
   }
-  // The loop is described before the generation changes, whose release makes it visible.
+  // The loop is described before the generation changes, which makes it visible.
   body_ = &body;
   count_ = count;
   next_.store(0, std::memory_order_relaxed);
-  running_.store(static_cast<uint32_t>(workers_.size()), std::memory_order_relaxed);
-  generation_.fetch_add(1, std::memory_order_release);
+  generation_.fetch_add(1);
   generation_.notify_all();
   // The caller works, too, as thread 0.
   RunItems(body, count, 0);
+  // Either a worker that joins sees that the loop is closed, or this thread sees that it has
+  // joined: both look at the other's variable after they have written their own, in the one order
+  // that all sequentially consistent operations have.
+  generation_.fetch_add(1);
   for (;;) {
-    const uint32_t running = running_.load(std::memory_order_acquire);
-    if (running == 0) return;
-    WaitForChange(running_, running);
+    const uint32_t joined = joined_.load();
+    if (joined == 0) return;
+    WaitForChange(joined_, joined);
   }
 }
 
 void ThreadPool::Work(int thread) {
   uint32_t seen = 0;
   for (;;) {
-    WaitForChange(generation_, seen);
-    seen = generation_.load(std::memory_order_acquire);
+    WaitForLoop(generation_, seen);
     if (stopping_.load(std::memory_order_acquire)) return;
-    RunItems(*body_, count_, thread);
+    joined_.fetch_add(1);
+    seen = generation_.load();
+    if (IsOpen(seen)) RunItems(*body_, count_, thread);
     // The last worker wakes the caller; the others would wake it for nothing.
-    if (running_.fetch_sub(1, std::memory_order_acq_rel) == 1) running_.notify_all();
+    if (joined_.fetch_sub(1) == 1) joined_.notify_all();
   }
 }
 

@@ -2,7 +2,9 @@
 // without locks.
 //
 // Threads: ParallelFor is called by one thread at a time (the stream's thread). Workers spin for a
-// moment after a loop, since the next one usually follows immediately, and then sleep.
+// moment after a loop, since the next one usually follows immediately, and then sleep. A loop waits
+// only for workers that have taken part in it: where other processes have the cores, the caller
+// does all of it and does not stop until the machine has woken a worker that finds nothing to do.
 #pragma once
 
 #include <atomic>
@@ -48,11 +50,12 @@ class ThreadPool {
   void RunItems(const Body& body, int64_t count, int thread);
 
   std::vector<std::thread> workers_;
-  const Body* body_ = nullptr;    // written before generation_ advances
-  int64_t count_ = 0;             // likewise
-  std::atomic<int64_t> next_{0};  // next index to take
-  std::atomic<uint32_t> generation_{0};
-  std::atomic<uint32_t> running_{0};  // workers that have not finished this generation
+  // Written while generation_ is even and joined_ is 0, read by workers that have joined.
+  const Body* body_ = nullptr;
+  int64_t count_ = 0;
+  std::atomic<int64_t> next_{0};         // next index to take
+  std::atomic<uint32_t> generation_{0};  // odd while a loop is open to workers
+  std::atomic<uint32_t> joined_{0};      // workers between joining a loop and leaving it
   std::atomic<bool> stopping_{false};
 };
 
