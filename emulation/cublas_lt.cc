@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstring>
 #include <string>
+#include <vector>
 
 #include "emulation/control.h"
 
@@ -275,6 +276,21 @@ double Factor(const cublasLtMatmulDescOpaque& desc, const void* from, cudaDataTy
   return std::ldexp(std::nearbyint(std::ldexp(fraction, 11)), exponent - 11);
 }
 
+// Factors line by line, `depth` values each: decoded once, since every value takes part in as many
+// products as the other factor has lines.
+std::vector<double> FactorsOf(const cublasLtMatmulDescOpaque& desc, const void* from,
+                              cudaDataType_t type, int64_t lines, int64_t line_stride,
+                              int64_t depth, int64_t depth_stride) {
+  std::vector<double> factors;
+  factors.reserve(static_cast<size_t>(lines * depth));
+  for (int64_t line = 0; line < lines; ++line) {
+    for (int64_t k = 0; k < depth; ++k) {
+      factors.push_back(Factor(desc, from, type, line * line_stride + k * depth_stride));
+    }
+  }
+  return factors;
+}
+
 // The value written to D, from the sum; the auxiliary matrix is written or read.
 float Finish(const Product& p, int64_t i, int64_t j, float sum) {
   const cublasLtMatmulDescOpaque& desc = p.desc;
@@ -311,14 +327,19 @@ void Multiply(const Product& p) {
   const int64_t a_depth = transpose_a ? 1 : p.a.leading;
   const int64_t b_column = transpose_b ? 1 : p.b.leading;
   const int64_t b_depth = transpose_b ? p.b.leading : 1;
+  const std::vector<double> a =
+      FactorsOf(p.desc, p.a_data, p.a.type, p.d.rows, a_row, depth, a_depth);
+  const std::vector<double> b =
+      FactorsOf(p.desc, p.b_data, p.b.type, p.d.columns, b_column, depth, b_depth);
   for (int64_t j = 0; j < p.d.columns; ++j) {
     for (int64_t i = 0; i < p.d.rows; ++i) {
+      const double* const a_line = a.data() + i * depth;
+      const double* const b_line = b.data() + j * depth;
       float sum = 0;
       for (int64_t part = 0; part < p.parts; ++part) {
         double partial = 0;
         for (int64_t k = depth * part / p.parts; k < depth * (part + 1) / p.parts; ++k) {
-          partial += Factor(p.desc, p.a_data, p.a.type, i * a_row + k * a_depth) *
-                     Factor(p.desc, p.b_data, p.b.type, j * b_column + k * b_depth);
+          partial += a_line[k] * b_line[k];
         }
         // Parts are rounded to fp32 one by one, as when they pass through a workspace.
         sum += static_cast<float>(partial);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -26,6 +27,8 @@ namespace {
 
 constexpr int64_t kAlignment = 256;  // bytes: of vector accesses on any device
 constexpr int64_t kFloat = sizeof(float);
+// Full vectors of every instruction set, and no more lengths than are worth telling apart.
+constexpr int64_t kLengthUnit = 16;
 // Rows of the head at once on a GPU: its products are as fast as larger ones, and the logits of
 // 50,304 tokens take 0.8 GB in 16 bits.
 constexpr int64_t kGpuChunkRows = 8192;
@@ -224,8 +227,6 @@ void AddClasses(const StageShape& shape, TableBuilder* table) {
   add("classes.stats", kernels::kCrossEntropyStats);
   add("classes.lse", 1);
   add("classes.loss", 1);
-  table->Add("classes.first_rows", v1::BUFFER_KIND_WORKSPACE,
-             shape.sequences * static_cast<int64_t>(sizeof(int32_t)));
 }
 
 void AddHead(const StageShape& shape, int tensor, TableBuilder* table) {
@@ -347,6 +348,7 @@ void AddTokens(const StageShape& shape, TableBuilder* table) {
   add("tokens.predicted", shape.last && shape.masked_head, shape.tokens);
   add("tokens.lengths", encoder, 1);
   add("tokens.labels", shape.last && shape.classes > 0, 1);
+  add("tokens.first_rows", shape.last && shape.classes > 0, 1);
 }
 
 const char* KindName(v1::BufferKind kind) {
@@ -399,6 +401,12 @@ std::vector<RowPiece> PiecesOfRows(int64_t rows, int parts) {
   return pieces;
 }
 
+int64_t ComputedTokens(const StageShape& shape, int64_t longest) {
+  const int64_t unit = shape.length_unit;
+  if (unit == 0) return shape.tokens;
+  return std::min((longest + unit - 1) / unit * unit, shape.tokens);
+}
+
 StageShape ShapeOfStage(const v1::JobSpec& job, const v1::Layout& layout, int stage) {
   const v1::ModelSpec& model = job.model();
   const ModelTraits traits = TraitsOf(model);
@@ -434,6 +442,10 @@ StageShape ShapeOfStage(const v1::JobSpec& job, const v1::Layout& layout, int st
   shape.first = stage == 0;
   shape.last = stage == layout.pipeline() - 1;
   shape.sequences_per_rank = int64_t{layout.micro_batch()} * layout.micro_batches();
+  // Only encoders have padding. A GPU's products are timed and planned for one number of rows.
+  if (!shape.causal && !OnGpu(job)) {
+    shape.length_unit = std::lcm(kLengthUnit, shape.sequence_parallel ? layout.tensor() : 1);
+  }
   // Whole sequences where they are short, pieces of one sequence where they are long.
   const int64_t most = OnGpu(job) ? kGpuChunkRows : kernels::kPieceRows;
   const int64_t whole = std::max<int64_t>(1, most / shape.tokens);

@@ -49,11 +49,18 @@ struct StageShape {
   Recompute recompute = Recompute::kNone;
   int tensor_overlap = 1;  // parts (PiecesOfRows) of products that are summed over tensor ranks
   int64_t sequences_per_rank = 0;
+  // Micro-batches whose sequences are all shorter than the context are computed up to the longest
+  // one's end, rounded up to a multiple of this; 0: always up to the context.
+  int64_t length_unit = 0;
   int64_t chunk_rows = 0;  // rows of the head that are worked on at once
   bool fp8 = false;        // plan/fp8.h
   Precision precision;     // for activations, their gradients and the weights that the model reads
 };
 StageShape ShapeOfStage(const v1::JobSpec& job, const v1::Layout& layout, int stage);
+
+// Positions of each sequence that a micro-batch computes whose longest sequence has `longest`
+// tokens; see length_unit.
+int64_t ComputedTokens(const StageShape& shape, int64_t longest);
 
 // Rows cut into runs of nearly equal length, ascending; none is empty.
 struct RowPiece {

@@ -142,6 +142,66 @@ TEST(Parity, BertHasTheSameBitsInEveryLayout) {
   }
 }
 
+// Sequences of a context of 64 tokens that end early, but for the first of each global batch where
+// `one_is_whole`.
+class PaddedSource : public data::SampleSource {
+ public:
+  PaddedSource(const v1::ModelSpec& model, bool one_is_whole)
+      : source_(model), one_is_whole_(one_is_whole) {}
+  void TrainingSample(int64_t step, int64_t sequence, data::Sample* out) override {
+    source_.TrainingSample(step, sequence, out);
+    Cut(sequence, out);
+  }
+  int64_t held_out_samples(data::HeldOut set) const override {
+    return source_.held_out_samples(set);
+  }
+  void HeldOutSample(data::HeldOut set, int64_t index, data::Sample* out) override {
+    source_.HeldOutSample(set, index, out);
+    Cut(index, out);
+  }
+
+ private:
+  void Cut(int64_t sequence, data::Sample* out) const {
+    const auto context = static_cast<int32_t>(out->inputs.size());
+    out->length = one_is_whole_ && sequence == 0 ? context : 5 + static_cast<int>(sequence % 8);
+    for (auto i = static_cast<size_t>(out->length); i < out->inputs.size(); ++i) {
+      out->inputs[i] = 0;
+      out->types[i] = 0;
+      out->targets[i] = data::kNoTarget;
+    }
+  }
+
+  SyntheticEncoderSource source_;
+  const bool one_is_whole_;
+};
+
+TEST(Parity, PaddingIsLeftOutWithoutAnEffect) {
+  for (v1::JobSpec spec : {SmallBert(kPost), SmallBert(kPre), SmallClassifier()}) {
+    spec.mutable_model()->set_context(64);
+    PaddedSource one_whole(spec.model(), true);
+    RunOptions options;
+    options.source = &one_whole;
+    // The whole sequence keeps the padding of those that share its micro-batch.
+    const RunResult padded = Train(spec, {1, 1, 1, 8, 1, k1f1b}, options);
+    ExpectSameBits(padded, Train(spec, {1, 1, 1, 1, 2, k1f1b, kSelective}, options));
+    ExpectSameBits(padded, Train(spec, {1, 2, 2, 2, 1, k1f1b, kFull}, options));
+    const RunResult halves = Train(spec, {2, 1, 1, 8, 1, k1f1b}, options);
+    ExpectSameBits(halves, Train(spec, {2, 2, 1, 1, 1, k1f1b}, options));
+  }
+}
+
+TEST(Parity, PaddingIsNotSentOn) {
+  v1::JobSpec spec = SmallClassifier();  // its stages exchange nothing but activations
+  spec.mutable_model()->set_context(64);
+  PaddedSource source(spec.model(), false);
+  RunOptions options;
+  options.source = &source;
+  const RunResult result = Train(spec, {1, 2, 1, 2, 1, k1f1b}, options);
+  // The first 16 of 64 positions hold all tokens.
+  EXPECT_EQ(result.sent.at(0).pipeline(), options.steps * spec.training().global_batch() * 16 *
+                                              spec.model().hidden() * int64_t{sizeof(float)});
+}
+
 TEST(Parity, SmoothedLabelsAndFrozenTensors) {
   v1::JobSpec spec = SmallJob();
   spec.mutable_training()->set_label_smoothing(0.1);

@@ -1,7 +1,6 @@
 #include "worker/engine/encoder_head.h"
 
 #include <algorithm>
-#include <vector>
 
 #include "common/check.h"
 #include "kernels/random.h"
@@ -50,14 +49,7 @@ EncoderHead::EncoderHead(const v1::JobSpec& spec, const plan::StageShape& shape,
               values("classes.dropped"),         values("classes.gradient"),
               values("classes.pooled_gradient"), values("classes.logits"),
               arena.Floats("classes.stats"),     arena.Floats("classes.lse"),
-              arena.Floats("classes.loss"),      arena.Get<int32_t>("classes.first_rows")};
-  // A class is read from the sequence's first token, whose row is the same in every micro-batch.
-  std::vector<int32_t> rows;
-  for (int64_t i = 0; i < shape_.sequences; ++i) {
-    rows.push_back(static_cast<int32_t>(i * shape_.tokens));
-  }
-  stream.CopyFromHost(classes_.first_rows, rows.data(),
-                      static_cast<int64_t>(rows.size() * sizeof(int32_t)));
+              arena.Floats("classes.loss")};
 }
 
 // No chunk holds rows of two sequences. So the rows of a
@@ -264,7 +256,7 @@ void EncoderHead::ForwardClasses(const MicroBatch& batch, kernels::ConstValues h
   const kernels::Values pooled = classes_.pooled + first * c;
   const kernels::Values dropped = classes_.dropped + first * c;
   ops_.Gather({.x = hidden,
-               .index = classes_.first_rows + first,
+               .index = batch.first_rows + first,
                .out = classes_.first + first * c,
                .count = count,
                .columns = c});
@@ -382,7 +374,7 @@ void EncoderHead::BackwardClasses(const MicroBatch& batch, kernels::ConstValues 
                                   .n = c,
                                   .k = c});
         ops_.ScatterAdd({.from = input,
-                         .index = classes_.first_rows + first,
+                         .index = batch.first_rows + first,
                          .to = gradient,
                          .count = count,
                          .columns = c});
@@ -403,7 +395,8 @@ void EncoderHead::Loss(const MicroBatch& batch, kernels::ConstValues hidden,
 void EncoderHead::Backward(const MicroBatch& batch, kernels::ConstValues hidden,
                            kernels::Values gradient, const LossSums& losses, GradientLanes& lanes) {
   // Both heads add to the few rows that they have read.
-  ops_.Zero(gradient, shape_.rows * shape_.hidden);
+  const int64_t tokens = batch.tokens > 0 ? batch.tokens : shape_.tokens;
+  ops_.Zero(gradient, shape_.sequences * tokens * shape_.hidden);
   if (shape_.masked_head) BackwardTokens(batch, hidden, gradient, losses.tokens, lanes);
   if (shape_.classes > 0) BackwardClasses(batch, hidden, gradient, losses.sequences, lanes);
 }

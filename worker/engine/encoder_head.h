@@ -62,7 +62,6 @@ class EncoderHead {
   struct ClassBuffers {
     kernels::Values first, pooled, dropped, gradient, pooled_gradient, logits;
     float *stats, *lse, *loss;
-    int32_t* first_rows;
   };
 
   template <typename Body>

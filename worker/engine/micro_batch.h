@@ -16,6 +16,9 @@ struct MicroBatch {
   // which are still in the slot. rows 0: all of the micro-batch.
   int64_t first_row = 0;
   int64_t rows = 0;
+  // Positions of each sequence that are computed, no shorter than the longest sequence; 0: all of
+  // the context. Rows of a sequence begin at multiples of it. Results do not depend on it.
+  int64_t tokens = 0;
   const int32_t* inputs = nullptr;   // rows ids, from row 0; first stage
   const int32_t* targets = nullptr;  // rows ids; last stage
   // bert only. Of each sequence the targets of its predicted positions come first, and `predicted`
@@ -25,6 +28,7 @@ struct MicroBatch {
   const int32_t* predicted = nullptr;
   const int32_t* predicted_counts = nullptr;  // (sequences), on the host
   const int32_t* labels = nullptr;            // (sequences)
+  const int32_t* first_rows = nullptr;        // (sequences): of each one's first token
   int64_t step_predictions = 0;               // predictions of the whole global batch
 };
 

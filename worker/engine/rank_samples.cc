@@ -24,7 +24,9 @@ RankSamples::RankSamples(const plan::StageShape& shape, Arena& arena) : shape_(s
   make("tokens.predicted", tokens, &predicted_);
   make("tokens.lengths", sequences, &lengths_);
   make("tokens.labels", sequences, &labels_);
+  make("tokens.first_rows", sequences, &first_rows_);
   predicted_counts_.resize(sequences);
+  tokens_.resize(sequences / static_cast<size_t>(shape.sequences));
 }
 
 void RankSamples::Store(int64_t sequence, const data::Sample& sample) {
@@ -55,8 +57,42 @@ void RankSamples::Store(int64_t sequence, const data::Sample& sample) {
   if (!labels_.host.empty()) labels_.host[at] = sample.label;
 }
 
-void RankSamples::Copy(device::Stream& stream) const {
-  for (const Buffer* buffer : {&inputs_, &targets_, &types_, &predicted_, &lengths_, &labels_}) {
+int64_t RankSamples::TokensOf(int64_t micro_batch) const {
+  const auto first = lengths_.host.begin() + micro_batch * shape_.sequences;
+  return plan::ComputedTokens(shape_, *std::max_element(first, first + shape_.sequences));
+}
+
+void RankSamples::LeaveOutPadding(int64_t micro_batch, int64_t tokens) {
+  const int64_t start = micro_batch * shape_.rows;
+  for (int64_t i = 0; i < shape_.sequences; ++i) {
+    if (!first_rows_.host.empty()) {
+      first_rows_.host[static_cast<size_t>(micro_batch * shape_.sequences + i)] =
+          static_cast<int32_t>(i * tokens);
+    }
+    if (i == 0 || tokens == shape_.tokens) continue;
+    const int64_t from = start + i * shape_.tokens;
+    for (Buffer* buffer : {&inputs_, &types_}) {
+      if (buffer->host.empty()) continue;
+      std::copy_n(buffer->host.begin() + from, tokens, buffer->host.begin() + start + i * tokens);
+    }
+    // The lists of predictions stay where they are; only the rows in them change.
+    if (predicted_.host.empty()) continue;
+    const int64_t count =
+        predicted_counts_[static_cast<size_t>(micro_batch * shape_.sequences + i)];
+    for (int64_t at = from; at < from + count; ++at) {
+      predicted_.host[static_cast<size_t>(at)] -=
+          static_cast<int32_t>(i * (shape_.tokens - tokens));
+    }
+  }
+}
+
+void RankSamples::Copy(device::Stream& stream) {
+  for (size_t i = 0; !shape_.causal && i < tokens_.size(); ++i) {
+    tokens_[i] = TokensOf(static_cast<int64_t>(i));
+    LeaveOutPadding(static_cast<int64_t>(i), tokens_[i]);
+  }
+  for (const Buffer* buffer :
+       {&inputs_, &targets_, &types_, &predicted_, &lengths_, &labels_, &first_rows_}) {
     // The plan gives each stage only the buffers that it reads.
     if (buffer->host.empty()) continue;
     stream.CopyFromHost(buffer->device, buffer->host.data(),
@@ -77,6 +113,8 @@ void RankSamples::Point(MicroBatch* batch) const {
   batch->predicted = at(predicted_, row);
   batch->lengths = at(lengths_, sequence);
   batch->labels = at(labels_, sequence);
+  batch->first_rows = at(first_rows_, sequence);
+  batch->tokens = tokens_[static_cast<size_t>(batch->index)];
   // Counts stay on the host, where the head cuts its chunks.
   batch->predicted_counts = predicted_counts_.data() + sequence;
 }

@@ -1,5 +1,7 @@
 // A rank's sequences of one global batch on the host, laid out as its token buffers will hold them
-// ("tokens.*" of plan/memory_map.h), so that each buffer takes one copy.
+// ("tokens.*" of plan/memory_map.h), so that each buffer takes one copy. The padding that all
+// sequences of a micro-batch end with is left out (StageShape::length_unit): what is computed for
+// it has no effect on any sum.
 #pragma once
 
 #include <cstdint>
@@ -22,8 +24,8 @@ class RankSamples {
   // with the rows that they belong to.
   void Store(int64_t sequence, const data::Sample& sample);
 
-  // Copies all of them to the device.
-  void Copy(device::Stream& stream) const;
+  // Copies all of them to the device. REQUIRES: every sequence was stored since the last call.
+  void Copy(device::Stream& stream);
 
   // Sets where the micro-batch's sequences lie on the device; null for those that this stage does
   // not need. Counts of predictions are on the host.
@@ -41,9 +43,15 @@ class RankSamples {
     int32_t* device = nullptr;
   };
 
+  // Positions of a sequence that the micro-batch computes.
+  int64_t TokensOf(int64_t micro_batch) const;
+  // Moves the sequences of a micro-batch together, `tokens` rows each.
+  void LeaveOutPadding(int64_t micro_batch, int64_t tokens);
+
   const plan::StageShape& shape_;
   Buffer inputs_, targets_;
-  Buffer types_, predicted_, lengths_, labels_;  // bert only
+  Buffer types_, predicted_, lengths_, labels_, first_rows_;  // bert only
+  std::vector<int64_t> tokens_;                               // of each micro-batch
   std::vector<int32_t> predicted_counts_;
 };
 

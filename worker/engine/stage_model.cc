@@ -52,7 +52,6 @@ StageModel::StageModel(const v1::JobSpec& spec, const v1::RankPlan& plan,
   norm_gradient_ = values("workspace.norm_gradient");
   gathered_ = values("workspace.gathered");
   local_sum_ = values("workspace.local_sum");
-  if (shape_.sequence_parallel) first_local_row_ = tensor_index_ * shape_.local_rows;
   wide_gradient_ = values("workspace.wide_gradient");
   attention_gradient_ = values("workspace.attention_gradient");
   attention_scratch_ = arena.Floats("workspace.attention");
@@ -127,7 +126,7 @@ kernels::Dropout StageModel::DropoutAt(const MicroBatch& batch, int layer, uint3
   dropout.layer = static_cast<uint32_t>(layer);
   dropout.site = site;
   dropout.first_sequence = batch.first_sequence;
-  dropout.tokens = shape_.tokens;
+  dropout.tokens = extent_.tokens;
   dropout.first_row = first_row;
   return dropout;
 }
@@ -167,7 +166,7 @@ kernels::Values StageModel::SumRows(kernels::Values partial, int64_t rows) {
                                tensor_scratch_);
     return partial;
   }
-  tensor_group_.ReduceScatterSum(stream_, partial, local_sum_, shape_.local_rows * shape_.hidden,
+  tensor_group_.ReduceScatterSum(stream_, partial, local_sum_, extent_.local_rows * shape_.hidden,
                                  tensor_scratch_);
   return local_sum_;
 }
@@ -194,19 +193,19 @@ kernels::Values StageModel::SumProduct(
 
 kernels::ConstValues StageModel::GatherRows(kernels::ConstValues local) {
   if (!shape_.sequence_parallel) return local;
-  tensor_group_.AllGather(stream_, local, gathered_, shape_.local_rows * shape_.hidden);
+  tensor_group_.AllGather(stream_, local, gathered_, extent_.local_rows * shape_.hidden);
   return gathered_;
 }
 
-StageModel::LocalRows StageModel::LocalPart(const plan::LaneSegment& segment) const {
-  const int64_t first = segment.first_sequence * shape_.tokens;
-  const int64_t begin = std::max(first, first_local_row_);
-  const int64_t end =
-      std::min(first + segment.sequences * shape_.tokens, first_local_row_ + shape_.local_rows);
-  return {begin - first_local_row_, std::max<int64_t>(0, end - begin)};
+void StageModel::SetExtent(const MicroBatch& batch) {
+  extent_.tokens = batch.tokens > 0 ? batch.tokens : shape_.tokens;
+  extent_.rows = shape_.sequences * extent_.tokens;
+  extent_.local_rows = LocalRowsOf(batch);
+  extent_.first_local_row = shape_.sequence_parallel ? tensor_index_ * extent_.local_rows : 0;
 }
 
 void StageModel::Forward(const MicroBatch& batch) {
+  SetExtent(batch);
   if (IsFirst(batch)) Embed(batch);
   if (!shape_.post_norm) NormInput(batch, 0);
   for (int layer = 0; layer < shape_.layers; ++layer) ForwardLayer(batch, layer);
@@ -237,10 +236,10 @@ void StageModel::Embed(const MicroBatch& batch) {
   position.x = sum;
   position.weight = weights_.position.In(parameters_);
   position.rows = LocalRowsOf(batch);
-  position.first_row = batch.first_row + first_local_row_;
+  position.first_row = batch.first_row + extent_.first_local_row;
   position.columns = shape_.hidden;
-  position.tokens = shape_.tokens;
-  position.types = TypesAt(batch, first_local_row_);
+  position.tokens = extent_.tokens;
+  position.types = TypesAt(batch, extent_.first_local_row);
   position.type_weight = weights_.type.In(parameters_);
   if (shape_.post_norm) {
     ops_.PositionEmbedding(position);
@@ -255,15 +254,15 @@ void StageModel::NormEmbedding(const MicroBatch& batch, kernels::Values sum) {
   const kernels::Values input = Input(batch.slot);
   ops_.LayerNorm(Norm(sum, weights_.embedding_norm, weights_.embedding_norm_bias, input,
                       FloatsAt(batch.slot, slot_layout_.embedding_mean),
-                      FloatsAt(batch.slot, slot_layout_.embedding_rstd), shape_.local_rows));
+                      FloatsAt(batch.slot, slot_layout_.embedding_rstd), extent_.local_rows));
   ops_.PositionEmbedding(
       {.x = input,
        .weight = nullptr,
-       .rows = shape_.local_rows,
+       .rows = extent_.local_rows,
        .columns = shape_.hidden,
-       .tokens = shape_.tokens,
-       .first_row = first_local_row_,
-       .dropout = DropoutAt(batch, 0, kernels::kSiteEmbedding, first_local_row_)});
+       .tokens = extent_.tokens,
+       .first_row = extent_.first_local_row,
+       .dropout = DropoutAt(batch, 0, kernels::kSiteEmbedding, extent_.first_local_row)});
 }
 
 // Queries and keys lie side by side: one call rotates both.
@@ -272,7 +271,7 @@ void StageModel::Rotate(kernels::Values qkv, int64_t first_row, int64_t rows, Ro
   ops_.Rotary({.x = qkv,
                .table = rotary_ + first_row * shape_.head_dim,
                .rows = rows,
-               .tokens = shape_.tokens,
+               .tokens = extent_.tokens,
                .stride = shape_.qkv,
                .heads = shape_.heads + shape_.key_heads,
                .head_dim = shape_.head_dim,
@@ -308,7 +307,7 @@ void StageModel::ForwardAttention(const MicroBatch& batch, int layer) {
                   .out = all.attention,
                   .lse = all.lse,
                   .sequences = shape_.sequences,
-                  .tokens = batch.rows > 0 ? batch.first_row + rows : shape_.tokens,
+                  .tokens = batch.rows > 0 ? batch.first_row + rows : extent_.tokens,
                   .heads = shape_.heads,
                   .head_dim = shape_.head_dim,
                   .group = shape_.heads / shape_.key_heads,
@@ -355,8 +354,8 @@ void StageModel::ForwardUp(const MicroBatch& batch, int layer) {
   add.out = at.middle;
   add.rows = LocalRowsOf(batch);
   add.columns = shape_.hidden;
-  add.dropout =
-      DropoutAt(batch, ModelLayer(batch, layer), kernels::kSiteAttentionOutput, first_local_row_);
+  add.dropout = DropoutAt(batch, ModelLayer(batch, layer), kernels::kSiteAttentionOutput,
+                          extent_.first_local_row);
   ops_.ResidualLayerNorm(add, MiddleNorm(batch, layer));
   const kernels::MatmulArgs up{.x = GatherRows(at.norm2),
                                .w = w.up.In(parameters_),
@@ -394,7 +393,7 @@ void StageModel::ForwardLayer(const MicroBatch& batch, int layer) {
   add.rows = LocalRowsOf(batch);
   add.columns = shape_.hidden;
   add.dropout =
-      DropoutAt(batch, ModelLayer(batch, layer), kernels::kSiteMlpOutput, first_local_row_);
+      DropoutAt(batch, ModelLayer(batch, layer), kernels::kSiteMlpOutput, extent_.first_local_row);
   if (shape_.post_norm) {
     const kernels::Values next = add.out;
     add.residual = at.norm2;
@@ -423,15 +422,15 @@ void StageModel::Restore(const MicroBatch& batch, int layer) {
 
 // Short sequences are taken together whole, long ones in pieces of one sequence. The pieces of the
 // sum over rows are the same either way (kernels/ops.h).
-template <typename Body>
-void StageModel::ForChunks(int64_t first_sequence, int64_t sequences, const Body& body) const {
-  const int64_t begin = first_sequence * shape_.tokens;
-  const int64_t end = begin + sequences * shape_.tokens;
+void StageModel::ForChunks(int64_t first_sequence, int64_t sequences,
+                           absl::FunctionRef<void(const Chunk& chunk)> body) const {
+  const int64_t begin = first_sequence * extent_.tokens;
+  const int64_t end = begin + sequences * extent_.tokens;
   for (int64_t row = begin; row < end;) {
     const int64_t limit =
-        shape_.tokens > shape_.chunk_rows ? (row / shape_.tokens + 1) * shape_.tokens : end;
+        extent_.tokens > shape_.chunk_rows ? (row / extent_.tokens + 1) * extent_.tokens : end;
     const int64_t rows = std::min(shape_.chunk_rows, limit - row);
-    body(Chunk{row, rows, std::min(rows, shape_.tokens)});
+    body(Chunk{row, rows, std::min(rows, extent_.tokens)});
     row += rows;
   }
 }
@@ -471,10 +470,11 @@ void StageModel::ForwardChunk(const MicroBatch& batch, const Chunk& chunk, doubl
                   .sums = losses,
                   .rows = chunk.rows,
                   .first_row = chunk.row,
-                  .rows_per_sum = shape_.tokens});
+                  .rows_per_sum = extent_.tokens});
 }
 
 void StageModel::Loss(const MicroBatch& batch, const LossSums& losses) {
+  SetExtent(batch);
   const kernels::ConstValues hidden = GatherRows(LastRows(batch.slot));
   if (encoder_head_ != nullptr) return encoder_head_->Loss(batch, hidden, losses);
   ForChunks(0, shape_.sequences,
@@ -482,317 +482,13 @@ void StageModel::Loss(const MicroBatch& batch, const LossSums& losses) {
 }
 
 kernels::ConstValues StageModel::ClassLogits(const MicroBatch& batch) {
+  SetExtent(batch);
   return encoder_head_->ClassLogits(batch, GatherRows(LastRows(batch.slot)));
 }
 
 kernels::ConstValues StageModel::TokenLogits(const MicroBatch& batch) {
+  SetExtent(batch);
   return encoder_head_->TokenLogits(batch, GatherRows(LastRows(batch.slot)));
-}
-
-void StageModel::BackwardEncoderHead(const MicroBatch& batch, kernels::Values flow,
-                                     const LossSums& losses, GradientLanes& lanes) {
-  encoder_head_->Backward(batch, GatherRows(LastRows(batch.slot)), norm_gradient_, losses, lanes);
-  const kernels::Values mine = norm_gradient_ + first_local_row_ * shape_.hidden;
-  if (shape_.post_norm) return ops_.Copy(flow, mine, shape_.local_rows * shape_.hidden);
-  BackwardNorm(batch, weights_.output.final_norm, weights_.output.final_norm_bias, mine,
-               Output(batch.slot), FloatsAt(batch.slot, slot_layout_.final_mean),
-               FloatsAt(batch.slot, slot_layout_.final_rstd), flow, FlowChange::kReplace, lanes);
-}
-
-void StageModel::BackwardHead(const MicroBatch& batch, kernels::Values flow, double* losses,
-                              GradientLanes& lanes) {
-  const kernels::ConstValues normed = GatherRows(FinalNorm(batch.slot));
-  const auto scale = static_cast<float>(loss_weight_ * gradient_scale_);
-  lanes.Assign(batch.index, {weights_.output.head}, ops_,
-               [&](const plan::LaneSegment& segment, float* gradients, bool accumulate) {
-                 ForChunks(segment.first_sequence, segment.sequences, [&](const Chunk& chunk) {
-                   ForwardChunk(batch, chunk, losses);
-                   ops_.CrossEntropyBackward({.logits = logits_,
-                                              .lse = lse_,
-                                              .targets = batch.targets + chunk.row,
-                                              .rows = chunk.rows,
-                                              .valid = vocabulary_valid_,
-                                              .stride = shape_.vocabulary,
-                                              .vocabulary_begin = vocabulary_begin_,
-                                              .scale = scale,
-                                              .smoothing = SmoothingOf(batch)});
-                   ops_.MatmulBackwardWeight({.dy = logits_,
-                                              .x = normed + chunk.row * shape_.hidden,
-                                              .dw = weights_.output.head.GradientIn(gradients),
-                                              .dbias = nullptr,
-                                              .m = chunk.rows,
-                                              .n = shape_.vocabulary,
-                                              .k = shape_.hidden,
-                                              .rows_per_leaf = chunk.rows_per_leaf,
-                                              .accumulate = accumulate});
-                   accumulate = true;
-                   ops_.MatmulBackwardInput({.dy = logits_,
-                                             .w = weights_.output.head.In(parameters_),
-                                             .dx = norm_gradient_ + chunk.row * shape_.hidden,
-                                             .m = chunk.rows,
-                                             .n = shape_.vocabulary,
-                                             .k = shape_.hidden});
-                 });
-               });
-  BackwardNorm(batch, weights_.output.final_norm, weights_.output.final_norm_bias,
-               SumRows(norm_gradient_, shape_.rows), Output(batch.slot),
-               FloatsAt(batch.slot, slot_layout_.final_mean),
-               FloatsAt(batch.slot, slot_layout_.final_rstd), flow, FlowChange::kReplace, lanes);
-}
-
-void StageModel::BackwardNorm(const MicroBatch& batch, WeightRef weight, WeightRef bias,
-                              kernels::ConstValues dy, kernels::ConstValues x, const float* mean,
-                              const float* rstd, kernels::Values flow, FlowChange change,
-                              GradientLanes& lanes) {
-  lanes.Accumulate(batch.index, {weight, bias}, ops_,
-                   [&](const plan::LaneSegment& segment, float* gradients) {
-                     const LocalRows part = LocalPart(segment);
-                     if (part.count == 0) return;
-                     const int64_t at = part.begin * shape_.hidden;
-                     ops_.LayerNormBackward({.dy = dy + at,
-                                             .x = x + at,
-                                             .weight = weight.In(parameters_),
-                                             .mean = mean + part.begin,
-                                             .rstd = rstd + part.begin,
-                                             .dx = flow + at,
-                                             .dweight = weight.GradientIn(gradients),
-                                             .dbias = bias.GradientIn(gradients),
-                                             .rows = part.count,
-                                             .columns = shape_.hidden,
-                                             .rows_per_leaf = shape_.tokens,
-                                             .accumulate = change == FlowChange::kAdd,
-                                             .rms = traits_.rms_norm});
-                   });
-}
-
-kernels::ConstValues StageModel::BackwardResidual(const MicroBatch& batch, int layer, uint32_t site,
-                                                  WeightRef bias, kernels::ConstValues flow,
-                                                  GradientLanes& lanes) {
-  const bool dropped = batch.training && dropout_ > 0;
-  lanes.Accumulate(batch.index, {bias}, ops_,
-                   [&](const plan::LaneSegment& segment, float* gradients) {
-                     const LocalRows part = LocalPart(segment);
-                     if (part.count == 0) return;
-                     const int64_t at = part.begin * shape_.hidden;
-                     ops_.ResidualBackward(
-                         {.dout = flow + at,
-                          .dbranch = dropped ? branch_gradient_ + at : nullptr,
-                          .dbias = bias.GradientIn(gradients),
-                          .rows = part.count,
-                          .columns = shape_.hidden,
-                          .rows_per_leaf = shape_.tokens,
-                          .dropout = DropoutAt(batch, layer, site, first_local_row_ + part.begin)});
-                   });
-  return GatherRows(dropped ? kernels::ConstValues(branch_gradient_) : flow);
-}
-
-void StageModel::BackwardWeight(const MicroBatch& batch, LinearLayers::Part part, WeightRef weight,
-                                WeightRef bias, kernels::ConstValues dy, kernels::ConstValues x,
-                                int64_t n, int64_t k, GradientLanes& lanes) {
-  linear_.BeginBackward(part, dy, shape_.rows);
-  lanes.Assign(batch.index, {weight, bias}, ops_,
-               [&](const plan::LaneSegment& segment, float* gradients, bool accumulate) {
-                 const int64_t row = segment.first_sequence * shape_.tokens;
-                 linear_.BackwardWeight(part,
-                                        {.dy = dy + row * n,
-                                         .x = x + row * k,
-                                         .dw = weight.GradientIn(gradients),
-                                         .dbias = bias.GradientIn(gradients),
-                                         .m = segment.sequences * shape_.tokens,
-                                         .n = n,
-                                         .k = k,
-                                         .rows_per_leaf = shape_.tokens,
-                                         .accumulate = accumulate},
-                                        row);
-               });
-}
-
-void StageModel::BackwardDown(LinearLayers::Part part, kernels::ConstValues branch,
-                              WeightRef weight, kernels::ConstValues up) {
-  kernels::MatmulBackwardInputArgs product{.dy = branch,
-                                           .w = weight.In(parameters_),
-                                           .dx = wide_gradient_,
-                                           .m = shape_.rows,
-                                           .n = shape_.hidden,
-                                           .k = shape_.ffn};
-  if (!traits_.gated_mlp) {
-    return linear_.BackwardInputGelu(part, product,
-                                     {.dg = wide_gradient_,
-                                      .h = up,
-                                      .dh = wide_gradient_,
-                                      .rows = shape_.rows,
-                                      .columns = shape_.ffn,
-                                      .exact = traits_.exact_gelu});
-  }
-  product.dx = gated_gradient_;
-  linear_.BackwardInput(part, product, 0);
-  ops_.SwigluBackward({.dg = gated_gradient_,
-                       .h = up,
-                       .dh = wide_gradient_,
-                       .rows = shape_.rows,
-                       .columns = shape_.ffn});
-}
-
-void StageModel::BackwardPostNorm(const MicroBatch& batch, WeightRef weight, WeightRef bias,
-                                  kernels::ConstValues sum, const float* mean, const float* rstd,
-                                  kernels::Values flow, GradientLanes& lanes) {
-  if (!shape_.post_norm) return;
-  BackwardNorm(batch, weight, bias, flow, sum, mean, rstd, flow, FlowChange::kReplace, lanes);
-}
-
-void StageModel::BackwardInput(const MicroBatch& batch, LinearLayers::Part part, WeightRef product,
-                               int64_t width, WeightRef weight, WeightRef bias,
-                               kernels::ConstValues x, const float* mean, const float* rstd,
-                               kernels::Values flow, GradientLanes& lanes) {
-  const kernels::Values gradient =
-      SumProduct(norm_gradient_, shape_.rows, [&](const plan::RowPiece& piece) {
-        linear_.BackwardInput(part,
-                              {.dy = wide_gradient_ + piece.first * width,
-                               .w = product.In(parameters_),
-                               .dx = norm_gradient_ + piece.first * shape_.hidden,
-                               .m = piece.count,
-                               .n = width,
-                               .k = shape_.hidden},
-                              piece.first);
-      });
-  if (shape_.post_norm) {
-    return ops_.Add(flow, gradient, shape_.local_rows * shape_.hidden);
-  }
-  BackwardNorm(batch, weight, bias, gradient, x, mean, rstd, flow, FlowChange::kAdd, lanes);
-}
-
-void StageModel::BackwardMlp(const MicroBatch& batch, int layer, kernels::Values flow,
-                             GradientLanes& lanes) {
-  const LayerView at = View(batch.slot, layer);
-  const LayerWeights& w = WeightsOf(batch, layer);
-  BackwardPostNorm(batch, w.norm2, w.norm2_bias, at.norm1, at.mean1, at.rstd1, flow, lanes);
-  const kernels::ConstValues branch = BackwardResidual(
-      batch, ModelLayer(batch, layer), kernels::kSiteMlpOutput, w.down_bias, flow, lanes);
-  const LinearLayers::Part down = PartOf(batch, layer, plan::Linear::kDown);
-  BackwardWeight(batch, down, w.down, {}, branch, at.gelu, shape_.hidden, shape_.ffn, lanes);
-  BackwardDown(down, branch, w.down, at.up);
-  const LinearLayers::Part up = PartOf(batch, layer, plan::Linear::kUp);
-  BackwardWeight(batch, up, w.up, w.up_bias, wide_gradient_, GatherRows(at.norm2), shape_.up,
-                 shape_.hidden, lanes);
-  BackwardInput(batch, up, w.up, shape_.up, w.norm2, w.norm2_bias, at.middle, at.mean2, at.rstd2,
-                flow, lanes);
-}
-
-void StageModel::BackwardAttention(const MicroBatch& batch, int layer, kernels::Values flow,
-                                   GradientLanes& lanes) {
-  const LayerView at = View(batch.slot, layer);
-  const LayerWeights& w = WeightsOf(batch, layer);
-  BackwardPostNorm(batch, w.norm1, w.norm1_bias, at.middle, at.mean2, at.rstd2, flow, lanes);
-  const kernels::ConstValues branch = BackwardResidual(
-      batch, ModelLayer(batch, layer), kernels::kSiteAttentionOutput, w.output_bias, flow, lanes);
-  const LinearLayers::Part output = PartOf(batch, layer, plan::Linear::kOutput);
-  BackwardWeight(batch, output, w.output, {}, branch, at.attention, shape_.hidden, shape_.attention,
-                 lanes);
-  linear_.BackwardInput(output,
-                        {.dy = branch,
-                         .w = w.output.In(parameters_),
-                         .dx = attention_gradient_,
-                         .m = shape_.rows,
-                         .n = shape_.hidden,
-                         .k = shape_.attention},
-                        0);
-  ops_.AttentionBackward(
-      {.dout = attention_gradient_,
-       .out = at.attention,
-       .lse = at.lse,
-       .q = at.qkv,
-       .k = at.qkv + shape_.attention,
-       .v = at.qkv + shape_.attention + shape_.key_heads * shape_.head_dim,
-       .dq = wide_gradient_,
-       .dk = wide_gradient_ + shape_.attention,
-       .dv = wide_gradient_ + shape_.attention + shape_.key_heads * shape_.head_dim,
-       .stride = shape_.qkv,
-       .sequences = shape_.sequences,
-       .tokens = shape_.tokens,
-       .heads = shape_.heads,
-       .head_dim = shape_.head_dim,
-       .group = shape_.heads / shape_.key_heads,
-       .first_head = tensor_index_ * shape_.heads,
-       .causal = shape_.causal,
-       .lengths = batch.lengths,
-       .dropout = DropoutAt(batch, ModelLayer(batch, layer), kernels::kSiteAttention, 0),
-       .scratch = attention_scratch_});
-  Rotate(wide_gradient_, 0, shape_.rows, Rotation::kBack);
-  const LinearLayers::Part qkv = PartOf(batch, layer, plan::Linear::kQkv);
-  BackwardWeight(batch, qkv, w.qkv, w.qkv_bias, wide_gradient_, GatherRows(AttentionInput(at)),
-                 shape_.qkv, shape_.hidden, lanes);
-  BackwardInput(batch, qkv, w.qkv, shape_.qkv, w.norm1, w.norm1_bias, at.input, at.mean1, at.rstd1,
-                flow, lanes);
-}
-
-void StageModel::BackwardEmbedding(const MicroBatch& batch, kernels::Values flow,
-                                   GradientLanes& lanes) {
-  kernels::Dropout dropout = DropoutAt(batch, 0, kernels::kSiteEmbedding, first_local_row_);
-  if (shape_.post_norm) {
-    ops_.PositionEmbeddingBackward({.dx = flow,
-                                    .dweight = nullptr,
-                                    .rows = shape_.local_rows,
-                                    .columns = shape_.hidden,
-                                    .tokens = shape_.tokens,
-                                    .first_row = first_local_row_,
-                                    .dropout = dropout});
-    BackwardPostNorm(batch, weights_.embedding_norm, weights_.embedding_norm_bias,
-                     ValuesAt(batch.slot, slot_layout_.embedding_sum),
-                     FloatsAt(batch.slot, slot_layout_.embedding_mean),
-                     FloatsAt(batch.slot, slot_layout_.embedding_rstd), flow, lanes);
-    dropout.probability = 0;
-  }
-  lanes.Accumulate(
-      batch.index, {weights_.position, weights_.type}, ops_,
-      [&](const plan::LaneSegment& segment, float* gradients) {
-        const LocalRows part = LocalPart(segment);
-        if (part.count == 0) return;
-        const int64_t first = first_local_row_ + part.begin;
-        dropout.first_row = first;
-        ops_.PositionEmbeddingBackward({.dx = flow + part.begin * shape_.hidden,
-                                        .dweight = weights_.position.GradientIn(gradients),
-                                        .rows = part.count,
-                                        .columns = shape_.hidden,
-                                        .tokens = shape_.tokens,
-                                        .first_row = first,
-                                        .dropout = dropout,
-                                        .types = TypesAt(batch, first),
-                                        .dtype_weight = weights_.type.GradientIn(gradients)});
-      });
-  const kernels::ConstValues all = GatherRows(flow);
-  lanes.Accumulate(batch.index, {weights_.token}, ops_,
-                   [&](const plan::LaneSegment& segment, float* gradients) {
-                     const int64_t row = segment.first_sequence * shape_.tokens;
-                     ops_.EmbeddingBackward({.tokens = batch.inputs + row,
-                                             .dx = all + row * shape_.hidden,
-                                             .dweight = weights_.token.GradientIn(gradients),
-                                             .count = segment.sequences * shape_.tokens,
-                                             .columns = shape_.hidden,
-                                             .vocabulary_begin = vocabulary_begin_,
-                                             .vocabulary_rows = shape_.vocabulary});
-                   });
-}
-
-void StageModel::Backward(const MicroBatch& batch, kernels::Values flow, const LossSums& losses,
-                          GradientLanes& lanes, absl::FunctionRef<void(int layer)> layer_done) {
-  if (IsLast(batch)) {
-    if (encoder_head_ != nullptr) {
-      BackwardEncoderHead(batch, flow, losses, lanes);
-    } else {
-      BackwardHead(batch, flow, losses.tokens, lanes);
-    }
-    layer_done(model_layers_);
-  }
-  for (int layer = shape_.layers - 1; layer >= 0; --layer) {
-    Restore(batch, layer);
-    BackwardMlp(batch, layer, flow, lanes);
-    BackwardAttention(batch, layer, flow, lanes);
-    layer_done(ModelLayer(batch, layer));
-  }
-  if (IsFirst(batch)) {
-    BackwardEmbedding(batch, flow, lanes);
-    layer_done(-1);
-  }
 }
 
 }  // namespace tercio::engine

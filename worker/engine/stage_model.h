@@ -51,6 +51,13 @@ class StageModel {
   kernels::Values Input(int slot) const { return View(slot, 0).input; }
   kernels::Values Output(int slot) const { return ValuesAt(slot, slot_layout_.output); }
 
+  // Rows of the residual stream that this rank works on: of a batch that asks for some, those, else
+  // its share of the micro-batch.
+  int64_t LocalRowsOf(const MicroBatch& batch) const {
+    if (batch.rows > 0) return batch.rows;
+    return batch.tokens > 0 ? shape_.local_rows * batch.tokens / shape_.tokens : shape_.local_rows;
+  }
+
   bool IsFirst(const MicroBatch& batch) const { return shape_.first && batch.chunk == 0; }
   bool IsLast(const MicroBatch& batch) const {
     return shape_.last && batch.chunk + 1 == shape_.chunks;
@@ -115,12 +122,8 @@ class StageModel {
   kernels::Values OutputOf(const MicroBatch& batch) const {
     return Output(batch.slot) + batch.first_row * shape_.hidden;
   }
-  // Rows of the residual stream that this rank works on.
-  int64_t LocalRowsOf(const MicroBatch& batch) const {
-    return batch.rows > 0 ? batch.rows : shape_.local_rows;
-  }
   int64_t RowsOf(const MicroBatch& batch) const {
-    return batch.rows > 0 ? batch.rows : shape_.rows;
+    return batch.rows > 0 ? batch.rows : extent_.rows;
   }
   const LayerWeights& WeightsOf(const MicroBatch& batch, int layer) const {
     return weights_.layers[static_cast<size_t>(batch.chunk * shape_.layers + layer)];
@@ -195,8 +198,8 @@ class StageModel {
   // Recomputes the activations of a layer that Forward did not keep.
   void Restore(const MicroBatch& batch, int layer);
   // body(const Chunk&) for the chunks of those sequences, in order.
-  template <typename Body>
-  void ForChunks(int64_t first_sequence, int64_t sequences, const Body& body) const;
+  void ForChunks(int64_t first_sequence, int64_t sequences,
+                 absl::FunctionRef<void(const Chunk& chunk)> body) const;
   kernels::LabelSmoothing SmoothingOf(const MicroBatch& batch) const {
     return batch.training ? smoothing_ : kernels::LabelSmoothing();
   }
@@ -227,7 +230,18 @@ class StageModel {
                       int64_t k, GradientLanes& lanes);
   void BackwardEmbedding(const MicroBatch& batch, kernels::Values flow, GradientLanes& lanes);
 
+  // How much of each buffer the micro-batch in work takes: rows are stored densely.
+  struct Extent {
+    int64_t tokens;
+    int64_t rows;
+    int64_t local_rows;
+    int64_t first_local_row;  // of the micro-batch, that the local ones begin with
+  };
+  // Every public pass over a micro-batch begins with it.
+  void SetExtent(const MicroBatch& batch);
+
   plan::StageShape shape_;
+  Extent extent_{};
   plan::ModelTraits traits_;
   plan::LayerActivations layout_;
   plan::SlotActivations slot_layout_;
@@ -256,7 +270,6 @@ class StageModel {
   kernels::Values norm_gradient_;
   kernels::Values gathered_;
   kernels::Values local_sum_;
-  int64_t first_local_row_ = 0;
   kernels::Values wide_gradient_;
   kernels::Values attention_gradient_;
   float* attention_scratch_;

@@ -144,7 +144,9 @@ class Engine : public TrainingEngine {
   // Every sum of a sequence has one contributor: the first tensor rank of the last stage that has
   // it.
   bool GivesLosses() const { return shape_.last && plan_.placement().tensor_index() == 0; }
-  int64_t FlowBytes() const { return shape_.local_rows * shape_.hidden * precision_.bytes(); }
+  int64_t FlowBytes(const MicroBatch& batch) const {
+    return model_.LocalRowsOf(batch) * shape_.hidden * precision_.bytes();
+  }
   using Sum = ExchangeVector::Sum;
   bool encoder() const { return !shape_.causal; }
 
@@ -302,7 +304,7 @@ void Engine::Run(const v1::Action& action, int64_t step) {
   switch (action.kind()) {
     case v1::ACTION_KIND_RECEIVE_ACTIVATION:
       links_.Receive(PipelineLinks::kActivation, batch.slot, model_.Input(batch.slot).data(),
-                     FlowBytes(), PreviousStage());
+                     FlowBytes(batch), PreviousStage());
       return;
     case v1::ACTION_KIND_FORWARD:
       where_.BeginAction(progress::Phase::kForward, "forward", batch.index);
@@ -315,13 +317,14 @@ void Engine::Run(const v1::Action& action, int64_t step) {
     case v1::ACTION_KIND_SEND_ACTIVATION:
       measure("send activation", [&] {
         links_.Send(PipelineLinks::kActivation, batch.slot, model_.Output(batch.slot).data(),
-                    FlowBytes(), NextStage());
+                    FlowBytes(batch), NextStage());
       });
       return;
     case v1::ACTION_KIND_RECEIVE_GRADIENT:
       where_.BeginAction(progress::Phase::kBackward, "backward", batch.index);
       links_.WaitSend(PipelineLinks::kGradient, flow);
-      links_.Receive(PipelineLinks::kGradient, flow, flows_[flow].data(), FlowBytes(), NextStage());
+      links_.Receive(PipelineLinks::kGradient, flow, flows_[flow].data(), FlowBytes(batch),
+                     NextStage());
       return;
     case v1::ACTION_KIND_BACKWARD:
       where_.BeginAction(progress::Phase::kBackward, "backward", batch.index);
@@ -334,7 +337,7 @@ void Engine::Run(const v1::Action& action, int64_t step) {
       return;
     case v1::ACTION_KIND_SEND_GRADIENT:
       measure("send gradient", [&] {
-        links_.Send(PipelineLinks::kGradient, flow, flows_[flow].data(), FlowBytes(),
+        links_.Send(PipelineLinks::kGradient, flow, flows_[flow].data(), FlowBytes(batch),
                     PreviousStage());
       });
       return;
@@ -631,7 +634,7 @@ void Engine::EvaluateChunk(int micro_batch, int chunk) {
   batch.training = false;
   links_.WaitSend(PipelineLinks::kActivation, 0);
   if (!model_.IsFirst(batch)) {
-    links_.Receive(PipelineLinks::kActivation, 0, model_.Input(0).data(), FlowBytes(),
+    links_.Receive(PipelineLinks::kActivation, 0, model_.Input(0).data(), FlowBytes(batch),
                    PreviousStage());
     links_.WaitReceive(PipelineLinks::kActivation, 0);
   }
@@ -642,7 +645,8 @@ void Engine::EvaluateChunk(int micro_batch, int chunk) {
     outcomes_->Take(int64_t{batch.index} * shape_.sequences, shape_.sequences,
                     model_.LastClassLogits(), *compute_);
   } else {
-    links_.Send(PipelineLinks::kActivation, 0, model_.Output(0).data(), FlowBytes(), NextStage());
+    links_.Send(PipelineLinks::kActivation, 0, model_.Output(0).data(), FlowBytes(batch),
+                NextStage());
   }
 }
 

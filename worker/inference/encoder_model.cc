@@ -38,6 +38,7 @@ EncoderModel::EncoderModel(std::unique_ptr<WholeModel> model)
       inputs_(static_cast<size_t>(model_->shape().rows)),
       types_(inputs_.size()),
       lengths_(static_cast<size_t>(model_->shape().sequences)),
+      first_rows_(lengths_.size()),
       predicted_counts_(lengths_.size()) {}
 
 absl::StatusOr<std::unique_ptr<EncoderModel>> EncoderModel::Load(const OpenedModel& opened,
@@ -54,27 +55,33 @@ absl::StatusOr<std::unique_ptr<EncoderModel>> EncoderModel::Load(const std::stri
 }
 
 absl::StatusOr<engine::MicroBatch> EncoderModel::Forward(absl::Span<const data::Sample> samples) {
-  const auto tokens = static_cast<size_t>(model_->shape().tokens);
+  const auto context = static_cast<size_t>(model_->shape().tokens);
   TERCIO_CHECK(!samples.empty() && samples.size() <= lengths_.size());
+  int64_t longest = 0;
+  for (const data::Sample& sample : samples) longest = std::max<int64_t>(longest, sample.length);
+  if (predicted_counts_.front() > 0) longest = std::max<int64_t>(longest, predicted_ + 1);
+  const int64_t tokens = plan::ComputedTokens(model_->shape(), longest);
   for (size_t i = 0; i < lengths_.size(); ++i) {
     // A pass has all of its sequences: the first sample stands in for those that are missing.
     const data::Sample& sample = samples[i < samples.size() ? i : 0];
     // The operations would read beyond the end of a shorter sample.
-    TERCIO_CHECK_EQ(sample.inputs.size(), tokens);
+    TERCIO_CHECK_EQ(sample.inputs.size(), context);
     TERCIO_RETURN_IF_ERROR(CheckRange(sample.inputs, spec().vocab_size(), "token id"));
     TERCIO_RETURN_IF_ERROR(CheckRange(sample.types, spec().token_types(), "token type"));
-    std::copy(sample.inputs.begin(), sample.inputs.end(),
-              inputs_.begin() + static_cast<ptrdiff_t>(i * tokens));
-    std::copy(sample.types.begin(), sample.types.end(),
-              types_.begin() + static_cast<ptrdiff_t>(i * tokens));
+    const int64_t row = static_cast<int64_t>(i) * tokens;
+    std::copy_n(sample.inputs.begin(), tokens, inputs_.begin() + row);
+    std::copy_n(sample.types.begin(), tokens, types_.begin() + row);
     lengths_[i] = sample.length;
+    first_rows_[i] = static_cast<int32_t>(row);
   }
   engine::MicroBatch batch;
   batch.training = false;
+  batch.tokens = tokens;
   // The model is on the CPU, so nothing is copied: its operations read these members.
   batch.inputs = inputs_.data();
   batch.types = types_.data();
   batch.lengths = lengths_.data();
+  batch.first_rows = first_rows_.data();
   batch.predicted = &predicted_;
   batch.predicted_counts = predicted_counts_.data();
   model_->stage().Forward(batch);

@@ -47,6 +47,7 @@ class EncoderModel {
   std::vector<int32_t> inputs_;
   std::vector<int32_t> types_;
   std::vector<int32_t> lengths_;
+  std::vector<int32_t> first_rows_;  // of each sequence's first token
   std::vector<int32_t> predicted_counts_;
   int32_t predicted_ = 0;  // of the first sequence
 };
