@@ -108,7 +108,10 @@ template <int Rows>
 HWY_NOINLINE void TileOfRows(int64_t rows, const float* a, int64_t row_stride,
                              int64_t column_stride, const float* panel, int64_t depth, float* c,
                              int64_t c_stride, int64_t columns, Store store) {
-  if (rows == Rows) {
+  if (rows == Rows && row_stride == 1 && column_stride == kTileRows) {
+    // With constant strides the operands of packed strips are addressed without an index.
+    Tile<Rows>(a, 1, kTileRows, panel, depth, c, c_stride, columns, store);
+  } else if (rows == Rows) {
     Tile<Rows>(a, row_stride, column_stride, panel, depth, c, c_stride, columns, store);
   } else if constexpr (Rows > 1) {
     TileOfRows<Rows - 1>(rows, a, row_stride, column_stride, panel, depth, c, c_stride, columns,
