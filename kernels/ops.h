@@ -380,6 +380,21 @@ struct AddLossesArgs {
   int64_t rows_per_sum;
 };
 
+// CrossEntropyLocal, CrossEntropyCombine, AddLosses and CrossEntropyBackward of a rank that has the
+// whole vocabulary, whose logits so become their gradient.
+struct CrossEntropyArgs {
+  Values logits;  // (R, stride)
+  const int32_t* targets;
+  float* stats;  // (R, kCrossEntropyStats): scratch, which a backend may leave as it is
+  float* lse;
+  float* loss;
+  double* sums;
+  int64_t rows, valid, stride;
+  float scale;
+  LabelSmoothing smoothing;
+  int64_t first_row, rows_per_sum;
+};
+
 // Weights p with their gradient and moments, and what the model reads where that is not fp32, else
 // null.
 struct AdamWTensor {
@@ -454,6 +469,8 @@ class Ops {
   virtual void CrossEntropyCombine(const CrossEntropyCombineArgs& args) = 0;
   virtual void CrossEntropyBackward(const CrossEntropyBackwardArgs& args) = 0;
   virtual void AddLosses(const AddLossesArgs& args) = 0;
+  // The bits are those of the four operations, which a backend may do in one pass.
+  virtual void CrossEntropy(const CrossEntropyArgs& args);
   virtual void AdamW(const AdamWArgs& args) = 0;
 
   // a[i] += b[i]

@@ -185,6 +185,9 @@ class CudaOps : public Ops {
   void AddLosses(const AddLossesArgs& a) override {
     Run("AddLosses", [&] { AddLossesCuda(a, context_); });
   }
+  void CrossEntropy(const CrossEntropyArgs& a) override {
+    Run("CrossEntropy", [&] { CrossEntropyCuda(a, context_); });
+  }
   void AdamW(const AdamWArgs& a) override {
     Run("AdamW", [&] { AdamWCuda(a, context_); });
   }

@@ -350,9 +350,20 @@ TEST_F(CudaOpsTest, Rotary) {
 
 TEST_F(CudaOpsTest, Embedding) {
   for (const Format format : kFormats) {
-    for (const auto& [rows, columns] : {Shape{1, 5}, {40, 16}, {300, 33}, {5, 530}}) {
+    // The last but one takes several rounds of the search, with and without hits, and the last one
+    // several blocks of columns.
+    for (const auto& [rows, columns] :
+         {Shape{1, 5}, {40, 16}, {300, 33}, {5, 530}, {1700, 24}, {9, 1100}}) {
       Begin(format, NameOf("Embedding", rows, columns));
       const int tokens = AddInts("tokens", rows, 0, 40);
+      // One that is far from all others of its kind, at both ends.
+      if (rows > 1000) {
+        for (int64_t i = 1; i + 1 < rows; ++i) {
+          double& token = At(tokens).data[static_cast<size_t>(i)];
+          if (token == 20) token = 21;
+        }
+        At(tokens).data.front() = At(tokens).data.back() = 20;
+      }
       const int weight = AddValues("weight", 30 * columns);
       const int out = AddValues("out", rows * columns);
       const int dweight = AddFloats("dweight", 30 * columns);

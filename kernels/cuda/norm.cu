@@ -4,7 +4,10 @@
 // the number of columns alone, so that sums over a row have the same bits in every call. Forward: a
 // row for each block, kept as floats in shared memory, of which a thread reads only what it wrote:
 // one pass over memory. Backward: a block walks its rows in ascending order; a thread adds dweight
-// and dbias of its columns in shared memory, and the sums of all blocks are added afterwards.
+// and dbias of its columns, and the sums of all blocks are added afterwards, both in one launch.
+// Rows of up to two groups for each thread (4,096 columns of 16 bits) stay in registers: everything
+// that a row needs is loaded before its barriers, with one group two rows at a time. Longer rows
+// and their sums are in shared memory. No bit depends on which of them it is.
 //
 // Bytes for each element, B = 2 or 4: forward 2 B; with the residual 4 B; backward 3 B (4 B where
 // it accumulates), and for each block of rows 16 for each column. Bound by memory.
@@ -261,7 +264,7 @@ __device__ __forceinline__ void BackwardOfRow(const NormBackward<T>& a, int64_t 
 }
 
 template <bool kAligned, typename T>
-__global__ void __launch_bounds__(kMaxThreads) NormBackwardKernel(NormBackward<T> a) {
+__global__ void __launch_bounds__(kMaxThreads, 4) NormBackwardKernel(NormBackward<T> a) {
   constexpr int kWidth = kGroup<T>;
   const int64_t padded = (a.columns + 7) / 8 * 8;
   auto* shared = DynamicShared<float>();
@@ -289,38 +292,174 @@ __global__ void __launch_bounds__(kMaxThreads) NormBackwardKernel(NormBackward<T
   }
 }
 
+// What a thread has of the rows that are in flight, as stored.
+template <int kRows, int kGroups, typename T>
+struct LoadedRows {
+  Elements<T, kGroup<T>> dy[kRows][kGroups];
+  Elements<T, kGroup<T>> x[kRows][kGroups];
+  Elements<T, kGroup<T>> dx[kRows][kGroups];  // where it accumulates
+  float mean[kRows];
+  float rstd[kRows];
+};
+
+// What a thread has of the columns, for all rows of its block.
+template <int kGroups, typename T>
+struct OwnColumns {
+  int64_t column[kGroups];
+  int64_t count[kGroups];  // 0 or less: none
+  Elements<T, kGroup<T>> weight[kGroups];
+  float dweight[kGroups][kGroup<T>];
+  float dbias[kGroups][kGroup<T>];
+};
+
+template <bool kAligned, int kRows, int kGroups, typename T>
+__device__ __forceinline__ void LoadRows(const NormBackward<T>& a, int64_t first, int64_t end,
+                                         const OwnColumns<kGroups, T>& own,
+                                         LoadedRows<kRows, kGroups, T>& rows) {
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    if (first + r >= end) return;
+    rows.mean[r] = a.mean[first + r];
+    rows.rstd[r] = a.rstd[first + r];
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) {
+      const int64_t at = (first + r) * a.columns + own.column[g];
+      LoadElements<kAligned>(a.dy + at, own.count[g], rows.dy[r][g]);
+      LoadElements<kAligned>(a.x + at, own.count[g], rows.x[r][g]);
+      if (a.accumulate) LoadElements<kAligned>(a.dx + at, own.count[g], rows.dx[r][g]);
+    }
+  }
+}
+
+// As LoadBackward, of what is loaded.
+template <int kRows, int kGroups, typename T>
+__device__ __forceinline__ void FactorsOf(const LoadedRows<kRows, kGroups, T>& rows, int r, int g,
+                                          const OwnColumns<kGroups, T>& own, float (&dy)[kGroup<T>],
+                                          float (&h)[kGroup<T>], float (&n)[kGroup<T>]) {
+  ToFloats(rows.dy[r][g], dy);
+  ToFloats(rows.x[r][g], n);
+  ToFloats(own.weight[g], h);
+#pragma unroll
+  for (int j = 0; j < kGroup<T>; ++j) {
+    h[j] = dy[j] * h[j];
+    n[j] = j < own.count[g] ? (n[j] - rows.mean[r]) * rows.rstd[r] : 0.0f;
+  }
+}
+
+// The thread's sums of h and h * n of each row, and what the row adds to those of the columns.
+template <int kRows, int kGroups, typename T>
+__device__ __forceinline__ void SumRows(const LoadedRows<kRows, kGroups, T>& rows, int present,
+                                        OwnColumns<kGroups, T>& own, float (&sums)[2 * kRows]) {
+  constexpr int kWidth = kGroup<T>;
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    if (r >= present) return;
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) {
+      float dy[kWidth], h[kWidth], n[kWidth];
+      FactorsOf(rows, r, g, own, dy, h, n);
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) {
+        sums[2 * r] += h[j];
+        sums[2 * r + 1] = fmaf(h[j], n[j], sums[2 * r + 1]);
+        own.dweight[g][j] = fmaf(dy[j], n[j], own.dweight[g][j]);
+        own.dbias[g][j] += dy[j];
+      }
+    }
+  }
+}
+
+template <bool kAligned, int kRows, int kGroups, typename T>
+__device__ __forceinline__ void StoreRows(const NormBackward<T>& a, int64_t first, int present,
+                                          const LoadedRows<kRows, kGroups, T>& rows,
+                                          const OwnColumns<kGroups, T>& own,
+                                          const float (&sums)[2 * kRows]) {
+  constexpr int kWidth = kGroup<T>;
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    if (r >= present) return;
+    const float mean_h = a.rms ? 0.0f : sums[2 * r] / static_cast<float>(a.columns);
+    const float mean_hn = sums[2 * r + 1] / static_cast<float>(a.columns);
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) {
+      float dy[kWidth], h[kWidth], n[kWidth], dx[kWidth] = {};
+      FactorsOf(rows, r, g, own, dy, h, n);
+      if (a.accumulate) ToFloats(rows.dx[r][g], dx);
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) {
+        dx[j] += rows.rstd[r] * fmaf(-n[j], mean_hn, h[j] - mean_h);
+      }
+      StoreGroup<kAligned>(dx, own.count[g], a.dx + (first + r) * a.columns + own.column[g]);
+    }
+  }
+}
+
+template <bool kAligned, int kRows, int kGroups, typename T>
+__global__ void __launch_bounds__(kMaxThreads) NormBackwardInRegistersKernel(NormBackward<T> a) {
+  constexpr int kWidth = kGroup<T>;
+  OwnColumns<kGroups, T> own;
+#pragma unroll
+  for (int g = 0; g < kGroups; ++g) {
+    own.column[g] = (static_cast<int64_t>(threadIdx.x) + g * static_cast<int>(blockDim.x)) * kWidth;
+    own.count[g] = a.columns - own.column[g] < kWidth ? a.columns - own.column[g] : kWidth;
+    LoadElements<kAligned>(a.weight + own.column[g], own.count[g], own.weight[g]);
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) own.dweight[g][j] = own.dbias[g][j] = 0;
+  }
+  const int64_t begin = static_cast<int64_t>(blockIdx.x) * a.rows_per_block;
+  const int64_t end = begin + a.rows_per_block < a.rows ? begin + a.rows_per_block : a.rows;
+  for (int64_t row = begin; row < end; row += kRows) {
+    const int present = end - row < kRows ? static_cast<int>(end - row) : kRows;
+    LoadedRows<kRows, kGroups, T> rows;
+    float sums[2 * kRows] = {};
+    LoadRows<kAligned>(a, row, end, own, rows);
+    SumRows(rows, present, own, sums);
+    BlockSums(sums);
+    StoreRows<kAligned>(a, row, present, rows, own, sums);
+  }
+  float* dweight = a.parts + blockIdx.x * a.columns;
+  float* dbias = dweight + gridDim.x * a.columns;
+#pragma unroll
+  for (int g = 0; g < kGroups; ++g) {
+    StoreGroup<false>(own.dweight[g], own.count[g], dweight + own.column[g]);
+    StoreGroup<false>(own.dbias[g], own.count[g], dbias + own.column[g]);
+  }
+}
+
+template <bool kAligned, typename T>
+void LaunchRowsOfNorm(const NormBackward<T>& n, LaunchShape shape, int64_t shared_limit,
+                      cudaStream_t stream) {
+  const int64_t columns_of_block = int64_t{shape.threads.x} * kGroup<T>;
+  if (n.columns <= columns_of_block) {
+    return Launch(NormBackwardInRegistersKernel<kAligned, 2, 1, T>, shape, stream, n);
+  }
+  if (n.columns <= 2 * columns_of_block) {
+    return Launch(NormBackwardInRegistersKernel<kAligned, 1, 2, T>, shape, stream, n);
+  }
+  const int64_t row_bytes = PaddedColumns(n.columns) * 4;
+  NormBackward<T> in_shared = n;
+  in_shared.cached = 4 * row_bytes <= shared_limit;
+  shape.shared_bytes = static_cast<size_t>((in_shared.cached ? 4 : 2) * row_bytes);
+  // With 160 KiB: 20,480 columns.
+  TERCIO_CHECK_LE(static_cast<int64_t>(shape.shared_bytes), shared_limit);
+  Launch(NormBackwardKernel<kAligned, T>, shape, stream, in_shared);
+}
+
 template <typename T>
 void LaunchNormBackward(const LayerNormBackwardArgs& a, const CudaContext& context) {
   if (a.rows == 0) return;
   const RowBlocks cut = CutRows(a.rows, kLeastRowsOfNorm);
   auto* parts = context.Scratch<float>(NormBackwardBytes(a.rows, a.columns));
-  const int64_t row_bytes = PaddedColumns(a.columns) * 4;
-  NormBackward<T> n{As<T>(a.dy),
-                    As<T>(a.x),
-                    As<T>(a.weight),
-                    a.mean,
-                    a.rstd,
-                    As<T>(a.dx),
-                    parts,
-                    a.rows,
-                    a.columns,
-                    cut.rows_per_block,
-                    a.accumulate,
-                    a.rms,
-                    4 * row_bytes <= context.shared_bytes};
-  const int64_t shared_bytes = (n.cached ? 4 : 2) * row_bytes;
-  TERCIO_CHECK_LE(shared_bytes, context.shared_bytes);  // with 160 KiB: 20,480 columns
-  const LaunchShape shape{dim3(static_cast<unsigned>(cut.blocks)), dim3(ThreadsFor<T>(a.columns)),
-                          static_cast<size_t>(shared_bytes)};
+  const NormBackward<T> n{
+      As<T>(a.dy), As<T>(a.x), As<T>(a.weight),    a.mean,       a.rstd, As<T>(a.dx), parts,
+      a.rows,      a.columns,  cut.rows_per_block, a.accumulate, a.rms,  false};
+  const LaunchShape shape{dim3(static_cast<unsigned>(cut.blocks)), dim3(ThreadsFor<T>(a.columns))};
   if (Aligned({n.dy, n.x, n.weight, n.dx}, a.columns, sizeof(T))) {
-    Launch(NormBackwardKernel<true, T>, shape, context.stream, n);
+    LaunchRowsOfNorm<true>(n, shape, context.shared_bytes, context.stream);
   } else {
-    Launch(NormBackwardKernel<false, T>, shape, context.stream, n);
+    LaunchRowsOfNorm<false>(n, shape, context.shared_bytes, context.stream);
   }
-  AddParts(parts, cut.blocks, a.columns, SumTarget::kAdd, a.dweight, context.stream);
-  if (a.dbias == nullptr) return;
-  AddParts(parts + cut.blocks * a.columns, cut.blocks, a.columns, SumTarget::kAdd, a.dbias,
-           context.stream);
+  AddParts(parts, cut.blocks, a.columns, SumTarget::kAdd, {{a.dweight, a.dbias}}, context.stream);
 }
 
 }  // namespace

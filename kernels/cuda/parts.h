@@ -73,6 +73,8 @@ void ScatterAddCuda(const ScatterAddArgs& args, const CudaContext& context);
 void CrossEntropyLocalCuda(const CrossEntropyLocalArgs& args, const CudaContext& context);
 void CrossEntropyCombineCuda(const CrossEntropyCombineArgs& args, const CudaContext& context);
 void CrossEntropyBackwardCuda(const CrossEntropyBackwardArgs& args, const CudaContext& context);
+// Statistics, losses and gradients in one pass over the logits, then AddLossesCuda.
+void CrossEntropyCuda(const CrossEntropyArgs& args, const CudaContext& context);
 void AddLossesCuda(const AddLossesArgs& args, const CudaContext& context);
 
 void AdamWCuda(const AdamWArgs& args, const CudaContext& context);

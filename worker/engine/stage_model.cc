@@ -447,38 +447,31 @@ kernels::ConstValues StageModel::Logits(const MicroBatch& batch, int64_t row, in
   return logits_;
 }
 
-// Logits of a chunk, its log-sum-exp over all tensor ranks, and its share of the losses.
-void StageModel::ForwardChunk(const MicroBatch& batch, const Chunk& chunk, double* losses) {
-  Logits(batch, chunk.row, chunk.rows);
-  const int32_t* targets = batch.targets + chunk.row;
-  ops_.CrossEntropyLocal({.logits = logits_,
-                          .targets = targets,
-                          .stats = stats_,
-                          .rows = chunk.rows,
-                          .valid = vocabulary_valid_,
-                          .stride = shape_.vocabulary,
-                          .vocabulary_begin = vocabulary_begin_,
-                          .sums = SmoothingOf(batch).amount > 0});
-  tensor_group_.AllGather(stream_, stats_, all_stats_, chunk.rows * kernels::kCrossEntropyStats);
-  ops_.CrossEntropyCombine({.stats = all_stats_,
-                            .lse = lse_,
-                            .loss = loss_,
-                            .rows = chunk.rows,
-                            .ranks = tensor_group_.size(),
-                            .smoothing = SmoothingOf(batch)});
-  ops_.AddLosses({.loss = loss_,
-                  .sums = losses,
-                  .rows = chunk.rows,
-                  .first_row = chunk.row,
-                  .rows_per_sum = extent_.tokens});
+TokenRows StageModel::RowsOf(const MicroBatch& batch, const Chunk& chunk, double* losses) const {
+  return {.logits = logits_,
+          .targets = batch.targets + chunk.row,
+          .stats = stats_,
+          .all_stats = all_stats_,
+          .lse = lse_,
+          .loss = loss_,
+          .sums = losses,
+          .rows = chunk.rows,
+          .valid = vocabulary_valid_,
+          .stride = shape_.vocabulary,
+          .vocabulary_begin = vocabulary_begin_,
+          .smoothing = SmoothingOf(batch),
+          .first_row = chunk.row,
+          .rows_per_sum = extent_.tokens};
 }
 
 void StageModel::Loss(const MicroBatch& batch, const LossSums& losses) {
   SetExtent(batch);
   const kernels::ConstValues hidden = GatherRows(LastRows(batch.slot));
   if (encoder_head_ != nullptr) return encoder_head_->Loss(batch, hidden, losses);
-  ForChunks(0, shape_.sequences,
-            [&](const Chunk& chunk) { ForwardChunk(batch, chunk, losses.tokens); });
+  ForChunks(0, shape_.sequences, [&](const Chunk& chunk) {
+    Logits(batch, chunk.row, chunk.rows);
+    TokenLosses(ops_, stream_, tensor_group_, RowsOf(batch, chunk, losses.tokens));
+  });
 }
 
 kernels::ConstValues StageModel::ClassLogits(const MicroBatch& batch) {

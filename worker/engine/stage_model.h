@@ -26,6 +26,7 @@
 #include "worker/engine/linear_layers.h"
 #include "worker/engine/micro_batch.h"
 #include "worker/engine/stage_weights.h"
+#include "worker/engine/token_losses.h"
 #include "worker/progress/whereabouts.h"
 
 namespace tercio::engine {
@@ -203,7 +204,8 @@ class StageModel {
   kernels::LabelSmoothing SmoothingOf(const MicroBatch& batch) const {
     return batch.training ? smoothing_ : kernels::LabelSmoothing();
   }
-  void ForwardChunk(const MicroBatch& batch, const Chunk& chunk, double* losses);
+  // The chunk whose logits are there, and what becomes of them.
+  TokenRows RowsOf(const MicroBatch& batch, const Chunk& chunk, double* losses) const;
   void BackwardHead(const MicroBatch& batch, kernels::Values flow, double* losses,
                     GradientLanes& lanes);
   void BackwardEncoderHead(const MicroBatch& batch, kernels::Values flow, const LossSums& losses,

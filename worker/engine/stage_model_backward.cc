@@ -4,6 +4,7 @@
 
 #include "kernels/random.h"
 #include "worker/engine/stage_model.h"
+#include "worker/engine/token_losses.h"
 
 namespace tercio::engine {
 
@@ -32,16 +33,9 @@ void StageModel::BackwardHead(const MicroBatch& batch, kernels::Values flow, dou
   lanes.Assign(batch.index, {weights_.output.head}, ops_,
                [&](const plan::LaneSegment& segment, float* gradients, bool accumulate) {
                  ForChunks(segment.first_sequence, segment.sequences, [&](const Chunk& chunk) {
-                   ForwardChunk(batch, chunk, losses);
-                   ops_.CrossEntropyBackward({.logits = logits_,
-                                              .lse = lse_,
-                                              .targets = batch.targets + chunk.row,
-                                              .rows = chunk.rows,
-                                              .valid = vocabulary_valid_,
-                                              .stride = shape_.vocabulary,
-                                              .vocabulary_begin = vocabulary_begin_,
-                                              .scale = scale,
-                                              .smoothing = SmoothingOf(batch)});
+                   Logits(batch, chunk.row, chunk.rows);
+                   TokenLossesAndGradients(ops_, stream_, tensor_group_,
+                                           RowsOf(batch, chunk, losses), scale);
                    ops_.MatmulBackwardWeight({.dy = logits_,
                                               .x = normed + chunk.row * shape_.hidden,
                                               .dw = weights_.output.head.GradientIn(gradients),

@@ -61,15 +61,30 @@ inline bool Aligned(std::initializer_list<const void*> starts, int64_t stride,
   return bits % 16 == 0;
 }
 
-// The first `count` (or all) of kCount elements as floats, zeros after them.
+// The first `count` (or all) of kCount elements as they are stored, zeros after them. For groups
+// that wait for others: 16-bit elements take half of the registers that floats would.
+template <bool kAligned, int kCount, typename T>
+__device__ __forceinline__ void LoadElements(const T* from, int64_t count,
+                                             Elements<T, kCount>& elements) {
+  if (kAligned && count >= kCount) return elements.Load(from);
+#pragma unroll
+  for (int j = 0; j < kCount; ++j) elements.values[j] = j < count ? from[j] : FromFloat<T>(0);
+}
+
+template <int kCount, typename T>
+__device__ __forceinline__ void ToFloats(const Elements<T, kCount>& elements,
+                                         float (&values)[kCount]) {
+#pragma unroll
+  for (int j = 0; j < kCount; ++j) values[j] = ToFloat(elements.values[j]);
+}
+
+// The same as floats.
 template <bool kAligned, int kCount, typename T>
 __device__ __forceinline__ void LoadGroup(const T* from, int64_t count, float (&values)[kCount]) {
   if (kAligned && count >= kCount) {
     Elements<T, kCount> elements;
     elements.Load(from);
-#pragma unroll
-    for (int j = 0; j < kCount; ++j) values[j] = ToFloat(elements.values[j]);
-    return;
+    return ToFloats(elements, values);
   }
 #pragma unroll
   for (int j = 0; j < kCount; ++j) values[j] = j < count ? ToFloat(from[j]) : 0.0f;

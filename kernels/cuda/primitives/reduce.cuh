@@ -26,22 +26,33 @@ __device__ __forceinline__ float WarpMax(float value) {
   return value;
 }
 
-// Both sums at once, in place.
-__device__ __forceinline__ void BlockSums(float& a, float& b) {
-  __shared__ float2 parts[kWarpThreads];
-  a = WarpSum(a);
-  b = WarpSum(b);
+// All sums at once, in place, each in the order that it would have alone.
+template <int kCount>
+__device__ __forceinline__ void BlockSums(float (&sums)[kCount]) {
+  __shared__ __align__(16) float parts[kWarpThreads][kCount];
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) sums[i] = WarpSum(sums[i]);
   const int thread = static_cast<int>(threadIdx.x);
-  if (thread % kWarpThreads == 0) parts[thread / kWarpThreads] = make_float2(a, b);
-  __syncthreads();
-  a = 0;
-  b = 0;
-  const int warps = static_cast<int>(blockDim.x) / kWarpThreads;
-  for (int warp = 0; warp < warps; ++warp) {
-    a += parts[warp].x;
-    b += parts[warp].y;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    if (thread % kWarpThreads == 0) parts[thread / kWarpThreads][i] = sums[i];
   }
   __syncthreads();
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) sums[i] = 0;
+  const int warps = static_cast<int>(blockDim.x) / kWarpThreads;
+  for (int warp = 0; warp < warps; ++warp) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) sums[i] += parts[warp][i];
+  }
+  __syncthreads();
+}
+
+__device__ __forceinline__ void BlockSums(float& a, float& b) {
+  float sums[2] = {a, b};
+  BlockSums(sums);
+  a = sums[0];
+  b = sums[1];
 }
 
 __device__ __forceinline__ float BlockSum(float value) {

@@ -117,9 +117,16 @@ __global__ void __launch_bounds__(kRowsThreads)
 // What becomes of the values where sums go: they are replaced, or added to.
 enum class SumTarget { kReplace, kAdd };
 
-// out[column] = or += sum over the blocks, in a fixed order.
-void AddParts(const float* parts, int64_t blocks, int64_t columns, SumTarget target, float* out,
-              cudaStream_t stream);
+// Where the sums of a launch go; null: that one is not wanted.
+inline constexpr int kMostSums = 2;
+struct SumOutputs {
+  float* of[kMostSums] = {};
+};
+
+// outs.of[s][column] = or += sum over the blocks, in a fixed order, of parts[s][block][column]; all
+// in one launch.
+void AddParts(const float* parts, int64_t blocks, int64_t columns, SumTarget target,
+              const SumOutputs& outs, cudaStream_t stream);
 
 // outs[s][column] = or += the sum over all rows; null: that sum is not wanted. parts:
 // ColumnSumBytes for each of kSums.
@@ -127,6 +134,7 @@ template <typename Operation>
 void LaunchColumnSums(const Operation& operation, int64_t rows, int64_t columns, bool aligned,
                       float* parts, float* const (&outs)[Operation::kSums], SumTarget target,
                       cudaStream_t stream) {
+  static_assert(Operation::kSums <= kMostSums);
   constexpr int64_t kColumnsOfBlock = int64_t{kLanes} * Operation::kWidth;
   const RowBlocks cut = CutRows(rows, kLeastRowsOfSum);
   if (columns == 0) return;
@@ -144,10 +152,9 @@ void LaunchColumnSums(const Operation& operation, int64_t rows, int64_t columns,
              cut.rows_per_block, parts);
     }
   }
-  for (int sum = 0; sum < Operation::kSums; ++sum) {
-    if (outs[sum] == nullptr) continue;
-    AddParts(parts + sum * cut.blocks * columns, cut.blocks, columns, target, outs[sum], stream);
-  }
+  SumOutputs wanted;
+  for (int sum = 0; sum < Operation::kSums; ++sum) wanted.of[sum] = outs[sum];
+  AddParts(parts, cut.blocks, columns, target, wanted, stream);
 }
 
 }  // namespace tercio::kernels::cuda

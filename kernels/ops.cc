@@ -1,0 +1,36 @@
+#include "kernels/ops.h"
+
+namespace tercio::kernels {
+
+void Ops::CrossEntropy(const CrossEntropyArgs& a) {
+  CrossEntropyLocal({.logits = a.logits,
+                     .targets = a.targets,
+                     .stats = a.stats,
+                     .rows = a.rows,
+                     .valid = a.valid,
+                     .stride = a.stride,
+                     .vocabulary_begin = 0,
+                     .sums = a.smoothing.amount > 0});
+  CrossEntropyCombine({.stats = a.stats,
+                       .lse = a.lse,
+                       .loss = a.loss,
+                       .rows = a.rows,
+                       .ranks = 1,
+                       .smoothing = a.smoothing});
+  AddLosses({.loss = a.loss,
+             .sums = a.sums,
+             .rows = a.rows,
+             .first_row = a.first_row,
+             .rows_per_sum = a.rows_per_sum});
+  CrossEntropyBackward({.logits = a.logits,
+                        .lse = a.lse,
+                        .targets = a.targets,
+                        .rows = a.rows,
+                        .valid = a.valid,
+                        .stride = a.stride,
+                        .vocabulary_begin = 0,
+                        .scale = a.scale,
+                        .smoothing = a.smoothing});
+}
+
+}  // namespace tercio::kernels
