@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "emulation/control.h"
+#include "emulation/product_control.h"
 
 struct cublasLtContext {};
 struct cublasLtMatmulDescOpaque {
@@ -47,13 +48,14 @@ using Layout = cublasLtMatrixLayoutOpaque;
 // An algorithm that was not made here, or was damaged, lacks this number.
 constexpr uint64_t kMagic = 0x7465726369756c74;
 // The split needs a workspace, so that tests see what happens without one.
-constexpr uint64_t kSplitWorkspace = 64 << 10;
+tercio::emulation::ProductSettings settings;
 constexpr int64_t kSplitDepth = 32;  // products of this depth or more can be split
-// On the device's clock: number 1, which comes first, takes longer by half.
+// On the device's clock: number 1, which comes first, takes longer by half unless a test wants the
+// opposite.
 constexpr int64_t kProductsOfMicrosecond = 1000;
 int64_t Microseconds(uint64_t number, int64_t products) {
   const int64_t time = products / kProductsOfMicrosecond + 2;
-  return number == 1 ? time * 3 / 2 : time;
+  return (number == 1) != settings.split_is_faster ? time * 3 / 2 : time;
 }
 constexpr uint64_t kSideAlignment = 16;   // alignment of biases and auxiliary matrices
 constexpr int64_t kAuxiliaryLeading = 8;  // leading dimensions are multiples of this
@@ -225,6 +227,15 @@ cublasStatus_t CheckProblem(const Problem& p) {
   return CheckSides(p);
 }
 
+// An algorithm from another problem would run on a GPU, with any result.
+cublasStatus_t CheckAlgorithm(const Problem& p, const cublasLtMatmulAlgo_t& algorithm) {
+  const uint64_t(&words)[8] = algorithm.data;
+  if (words[kIsMagic] == kMagic && words[kNumber] <= 1 && words[kProblem] == Hash(p)) {
+    return CUBLAS_STATUS_SUCCESS;
+  }
+  return Refuse(CUBLAS_STATUS_NOT_SUPPORTED, "the algorithm is for another problem");
+}
+
 double Read(const void* from, cudaDataType_t type, int64_t index) {
   if (IsEightBits(type)) {
     return tercio::emulation::FloatOf(static_cast<const __nv_fp8_storage_t*>(from)[index],
@@ -375,6 +386,12 @@ cublasStatus_t Delete(T* object) {
 
 }  // namespace
 
+namespace tercio::emulation {
+
+void SetProductSettings(const ProductSettings& to) { settings = to; }
+
+}  // namespace tercio::emulation
+
 const char* cublasLtGetStatusName(cublasStatus_t status) {
   switch (status) {
     case CUBLAS_STATUS_SUCCESS:
@@ -519,6 +536,9 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
   const cublasStatus_t status = CheckProblem(problem);
   // An impossible problem has no algorithms, and its reason was reported.
   if (status != CUBLAS_STATUS_SUCCESS) return status;
+  if (settings.lacking_epilogues.contains(desc->epilogue)) {
+    return Refuse(CUBLAS_STATUS_NOT_SUPPORTED, "the settings lack this epilogue");
+  }
   *returned = 0;
   const uint32_t(&alignment)[4] = preference->alignment;
   const Layout* layouts[4] = {a, b, c, d};
@@ -532,12 +552,13 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
   // Both conditions decide whether a second algorithm is offered, for which callers have to
   // prepare.
   const int64_t depth = desc->transpose_a == CUBLAS_OP_T ? a->rows : a->columns;
-  const bool splits = depth >= kSplitDepth && preference->workspace_bytes >= kSplitWorkspace &&
+  const bool splits = depth >= kSplitDepth &&
+                      preference->workspace_bytes >= settings.split_workspace &&
                       (preference->reductions & CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE) != 0;
   for (uint64_t number = splits ? 1 : 0; *returned < requested; --number) {
     cublasLtMatmulHeuristicResult_t& result = results[(*returned)++];
     result = {};
-    const uint64_t workspace = number == 1 ? kSplitWorkspace : 0;
+    const uint64_t workspace = number == 1 ? settings.split_workspace : 0;
     // The declared alignments travel in the algorithm, so that a call can be held to them.
     result.algo = {{kMagic, number, Hash(problem), uint64_t{alignment[0]} << 32 | alignment[1],
                     uint64_t{alignment[2]} << 32 | alignment[3], workspace, 0, 0}};
@@ -546,6 +567,29 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
     // The numbers have no sign, so the loop ends here and not by its condition.
     if (number == 0) break;
   }
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc,
+                                       cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                       cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                       const cublasLtMatmulAlgo_t* algorithm,
+                                       cublasLtMatmulHeuristicResult_t* result) {
+  if (handle == nullptr || algorithm == nullptr || result == nullptr) {
+    return Refuse(CUBLAS_STATUS_INVALID_VALUE, "a null argument");
+  }
+  const Problem problem{desc, a, b, c, d};
+  const cublasStatus_t status = CheckProblem(problem);
+  if (status != CUBLAS_STATUS_SUCCESS) return status;
+  const cublasStatus_t fits = CheckAlgorithm(problem, *algorithm);
+  if (fits != CUBLAS_STATUS_SUCCESS) return fits;
+  if (!settings.knows_algorithms) {
+    return Refuse(CUBLAS_STATUS_INVALID_VALUE, "the settings know no algorithm");
+  }
+  *result = {};
+  result->algo = *algorithm;
+  result->workspaceSize = algorithm->data[kWorkspace];
+  result->state = CUBLAS_STATUS_SUCCESS;
   return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -564,10 +608,12 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
   const Problem problem{desc, a_layout, b_layout, c_layout, d_layout};
   const cublasStatus_t status = CheckProblem(problem);
   if (status != CUBLAS_STATUS_SUCCESS) return status;
-  // An algorithm from another problem would run on a GPU, with any result.
+  const cublasStatus_t fits = CheckAlgorithm(problem, *algorithm);
+  if (fits != CUBLAS_STATUS_SUCCESS) return fits;
   const uint64_t(&words)[8] = algorithm->data;
-  if (words[kIsMagic] != kMagic || words[kNumber] > 1 || words[kProblem] != Hash(problem)) {
-    return Refuse(CUBLAS_STATUS_NOT_SUPPORTED, "the algorithm is for another problem");
+  if (settings.refused_epilogues.contains(desc->epilogue) ||
+      (settings.refuses_split && words[kNumber] == 1)) {
+    return Refuse(CUBLAS_STATUS_NOT_SUPPORTED, "the settings refuse this product");
   }
   float beta_value = 0;
   // beta may lie at any alignment.

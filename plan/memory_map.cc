@@ -32,8 +32,6 @@ constexpr int64_t kLengthUnit = 16;
 // Rows of the head at once on a GPU: its products are as fast as larger ones, and the logits of
 // 50,304 tokens take 0.8 GB in 16 bits.
 constexpr int64_t kGpuChunkRows = 8192;
-// The workspace of cuBLASLt in a product; NVIDIA recommends 32 MiB for Hopper.
-constexpr int64_t kProductWorkspace = int64_t{32} << 20;
 // The workspace of cuDNN's gradients of attention: all scores of 32 heads of 2,048 tokens. Calls
 // that want more are cut (kernels/cuda/attention_cudnn.h), at the least to the queries of one key
 // head; that these fit is worth this much, for our own kernel is far slower.
@@ -172,7 +170,7 @@ int64_t DeviceWorkspace(const v1::JobSpec& job, const StageShape& shape,
   layers.norm_columns = shape.hidden;
   layers.sum_columns = std::max({shape.qkv, shape.up, shape.hidden});
   layers.heads = shape.heads;
-  layers.product_bytes = kProductWorkspace;
+  layers.product_bytes = kernels::cuda::kProductWorkspaceBytes;
   layers.library_attention_bytes = AttentionWorkspace(job, shape);
   for (const StageTensor& entry : tensors.tensors) {
     // Digests look at one tensor at a time, norms at all of them in one pass.

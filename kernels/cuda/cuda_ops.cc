@@ -48,7 +48,8 @@ class CudaOps : public Ops {
         // The context is complete before any member that keeps a copy of it.
         context_{options.stream, options.workspace, options.workspace_bytes, SharedBytes()},
         products_({options.tf32, false},
-                  options.algorithms == nullptr ? &algorithms_ : options.algorithms, &errors_) {
+                  options.algorithms == nullptr ? &algorithms_ : options.algorithms, &errors_,
+                  options.notes) {
     // cuBLASLt's workspace has to begin at a multiple of 256.
     TERCIO_CHECK_EQ(reinterpret_cast<uintptr_t>(options.workspace) % 256, 0);
     if (options.attention == AttentionKernel::kAuto) {

@@ -5,10 +5,12 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "kernels/cuda/elementwise.h"
+#include "kernels/cuda/scratch.h"
 
 namespace tercio::kernels::cuda {
 namespace {
@@ -156,11 +158,13 @@ cublasStatus_t SetSides(cublasLtMatmulDesc_t desc, const Product& p, const void*
 cublasStatus_t DescribeEpilogue(const Product& p, cublasLtMatmulDesc_t desc) {
   Calls calls;
   calls(SetDesc(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, EpilogueOf(p)));
-  const int32_t type = TypeOf(p.result.stored());
-  if (p.bias != nullptr) calls(SetDesc(desc, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, type));
+  if (p.bias != nullptr) {
+    const int32_t type = TypeOf(p.result.stored());
+    calls(SetDesc(desc, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, type));
+  }
   if (p.gelu_input != nullptr) {
+    // Its type is the result's, which is the default: a library may refuse one that is set.
     calls(SetDesc(desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, p.rows));
-    calls(SetDesc(desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE, type));
   }
   const void* const like_all = reinterpret_cast<const void*>(kSideAlignment);
   calls(SetSides(desc, p, like_all, like_all));
@@ -241,6 +245,12 @@ bool IsLack(const Product& p, cublasStatus_t status) {
          (status == CUBLAS_STATUS_INVALID_VALUE && p.shape.epilogue != ProductEpilogue::kNone);
 }
 
+// Products have this much of the workspace, whatever else needs more of it.
+CudaContext ForProducts(CudaContext context) {
+  context.workspace_bytes = std::min(context.workspace_bytes, kProductWorkspaceBytes);
+  return context;
+}
+
 // The library has the tanh form, on 16-bit results.
 bool GeluFits(ConstValues input, int64_t columns, bool exact) {
   return !exact && input.stored() != Format::kFloat32 && columns % kGeluInputColumns == 0 &&
@@ -251,8 +261,8 @@ bool GeluFits(ConstValues input, int64_t columns, bool exact) {
 
 class Products::Library {
  public:
-  Library(bool times, ProductAlgorithms* algorithms, OperationErrors* errors)
-      : times_(times), algorithms_(*algorithms), errors_(*errors) {}
+  Library(bool times, ProductAlgorithms* algorithms, OperationErrors* errors, OperationNotes* notes)
+      : times_(times), algorithms_(*algorithms), errors_(*errors), notes_(notes) {}
 
   void Multiply(const char* operation, const Product& p, const CudaContext& context) {
     if (TryMultiply(operation, p, context)) return;
@@ -273,8 +283,7 @@ class Products::Library {
     if (prepared == nullptr) return false;
     if (errors_.first()) return true;
     const cublasStatus_t status = Run(p, *prepared, context);
-    if (status != CUBLAS_STATUS_SUCCESS) Report(operation, p.shape, status);
-    return true;
+    return status == CUBLAS_STATUS_SUCCESS || Recover(operation, p, status, *prepared, context);
   }
 
   // Takes the front of the workspace, for operands that the library needs aligned: even if they
@@ -317,6 +326,73 @@ class Products::Library {
                           static_cast<size_t>(context.workspace_bytes), context.stream);
   }
 
+  // After a product that the library has offered an algorithm for and then not started. False: it
+  // has to be computed without its epilogue.
+  bool Recover(const char* operation, const Product& p, cublasStatus_t status, Prepared& prepared,
+               const CudaContext& context) {
+    const bool refused =
+        status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE;
+    if (refused && p.shape.epilogue != ProductEpilogue::kNone) {
+      // The table remembers this, so that the library is not tried again.
+      prepared_.erase(p.shape);
+      algorithms_[p.shape] = kNoAlgorithm;
+      NoteLack(p.shape);
+      return false;
+    }
+    if (!refused || !RunAnother(p, prepared, context)) Report(operation, p.shape, status);
+    return true;
+  }
+
+  // Runs the product with the first of the library's algorithms that it does start, and keeps that.
+  bool RunAnother(const Product& p, Prepared& prepared, const CudaContext& context) {
+    const ProductAlgorithm refused = algorithms_[p.shape];
+    std::vector<ProductAlgorithm> candidates;
+    if (FindAlgorithms(handle_.get(), p, prepared, context.workspace_bytes, kCandidates,
+                       candidates) != CUBLAS_STATUS_SUCCESS) {
+      return false;
+    }
+    for (const ProductAlgorithm& candidate : candidates) {
+      if (candidate == refused) continue;
+      SetAlgorithm(candidate, prepared);
+      if (Run(p, prepared, context) != CUBLAS_STATUS_SUCCESS) continue;
+      algorithms_[p.shape] = candidate;
+      Note(Fallback::kProductAlgorithm, p.shape, "the library refused the algorithm it had chosen");
+      return true;
+    }
+    return false;
+  }
+
+  // Whether the library still computes this with an algorithm of the table, in this workspace. The
+  // table may come from a job or a version of the library with other limits.
+  bool Fits(const Prepared& prepared, const ProductAlgorithm& algorithm,
+            const CudaContext& context) {
+    cublasLtMatmulAlgo_t words;
+    std::memcpy(&words, algorithm.words.data(), sizeof(words));
+    cublasLtMatmulHeuristicResult_t result = {};
+    return algorithm.workspace_bytes <= context.workspace_bytes &&
+           cublasLtMatmulAlgoCheck(handle_.get(), prepared.desc.get(), prepared.first.get(),
+                                   prepared.second.get(), prepared.result.get(),
+                                   prepared.result.get(), &words,
+                                   &result) == CUBLAS_STATUS_SUCCESS &&
+           static_cast<int64_t>(result.workspaceSize) <= context.workspace_bytes;
+  }
+
+  // The candidates for a shape: that of the table, or those of the library.
+  cublasStatus_t Candidates(const Product& p, const Prepared& prepared, const CudaContext& context,
+                            std::vector<ProductAlgorithm>& to) {
+    const auto known = algorithms_.find(p.shape);
+    if (known != algorithms_.end()) {
+      if (Fits(prepared, known->second, context)) {
+        to.push_back(known->second);
+        return CUBLAS_STATUS_SUCCESS;
+      }
+      Note(Fallback::kTableAlgorithm, p.shape,
+           "the algorithm of the table is not possible here; the library chooses another one");
+    }
+    return FindAlgorithms(handle_.get(), p, prepared, context.workspace_bytes,
+                          times_ ? kCandidates : 1, to);
+  }
+
   // Null: there is no algorithm. Other errors are reported, and then the result is not to be used.
   Prepared* Prepare(const char* operation, const Product& p, const CudaContext& context) {
     const auto found = prepared_.find(p.shape);
@@ -334,17 +410,16 @@ class Products::Library {
     Prepared made;
     const auto known = algorithms_.find(p.shape);
     // The table remembers a lack as well, so that the library is not asked at each product.
-    if (known != algorithms_.end() && known->second == kNoAlgorithm) return nullptr;
+    if (known != algorithms_.end() && known->second == kNoAlgorithm) {
+      NoteLack(p.shape);
+      return nullptr;
+    }
     cublasStatus_t status = Describe(p, made);
     std::vector<ProductAlgorithm> found_ones;
-    if (known != algorithms_.end()) {
-      found_ones.push_back(known->second);
-    } else if (status == CUBLAS_STATUS_SUCCESS) {
-      status = FindAlgorithms(handle_.get(), p, made, context.workspace_bytes,
-                              times_ ? kCandidates : 1, found_ones);
-    }
+    if (status == CUBLAS_STATUS_SUCCESS) status = Candidates(p, made, context, found_ones);
     if (IsLack(p, status)) {
       algorithms_[p.shape] = kNoAlgorithm;
+      NoteLack(p.shape);
       return nullptr;
     }
     if (status != CUBLAS_STATUS_SUCCESS) {
@@ -401,24 +476,49 @@ class Products::Library {
     return milliseconds;
   }
 
+  static std::string SizesOf(const ProductShape& shape) {
+    return "cuBLASLt, m " + std::to_string(shape.m) + ", n " + std::to_string(shape.n) + ", k " +
+           std::to_string(shape.k) + ": ";
+  }
+
   void Report(const char* operation, const ProductShape& shape, cublasStatus_t status) {
-    errors_.Report(operation, std::string("cuBLASLt, m ") + std::to_string(shape.m) + ", n " +
-                                  std::to_string(shape.n) + ", k " + std::to_string(shape.k) +
-                                  ": " + cublasLtGetStatusName(status) + ": " +
+    errors_.Report(operation, SizesOf(shape) + cublasLtGetStatusName(status) + ": " +
                                   cublasLtGetStatusString(status));
+  }
+
+  void Note(Fallback what, const ProductShape& shape, const char* why) {
+    if (notes_ != nullptr) notes_->FellBack(what, SizesOf(shape) + why);
+  }
+
+  // Once for each shape, since its products ask again.
+  void NoteLack(const ProductShape& shape) {
+    if (!lacks_.insert(shape).second) return;
+    switch (shape.epilogue) {
+      case ProductEpilogue::kNone:
+        return;  // an error, which is reported
+      case ProductEpilogue::kGelu:
+        return Note(Fallback::kGelu, shape, "GELU takes a pass of its own");
+      case ProductEpilogue::kGeluGradient:
+        return Note(Fallback::kGeluGradient, shape, "the gradient of GELU takes a pass of its own");
+      case ProductEpilogue::kBiasGradient:
+        return Note(Fallback::kBiasGradient, shape, "the gradient of the bias takes its own pass");
+    }
   }
 
   const bool times_;
   ProductAlgorithms& algorithms_;
   OperationErrors& errors_;
+  OperationNotes* const notes_;   // or null
+  std::set<ProductShape> lacks_;  // noted
   Owned<cublasLtHandle_t, DeleteHandle> handle_;
   std::map<ProductShape, Prepared> prepared_;
   Prepared broken_;  // returned after a reported error
 };
 
 Products::Products(const ProductOptions& options, ProductAlgorithms* algorithms,
-                   OperationErrors* errors)
-    : tf32_(options.tf32), library_(std::make_unique<Library>(options.times, algorithms, errors)) {}
+                   OperationErrors* errors, OperationNotes* notes)
+    : tf32_(options.tf32),
+      library_(std::make_unique<Library>(options.times, algorithms, errors, notes)) {}
 Products::~Products() = default;
 
 ProductShape Products::ShapeOf(ProductKind kind, Format operands, Format result, int64_t m,
@@ -432,7 +532,7 @@ ProductShape Products::ShapeOf(ProductKind kind, Format operands, Format result,
 // y^T (n x m) = w (lies as k x n, transposed) * x (k x m)
 void Products::Matmul(const MatmulArgs& a, const CudaContext& context) {
   constexpr char kName[] = "Matmul";
-  CudaContext rest = context;
+  CudaContext rest = ForProducts(context);
   ProductShape shape = ShapeOf(ProductKind::kForward, a.x.format(), a.y.format(), a.m, a.n, a.k);
   shape.bias = a.bias != nullptr;
   shape.accumulate = a.accumulate;
@@ -456,7 +556,7 @@ bool Products::MatmulGelu(const MatmulArgs& a, const GeluArgs& gelu, const CudaC
   // The library's epilogue does not add to an earlier result.
   if (!GeluFits(gelu.h, a.n, gelu.exact) || a.accumulate) return false;
   constexpr char kName[] = "MatmulGelu";
-  CudaContext rest = context;
+  CudaContext rest = ForProducts(context);
   ProductShape shape = ShapeOf(ProductKind::kForward, a.x.format(), a.y.format(), a.m, a.n, a.k);
   shape.epilogue = ProductEpilogue::kGelu;
   shape.bias = a.bias != nullptr;
@@ -485,7 +585,7 @@ void Products::ScaledMatmul(const ScaledMatmulArgs& a, const CudaContext& contex
   for (const void* at : {a.a.data(), a.b.data(), ConstValues(a.c).data()}) {
     TERCIO_CHECK_EQ(reinterpret_cast<uintptr_t>(at) % kScaledUnit, 0);
   }
-  CudaContext rest = context;
+  CudaContext rest = ForProducts(context);
   ProductShape shape = ShapeOf(ProductKind::kScaled, a.a.format(), a.c.format(), a.m, a.n, a.k);
   shape.bias = a.bias != nullptr;
   shape.accumulate = a.accumulate;
@@ -521,7 +621,7 @@ void Products::MatmulBackwardInput(const MatmulBackwardInputArgs& a, const CudaC
                       .depth = a.n,
                       .transpose_first = false,
                       .transpose_second = false},
-                     context);
+                     ForProducts(context));
 }
 
 bool Products::MatmulGeluBackward(const MatmulBackwardInputArgs& a, const GeluBackwardArgs& gelu,
@@ -544,7 +644,7 @@ bool Products::MatmulGeluBackward(const MatmulBackwardInputArgs& a, const GeluBa
                                 .transpose_first = false,
                                 .transpose_second = false,
                                 .gelu_input = gelu.h.data()},
-                               context);
+                               ForProducts(context));
 }
 
 // dw^T (k x n) = x (k x m) * dy (lies as n x m, transposed)
@@ -564,10 +664,10 @@ bool Products::MatmulBackwardWeight(const MatmulBackwardWeightArgs& a, const Cud
                   .transpose_first = false,
                   .transpose_second = true};
   if (a.dbias == nullptr) {
-    library_->Multiply(kName, product, context);
+    library_->Multiply(kName, product, ForProducts(context));
     return true;
   }
-  CudaContext rest = context;
+  CudaContext rest = ForProducts(context);
   std::byte* sums = library_->TakeSide(a.n * 4, rest);
   // The library writes the sums and cannot add to them, so they take a detour.
   product.shape.epilogue = ProductEpilogue::kBiasGradient;
@@ -575,7 +675,7 @@ bool Products::MatmulBackwardWeight(const MatmulBackwardWeightArgs& a, const Cud
   if (!library_->TryMultiply(kName, product, rest)) {
     product.shape.epilogue = ProductEpilogue::kNone;
     product.bias = nullptr;
-    library_->Multiply(kName, product, context);
+    library_->Multiply(kName, product, ForProducts(context));
     return false;
   }
   auto* from = reinterpret_cast<const float*>(sums);

@@ -2,7 +2,9 @@
 // file that knows it. Sums are fp32; a result is rounded once, by the library. Descriptors and the
 // algorithm of a shape are made at its first product and kept. Algorithms are the first of the
 // library's own ranking that fits the workspace, or, if they are timed, the fastest of it, unless
-// the table has another; none adds in an order that is not fixed.
+// the table has another; none adds in an order that is not fixed. An algorithm of the table that
+// the library refuses, or that wants more workspace, is replaced by the library's choice, and so is
+// one that it refuses when the product is called.
 //
 // Threads: thread-compatible. Errors go to OperationErrors; a product that fails writes nothing.
 #pragma once
@@ -11,6 +13,7 @@
 #include <string>
 
 #include "kernels/cuda/errors.h"
+#include "kernels/cuda/notes.h"
 #include "kernels/cuda/parts.h"
 #include "kernels/cuda/product_algorithms.h"
 
@@ -23,8 +26,9 @@ struct ProductOptions {
 
 class Products {
  public:
-  // `algorithms` is read and added to; it outlives the object.
-  Products(const ProductOptions& options, ProductAlgorithms* algorithms, OperationErrors* errors);
+  // `algorithms` is read and added to. All outlive the object; `notes` may be null.
+  Products(const ProductOptions& options, ProductAlgorithms* algorithms, OperationErrors* errors,
+           OperationNotes* notes);
   ~Products();
 
   void Matmul(const MatmulArgs& args, const CudaContext& context);

@@ -160,7 +160,7 @@ void TimeProducts(const std::vector<ProductShape>& shapes, const TimingMemory& m
                             .shared_bytes = 0};
   // TF32 belongs to the products and not to a shape, so there is one pass for each.
   for (const bool tf32 : {false, true}) {
-    Products products({tf32, true}, table, errors);
+    Products products({tf32, true}, table, errors, nullptr);
     for (const ProductShape& shape : shapes) {
       if (shape.tf32 != tf32 || table->contains(shape) || errors->first()) continue;
       Perform(shape, memory.operands, context, products);

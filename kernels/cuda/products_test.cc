@@ -6,7 +6,14 @@
 #include <cstdint>
 
 #include "kernels/cuda/product_timing.h"
+#include "kernels/cuda/scratch.h"
 #include "kernels/cuda/testing/both_backends.h"
+
+#ifdef TERCIO_CUDA_EMULATED
+#include <cublasLt.h>
+
+#include "emulation/product_control.h"
+#endif
 
 namespace tercio::kernels::cuda {
 namespace {
@@ -209,6 +216,11 @@ class AlgorithmsTest : public ProductsTest {
  protected:
   static constexpr int64_t kDepth = 300;
 
+  void TearDown() override {
+    emulation::SetProductSettings({});
+    ProductsTest::TearDown();
+  }
+
   std::vector<float> Multiply(int64_t workspace_bytes, ProductAlgorithms* algorithms,
                               OperationErrors* errors) {
     Begin(Format::kFloat32, "algorithms");
@@ -219,8 +231,9 @@ class AlgorithmsTest : public ProductsTest {
     for (float& value : w) value = normal(random_);
     DeviceBuffer<float> x_buffer(x, 0), w_buffer(w, 0), y(64);
     DeviceBuffer<unsigned char> workspace(workspace_bytes);
-    const auto ops = CreateCudaOps({stream_, reinterpret_cast<std::byte*>(workspace.data()),
-                                    workspace_bytes, errors, algorithms});
+    const auto ops =
+        CreateCudaOps({stream_, reinterpret_cast<std::byte*>(workspace.data()), workspace_bytes,
+                       errors, algorithms, AttentionKernel::kOwn, &multiply_notes_});
     const MatmulArgs args{.x = x_buffer.data(),
                           .w = w_buffer.data(),
                           .bias = nullptr,
@@ -232,6 +245,8 @@ class AlgorithmsTest : public ProductsTest {
     ops->Matmul(args);
     return y.Read(stream_);
   }
+
+  OperationNotes multiply_notes_;
 };
 
 TEST_F(AlgorithmsTest, FitTheWorkspaceAndAreKept) {
@@ -351,17 +366,147 @@ TEST_F(AlgorithmsTest, EpiloguesAreUsedWhereTheyFit) {
   EXPECT_EQ(epilogues(12, Format::kBfloat16, false), only_sums);
 }
 
-TEST_F(AlgorithmsTest, OneThatDoesNotFitIsAnErrorWithTheOperationsName) {
+// As tables are that another job has made, or another version of the library.
+TEST_F(AlgorithmsTest, OneOfTheTableThatDoesNotFitIsReplaced) {
+  OperationErrors errors;
+  ProductAlgorithms small, large;
+  const auto without = Multiply(1024, &small, &errors);
+  Multiply(1 << 20, &large, &errors);
+  const ProductAlgorithms split = large;
+  EXPECT_EQ(Multiply(1024, &large, &errors), without);  // its workspace is missing
+  EXPECT_EQ(large, small);
+  EXPECT_EQ(multiply_notes_.fallbacks()[static_cast<size_t>(Fallback::kTableAlgorithm)], 1);
+  large = split;
+  emulation::SetProductSettings({.knows_algorithms = false});
+  Multiply(1 << 20, &large, &errors);  // the library does not know it any more, and chooses
+  EXPECT_EQ(large, split);
+  EXPECT_FALSE(errors.first()) << errors.first()->what;
+  EXPECT_EQ(multiply_notes_.fallbacks()[static_cast<size_t>(Fallback::kTableAlgorithm)], 2);
+  // The reason is a warning once.
+  const auto notes = multiply_notes_.Take();
+  ASSERT_EQ(notes.size(), 1u);
+  EXPECT_TRUE(notes[0].warning);
+  EXPECT_NE(notes[0].text.find("table_algorithm"), std::string::npos) << notes[0].text;
+  EXPECT_NE(notes[0].text.find("m 8, n 8, k 300"), std::string::npos) << notes[0].text;
+}
+
+// The fastest algorithm is of no use to a job that has less workspace for products, so no job is
+// offered one that others cannot have: attention may leave any amount.
+TEST_F(AlgorithmsTest, ALargerWorkspaceOffersNoMore) {
+  emulation::SetProductSettings(
+      {.split_workspace = kProductWorkspaceBytes + 1, .split_is_faster = true});
   OperationErrors errors;
   ProductAlgorithms algorithms;
+  Multiply(kProductWorkspaceBytes + (1 << 20), &algorithms, &errors);
+  ASSERT_EQ(algorithms.size(), 1u);
+  EXPECT_EQ(algorithms.begin()->second.workspace_bytes, 0);
+  emulation::SetProductSettings(
+      {.split_workspace = kProductWorkspaceBytes, .split_is_faster = true});
+  algorithms.clear();
+  Multiply(kProductWorkspaceBytes + (1 << 20), &algorithms, &errors);
+  EXPECT_EQ(algorithms.begin()->second.workspace_bytes, kProductWorkspaceBytes);
+}
+
+TEST_F(AlgorithmsTest, OneThatIsRefusedWhenItRunsIsReplaced) {
+  OperationErrors errors;
+  ProductAlgorithms small, large;
+  const auto without = Multiply(1024, &small, &errors);
+  emulation::SetProductSettings({.refuses_split = true});
+  EXPECT_EQ(Multiply(1 << 20, &large, &errors), without);
+  EXPECT_EQ(large.begin()->second.workspace_bytes, 0);
+  EXPECT_FALSE(errors.first()) << errors.first()->what;
+  EXPECT_EQ(multiply_notes_.fallbacks()[static_cast<size_t>(Fallback::kProductAlgorithm)], 1);
+}
+
+TEST_F(AlgorithmsTest, WithoutAnyItIsAnErrorWithTheOperationsName) {
+  OperationErrors errors;
+  ProductAlgorithms algorithms;
+  emulation::SetProductSettings({.refused_epilogues = {CUBLASLT_EPILOGUE_DEFAULT}});
   Multiply(1 << 20, &algorithms, &errors);
-  ASSERT_FALSE(errors.first());
-  Multiply(1024, &algorithms, &errors);  // its workspace is missing
   ASSERT_TRUE(errors.first());
   EXPECT_EQ(errors.first()->operation, "Matmul");
-  EXPECT_NE(errors.first()->what.find("m 8, n 8, k 300: CUBLAS_STATUS_INVALID_VALUE"),
+  EXPECT_NE(errors.first()->what.find("m 8, n 8, k 300: CUBLAS_STATUS_NOT_SUPPORTED"),
             std::string::npos)
       << errors.first()->what;
+}
+
+// The products of a layer with each epilogue.
+constexpr int64_t kRows = 16, kColumns = 24, kInner = 32;
+struct LayerTensors {
+  int x, w, bias, h, g, dy, dx, dw, dbias;
+};
+void MultiplyLayer(Ops& ops, const Bound& t, const LayerTensors& ids) {
+  ops.MatmulGelu({.x = t.values(ids.x),
+                  .w = t.values(ids.w),
+                  .bias = t.values(ids.bias),
+                  .y = t.values(ids.h),
+                  .m = kRows,
+                  .n = kColumns,
+                  .k = kInner},
+                 {.h = t.values(ids.h),
+                  .g = t.values(ids.g),
+                  .rows = kRows,
+                  .columns = kColumns,
+                  .exact = false});
+  ops.MatmulGeluBackward({.dy = t.values(ids.dy),
+                          .w = t.values(ids.w),
+                          .dx = t.values(ids.dx),
+                          .m = kRows,
+                          .n = kColumns,
+                          .k = kInner},
+                         {.dg = t.values(ids.dx),
+                          .h = t.values(ids.x),
+                          .dh = t.values(ids.dx),
+                          .rows = kRows,
+                          .columns = kInner,
+                          .exact = false});
+  ops.MatmulBackwardWeight({.dy = t.values(ids.dy),
+                            .x = t.values(ids.x),
+                            .dw = t.floats(ids.dw),
+                            .dbias = t.floats(ids.dbias),
+                            .m = kRows,
+                            .n = kColumns,
+                            .k = kInner,
+                            .rows_per_leaf = kRows,
+                            .accumulate = true});
+}
+
+// Each epilogue is refused, at once or when the product runs: the results are those of the CPU all
+// the same, the table remembers it, and it is counted.
+TEST_F(AlgorithmsTest, RefusedEpiloguesAreComputedApart) {
+  for (const auto& [epilogue, what] :
+       {std::pair(CUBLASLT_EPILOGUE_GELU_AUX_BIAS, Fallback::kGelu),
+        std::pair(CUBLASLT_EPILOGUE_DGELU, Fallback::kGeluGradient),
+        std::pair(CUBLASLT_EPILOGUE_BGRADB, Fallback::kBiasGradient)}) {
+    for (const bool runs : {false, true}) {
+      emulation::ProductSettings settings;
+      (runs ? settings.refused_epilogues : settings.lacking_epilogues).insert(epilogue);
+      emulation::SetProductSettings(settings);
+      ProductAlgorithms algorithms;
+      OperationNotes notes;
+      algorithms_ = &algorithms;
+      notes_ = &notes;
+      Begin(Format::kBfloat16, "without an epilogue");
+      const LayerTensors ids = {.x = AddValues("x", kRows * kInner, 0, 0.2),
+                                .w = AddValues("w", kColumns * kInner),
+                                .bias = AddValues("bias", kColumns),
+                                .h = AddValues("h", kRows * kColumns),
+                                .g = AddValues("g", kRows * kColumns),
+                                .dy = AddValues("dy", kRows * kColumns, 0, 0.2),
+                                .dx = AddValues("dx", kRows * kInner),
+                                .dw = AddFloats("dw", kColumns * kInner),
+                                .dbias = AddFloats("dbias", kColumns)};
+      Near(4e-6, {ids.h, ids.dw, ids.dbias});
+      Near(1.0 / 128, {ids.g, ids.dx});
+      Check([&](Ops& ops, const Bound& t) { MultiplyLayer(ops, t, ids); }, {false, 0});
+      algorithms_ = nullptr;
+      notes_ = nullptr;
+      int lacks = 0;
+      for (const auto& [shape, algorithm] : algorithms) lacks += algorithm == kNoAlgorithm ? 1 : 0;
+      EXPECT_GT(lacks, 0) << epilogue;
+      EXPECT_GT(notes.fallbacks()[static_cast<size_t>(what)], 0) << epilogue;
+    }
+  }
 }
 #endif
 

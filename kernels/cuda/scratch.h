@@ -63,6 +63,11 @@ inline int64_t SquaresBytes(int64_t count) { return 8 * (count / kSquaresBlock +
 // Scratch of ChooseScale: the largest magnitude.
 inline constexpr int64_t kScaleBytes = 4;
 
+// Matrix products use no more of a workspace than this, however large it is for the sake of other
+// operations: the algorithm of a shape is then the same in all jobs. NVIDIA recommends 32 MiB for
+// Hopper.
+inline constexpr int64_t kProductWorkspaceBytes = int64_t{32} << 20;
+
 // The largest of each that a program calls; 0 where it calls none. `product_bytes` is what matrix
 // products may use: the algorithms chosen need no more. With a bias of n elements they have
 // 4 n, rounded up to 256, less.

@@ -1,5 +1,6 @@
 #include "worker/trainer/product_choice.h"
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -9,6 +10,7 @@
 #include "common/status_macros.h"
 #include "kernels/cuda/gemm_cublaslt.h"
 #include "kernels/cuda/product_timing.h"
+#include "kernels/cuda/scratch.h"
 #include "plan/memory_map.h"
 #include "worker/device/cuda_device.h"
 #include "worker/engine/product_shapes.h"
@@ -33,9 +35,11 @@ std::vector<ProductShape> Missing(const std::vector<ProductShape>& shapes,
   return missing;
 }
 
-// Times the shapes and adds the best to the algorithms.
-absl::Status Time(const std::vector<ProductShape>& shapes, int64_t workspace_bytes,
-                  device::Device& device, ProductAlgorithms* algorithms) {
+// Times the shapes and adds the best to the algorithms. They are timed with what products have of
+// any job's workspace, since jobs share the choice.
+absl::Status Time(const std::vector<ProductShape>& shapes, device::Device& device,
+                  ProductAlgorithms* algorithms) {
+  constexpr int64_t workspace_bytes = kernels::cuda::kProductWorkspaceBytes;
   // Both are given back when the timing ends, before the engine takes its arena.
   auto operands = device.Allocate(kernels::cuda::BytesForTiming(shapes));
   auto workspace = device.Allocate(workspace_bytes);
@@ -66,10 +70,13 @@ absl::StatusOr<v1::ProductTable> ChooseProducts(const v1::TrainerAssignment& ass
   v1::ProductTable chosen;
   chosen.set_gpu(device.name());
   chosen.set_library(kernels::cuda::ProductLibrary());
+  const int64_t workspace =
+      std::min(kernels::cuda::kProductWorkspaceBytes,
+               plan::FindBuffer(plan.stage().memory(), "workspace.device").size_bytes());
   const auto take = [&](const v1::ProductTable& table) {
     // Algorithms only mean something to the library, and on the GPU, that they were timed with.
     const bool ours = table.gpu() == chosen.gpu() && table.library() == chosen.library();
-    if (ours) TakeProducts(table, algorithms);
+    if (ours) TakeProducts(table, workspace, algorithms);
   };
   // An earlier attempt has chosen these, and the run continues with the same bits.
   take(plan.stage().products());
@@ -92,10 +99,8 @@ absl::StatusOr<v1::ProductTable> ChooseProducts(const v1::TrainerAssignment& ass
                            chosen.library());
   // Other jobs may have timed some of the products on this node.
   ProductAlgorithms known;
-  TakeProducts(cache.Read(), &known);
-  const int64_t workspace =
-      plan::FindBuffer(plan.stage().memory(), "workspace.device").size_bytes();
-  TERCIO_RETURN_IF_ERROR(Time(Missing(missing, known), workspace, device, &known));
+  TakeProducts(cache.Read(), workspace, &known);
+  TERCIO_RETURN_IF_ERROR(Time(Missing(missing, known), device, &known));
   for (ProductShape shape : missing) {
     if (known.contains(shape)) AddProduct(shape, known[shape], &chosen);
     if (shape.epilogue == ProductEpilogue::kNone) continue;

@@ -7,11 +7,13 @@
 #include "absl/strings/str_cat.h"
 #include "common/file.h"
 #include "common/status_macros.h"
+#include "kernels/cuda/scratch.h"
 
 namespace tercio::trainer {
 namespace {
 
 using kernels::Format;
+using kernels::cuda::kProductWorkspaceBytes;
 using kernels::cuda::ProductAlgorithm;
 using kernels::cuda::ProductAlgorithms;
 using kernels::cuda::ProductEpilogue;
@@ -77,12 +79,13 @@ void AddProduct(const ProductShape& shape, const ProductAlgorithm& algorithm,
   to->set_workspace_bytes(algorithm.workspace_bytes);
 }
 
-void TakeProducts(const v1::ProductTable& table, ProductAlgorithms* to) {
+void TakeProducts(const v1::ProductTable& table, int64_t workspace_bytes, ProductAlgorithms* to) {
   for (const v1::ProductAlgorithm& entry : table.algorithms()) {
     ProductShape shape;
     ProductAlgorithm algorithm;
     // An algorithm that is in use already is not replaced.
-    if (Parse(entry, &shape, &algorithm)) to->emplace(shape, algorithm);
+    if (!Parse(entry, &shape, &algorithm) || algorithm.workspace_bytes > workspace_bytes) continue;
+    to->emplace(shape, algorithm);
   }
 }
 
@@ -113,13 +116,12 @@ absl::Status ProductCache::Add(const v1::ProductTable& table) const {
   // It is read under the lock, so that what another rank adds meanwhile is not lost.
   v1::ProductTable all = Read();
   ProductAlgorithms known;
-  TakeProducts(all, &known);
-  ProductAlgorithms offered;
-  TakeProducts(table, &offered);
-  for (const auto& [shape, algorithm] : offered) {
-    // The first choice stays, so that jobs with the same products compute the same bits.
-    if (known.emplace(shape, algorithm).second) AddProduct(shape, algorithm, &all);
-  }
+  TakeProducts(all, kProductWorkspaceBytes, &known);
+  // The first choice stays, so that jobs with the same products compute the same bits.
+  TakeProducts(table, kProductWorkspaceBytes, &known);
+  // What no job can use is not written again.
+  all.clear_algorithms();
+  for (const auto& [shape, algorithm] : known) AddProduct(shape, algorithm, &all);
   // Read takes no lock: it finds the old file or the new one.
   return WriteFileDurably(path_, all.SerializeAsString());
 }

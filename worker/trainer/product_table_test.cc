@@ -5,6 +5,7 @@
 #include "common/file.h"
 #include "common/temp_dir.h"
 #include "gtest/gtest.h"
+#include "kernels/cuda/scratch.h"
 
 namespace tercio::trainer {
 namespace {
@@ -30,6 +31,7 @@ ProductShape ShapeOf(int64_t m) {
           {16, 8, 4}};
 }
 constexpr ProductAlgorithm kAlgorithm = {{1, 2, 3, 4, 5, 6, 7, ~uint64_t{0}}, 77};
+constexpr int64_t kWorkspace = 77;
 
 TEST(ProductTable, ComesBackAsItWas) {
   v1::ProductTable table;
@@ -43,13 +45,13 @@ TEST(ProductTable, ComesBackAsItWas) {
                             .k = 48};
   AddProduct(scaled, kAlgorithm, &table);
   ProductAlgorithms back;
-  TakeProducts(table, &back);
+  TakeProducts(table, kWorkspace, &back);
   EXPECT_EQ(back, (ProductAlgorithms{{ShapeOf(1), kAlgorithm},
                                      {ShapeOf(2), kernels::cuda::kNoAlgorithm},
                                      {scaled, kAlgorithm}}));
   // What is there stays.
   back[ShapeOf(1)] = {};
-  TakeProducts(table, &back);
+  TakeProducts(table, kWorkspace, &back);
   EXPECT_EQ(back[ShapeOf(1)], ProductAlgorithm());
 }
 
@@ -65,8 +67,36 @@ TEST(ProductTable, NonsenseIsLeftOut) {
   table.mutable_algorithms(4)->add_alignment(1);
   table.mutable_algorithms(5)->set_result(3);
   ProductAlgorithms back;
-  TakeProducts(table, &back);
+  TakeProducts(table, kWorkspace, &back);
   EXPECT_TRUE(back.empty());
+}
+
+TEST(ProductTable, WhatNeedsMoreWorkspaceIsLeftOut) {
+  v1::ProductTable table;
+  AddProduct(ShapeOf(1), kAlgorithm, &table);
+  AddProduct(ShapeOf(2), kernels::cuda::kNoAlgorithm, &table);
+  ProductAlgorithms back;
+  TakeProducts(table, kAlgorithm.workspace_bytes - 1, &back);
+  EXPECT_EQ(back, (ProductAlgorithms{{ShapeOf(2), kernels::cuda::kNoAlgorithm}}));
+}
+
+// As an older version has left it: that entry would keep a better one out for ever.
+TEST(ProductCache, ReplacesWhatNeedsTooMuchWorkspace) {
+  const TempDir dir;
+  ASSERT_TRUE(MakeDirectories(dir.path() + "/products").ok());
+  const ProductCache cache(dir.path() + "/products", "GPU", "lib");
+  ProductAlgorithm greedy = kAlgorithm;
+  greedy.workspace_bytes = kernels::cuda::kProductWorkspaceBytes + 1;
+  v1::ProductTable old = cache.Read();
+  AddProduct(ShapeOf(1), greedy, &old);
+  ASSERT_TRUE(WriteFileDurably(dir.path() + "/products/GPU-lib.pb", old.SerializeAsString()).ok());
+  v1::ProductTable table;
+  AddProduct(ShapeOf(1), kAlgorithm, &table);
+  ASSERT_TRUE(cache.Add(table).ok());
+  ASSERT_EQ(cache.Read().algorithms_size(), 1);
+  ProductAlgorithms back;
+  TakeProducts(cache.Read(), kWorkspace, &back);
+  EXPECT_EQ(back, (ProductAlgorithms{{ShapeOf(1), kAlgorithm}}));
 }
 
 TEST(ProductCache, OneFileForEachGpuAndLibrary) {

@@ -26,7 +26,6 @@ constexpr int kRounds = 5;
 constexpr int kWarmUps = 3;
 constexpr uint64_t kSeed = 1;
 // What plans give (plan/memory_map.cc).
-constexpr int64_t kProductBytes = int64_t{32} << 20;
 constexpr int64_t kMostAttentionBytes = int64_t{296} << 20;
 // Numbers that are none of the special ones in any format.
 constexpr int kFill = 0x3c;
@@ -99,7 +98,7 @@ class Bench {
     shapes.heads = sizes_.heads;
     shapes.digest_count = sizes_.tokens * inner;
     shapes.squares_count = arena_bytes_;
-    shapes.product_bytes = kProductBytes;
+    shapes.product_bytes = cuda::kProductWorkspaceBytes;
     shapes.library_attention_bytes =
         std::min(kMostAttentionBytes,
                  cuda::LibraryAttentionBytes({.sequences = sizes_.tokens / sizes_.context,
