@@ -16,6 +16,8 @@ _NVCC_FLAGS = [
     "--expt-relaxed-constexpr",
     # Products and sums are fused where the source says fmaf, and nowhere else: as on the host.
     "-fmad=false",
+    # Profilers and compute-sanitizer name lines of the source; the code stays the same.
+    "-lineinfo",
     "-Werror",
     "all-warnings",
     "-Xcompiler=" + ",".join(["-fPIC", "-ffp-contract=off"] + WARNINGS),
@@ -34,14 +36,17 @@ def _same_every_time(source, object):
         "--keep-dir=" + object.dirname,
     ]
 
-def _nvcc_objects_impl(ctx):
-    context = cc_common.merge_cc_infos(cc_infos = [d[CcInfo] for d in ctx.attr.deps]).compilation_context
-    include_flags = ["-I."] + ["-I" + d for d in context.quote_includes.to_list() if d != "."]
+def _include_flags(context):
+    flags = ["-I."] + ["-I" + d for d in context.quote_includes.to_list() if d != "."]
     for folder in context.includes.to_list():
-        include_flags.append("-I" + folder)
+        flags.append("-I" + folder)
     for folder in context.system_includes.to_list():
         if not folder.startswith("external/cuda/") and "/external/cuda/" not in folder:
-            include_flags += ["-isystem", folder]
+            flags += ["-isystem", folder]
+    return flags
+
+def _nvcc_objects_impl(ctx):
+    context = cc_common.merge_cc_infos(cc_infos = [d[CcInfo] for d in ctx.attr.deps]).compilation_context
     defines = ["-D" + d for d in context.defines.to_list()]
     objects = []
     for source in ctx.files.srcs:
@@ -49,7 +54,7 @@ def _nvcc_objects_impl(ctx):
         objects.append(object)
         ctx.actions.run(
             executable = NVCC,
-            arguments = _NVCC_FLAGS + _same_every_time(source, object) + ctx.attr.copts + include_flags + defines +
+            arguments = _NVCC_FLAGS + _same_every_time(source, object) + ctx.attr.copts + _include_flags(context) + defines +
                         ["-c", source.path, "-o", object.path],
             inputs = depset([source] + ctx.files.textual, transitive = [context.headers]),
             outputs = [object],
@@ -67,6 +72,42 @@ _nvcc_objects = rule(
         "textual": attr.label_list(allow_files = [".h", ".cuh"]),
         "deps": attr.label_list(providers = [CcInfo]),
         "copts": attr.string_list(),
+    },
+)
+
+# The table of figures (tests/kernels/figures.py) is about these, whatever the objects are for.
+_FIGURE_ARCHITECTURES = ["80", "90", "100"]
+
+def _nvcc_figures_impl(ctx):
+    context = cc_common.merge_cc_infos(cc_infos = [d[CcInfo] for d in ctx.attr.deps]).compilation_context
+    figures = []
+    for source in ctx.files.srcs:
+        out = ctx.actions.declare_file("_figures/{}.ptxas".format(source.basename))
+        figures.append(out)
+        ctx.actions.run_shell(
+            # The assembler's figures are all that nvcc prints.
+            command = 'out=$1; shift; "$@" 2> "$out" || { cat "$out" >&2; exit 1; }',
+            arguments = [out.path, NVCC] + [f for f in _NVCC_FLAGS if not f.startswith("-gencode")] + [
+                "-gencode=arch=compute_{0},code=sm_{0}".format(architecture)
+                for architecture in _FIGURE_ARCHITECTURES
+            ] + _include_flags(context) + ["-Xptxas=-v", "-c", source.path, "-o", "/dev/null"],
+            inputs = depset([source] + ctx.files.textual, transitive = [context.headers]),
+            outputs = [out],
+            mnemonic = "NvccFigures",
+            progress_message = "Figures of %s" % source.short_path,
+            env = {"PATH": "/usr/local/bin:/usr/bin:/bin", "TERCIO_CUDA_VERSION": CUDA_VERSION},
+        )
+    version = ctx.actions.declare_file("_figures/{}.version".format(ctx.label.name))
+    ctx.actions.write(version, CUDA_VERSION + "\n")
+    return [DefaultInfo(files = depset(figures + [version]), runfiles = ctx.runfiles(files = figures + [version]))]
+
+# What the assembler says of each kernel of the sources: FILE.cu.ptxas, and the toolkit's version.
+_nvcc_figures = rule(
+    implementation = _nvcc_figures_impl,
+    attrs = {
+        "srcs": attr.label_list(allow_files = [".cu"]),
+        "textual": attr.label_list(allow_files = [".h", ".cuh"]),
+        "deps": attr.label_list(providers = [CcInfo]),
     },
 )
 
@@ -99,7 +140,7 @@ def tercio_cuda_library(
         libraries = ["cudart"],
         visibility = None,
         **kwargs):
-    """`name` (nvcc, where there is a toolkit) and `name_emulated` (g++).
+    """`name` (nvcc, where there is a toolkit), `name_emulated` (g++), and `name_figures` (what the assembler says of the kernels).
 
     Args:
       name: of the real library.
@@ -139,6 +180,14 @@ def tercio_cuda_library(
             visibility = ["//visibility:private"],
         )
         objects = [":" + name + "_nvcc"]
+        _nvcc_figures(
+            name = name + "_figures",
+            srcs = cu_sources,
+            tags = ["manual"],
+            textual = headers,
+            deps = real_deps,
+            visibility = ["//tests/kernels:__pkg__"],
+        )
     tercio_cc_library(
         name = name,
         one_unit = False,

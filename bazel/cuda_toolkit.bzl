@@ -56,9 +56,9 @@ def _nvcc_version(ctx, nvcc):
     result = ctx.execute([nvcc, "--version"])
     if result.return_code != 0:
         fail("{} --version: {}\nFix the toolkit, or set CUDA_HOME to another.".format(nvcc, result.stderr))
-    for word in result.stdout.replace(",", " ").split(" "):
+    for word in result.stdout.replace(",", " ").replace("\n", " ").split(" "):
         if word.startswith("V") and word[1:2].isdigit():
-            return word[1:].strip()
+            return word[1:]
     fail("cannot find the version in the output of {} --version: {}".format(nvcc, result.stdout))
 
 def _write_defs(ctx, home, libraries, version, status):

@@ -54,6 +54,8 @@ struct ApplyGelu {
 template <typename T, typename Gelu>
 struct GeluGradient {
   static constexpr int kWidth = kGroup<T>;
+  template <bool kAligned>
+  static constexpr int kLeastBlocks = kAligned ? 0 : 3;
   const T* dg;
   const T* h;
   T* dh;
@@ -143,6 +145,8 @@ struct ApplyTanh {
 template <typename T>
 struct TanhGradient {
   static constexpr int kWidth = kGroup<T>;
+  template <bool kAligned>
+  static constexpr int kLeastBlocks = 6;
   const T* dy;
   const T* y;
   T* dx;

@@ -44,7 +44,8 @@ struct Rows {
 
 template <typename T>
 __global__ void __launch_bounds__(kWarps* kWarpThreads)
-    CompareKernel(Rows<T> r, float tolerance, const float* peaks, CheckFlags* flags) {
+    CompareKernel(const __grid_constant__ Rows<T> r, float tolerance, const float* peaks,
+                  CheckFlags* flags) {
   float peak = 0;
   for (int block = 0; block < kCheckBlocks; ++block) peak = fmaxf(peak, peaks[block]);
   const float allowed = tolerance * peak;

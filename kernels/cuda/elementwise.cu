@@ -64,7 +64,9 @@ struct CopyElements {
 
 // A thread takes every (threads of the grid)th group, then likewise single elements of both ends.
 template <int kGroup, typename Operation>
-__global__ void __launch_bounds__(kThreads) ElementwiseKernel(Operation operation, Split split) {
+__global__ void __launch_bounds__(kThreads)
+    ElementwiseKernel(const __grid_constant__ Operation operation,
+                      const __grid_constant__ Split split) {
   const int64_t first = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
   for (int64_t group = first; group < split.groups; group += step) {

@@ -198,7 +198,7 @@ __device__ __forceinline__ void AddHits(const SumByIndex<kDropout, To, From>& s,
 
 template <bool kAligned, bool kDropout, typename To, typename From>
 __global__ void __launch_bounds__(kSumThreads, kDropout ? 5 : 8)
-    SumByIndexKernel(SumByIndex<kDropout, To, From> s) {
+    SumByIndexKernel(const __grid_constant__ SumByIndex<kDropout, To, From> s) {
   constexpr int kWidth = kGroup<From>;
   // Two, so that a round's barrier also ends the reading of the round before it.
   __shared__ unsigned masks[2][kSumMasks];

@@ -104,7 +104,8 @@ __device__ __forceinline__ RowStatistics StatisticsOf(const LocalLoss<T>& a, int
 }
 
 template <bool kAligned, typename T>
-__global__ void __launch_bounds__(kLossThreads) LocalLossKernel(LocalLoss<T> a) {
+__global__ void __launch_bounds__(kLossThreads)
+    LocalLossKernel(const __grid_constant__ LocalLoss<T> a) {
   const int64_t row = blockIdx.x;
   const RowStatistics statistics = StatisticsOf<kAligned, T>(a, row, nullptr);
   if (threadIdx.x != 0) return;
@@ -150,7 +151,8 @@ __device__ __forceinline__ void JoinRow(const JoinedLoss& a, const float* of_row
   a.loss[row] = loss;
 }
 
-__global__ void __launch_bounds__(kLossThreads) JoinLossKernel(JoinedLoss a) {
+__global__ void __launch_bounds__(kLossThreads)
+    JoinLossKernel(const __grid_constant__ JoinedLoss a) {
   const int64_t row = static_cast<int64_t>(blockIdx.x) * kLossThreads + threadIdx.x;
   if (row >= a.rows) return;
   JoinRow(a, a.stats + row * kCrossEntropyStats, a.ranks, a.rows * kCrossEntropyStats, row);
@@ -191,7 +193,9 @@ struct LossGradient {
 // are read once more for the gradient, from shared memory where they are `cached`.
 template <bool kAligned, typename T>
 __global__ void __launch_bounds__(kLossThreads)
-    WholeLossKernel(LocalLoss<T> local, JoinedLoss joined, LossGradient<T> gradient, bool cached) {
+    WholeLossKernel(const __grid_constant__ LocalLoss<T> local,
+                    const __grid_constant__ JoinedLoss joined,
+                    const __grid_constant__ LossGradient<T> gradient, bool cached) {
   constexpr int kWidth = kGroup<T>;
   T* row_cache = cached ? DynamicShared<T>() : nullptr;
   const int64_t row = blockIdx.x;

@@ -98,7 +98,8 @@ __device__ __forceinline__ void ForOwnGroups(const T* row, const float* cache, i
 }
 
 template <bool kAligned, bool kResidual, typename T>
-__global__ void __launch_bounds__(kMaxThreads) NormKernel(Norm<T> n, ResidualSum<T> r) {
+__global__ void __launch_bounds__(kMaxThreads)
+    NormKernel(const __grid_constant__ Norm<T> n, const __grid_constant__ ResidualSum<T> r) {
   constexpr int kWidth = kGroup<T>;
   float* cache = n.cached ? DynamicShared<float>() : nullptr;
   const int64_t row = blockIdx.x;
@@ -264,7 +265,8 @@ __device__ __forceinline__ void BackwardOfRow(const NormBackward<T>& a, int64_t 
 }
 
 template <bool kAligned, typename T>
-__global__ void __launch_bounds__(kMaxThreads, 4) NormBackwardKernel(NormBackward<T> a) {
+__global__ void __launch_bounds__(kMaxThreads, 4)
+    NormBackwardKernel(const __grid_constant__ NormBackward<T> a) {
   constexpr int kWidth = kGroup<T>;
   const int64_t padded = (a.columns + 7) / 8 * 8;
   auto* shared = DynamicShared<float>();
@@ -395,7 +397,8 @@ __device__ __forceinline__ void StoreRows(const NormBackward<T>& a, int64_t firs
 }
 
 template <bool kAligned, int kRows, int kGroups, typename T>
-__global__ void __launch_bounds__(kMaxThreads) NormBackwardInRegistersKernel(NormBackward<T> a) {
+__global__ void __launch_bounds__(kMaxThreads)
+    NormBackwardInRegistersKernel(const __grid_constant__ NormBackward<T> a) {
   constexpr int kWidth = kGroup<T>;
   OwnColumns<kGroups, T> own;
 #pragma unroll

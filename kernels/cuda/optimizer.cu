@@ -67,7 +67,7 @@ struct Update {
 };
 
 template <typename T>
-__global__ void __launch_bounds__(kThreads) UpdateKernel(Update<T> update) {
+__global__ void __launch_bounds__(kThreads) UpdateKernel(const __grid_constant__ Update<T> update) {
   int piece = 0;
   const UpdatedTensor<T>& tensor =
       update.tensors[update.blocks.Find(static_cast<int>(blockIdx.x), &piece)];
@@ -100,7 +100,8 @@ constexpr int kSumTile = 2048;  // elements in shared memory
 
 // A block sums the squares of kSquaresBlock elements; thread t < kSumLanes those of index t modulo
 // kSumLanes. All threads bring the elements to shared memory.
-__global__ void __launch_bounds__(kThreads) SquaresKernel(SummedTensors tensors, double* parts) {
+__global__ void __launch_bounds__(kThreads)
+    SquaresKernel(const __grid_constant__ SummedTensors tensors, double* parts) {
   auto* tile = DynamicShared<float>();
   int piece = 0;
   const int tensor = tensors.blocks.Find(static_cast<int>(blockIdx.x), &piece);
@@ -132,7 +133,7 @@ __global__ void __launch_bounds__(kThreads) SquaresKernel(SummedTensors tensors,
 }
 
 // A block of one thread adds the parts of a tensor in ascending order.
-__global__ void AddSquaresKernel(Sums sums, const double* parts) {
+__global__ void AddSquaresKernel(const __grid_constant__ Sums sums, const double* parts) {
   const int tensor = static_cast<int>(blockIdx.x);
   double total = 0;
   for (int i = sums.blocks.first[tensor]; i < sums.blocks.first[tensor + 1]; ++i) {

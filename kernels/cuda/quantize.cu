@@ -117,7 +117,8 @@ __device__ __forceinline__ void WriteTurned(const QuantizeWork<T>& work, int64_t
 }
 
 template <bool kAligned, Format kFormat, typename T>
-__global__ void __launch_bounds__(kThreads) QuantizeKernel(QuantizeWork<T> work) {
+__global__ void __launch_bounds__(kThreads)
+    QuantizeKernel(const __grid_constant__ QuantizeWork<T> work) {
   auto* shared = DynamicShared<uint8_t>();  // (kTile, kStride)
   const float multiplier = work.scale->multiplier;
   const int thread = static_cast<int>(threadIdx.x);

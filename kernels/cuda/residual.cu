@@ -45,6 +45,8 @@ template <typename T>
 struct DropAndSum {
   static constexpr int kWidth = kGroup<T>;
   static constexpr int kSums = 1;
+  template <bool kAligned>
+  static constexpr int kLeastBlocks = 5;
   const T* from;
   T* out;
   int64_t columns;

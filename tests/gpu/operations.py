@@ -3,7 +3,7 @@
 import os
 import xml.etree.ElementTree as ElementTree
 
-from checks import Failure, require
+from checks import require
 
 
 def _failed_cases(path):
@@ -13,13 +13,15 @@ def _failed_cases(path):
             yield f"{case.get('classname')}.{case.get('name')}: {' '.join(failure.get('message', '').split())[:200]}"
 
 
-def run(part, tree, machine, options):
+def programs(tree):
     folder = os.path.join(tree.root, "tests")
-    programs = sorted(name for name in os.listdir(folder) if name.endswith("_test"))
-    if not programs:
-        with part.check("tests of operations"):
-            raise Failure(f"no programs *_test in {folder}: the tarball was made on a machine without CUDA")
-    for name in programs:
+    found = sorted(name for name in os.listdir(folder) if name.endswith("_test"))
+    require(found, f"no programs *_test in {folder}: the tarball was made on a machine without CUDA")
+    return found
+
+
+def run(part, tree, machine, options):
+    for name in programs(tree):
         with part.check(name) as numbers:
             results = os.path.join(tree.folder("results"), "results.xml")
             code, out, _ = tree.run(part, [tree.program(name, "tests"), f"--gtest_output=xml:{results}"], codes=(0, 1))

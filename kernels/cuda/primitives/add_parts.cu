@@ -10,7 +10,7 @@ namespace {
 
 __global__ void __launch_bounds__(kRowsThreads)
     AddPartsKernel(const float* all_parts, int64_t blocks, int64_t columns, bool accumulate,
-                   SumOutputs outs) {
+                   const __grid_constant__ SumOutputs outs) {
   float* out = blockIdx.y == 0 ? outs.of[0] : outs.of[1];
   if (out == nullptr) return;
   const float* parts = all_parts + blockIdx.y * blocks * columns;

@@ -23,9 +23,19 @@ inline constexpr int kLanes = 32;
 inline constexpr int kRowThreads = 8;
 inline constexpr int kRowsThreads = kLanes * kRowThreads;
 
+// Blocks that an SM is to hold at least, for operations that name such a number; 0: as the compiler
+// likes, which is mostly more. For those it likes so many that it would spill registers.
 template <bool kAligned, typename Operation>
-__global__ void __launch_bounds__(kRowsThreads)
-    RowsKernel(Operation operation, int64_t rows, int64_t columns) {
+constexpr int LeastBlocksOf() {
+  if constexpr (requires { Operation::template kLeastBlocks<kAligned>; }) {
+    return Operation::template kLeastBlocks<kAligned>;
+  }
+  return 0;
+}
+
+template <bool kAligned, typename Operation>
+__global__ void __launch_bounds__(kRowsThreads, LeastBlocksOf<kAligned, Operation>())
+    RowsKernel(const __grid_constant__ Operation operation, int64_t rows, int64_t columns) {
   constexpr int kWidth = Operation::kWidth;
   const int64_t first = (static_cast<int64_t>(blockIdx.y) * kLanes + threadIdx.x) * kWidth;
   const int64_t step = static_cast<int64_t>(gridDim.y) * kLanes * kWidth;
@@ -60,6 +70,8 @@ void LaunchRows(const Operation& operation, int64_t rows, int64_t columns, bool 
 template <typename Operation>
 struct Flat {
   static constexpr int kWidth = Operation::kWidth;
+  template <bool kAligned>
+  static constexpr int kLeastBlocks = LeastBlocksOf<kAligned, Operation>();
   static constexpr int64_t kPiece = 4 * kLanes * kWidth;
   Operation operation;
   int64_t count;
@@ -84,8 +96,8 @@ void LaunchFlat(const Operation& operation, int64_t count, bool aligned, cudaStr
 // rows, then the eight sums are added in ascending order.
 template <bool kAligned, typename Operation>
 __global__ void __launch_bounds__(kRowsThreads)
-    ColumnPartsKernel(Operation operation, int64_t rows, int64_t columns, int64_t rows_per_block,
-                      float* parts) {
+    ColumnPartsKernel(const __grid_constant__ Operation operation, int64_t rows, int64_t columns,
+                      int64_t rows_per_block, float* parts) {
   constexpr int kWidth = Operation::kWidth;
   constexpr int kSums = Operation::kSums;
   auto* shared = DynamicShared<float>();  // (kSums * kWidth, kRowThreads, kLanes)
