@@ -281,9 +281,20 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
   return ncclSuccess;
 }
 
+ncclResult_t ncclCommFinalize(ncclComm_t comm) {
+  const std::shared_ptr<ncclComm> found = FindNcclComm(comm);
+  if (const ncclResult_t ready = Ready(found); ready != ncclSuccess) return ready;
+  found->Finalize();
+  return ncclInProgress;
+}
+
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   const std::shared_ptr<ncclComm> taken = tercio::emulation::Take(comm);
   if (taken == nullptr) return Refuse(ncclInvalidArgument, "not a valid communicator");
+  // NCCL would finish it in the background, perhaps when the device is gone.
+  if (!taken->IsFinalized()) {
+    std::fprintf(stderr, "NCCL: a communicator was destroyed before it was finalized\n");
+  }
   if (!taken->Busy()) return ncclSuccess;
   taken->End();
   // On a GPU such a call may hang or crash, which a test has to see.

@@ -149,7 +149,21 @@ ncclResult_t ncclComm::State(std::string* message) {
   }
   SeeFault();
   *message = message_;
+  if (state_ == ncclSuccess && until_finalized_ > 0) {
+    --until_finalized_;
+    return ncclInProgress;
+  }
   return state_;
+}
+
+void ncclComm::Finalize() {
+  std::lock_guard lock(mutex_);
+  until_finalized_ = 3;  // callers have to ask again
+}
+
+bool ncclComm::IsFinalized() {
+  std::lock_guard lock(mutex_);
+  return until_finalized_ == 0;
 }
 
 // Called under the lock, like all functions that follow except Issue, Step, End and Busy.

@@ -66,6 +66,9 @@ struct ncclComm : std::enable_shared_from_this<ncclComm> {
   bool Step(NcclWork& work);  // whether it is done, or will never be
   void End();                 // ends the calls in progress, for this rank only
   bool Busy();                // whether calls are in progress
+  // Begins; it is finished after some more queries of State.
+  void Finalize();
+  bool IsFinalized();
 
  private:
   ncclComm() = default;
@@ -97,6 +100,8 @@ struct ncclComm : std::enable_shared_from_this<ncclComm> {
   uint64_t issued_ = 0;
   uint64_t finished_ = 0;
   uint64_t pieces_ = 0;  // that are done, of all calls
+  // Queries of State until it is finalized; -1: that was not asked for.
+  int until_finalized_ = -1;
 };
 
 namespace tercio::emulation {

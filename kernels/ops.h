@@ -485,6 +485,11 @@ class Ops {
   // any vector width. No change of a single element goes unseen, whatever it is: neither factor of
   // its part is zero, nor their product 2^64 or more.
   virtual void Digest(const float* a, int64_t count, uint64_t* digest) = 0;
+
+  // Whether operations of the shapes so far are computed as they always will be from now on, so
+  // that they can be recorded: a backend may still be examining a library's results. Waits for
+  // nothing.
+  virtual bool ReadyToRecord() { return true; }
 };
 
 }  // namespace tercio::kernels

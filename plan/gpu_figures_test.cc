@@ -14,6 +14,12 @@ TEST(GpuFigures, AreFoundByTheDriversName) {
   EXPECT_EQ(FiguresOf("NVIDIA A100-SXM4-40GB")->memory_bytes_per_second, 1.555e12);
   EXPECT_EQ(FiguresOf("NVIDIA GB200")->flops_per_second, 2500e12);
   EXPECT_FALSE(FiguresOf("Fake GPU").has_value());
+  // Others of the same family.
+  EXPECT_EQ(FiguresOf("NVIDIA GH200 480GB")->memory_bytes_per_second, 4e12);
+  EXPECT_EQ(FiguresOf("NVIDIA GH200 144G HBM3e")->memory_bytes_per_second, 4.9e12);
+  EXPECT_EQ(FiguresOf("NVIDIA H100 NVL")->flops_per_second, 835e12);
+  EXPECT_EQ(FiguresOf("NVIDIA H100 NVL")->memory_bytes_per_second, 3.9e12);
+  EXPECT_EQ(FiguresOf("NVIDIA H200 NVL")->flops_per_second, 835e12);
   ASSERT_TRUE(FiguresOf(kAssumedGpu).has_value());
   EXPECT_EQ(FiguresOf(kAssumedGpu)->memory_bytes_per_second, 2.04e12);
 }

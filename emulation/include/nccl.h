@@ -94,6 +94,9 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* made
                            ncclConfig_t* config);
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error);
 ncclResult_t ncclCommAbort(ncclComm_t comm);
+// As for all non-blocking communicators: it is in progress until ncclCommGetAsyncError returns
+// ncclSuccess, and precedes ncclCommDestroy, which reports on stderr if it is missing.
+ncclResult_t ncclCommFinalize(ncclComm_t comm);
 ncclResult_t ncclCommDestroy(ncclComm_t comm);
 
 ncclResult_t ncclAllReduce(const void* in, void* out, size_t count, ncclDataType_t type,

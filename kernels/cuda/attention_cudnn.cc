@@ -5,6 +5,7 @@
 #include <limits>
 #include <map>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "kernels/cuda/attention_check.h"
@@ -34,6 +35,8 @@ enum class Trust {
   kTrusted,  // the library alone
   kRefused,  // the library is never used
 };
+
+bool IsOpen(Trust trust) { return trust == Trust::kUnknown || trust == Trust::kPending; }
 
 int64_t RoundUp(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
@@ -205,7 +208,7 @@ class CudnnAttention::Library {
     if (!library_) {
       // The library is missing for all shapes alike, so it is reported once.
       if (!std::exchange(is_told_, true))
-        Warn("attention: our own kernel, which is slower: " + NameOf(library_));
+        FellBack("attention: our own kernel, which is slower: " + NameOf(library_));
       return nullptr;
     }
     const CudnnAttentionShape shape = ShapeOf(args);
@@ -213,14 +216,22 @@ class CudnnAttention::Library {
     const auto known = prepared_.find(key);
     const bool is_new = known == prepared_.end();
     // A captured stream can neither be prepared for nor queried for a verdict.
-    if ((is_new || known->second.trust != Trust::kTrusted) && IsCaptured()) return nullptr;
+    if ((is_new || IsOpen(known->second.trust)) && IsCaptured()) {
+      // All layers of a model come here alike.
+      if (captured_.insert(key).second) {
+        FellBack(Describe(direction, shape) +
+                 ": our own kernel, which is slower, in a graph that is recorded before the "
+                 "library's results were compared");
+      }
+      return nullptr;
+    }
     Prepared& prepared = is_new ? prepared_[key] : known->second;
     if (is_new) {
       prepared.what = Describe(direction, shape);
       // A shape that cannot be prepared is refused for good, not tried again at each call.
       if (const std::string why = Prepare(direction, shape, prepared); !why.empty()) {
         prepared.trust = Trust::kRefused;
-        Warn(prepared.what + ": our own kernel, which is slower: " + why);
+        FellBack(prepared.what + ": our own kernel, which is slower: " + why);
       }
     }
     if (prepared.trust == Trust::kPending) Look(prepared);
@@ -284,14 +295,26 @@ class CudnnAttention::Library {
     p.trust = Trust::kPending;
   }
 
+  bool HasVerdicts() {
+    bool open = false;
+    for (auto& [key, prepared] : prepared_) {
+      if (prepared.trust == Trust::kPending) Look(prepared);
+      open = open || IsOpen(prepared.trust);
+    }
+    return !open;
+  }
+
   const CudaContext& context() const { return context_; }
   void Note(cudaError_t error) {
     if (error != cudaSuccess) errors_.Report("Attention", cudaGetErrorName(error));
   }
 
  private:
-  void Warn(std::string text) {
-    if (notes_ != nullptr) notes_->Warn(std::move(text));
+  void FellBack(std::string text) {
+    if (notes_ == nullptr) return;
+    notes_->Count(Fallback::kAttention);
+    // Each shape is reported, since models have few, and its sizes say how much it costs.
+    notes_->Warn(std::move(text));
   }
 
   // The verdict, if it has arrived.
@@ -305,9 +328,9 @@ class CudnnAttention::Library {
     p.trust = Trust::kUnknown;
     if (p.seen->differ != 0) {
       p.trust = Trust::kRefused;
-      Warn(p.what + ": " + NameOf(library_) +
-           " and our own kernel differ by more than rounding; from now on we use our own, which is "
-           "slower");
+      FellBack(p.what + ": " + NameOf(library_) +
+               " and our own kernel differ by more than rounding; from now on we use our own, "
+               "which is slower");
     } else if (p.seen->compared != 0 && p.seen->undecided == 0) {
       p.trust = Trust::kTrusted;
       if (notes_ != nullptr) notes_->Info(p.what + ": " + NameOf(library_));
@@ -401,6 +424,7 @@ class CudnnAttention::Library {
   CheckFlags* seen_ = nullptr;
   int shapes_ = 0;
   std::map<std::pair<Direction, CudnnAttentionShape>, Prepared> prepared_;
+  std::set<std::pair<Direction, CudnnAttentionShape>> captured_;  // reported
 };
 
 namespace {
@@ -525,6 +549,8 @@ bool CudnnAttention::Attention(const AttentionArgs& a) {
       [&](const uint32_t* differ) { AttentionCuda(a, context, differ); });
   return true;
 }
+
+bool CudnnAttention::HasVerdicts() { return library_->HasVerdicts(); }
 
 bool CudnnAttention::AttentionBackward(const AttentionBackwardArgs& a) {
   if (!CudnnTakes(a)) return false;

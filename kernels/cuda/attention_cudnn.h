@@ -48,6 +48,10 @@ class CudnnAttention {
   bool Attention(const AttentionArgs& args);
   bool AttentionBackward(const AttentionBackwardArgs& args);
 
+  // Whether the library is trusted or refused for each shape so far. While one is open, a stream
+  // that is captured would keep our own kernel for ever. Waits for nothing.
+  bool HasVerdicts();
+
  private:
   class Library;
   std::unique_ptr<Library> library_;

@@ -273,6 +273,8 @@ class Session {
     }
     return texts_;
   }
+  bool ReadyToRecord() { return ops_->ReadyToRecord(); }
+  const FallbackCounts& fallbacks() const { return notes_.fallbacks(); }
   // One number of a query that is none.
   void SetNumber(bool is_one) {
     const uint16_t value = is_one ? 0 : 0x7fff;
@@ -342,6 +344,7 @@ TEST_F(AttentionCudnnTest, IsTrustedAfterAComparisonThatNobodyWaitsFor) {
   session.EnqueueForward();
   session.EnqueueBackward();
   EXPECT_EQ(emulation::GetCounts().works, works);  // all of it is only enqueued
+  EXPECT_FALSE(session.ReadyToRecord());
   const auto first = session.Results();
   EXPECT_EQ(session.Notes(), "");
   EXPECT_NE(first, OwnBits(stream_));
@@ -354,6 +357,8 @@ TEST_F(AttentionCudnnTest, IsTrustedAfterAComparisonThatNobodyWaitsFor) {
   EXPECT_EQ(emulation::GetCounts().kernels, kernels);  // none of ours
   EXPECT_EQ(emulation::GetCudnnCounts().plans, 2);
   EXPECT_EQ(emulation::GetCudnnCounts().executions, 6);
+  EXPECT_TRUE(session.ReadyToRecord());
+  EXPECT_EQ(session.fallbacks(), FallbackCounts());
 }
 
 // However long the verdict takes.
@@ -392,8 +397,10 @@ TEST_F(AttentionCudnnTest, NumbersThatAreNoneDecideNothing) {
   session.SetNumber(false);
   for (int i = 0; i < 3; ++i) session.Run();
   EXPECT_EQ(session.Notes(), "");
+  EXPECT_FALSE(session.ReadyToRecord());
   session.SetNumber(true);
   for (int i = 0; i < 3; ++i) session.Run();
+  EXPECT_TRUE(session.ReadyToRecord());
   EXPECT_NE(session.Notes().find("attention of"), std::string::npos);
   EXPECT_EQ(session.Notes().find("!"), std::string::npos);
 }
@@ -480,6 +487,9 @@ TEST_F(AttentionCudnnTest, IsNotTriedForTheFirstTimeInACapturedStream) {
   EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
   EXPECT_EQ(emulation::GetCudnnCounts().executions, 0);
   EXPECT_FALSE(session.errors().first());
+  // The graph keeps our own kernel, and that is reported.
+  EXPECT_NE(session.Notes().find("! attention of"), std::string::npos);
+  EXPECT_EQ(session.fallbacks()[static_cast<size_t>(Fallback::kAttention)], 1);
 }
 
 #endif

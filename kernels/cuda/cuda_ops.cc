@@ -241,6 +241,7 @@ class CudaOps : public Ops {
                    context_.stream);
     });
   }
+  bool ReadyToRecord() override { return cudnn_ == nullptr || cudnn_->HasVerdicts(); }
 
  private:
   // Each operation reports under its own name, which a failed kernel does not know.

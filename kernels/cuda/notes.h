@@ -54,9 +54,12 @@ class OperationNotes {
  public:
   void Info(std::string text) { notes_.push_back({false, std::move(text)}); }
   void Warn(std::string text) { notes_.push_back({true, std::move(text)}); }
-  // Counts a shape of an operation; `text`, which says why, is a warning for the first of a kind.
+  // Counts a shape of an operation.
+  void Count(Fallback what) { ++fallbacks_[static_cast<size_t>(what)]; }
+  // Counts it, too; `text`, which says why, is a warning for the first of a kind.
   void FellBack(Fallback what, std::string text) {
-    if (++fallbacks_[static_cast<size_t>(what)] > 1) return;
+    Count(what);
+    if (fallbacks_[static_cast<size_t>(what)] > 1) return;
     Warn(std::string("slower (") + NameOf(what) + "): " + std::move(text) +
          "; further ones of this kind are counted in tercio_gpu_fallbacks_total");
   }

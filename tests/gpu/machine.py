@@ -9,8 +9,11 @@ import sys
 
 # Folders of NVIDIA's libraries that no wheel and no loader's cache tells.
 _FOLDERS = ("/usr/local/nvidia/lib64", "/usr/local/cuda/lib64", "/usr/local/cuda/lib")
-_BANDWIDTHS = {"H100": 3.35e12, "H200": 4.8e12, "A100-SXM4-80GB": 2.039e12}  # bytes a second; the same
-_RATES = {"H100": 989e12, "H200": 989e12, "H800": 989e12, "A100": 312e12}  # bf16 products, dense; NVIDIA's data sheets
+# The first part that the name contains counts, so longer ones come before those that they contain. NVIDIA's data sheets.
+_BANDWIDTHS = {"GH200 144G": 4.9e12, "GH200": 4e12, "H100 NVL": 3.9e12, "H100 PCIe": 2e12, "H100": 3.35e12, "H200": 4.8e12,
+               "A100-SXM4-80GB": 2.039e12}  # bytes a second
+_RATES = {"GH200": 990e12, "H200 NVL": 835e12, "H100 NVL": 835e12, "H100 PCIe": 756e12, "H100": 989e12, "H200": 989e12, "H800": 989e12,
+          "A100": 312e12}  # bf16 products, dense
 
 
 def library_folders():

@@ -36,6 +36,7 @@ struct RankSeries {
   v1::PhaseSeconds phases;
   double cpu_seconds = 0;
   v1::CommunicationBytes communication;
+  std::optional<v1::GpuFallbacks> gpu_fallbacks;  // of ranks on GPUs
   // Gauges, while the rank lives.
   std::optional<v1::TrainerStep> step;
   std::optional<v1::TrainerMemory> memory;
@@ -49,6 +50,7 @@ struct RankSeries {
     phases = figures.phases();
     cpu_seconds = figures.cpu_seconds();
     communication = figures.communication();
+    if (figures.has_gpu_fallbacks()) gpu_fallbacks = figures.gpu_fallbacks();
   }
 };
 
@@ -115,6 +117,21 @@ class RankWriter {
     for (const auto& [group, bytes] : groups) {
       page_.Set("tercio_communication_bytes_total", {group, id_, name_, rank_},
                 static_cast<double>(bytes));
+    }
+    if (series_.gpu_fallbacks.has_value()) WriteFallbacks(*series_.gpu_fallbacks);
+  }
+
+  void WriteFallbacks(const v1::GpuFallbacks& fallbacks) {
+    const std::pair<const char*, int64_t> kinds[] = {
+        {"gelu", fallbacks.gelu()},
+        {"gelu_gradient", fallbacks.gelu_gradient()},
+        {"bias_gradient", fallbacks.bias_gradient()},
+        {"table_algorithm", fallbacks.table_algorithm()},
+        {"product_algorithm", fallbacks.product_algorithm()},
+        {"attention", fallbacks.attention()}};
+    for (const auto& [what, count] : kinds) {
+      page_.Set("tercio_gpu_fallbacks_total", {id_, name_, rank_, what},
+                static_cast<double>(count));
     }
   }
 

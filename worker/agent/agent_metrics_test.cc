@@ -59,6 +59,7 @@ v1::TrainerStep MakeStep() {
   figures->mutable_phases()->set_forward(1);
   figures->mutable_phases()->set_wait(2);
   figures->mutable_communication()->set_data(4096);
+  figures->mutable_gpu_fallbacks()->set_gelu(2);
   return step;
 }
 
@@ -108,6 +109,10 @@ TEST(AgentMetrics, ShowsARanksFigures) {
                               "job_name=\"shakespeare\",rank=\"3\"} 4096\n"));
   EXPECT_THAT(page, HasSubstr("tercio_communication_bytes_total{group=\"world\",job_id=\"j-1\","
                               "job_name=\"shakespeare\",rank=\"3\"} 0\n"));
+  EXPECT_THAT(page,
+              HasSubstr("tercio_gpu_fallbacks_total" + job + "rank=\"3\",what=\"gelu\"} 2\n"));
+  EXPECT_THAT(page,
+              HasSubstr("tercio_gpu_fallbacks_total" + job + "rank=\"3\",what=\"attention\"} 0\n"));
   EXPECT_THAT(page, HasSubstr("tercio_mfu_ratio{convention=\"causal\",job_id=\"j-1\","
                               "job_name=\"shakespeare\",rank=\"3\"} 0.3"));
   EXPECT_THAT(page, HasSubstr("tercio_rank_info{data=\"1\",device=\"5\",job_id=\"j-1\",job_name="

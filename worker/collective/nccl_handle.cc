@@ -15,6 +15,8 @@ constexpr auto kPollInterval = std::chrono::microseconds(50);
 constexpr int kEagerRounds = 200;
 // The longest that Abort waits for a call of another thread to return.
 constexpr auto kCallPatience = std::chrono::seconds(5);
+// The longest that a communicator is waited for at its end.
+constexpr absl::Duration kFinalizePatience = absl::Seconds(30);
 
 absl::Status Aborted(std::string_view what) {
   return absl::AbortedError(absl::StrCat("NCCL, ", std::string(what), ": aborted"));
@@ -80,11 +82,18 @@ absl::StatusOr<std::unique_ptr<NcclHandle>> NcclHandle::Split(int color, int key
 NcclHandle::~NcclHandle() {
   if (comm_ == nullptr || aborted_) return;
   // NCCL finishes outstanding work, which after an error may take for ever.
-  if (made_ && AsyncError().ok()) {
+  if (made_ && AsyncError().ok() && Finalize().ok()) {
     ncclCommDestroy(comm_);
   } else {
     Abort();
   }
+}
+
+// Destroying does in the background what is left to do, which must not outlive the device. The
+// other ranks of the node finalize theirs, too, unless they have failed.
+absl::Status NcclHandle::Finalize() {
+  return Enqueue("finalizing " + name_, kFinalizePatience,
+                 [](ncclComm_t comm) { return ncclCommFinalize(comm); });
 }
 
 absl::Status NcclHandle::AwaitMade(absl::Duration timeout) {

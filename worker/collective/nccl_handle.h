@@ -55,6 +55,7 @@ class NcclHandle {
   ncclConfig_t Config() const;
   absl::Status Settle(ncclResult_t result, std::string_view what, absl::Duration timeout);
   absl::Status AwaitMade(absl::Duration timeout);
+  absl::Status Finalize();
 
   const std::string name_;  // also in NCCL's own log, which may read it at any time
   ncclComm_t comm_ = nullptr;

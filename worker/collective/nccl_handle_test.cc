@@ -60,6 +60,16 @@ TEST_F(NcclHandleTest, JoinsSplitsAndCalls) {
   }
 }
 
+// The emulated library reports one that is not.
+TEST_F(NcclHandleTest, AreFinalizedBeforeTheyAreDestroyed) {
+  testing::internal::CaptureStderr();
+  auto child = handle_->Split(0, 0, "child", kTimeout);
+  ASSERT_TRUE(child.ok()) << child.status();
+  child->reset();
+  handle_.reset();
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+}
+
 TEST_F(NcclHandleTest, NothingIsPossibleAfterAbort) {
   handle_->Abort();
   handle_->Abort();

@@ -58,6 +58,26 @@ class PinnedRanges {
   std::map<const std::byte*, int64_t> ranges_ TERCIO_GUARDED_BY(mutex_);
 };
 
+// Sums over the streams of a device, which may end before it.
+class FallbackTotals {
+ public:
+  // `before`: what of `now` was added already.
+  void Add(const kernels::cuda::FallbackCounts& now, kernels::cuda::FallbackCounts* before) {
+    if (now == *before) return;
+    MutexLock lock(mutex_);
+    for (size_t i = 0; i < now.size(); ++i) totals_[i] += now[i] - (*before)[i];
+    *before = now;
+  }
+  kernels::cuda::FallbackCounts Read() {
+    MutexLock lock(mutex_);
+    return totals_;
+  }
+
+ private:
+  Mutex mutex_;
+  kernels::cuda::FallbackCounts totals_ TERCIO_GUARDED_BY(mutex_) = {};
+};
+
 class CudaMemory : public DeviceMemory {
  public:
   CudaMemory(std::byte* data, int64_t size) : data_(data), size_(size) {}
@@ -118,8 +138,10 @@ class CudaStream : public Stream {
  public:
   // The device must outlive the stream.
   CudaStream(Device& device, cudaStream_t stream, std::shared_ptr<PinnedRanges> ranges,
-             Workspace workspace, const CudaDeviceOptions& options)
+             std::shared_ptr<FallbackTotals> fallbacks, Workspace workspace,
+             const CudaDeviceOptions& options)
       : device_(device),
+        fallbacks_(std::move(fallbacks)),
         stream_(stream),
         ranges_(std::move(ranges)),
         algorithms_(options.algorithms),
@@ -265,6 +287,7 @@ class CudaStream : public Stream {
     for (const auto& note : operation_notes_.Take()) {
       note.warning ? LogWarning(note.text) : LogInfo(note.text);
     }
+    fallbacks_->Add(operation_notes_.fallbacks(), &counted_);
     if (const auto& error = operation_errors_.first(); error.has_value()) {
       Note(absl::InternalError(absl::StrCat(error->operation, ": ", error->what)));
     }
@@ -347,6 +370,8 @@ class CudaStream : public Stream {
   }
 
   Device& device_;
+  const std::shared_ptr<FallbackTotals> fallbacks_;
+  kernels::cuda::FallbackCounts counted_ = {};  // of the stream's, those that are in the totals
   cudaStream_t stream_;
   std::shared_ptr<PinnedRanges> ranges_;
   std::unique_ptr<DeviceMemory> pinned_;
@@ -438,7 +463,7 @@ class CudaDevice : public Device {
     TERCIO_ASSIGN_OR_RETURN(const cudaStream_t stream,
                             NewStream(kind == StreamKind::kCommunication ? greatest : least));
     return std::unique_ptr<Stream>(
-        std::make_unique<CudaStream>(*this, stream, ranges_, workspace, options_));
+        std::make_unique<CudaStream>(*this, stream, ranges_, fallbacks_, workspace, options_));
   }
 
   absl::StatusOr<std::unique_ptr<Event>> CreateEvent() override {
@@ -449,6 +474,8 @@ class CudaDevice : public Device {
         CudaStatus(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "creating an event"));
     return std::unique_ptr<Event>(std::make_unique<CudaEvent>(event));
   }
+
+  kernels::cuda::FallbackCounts fallbacks() { return fallbacks_->Read(); }
 
   // The device is the calling thread's from now on.
   absl::Status Bind() {
@@ -470,6 +497,7 @@ class CudaDevice : public Device {
   const std::string name_;
   const CudaDeviceOptions options_;
   const std::shared_ptr<PinnedRanges> ranges_ = std::make_shared<PinnedRanges>();
+  const std::shared_ptr<FallbackTotals> fallbacks_ = std::make_shared<FallbackTotals>();
 };
 
 }  // namespace
@@ -498,6 +526,10 @@ absl::StatusOr<std::unique_ptr<Device>> CreateCudaDevice(int ordinal, CudaDevice
 }
 
 cudaStream_t HandleOf(Stream& stream) { return static_cast<CudaStream&>(stream).handle(); }
+
+kernels::cuda::FallbackCounts FallbacksOf(Device& device) {
+  return static_cast<CudaDevice&>(device).fallbacks();
+}
 
 void FailStream(Stream& stream, const absl::Status& status) {
   static_cast<CudaStream&>(stream).Fail(status);

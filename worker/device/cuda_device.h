@@ -11,6 +11,7 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
+#include "kernels/cuda/notes.h"
 #include "kernels/cuda/product_algorithms.h"
 #include "worker/device/device.h"
 
@@ -36,6 +37,10 @@ cudaStream_t HandleOf(Stream& stream);
 
 // Sets the stream's error, unless it has one: for work that could not be enqueued.
 void FailStream(Stream& stream, const absl::Status& status);
+
+// What operations of the device's streams computed in a slower way than was meant, as of their last
+// synchronization. Threads: any. REQUIRES: the device is one of CreateCudaDevice.
+kernels::cuda::FallbackCounts FallbacksOf(Device& device);
 
 // A hook that is polled repeatedly while a thread waits for the stream.
 class StreamWatch {

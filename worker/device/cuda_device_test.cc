@@ -12,7 +12,10 @@
 #include "gtest/gtest.h"
 #include "worker/device/cuda_status.h"
 #ifdef TERCIO_CUDA_EMULATED
+#include <cublasLt.h>
+
 #include "emulation/control.h"
+#include "emulation/product_control.h"
 #endif
 
 namespace tercio::device {
@@ -209,6 +212,40 @@ TEST_F(CudaDeviceTest, AWatchIsAskedAtTheEnd) {
 #endif
 
 #ifdef TERCIO_CUDA_EMULATED
+TEST_F(CudaDeviceTest, FallbacksOfStreamsAreCounted) {
+  emulation::SetProductSettings({.lacking_epilogues = {CUBLASLT_EPILOGUE_BGRADB}});
+  EXPECT_EQ(FallbacksOf(*device_), kernels::cuda::FallbackCounts());
+  const auto memory = Memory(1 << 20);
+  const auto multiply = [&](Stream& stream) {
+    const auto values = [&](int64_t at) {
+      return kernels::Values(memory->data() + at, kernels::Format::kBfloat16,
+                             kernels::Format::kBfloat16);
+    };
+    stream.ops().MatmulBackwardWeight({.dy = values(0),
+                                       .x = values(4096),
+                                       .dw = Floats(*memory) + 4096,
+                                       .dbias = Floats(*memory) + 8192,
+                                       .m = 16,
+                                       .n = 16,
+                                       .k = 16,
+                                       .rows_per_leaf = 16,
+                                       .accumulate = false});
+  };
+  for (int streams = 1; streams <= 2; ++streams) {
+    const auto workspace = Memory(1 << 20);
+    auto stream = device_->CreateStream(Device::StreamKind::kCompute, {workspace->data(), 1 << 20});
+    ASSERT_TRUE(stream.ok()) << stream.status();
+    for (int i = 0; i < 2; ++i) {
+      multiply(**stream);
+      // It is one shape, however often it is multiplied and waited for.
+      ASSERT_TRUE((*stream)->Synchronize().ok());
+      const auto counts = FallbacksOf(*device_);
+      EXPECT_EQ(counts[static_cast<size_t>(kernels::cuda::Fallback::kBiasGradient)], streams);
+    }
+  }
+  emulation::SetProductSettings({});
+}
+
 TEST(CudaDevice, Fp8NeedsItsComputeCapability) {
   CudaDeviceOptions options;
   options.fp8 = true;

@@ -35,7 +35,6 @@ namespace tercio::engine {
 namespace {
 
 constexpr int kGradientFlows = 2;  // buffers; see plan/schedule.h
-constexpr int64_t kStepsBeforeGraph = 2;
 
 class Engine : public TrainingEngine {
  public:
@@ -350,11 +349,12 @@ void Engine::Run(const v1::Action& action, int64_t step) {
   }
 }
 
-// Returns how many of the step's actions it has launched. The first steps are enqueued one by one:
-// libraries examine shapes that are new to them.
+// Returns how many of the step's actions it has launched.
 int Engine::LaunchRepeatedActions(int64_t step) {
-  if (repeated_actions_ == 0 || trace_.on() || ++steps_ <= kStepsBeforeGraph) return 0;
+  if (repeated_actions_ == 0 || trace_.on()) return 0;
+  ++steps_;
   if (graph_ == nullptr) {
+    if (!RecordsNow(steps_, compute_->ops().ReadyToRecord(), &repeated_actions_)) return 0;
     graph_ = compute_->RecordGraph([&] {
       for (int i = 0; i < repeated_actions_; ++i) Run(plan_.stage().actions(i), step);
     });

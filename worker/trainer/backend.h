@@ -5,8 +5,10 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 
 #include "absl/status/statusor.h"
+#include "proto/tercio/v1/events.pb.h"
 #include "proto/tercio/v1/plan.pb.h"
 #include "proto/tercio/v1/trainer.pb.h"
 #include "worker/collective/communicator.h"
@@ -36,6 +38,9 @@ class Backend {
   // the others. Returns the choices of this rank, for the plan. After OpenDevice.
   virtual absl::StatusOr<v1::ProductTable> ChooseProducts(
       collective::RendezvousStore& rendezvous) = 0;
+
+  // What the rank's GPU computes in a slower way than was meant, so far; none without a GPU.
+  virtual std::optional<v1::GpuFallbacks> Fallbacks() { return std::nullopt; }
 };
 
 // The assignment must outlive it.

@@ -21,6 +21,19 @@ namespace {
 // All trainers start within this time; later calls have the job's own timeout.
 constexpr absl::Duration kJoinTimeout = absl::Minutes(5);
 
+v1::GpuFallbacks ToGpuFallbacks(const kernels::cuda::FallbackCounts& counts) {
+  using kernels::cuda::Fallback;
+  const auto of = [&](Fallback what) { return counts[static_cast<size_t>(what)]; };
+  v1::GpuFallbacks fallbacks;
+  fallbacks.set_gelu(of(Fallback::kGelu));
+  fallbacks.set_gelu_gradient(of(Fallback::kGeluGradient));
+  fallbacks.set_bias_gradient(of(Fallback::kBiasGradient));
+  fallbacks.set_table_algorithm(of(Fallback::kTableAlgorithm));
+  fallbacks.set_product_algorithm(of(Fallback::kProductAlgorithm));
+  fallbacks.set_attention(of(Fallback::kAttention));
+  return fallbacks;
+}
+
 class CudaBackend : public Backend {
  public:
   explicit CudaBackend(const v1::TrainerAssignment& assignment) : assignment_(assignment) {}
@@ -64,6 +77,11 @@ class CudaBackend : public Backend {
   absl::StatusOr<v1::ProductTable> ChooseProducts(
       collective::RendezvousStore& rendezvous) override {
     return tercio::trainer::ChooseProducts(assignment_, *device_, rendezvous, algorithms_.get());
+  }
+
+  std::optional<v1::GpuFallbacks> Fallbacks() override {
+    if (device_ == nullptr) return std::nullopt;
+    return ToGpuFallbacks(device::FallbacksOf(*device_));
   }
 
  private:

@@ -82,6 +82,9 @@ std::optional<v1::RankFigures> FiguresKeeper::Now() {
   figures_.set_cpu_seconds(ProcessorSeconds() - processor_at_start_);
   figures_.set_resident_bytes(ResidentBytes());
   if (communication_) *figures_.mutable_communication() = communication_();
+  if (fallbacks_) {
+    if (const auto counts = fallbacks_(); counts) *figures_.mutable_gpu_fallbacks() = *counts;
+  }
   return figures_;
 }
 

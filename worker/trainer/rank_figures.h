@@ -37,6 +37,10 @@ class FiguresKeeper {
   void ReadCommunication(std::function<v1::CommunicationBytes()> read) {
     communication_ = std::move(read);
   }
+  // Where the fall-backs of the rank's GPU are asked for; it returns none without a GPU.
+  void ReadFallbacks(std::function<std::optional<v1::GpuFallbacks>()> read) {
+    fallbacks_ = std::move(read);
+  }
 
   // All current figures; none before the first step has ended.
   std::optional<v1::RankFigures> Now();
@@ -46,6 +50,7 @@ class FiguresKeeper {
  private:
   progress::PhaseClock& phases_;
   std::function<v1::CommunicationBytes()> communication_;  // null: not connected yet
+  std::function<std::optional<v1::GpuFallbacks>()> fallbacks_;
   v1::RankFigures figures_;
   double processor_at_start_ = 0;
   absl::Time last_ = absl::InfinitePast();

@@ -74,6 +74,18 @@ TEST(FiguresKeeperTest, AsksForTheBytesThatWereSent) {
   EXPECT_EQ(keeper.Now()->communication().tensor(), 0);
 }
 
+TEST(FiguresKeeperTest, AsksForTheFallbacksOfAGpu) {
+  progress::PhaseClock phases;
+  FiguresKeeper keeper(0, phases);
+  keeper.Start();
+  keeper.StepEnded(1, 0.01);
+  std::optional<v1::GpuFallbacks> fallbacks;
+  keeper.ReadFallbacks([&fallbacks] { return fallbacks; });
+  EXPECT_FALSE(keeper.Now()->has_gpu_fallbacks());
+  fallbacks.emplace().set_attention(2);
+  EXPECT_EQ(keeper.Now()->gpu_fallbacks().attention(), 2);
+}
+
 TEST(FiguresKeeperTest, NowAndThenIsNotAlways) {
   progress::PhaseClock phases;
   FiguresKeeper keeper(0, phases);

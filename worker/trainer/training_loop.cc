@@ -323,6 +323,7 @@ absl::Status TrainingLoop::Connect() {
     if (group.kind() == v1::GROUP_KIND_PIPELINE) communicators_.pipeline = made;
   }
   figures_.ReadCommunication([this] { return engine::SentBytes(communicators_); });
+  figures_.ReadFallbacks([this] { return backend_->Fallbacks(); });
   return absl::OkStatus();
 }
 
