@@ -37,6 +37,8 @@ NOT_HERE = {
 # Names of metrics that are on no page of this run.
 NOT_ON_PAGES = {"tercio_mfu_ratio", "tercio_job_mfu_ratio", "tercio_job_loss_scale", "tercio_job_predicted_mfu_ratio",
                 "tercio_certificate_not_after_timestamp_seconds",
+                # Only where a library refuses something: agent_metrics_test reads it.
+                "tercio_gpu_fallbacks_total",
                 # A classifier's, and of jobs with test data: quality_test.py reads them.
                 "tercio_job_best_step", "tercio_job_test_loss", "tercio_job_test_score", "tercio_job_validation_score"}
 

@@ -116,7 +116,8 @@ class FrozenDirectory(FrozenDiskTest):
         wait_for(lambda: self.get(job)["checkpoint"], "a checkpoint")
         self.freeze()
         skipped = wait_for(lambda: self.failures(job, "skipped: "), "a save that is left out")[0]
-        self.assertRegex(skipped["message"], r"step \d+: skipped: the save of step \d+ is still in progress on 2 of 2 ranks")
+        # One rank may have written its part before the freeze.
+        self.assertRegex(skipped["message"], r"step \d+: skipped: the save of step \d+ is still in progress on [12] of 2 ranks")
         wait_for(lambda: self.failures(job, "not stored within"), "a save that is given up")
         # The buffers are still in use: nothing is saved, training goes on.
         at = self.get(job)["step"]
