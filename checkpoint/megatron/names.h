@@ -35,7 +35,7 @@ struct MegatronTensor {
   MegatronCut cut = MegatronCut::kWhole;
   bool is_vector = false;
   bool vocabulary = false;  // rows are token ids
-  int64_t rows = 0;         // of all ranks, without padding
+  int64_t rows = 0;         // those of all ranks, without padding
   int64_t columns = 1;
   std::vector<std::string> parts;  // canonical: one; query, key and value; gate and up
 };

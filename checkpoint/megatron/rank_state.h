@@ -52,7 +52,7 @@ class MegatronRank {
   int64_t iteration_ = -1;
   bool has_optimizer_ = false;
   std::vector<MegatronChunk> chunks_;
-  int members_ = 0;  // of all maps, walked so far
+  int members_ = 0;  // members of all maps walked so far
 };
 
 // The number of layers in a chunk: one more than the last.

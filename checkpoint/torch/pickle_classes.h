@@ -28,7 +28,7 @@ enum class PickleCallable : uint8_t {
 
 struct KnownName {
   PickleCallable callable = PickleCallable::kNone;
-  std::string_view dtype = {};  // of a storage, or the dtype itself; empty: one without a name here
+  std::string_view dtype = {};  // a storage's, or the dtype itself; empty: it has no name here
 };
 
 // `name` with its module: "collections.OrderedDict". nullopt: it is to be refused.

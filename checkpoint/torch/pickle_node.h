@@ -30,7 +30,7 @@ struct TorchStorage {
   // The elements that tensors see: all of them, but for files of torch 0.4 and before.
   int64_t view_begin = 0;
   int64_t view_elements = 0;
-  std::string_view bytes;  // of the view, once its place in the file is known
+  std::string_view bytes;  // the view's, once its place in the file is known
 };
 
 struct PickleObject {

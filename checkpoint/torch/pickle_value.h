@@ -23,7 +23,7 @@ struct TorchTensor {
   std::string dtype;  // as safetensors names it: "F32", "F16", "BF16", "I64", ...
   std::vector<int64_t> shape;
   std::vector<int64_t> strides;  // elements
-  int64_t offset = 0;            // of the first element, in elements
+  int64_t offset = 0;            // the first element's, in elements
   std::string_view storage;      // all of its bytes, in the mapped file
 
   // Row-major without gaps.
