@@ -14,7 +14,8 @@ _LIBRARIES = {
     "grpc": (["grpc++"], ["-lgrpc++_reflection"], []),
     "gtest": (["gmock", "gtest"], [], []),
     "gtest_main": (["gmock", "gtest_main", "gtest"], [], []),
-    "hwy": (["libhwy"], [], []),
+    # Instruction sets without FMA, on which Tercio does not run, would only take time to compile.
+    "hwy": (["libhwy"], [], ["HWY_DISABLED_TARGETS=(HWY_SSSE3|HWY_SSE4)"]),
     "nlohmann_json": (["nlohmann_json"], [], []),
     "openssl_crypto": (["libcrypto"], [], []),
     "openssl_ssl": (["libssl", "libcrypto"], [], []),

@@ -85,11 +85,19 @@ HWY_INLINE void Tile(const float* HWY_RESTRICT a, int64_t row_stride, int64_t co
   for (int r = 0; r < Rows; ++r) {
     acc0[r] = hn::Zero(d);
     acc1[r] = hn::Zero(d);
-    // C is far away where the product is large; it arrives while the loop runs.
-    hwy::Prefetch(c + r * c_stride);
-    hwy::Prefetch(c + r * c_stride + columns - 1);
   }
+  // C is far away where the product is large. Its lines are asked for again and again, since the
+  // operands that stream by would evict from the first-level cache what was asked for only once.
+  const float* line = c;
+  const float* const end = c + Rows * c_stride;
+  int64_t column = 0;
   for (int64_t k = 0; k < depth; ++k) {
+    hwy::Prefetch(line + column);
+    line += c_stride;
+    if (line == end) {
+      line = c;
+      column ^= columns - 1;
+    }
     const GemmVector b0 = hn::Load(d, panel);
     const GemmVector b1 = hn::Load(d, panel + lanes);
     panel += 2 * lanes;
@@ -125,6 +133,56 @@ HWY_INLINE int64_t PackedSize(int64_t depth, int64_t columns) {
   return (columns + width - 1) / width * width * depth;
 }
 
+// Four rows of four values: out[k * out_stride + r] = in[r * in_stride + k].
+HWY_INLINE void TransposeSquare(const float* HWY_RESTRICT in, int64_t in_stride,
+                                float* HWY_RESTRICT out, int64_t out_stride) {
+#if HWY_TARGET == HWY_SCALAR
+  for (int64_t k = 0; k < 4; ++k) {
+    for (int64_t r = 0; r < 4; ++r) out[k * out_stride + r] = in[r * in_stride + k];
+  }
+#else
+  const hn::FixedTag<float, 4> d;
+  const auto row0 = hn::LoadU(d, in);
+  const auto row1 = hn::LoadU(d, in + in_stride);
+  const auto row2 = hn::LoadU(d, in + 2 * in_stride);
+  const auto row3 = hn::LoadU(d, in + 3 * in_stride);
+  const auto lower01 = hn::InterleaveLower(d, row0, row1);
+  const auto lower23 = hn::InterleaveLower(d, row2, row3);
+  const auto upper01 = hn::InterleaveUpper(d, row0, row1);
+  const auto upper23 = hn::InterleaveUpper(d, row2, row3);
+  hn::StoreU(hn::ConcatLowerLower(d, lower23, lower01), d, out);
+  hn::StoreU(hn::ConcatUpperUpper(d, lower23, lower01), d, out + out_stride);
+  hn::StoreU(hn::ConcatLowerLower(d, upper23, upper01), d, out + 2 * out_stride);
+  hn::StoreU(hn::ConcatUpperUpper(d, upper23, upper01), d, out + 3 * out_stride);
+#endif
+}
+
+// out[k * out_stride + r] = in[r * in_stride + k] for r < rows, k < depth.
+HWY_INLINE void Transpose(const float* HWY_RESTRICT in, int64_t in_stride, int64_t rows,
+                          int64_t depth, float* HWY_RESTRICT out, int64_t out_stride) {
+  if (rows < 4 || depth < 4) {
+    for (int64_t k = 0; k < depth; ++k) {
+      for (int64_t r = 0; r < rows; ++r) out[k * out_stride + r] = in[r * in_stride + k];
+    }
+    return;
+  }
+  // A cache line of every row at a time, whose writes stay inside the first-level cache.
+  for (int64_t line = 0; line < depth; line += 16) {
+    const int64_t line_end = std::min(depth, line + 16);
+    for (int64_t r = 0; r < rows; r += 4) {
+      // The last squares overlap those before them, rather than having code of their own.
+      const int64_t row = std::min(r, rows - 4);
+      // What is packed next are the rows after these, which the hardware does not foresee.
+      for (int64_t i = 0; i < 4; ++i) hwy::Prefetch(in + (row + i + rows) * in_stride + line);
+      for (int64_t k = line; k < line_end; k += 4) {
+        const int64_t first = std::min(k, depth - 4);
+        TransposeSquare(in + row * in_stride + first, in_stride, out + first * out_stride + row,
+                        out_stride);
+      }
+    }
+  }
+}
+
 // One panel: columns [0, columns) of b, depth rows. `out` is aligned to a vector.
 HWY_INLINE void PackPanel(const MatrixView& b, int64_t depth, int64_t columns,
                           float* HWY_RESTRICT out) {
@@ -139,16 +197,17 @@ HWY_INLINE void PackPanel(const MatrixView& b, int64_t depth, int64_t columns,
     }
     return;
   }
-  // Blocks of 16 in k keep the writes of the transposed case inside the first-level cache.
-  for (int64_t k0 = 0; k0 < depth; k0 += 16) {
-    const int64_t k1 = std::min<int64_t>(depth, k0 + 16);
-    for (int64_t c = 0; c < columns; ++c) {
-      const float* column = b.data + c * b.column_stride;
-      for (int64_t k = k0; k < k1; ++k) out[k * width + c] = column[k * b.row_stride];
+  if (b.row_stride == 1) {
+    Transpose(b.data, b.column_stride, columns, depth, out, width);
+  } else {
+    for (int64_t k = 0; k < depth; ++k) {
+      const float* row = b.data + k * b.row_stride;
+      for (int64_t c = 0; c < columns; ++c) out[k * width + c] = row[c * b.column_stride];
     }
-    for (int64_t k = k0; k < k1; ++k) {
-      for (int64_t c = columns; c < width; ++c) out[k * width + c] = 0.0f;
-    }
+  }
+  if (columns == width) return;
+  for (int64_t k = 0; k < depth; ++k) {
+    std::fill(out + k * width + columns, out + (k + 1) * width, 0.0f);
   }
 }
 

@@ -25,10 +25,6 @@ inline constexpr int64_t kRowBlock = 96;
 inline constexpr int64_t kMaxPanel = 32;
 // Rows of A are packed if they are used for more columns than this; for fewer it costs too much.
 inline constexpr int64_t kPackedColumns = 512;
-// With so few rows every weight is read once or twice: packing would cost more than the product.
-inline constexpr int64_t kFewRows = 2;
-// Columns whose sums run side by side, to hide the latency of an FMA.
-inline constexpr int64_t kChains = 8;
 }  // namespace tercio::kernels
 #endif
 
@@ -40,9 +36,13 @@ HWY_INLINE void PackA(const MatrixView& a, int64_t rows, int64_t depth, float* H
   for (int64_t i = 0; i < rows; i += kTileRows) {
     const int64_t strip_rows = std::min<int64_t>(kTileRows, rows - i);
     const float* from = a.data + i * a.row_stride;
-    for (int64_t r = 0; r < strip_rows; ++r) {
-      const float* row = from + r * a.row_stride;
-      for (int64_t k = 0; k < depth; ++k) out[k * kTileRows + r] = row[k * a.column_stride];
+    if (a.column_stride == 1) {
+      Transpose(from, a.row_stride, strip_rows, depth, out, kTileRows);
+    } else {
+      for (int64_t r = 0; r < strip_rows; ++r) {
+        const float* row = from + r * a.row_stride;
+        for (int64_t k = 0; k < depth; ++k) out[k * kTileRows + r] = row[k * a.column_stride];
+      }
     }
     out += depth * kTileRows;
   }
@@ -226,14 +226,19 @@ struct Group {
   int count = 0;
 };
 
+// Depth of the piece that begins at k. A piece never crosses a leaf, whose sum other layouts
+// compute alone.
+int64_t PieceAt(const GemmArgs& args, int64_t k) {
+  const int64_t leaf_end = std::min(args.k, (k / args.leaf + 1) * args.leaf);
+  return std::min(kPieceRows, leaf_end - k);
+}
+
 Group GroupAt(const GemmArgs& args, int64_t k) {
   Group group;
   group.begin[0] = k;
   int64_t at = k;
   while (at < args.k && group.count < Group::kMost) {
-    // A piece never crosses a leaf, whose sum other layouts compute alone.
-    const int64_t leaf_end = std::min(args.k, (at / args.leaf + 1) * args.leaf);
-    const int64_t depth = std::min(kPieceRows, leaf_end - at);
+    const int64_t depth = PieceAt(args, at);
     // The packed pieces of a group share one scratch, which bounds their total depth.
     if (at + depth - k > kPieceRows) break;
     at += depth;
@@ -297,55 +302,57 @@ void GemmColumns(const GemmArgs& args, int64_t column, int64_t columns, ThreadPo
   }
 }
 
-// One row of A times kChains columns of B that are each contiguous in k; the sums are those of the
-// tiles: one chain of FMAs for each piece of k.
-void RowChains(const GemmArgs& args, const float* a, const float* b, float* c) {
-  for (int64_t begin = 0; begin < args.k; begin += kPieceRows) {
-    const int64_t end = std::min(args.k, begin + kPieceRows);
-    float sums[kChains] = {};
-    for (int64_t k = begin; k < end; ++k) {
-      for (int64_t j = 0; j < kChains; ++j) {
-        // An explicit FMA, so that the compiler cannot choose between one rounding and two.
-        sums[j] = __builtin_fmaf(a[k], b[j * args.b_column_stride + k], sums[j]);
-      }
-    }
-    const bool assign = begin == 0 && !args.accumulate;
-    for (int64_t j = 0; j < kChains; ++j) c[j] = assign ? sums[j] : c[j] + sums[j];
+// One panel of C from one panel of B, for no more rows than a tile has.
+template <typename Operands>
+HWY_INLINE void FewRowsPanel(const GemmArgs& args, int64_t column, int64_t columns, float* strip,
+                             float* panel) {
+  for (int64_t k = 0; k < args.k;) {
+    const int64_t depth = PieceAt(args, k);
+    const MatrixView b{.data = args.b + k * args.b_row_stride + column * args.b_column_stride,
+                       .row_stride = args.b_row_stride,
+                       .column_stride = args.b_column_stride};
+    Operands::PackPanels(b, depth, columns, panel);
+    const Block block{.row = 0,
+                      .rows = args.m,
+                      .column = column,
+                      .columns = columns,
+                      .depth = depth,
+                      .packed_b = panel,
+                      .store = k == 0 && !args.accumulate ? Store::kAssign : Store::kAdd,
+                      .last = k + depth == args.k};
+    const MatrixView a{.data = args.a + k * args.a_column_stride,
+                       .row_stride = args.a_row_stride,
+                       .column_stride = args.a_column_stride};
+    ComputeBlock<Operands>(args, a, block, strip);
+    k += depth;
   }
 }
 
-// Columns [begin, end) of a product with few rows.
-HWY_NOINLINE void FewRowsColumns(const GemmArgs& args, int64_t begin, int64_t end) {
-  for (int64_t column = begin; column < end; column += kChains) {
-    // At the end some columns are computed again, and left alone, rather than by code of their own.
-    const int64_t first = std::min(column, args.n - kChains);
-    for (int64_t row = 0; row < args.m; ++row) {
-      const float* a = args.a + row * args.a_row_stride;
-      float* c = args.c + row * args.n;
-      float sums[kChains] = {};
-      // The sums begin where C is, so that RowChains adds in the order of the tiles.
-      if (args.accumulate) std::copy(c + column, c + first + kChains, sums + (column - first));
-      RowChains(args, a, args.b + first * args.b_column_stride, sums);
-      for (int64_t j = column; j < std::min(end, column + kChains); ++j) {
-        const float sum = sums[j - first];
-        c[j] = args.bias == nullptr ? sum : sum + args.bias[j];  // -0 stays
-      }
+// With few rows every panel of B is used once: the thread that packs it multiplies with it, from
+// its first-level cache, and nobody waits between the two.
+template <typename Operands>
+void GemmFewRows(const GemmArgs& args, ThreadPool& pool, float* a_scratch) {
+  const int64_t width = PanelColumns();
+  const int64_t panels = (args.n + width - 1) / width;
+  // About four items for each thread even out their differences.
+  const int64_t items = std::min<int64_t>(panels, 4 * pool.threads());
+  const int64_t item_columns = (panels + items - 1) / items * width;
+  pool.ParallelFor((args.n + item_columns - 1) / item_columns, [&](int64_t item, int thread) {
+    const FlushDenormals flush(args.operands == Format::kBfloat16);
+    float* strip = a_scratch + thread * kRowBlock * kPieceRows;
+    float* panel = strip + kTileRows * kPieceRows;
+    const int64_t end = std::min(args.n, (item + 1) * item_columns);
+    for (int64_t column = item * item_columns; column < end; column += width) {
+      FewRowsPanel<Operands>(args, column, std::min(width, end - column), strip, panel);
     }
-  }
-  if (args.result == Format::kFloat32) return;
-  Finish(args.result, args.c + begin, args.n, args.m, end - begin, nullptr);
-}
-
-bool HasFewRows(const GemmArgs& args) {
-  // A matrix with leaves needs their sums apart, which the chains do not keep.
-  return args.m <= kFewRows && args.n >= kChains && args.b_row_stride == 1 &&
-         args.a_column_stride == 1 && args.leaf >= args.k;
+  });
 }
 
 template <typename Operands>
 void GemmWith(const GemmArgs& args, ThreadPool& pool, float* scratch) {
   // The rows of A are packed behind the panels of B.
   float* a_scratch = scratch + kPieceRows * (kColumnBlock + kMaxPanel);
+  if (args.m <= kTileRows) return GemmFewRows<Operands>(args, pool, a_scratch);
   for (int64_t column = 0; column < args.n; column += kColumnBlock) {
     GemmColumns<Operands>(args, column, std::min(kColumnBlock, args.n - column), pool, scratch,
                           a_scratch);
@@ -353,14 +360,6 @@ void GemmWith(const GemmArgs& args, ThreadPool& pool, float* scratch) {
 }
 
 void GemmTarget(const GemmArgs& args, ThreadPool& pool, float* scratch) {
-  if (HasFewRows(args)) {
-    const int64_t wanted = (args.n + 4 * pool.threads() - 1) / (4 * pool.threads());
-    const int64_t columns = (wanted + kChains - 1) / kChains * kChains;
-    return pool.ParallelFor((args.n + columns - 1) / columns, [&](int64_t item, int) {
-      const FlushDenormals flush(args.operands == Format::kBfloat16);
-      FewRowsColumns(args, item * columns, std::min(args.n, (item + 1) * columns));
-    });
-  }
 #if HWY_TARGET <= HWY_AVX2  // older targets, on which Tercio does not run, do not get the code
   if (args.operands == Format::kBfloat16 && args.method == Bf16Method::kInstruction) {
     return GemmWith<PairOperands<InstructionDot>>(args, pool, scratch);
