@@ -27,4 +27,19 @@ std::vector<v1::BucketRange> BucketsOfStage(const v1::ModelSpec& model, const v1
   return buckets;
 }
 
+int64_t LargestBucket(const v1::ModelSpec& model, const v1::Layout& layout, int stage) {
+  int64_t largest = 0;
+  int layer = 0;
+  int64_t begin = 0;
+  for (const StageTensor& entry : TensorsOfStage(model, layout, stage).tensors) {
+    if (largest == 0 || entry.layer != layer) {
+      layer = entry.layer;
+      begin = entry.gradient_offset;
+    }
+    // Padding between buckets is never written, so that it does not count.
+    largest = std::max(largest, entry.gradient_offset + entry.elements - begin);
+  }
+  return largest;
+}
+
 }  // namespace tercio::plan

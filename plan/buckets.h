@@ -2,6 +2,7 @@
 // the order in which the backward pass completes them. Pure.
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
 #include "proto/tercio/v1/job.pb.h"
@@ -14,5 +15,8 @@ namespace tercio::plan {
 // backward pass come first.
 std::vector<v1::BucketRange> BucketsOfStage(const v1::ModelSpec& model, const v1::Layout& layout,
                                             int stage);
+
+// Elements from the first to the last gradient of the bucket that has most.
+int64_t LargestBucket(const v1::ModelSpec& model, const v1::Layout& layout, int stage);
 
 }  // namespace tercio::plan

@@ -18,12 +18,29 @@ int LaneCount(int64_t global_batch) {
 // A degree that does not divide the lanes gets one, and bits of its own.
 int LanesPerDataRank(int lanes, int data) { return lanes % data == 0 ? lanes / data : 1; }
 
-int GradientBuffers(int lanes_per_rank) {
+LaneBuffers LaneBuffersOf(int micro_batch, int64_t sequences_per_rank, int lanes_per_rank) {
+  const int64_t per_lane = sequences_per_rank / lanes_per_rank;
+  LaneBuffers buffers;
+  // Both counts of lanes are powers of two, as the lanes of a rank are and one divides the other.
+  if (micro_batch % per_lane == 0)
+    buffers.lanes_per_pass = static_cast<int>(micro_batch / per_lane);
   // A binary counter of n lanes has as many sums alive as n has bits.
-  return std::bit_width(static_cast<unsigned>(lanes_per_rank));
+  const auto levels = [](int lanes) { return std::bit_width(static_cast<unsigned>(lanes)); };
+  buffers.whole = levels(lanes_per_rank / buffers.lanes_per_pass);
+  buffers.shared = levels(buffers.lanes_per_pass) - 1;
+  return buffers;
 }
 
-int AccumulationBuffer(int lane) { return std::popcount(static_cast<unsigned>(lane)); }
+LaneLevel LevelOf(const LaneBuffers& buffers, int lane) {
+  const auto ones = [](int bits) { return std::popcount(static_cast<unsigned>(bits)); };
+  return {.whole = ones(lane / buffers.lanes_per_pass),
+          .shared = ones(lane % buffers.lanes_per_pass) - 1};
+}
+
+LaneLevel LevelBelow(LaneLevel level) {
+  if (level.shared >= 0) return {level.whole, level.shared - 1};
+  return {level.whole - 1, -1};
+}
 
 int MergesAfterLane(int lane) { return std::countr_one(static_cast<unsigned>(lane)); }
 

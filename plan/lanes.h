@@ -15,14 +15,29 @@ int LaneCount(int64_t global_batch);
 // Lanes of one data rank: lanes / data where data divides lanes, else 1 (equivalence only).
 int LanesPerDataRank(int lanes, int data);
 
-// Gradient buffers of the binary counter: log2(lanes_per_rank) + 1.
-int GradientBuffers(int lanes_per_rank);
+// Where lanes are summed: a binary counter, whose levels are sums of 1, 2, 4 ... lanes. A level
+// that lives from one micro-batch to the next has a buffer for all gradients. Where micro-batches
+// hold whole lanes, the levels within one of them are merged before the next tensor's gradients are
+// written: all buckets share their buffers, which are as large as the largest of these
+// (plan/buckets.h).
+struct LaneBuffers {
+  int lanes_per_pass = 1;  // lanes that a micro-batch holds whole; a power of two
+  int whole = 1;           // buffers of all gradients
+  int shared = 0;
+};
+LaneBuffers LaneBuffersOf(int micro_batch, int64_t sequences_per_rank, int lanes_per_rank);
 
-// Lane k of a rank accumulates in this buffer: popcount(k).
-int AccumulationBuffer(int lane);
+// The level of the counter at which a lane is summed, from 0: the first levels have the whole
+// buffers that the lane's pass needs, those after them shared ones.
+struct LaneLevel {
+  int whole;  // index of a whole buffer, where shared is -1
+  int shared;
+};
+LaneLevel LevelOf(const LaneBuffers& buffers, int lane);
+// The level below, into which the level is merged.
+LaneLevel LevelBelow(LaneLevel level);
 
-// How many times the top two buffers are added (lower += upper) after lane k: trailing one-bits of
-// k.
+// How many times a level is merged into the one below it after lane k: trailing one-bits of k.
 int MergesAfterLane(int lane);
 
 // A run of consecutive sequences of one micro-batch inside one lane.

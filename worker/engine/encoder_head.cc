@@ -134,11 +134,11 @@ void EncoderHead::ForwardChunk(const MicroBatch& batch, kernels::ConstValues hid
 
 // After ForwardChunk. `accumulate`: the head's gradient is added to what is there.
 void EncoderHead::BackwardChunk(const MicroBatch& batch, const Chunk& chunk,
-                                kernels::Values gradient, float* gradients, bool accumulate) {
+                                kernels::Values gradient, const Gradients& gradients,
+                                bool accumulate) {
   const int64_t c = shape_.hidden;
   const int64_t rows = chunk.rows;
-  const auto scale =
-      static_cast<float>(gradient_scale_ / static_cast<double>(batch.step_predictions));
+  const double weight = gradient_scale_ / static_cast<double>(batch.step_predictions);
   ops_.CrossEntropyBackward({.logits = at_.logits,
                              .lse = at_.lse,
                              .targets = batch.targets + chunk.at,
@@ -146,7 +146,7 @@ void EncoderHead::BackwardChunk(const MicroBatch& batch, const Chunk& chunk,
                              .valid = vocabulary_valid_,
                              .stride = shape_.vocabulary,
                              .vocabulary_begin = vocabulary_begin_,
-                             .scale = scale,
+                             .scale = static_cast<float>(weight),
                              .smoothing = Smoothing(batch, vocabulary_)});
   ops_.MatmulBackwardWeight({.dy = at_.logits,
                              .x = at_.norm,
@@ -210,31 +210,31 @@ void EncoderHead::BackwardTokens(const MicroBatch& batch, kernels::ConstValues h
   // overwritten by the lane's first chunk instead, which spares zeroing the largest tensor.
   const auto whole = {weights_.transform, weights_.transform_bias, weights_.norm,
                       weights_.norm_bias};
-  const auto zero = [&](const WeightRef& tensor, float* gradients) {
-    if (tensor.elements > 0) ops_.Zero(gradients + tensor.gradient, tensor.elements);
+  const auto zero = [&](const WeightRef& tensor, const Gradients& gradients) {
+    if (tensor.elements > 0) ops_.Zero(tensor.GradientIn(gradients), tensor.elements);
   };
-  lanes.Assign(batch.index,
-               {weights_.head, weights_.head_bias, weights_.transform, weights_.transform_bias,
-                weights_.norm, weights_.norm_bias},
-               ops_, [&](const plan::LaneSegment& segment, float* gradients, bool accumulate) {
-                 if (!accumulate) {
-                   for (const WeightRef& tensor : whole) zero(tensor, gradients);
-                 }
-                 ForChunks(batch, segment.first_sequence, segment.sequences,
-                           [&](const Chunk& chunk) {
-                             ForwardChunk(batch, hidden, chunk, losses);
-                             BackwardChunk(batch, chunk, gradient, gradients, accumulate);
-                             accumulate = true;
-                           });
-                 if (!accumulate) {  // nothing was predicted
-                   zero(weights_.head, gradients);
-                   zero(weights_.head_bias, gradients);
-                 }
-                 // These copies are summed over tensor ranks later:
-                 // the same gradient must not count more than once.
-                 if (gives_whole_tensors_) return;
-                 for (const WeightRef& tensor : whole) zero(tensor, gradients);
-               });
+  lanes.Assign(
+      batch.index,
+      {weights_.head, weights_.head_bias, weights_.transform, weights_.transform_bias,
+       weights_.norm, weights_.norm_bias},
+      ops_, [&](const plan::LaneSegment& segment, const Gradients& gradients, bool accumulate) {
+        if (!accumulate) {
+          for (const WeightRef& tensor : whole) zero(tensor, gradients);
+        }
+        ForChunks(batch, segment.first_sequence, segment.sequences, [&](const Chunk& chunk) {
+          ForwardChunk(batch, hidden, chunk, losses);
+          BackwardChunk(batch, chunk, gradient, gradients, accumulate);
+          accumulate = true;
+        });
+        if (!accumulate) {  // nothing was predicted
+          zero(weights_.head, gradients);
+          zero(weights_.head_bias, gradients);
+        }
+        // These copies are summed over tensor ranks later:
+        // the same gradient must not count more than once.
+        if (gives_whole_tensors_) return;
+        for (const WeightRef& tensor : whole) zero(tensor, gradients);
+      });
 }
 
 // One row for each sequence, hence one token.
@@ -314,7 +314,7 @@ void EncoderHead::BackwardClasses(const MicroBatch& batch, kernels::ConstValues 
                                   kernels::Values gradient, double* losses, GradientLanes& lanes) {
   lanes.Accumulate(
       batch.index, {weights_.pooler, weights_.pooler_bias, weights_.classes, weights_.classes_bias},
-      ops_, [&](const plan::LaneSegment& segment, float* gradients) {
+      ops_, [&](const plan::LaneSegment& segment, const Gradients& gradients) {
         const int64_t first = segment.first_sequence;
         const int64_t count = segment.sequences;
         const int64_t c = shape_.hidden;

@@ -71,7 +71,7 @@ class EncoderHead {
   void ForwardChunk(const MicroBatch& batch, kernels::ConstValues hidden, const Chunk& chunk,
                     double* losses);
   void BackwardChunk(const MicroBatch& batch, const Chunk& chunk, kernels::Values gradient,
-                     float* gradients, bool accumulate);
+                     const Gradients& gradients, bool accumulate);
   void BackwardTokens(const MicroBatch& batch, kernels::ConstValues hidden,
                       kernels::Values gradient, double* losses, GradientLanes& lanes);
   kernels::Dropout DropoutAt(const MicroBatch& batch, int64_t first_sequence) const;

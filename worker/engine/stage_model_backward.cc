@@ -31,7 +31,7 @@ void StageModel::BackwardHead(const MicroBatch& batch, kernels::Values flow, dou
   const kernels::ConstValues normed = GatherRows(FinalNorm(batch.slot));
   const auto scale = static_cast<float>(loss_weight_ * gradient_scale_);
   lanes.Assign(batch.index, {weights_.output.head}, ops_,
-               [&](const plan::LaneSegment& segment, float* gradients, bool accumulate) {
+               [&](const plan::LaneSegment& segment, const Gradients& gradients, bool accumulate) {
                  ForChunks(segment.first_sequence, segment.sequences, [&](const Chunk& chunk) {
                    Logits(batch, chunk.row, chunk.rows);
                    TokenLossesAndGradients(ops_, stream_, tensor_group_,
@@ -65,7 +65,7 @@ void StageModel::BackwardNorm(const MicroBatch& batch, WeightRef weight, WeightR
                               const float* rstd, kernels::Values flow, FlowChange change,
                               GradientLanes& lanes) {
   lanes.Accumulate(batch.index, {weight, bias}, ops_,
-                   [&](const plan::LaneSegment& segment, float* gradients) {
+                   [&](const plan::LaneSegment& segment, const Gradients& gradients) {
                      const LocalRows part = LocalPart(segment);
                      if (part.count == 0) return;
                      const int64_t at = part.begin * shape_.hidden;
@@ -90,7 +90,7 @@ kernels::ConstValues StageModel::BackwardResidual(const MicroBatch& batch, int l
                                                   GradientLanes& lanes) {
   const bool dropped = batch.training && dropout_ > 0;
   lanes.Accumulate(
-      batch.index, {bias}, ops_, [&](const plan::LaneSegment& segment, float* gradients) {
+      batch.index, {bias}, ops_, [&](const plan::LaneSegment& segment, const Gradients& gradients) {
         const LocalRows part = LocalPart(segment);
         if (part.count == 0) return;
         const int64_t at = part.begin * shape_.hidden;
@@ -111,7 +111,7 @@ void StageModel::BackwardWeight(const MicroBatch& batch, LinearLayers::Part part
                                 int64_t n, int64_t k, GradientLanes& lanes) {
   linear_.BeginBackward(part, dy, extent_.rows);
   lanes.Assign(batch.index, {weight, bias}, ops_,
-               [&](const plan::LaneSegment& segment, float* gradients, bool accumulate) {
+               [&](const plan::LaneSegment& segment, const Gradients& gradients, bool accumulate) {
                  const int64_t row = segment.first_sequence * extent_.tokens;
                  linear_.BackwardWeight(part,
                                         {.dy = dy + row * n,
@@ -264,7 +264,7 @@ void StageModel::BackwardEmbedding(const MicroBatch& batch, kernels::Values flow
   }
   lanes.Accumulate(
       batch.index, {weights_.position, weights_.type}, ops_,
-      [&](const plan::LaneSegment& segment, float* gradients) {
+      [&](const plan::LaneSegment& segment, const Gradients& gradients) {
         const LocalRows part = LocalPart(segment);
         if (part.count == 0) return;
         const int64_t first = extent_.first_local_row + part.begin;
@@ -281,7 +281,7 @@ void StageModel::BackwardEmbedding(const MicroBatch& batch, kernels::Values flow
       });
   const kernels::ConstValues all = GatherRows(flow);
   lanes.Accumulate(batch.index, {weights_.token}, ops_,
-                   [&](const plan::LaneSegment& segment, float* gradients) {
+                   [&](const plan::LaneSegment& segment, const Gradients& gradients) {
                      const int64_t row = segment.first_sequence * extent_.tokens;
                      ops_.EmbeddingBackward({.tokens = batch.inputs + row,
                                              .dx = all + row * shape_.hidden,

@@ -10,6 +10,12 @@
 
 namespace tercio::engine {
 
+// A buffer of gradients that begins with those of element `first` of the stage.
+struct Gradients {
+  float* data = nullptr;
+  int64_t first = 0;
+};
+
 // A run of elements in the parameter and gradient buffers. Absent (a bias of a model without
 // biases): no elements.
 struct WeightRef {
@@ -20,8 +26,8 @@ struct WeightRef {
   kernels::ConstValues In(kernels::ConstValues parameters) const {
     return elements == 0 ? nullptr : parameters + parameter;
   }
-  float* GradientIn(float* gradients) const {
-    return elements == 0 ? nullptr : gradients + gradient;
+  float* GradientIn(const Gradients& gradients) const {
+    return elements == 0 ? nullptr : gradients.data + (gradient - gradients.first);
   }
 };
 
