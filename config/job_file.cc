@@ -411,6 +411,11 @@ class JobParser {
     out->set_keep_every(checkpoint.Integer("keep_every", 0, 0));
     out->set_peer_copies(
         static_cast<int32_t>(checkpoint.Integer("peer_copies", 0, 0, plan::kMostPeerCopies)));
+    out->set_snapshot(checkpoint.OneOf("snapshot", v1::SNAPSHOT_KIND_COPY));
+    // Copies in memory are sent to nodes that may be slow, for which no update should wait.
+    if (out->snapshot() == v1::SNAPSHOT_KIND_IN_PLACE && out->peer_copies() > 0) {
+      checkpoint.Fault("snapshot", "in_place cannot be combined with peer_copies; use copy");
+    }
     out->set_timeout_seconds(checkpoint.Seconds("timeout", plan::kSaveTimeoutSeconds));
     // Seconds has no lower bound of its own.
     if (out->timeout_seconds() == 0) {
@@ -625,6 +630,7 @@ std::string CheckpointYaml(const v1::JobSpec& spec) {
                                      : "null",
       ", keep_last: ", checkpoint.keep_last(), ", keep_every: ", checkpoint.keep_every());
   absl::StrAppend(&yaml, ", peer_copies: ", checkpoint.peer_copies(),
+                  ", snapshot: ", WordOr(checkpoint.snapshot(), v1::SNAPSHOT_KIND_COPY),
                   ", timeout: ", Number(plan::SaveTimeoutSeconds(spec)), "s");
   if (!checkpoint.path().empty()) {
     // A JSON text is YAML, too, with every character that needs it escaped.

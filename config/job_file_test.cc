@@ -54,6 +54,7 @@ TEST(JobFile, DefaultsAreThoseThatAreDocumented) {
   EXPECT_EQ(spec->checkpoint().every_steps(), 500);
   EXPECT_EQ(spec->checkpoint().keep_last(), 3);
   EXPECT_EQ(spec->checkpoint().peer_copies(), 0);
+  EXPECT_EQ(spec->checkpoint().snapshot(), v1::SNAPSHOT_KIND_COPY);
   EXPECT_EQ(spec->checkpoint().timeout_seconds(), 600);
   EXPECT_EQ(spec->checkpoint().path(), "");
   EXPECT_EQ(spec->fault_tolerance().max_restarts(), 3);
@@ -69,7 +70,8 @@ TEST(JobFile, EffectiveYamlParsesBackToTheSameSpec) {
             "fault_tolerance.elastic_wait=90s", "resources.threads_per_rank=3",
             "checkpoint.peer_copies=2", "checkpoint.timeout=90s",
             "checkpoint.path='/shared/a b, c}'"},
-           {"data.validation=other.txt", "training.micro_batch=2", "resources.ranks=4"},
+           {"data.validation=other.txt", "training.micro_batch=2", "resources.ranks=4",
+            "checkpoint.snapshot=in_place"},
            {"training.schedule.kind=wsd", "training.label_smoothing=0.1",
             "training.frozen=[embedding.*]",
             "training.optimizer.no_decay=['*.bias', final_norm.*]"},
@@ -487,6 +489,14 @@ TEST(JobFile, ACheckpointPathIsRelativeToTheJobFile) {
               HasSubstr("'s3://bucket/runs', which is not a directory, is not supported by this "
                         "version"));
   EXPECT_THAT(FaultOf(kGood, {"checkpoint.path=''"}), HasSubstr("expected the directory"));
+}
+
+TEST(JobFile, SnapshotsInPlaceAreNotForCopiesInMemory) {
+  const auto spec = Parse(kGood, {"checkpoint.snapshot=in_place"});
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_EQ(spec->checkpoint().snapshot(), v1::SNAPSHOT_KIND_IN_PLACE);
+  EXPECT_THAT(FaultOf(kGood, {"checkpoint={snapshot: in_place, peer_copies: 1}"}),
+              HasSubstr("in_place cannot be combined with peer_copies"));
 }
 
 TEST(JobFile, ASaveHasATimeAboveZero) {

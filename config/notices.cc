@@ -46,6 +46,10 @@ constexpr Row kRows[] = {
     {"training.evaluate.batches",
      [](const Job& job) { return job.training().evaluate().batches() > 0; }, HasNoValidation,
      "there is no data.validation"},
+    {"checkpoint.snapshot",
+     [](const Job& job) { return job.checkpoint().snapshot() == v1::SNAPSHOT_KIND_IN_PLACE; },
+     [](const Job& job) { return job.resources().device() == v1::DEVICE_KIND_CUDA; },
+     "resources.device is cuda, whose snapshots lie on the host"},
     // Its default is compared with, since a job does not tell which keys were written.
     {"fault_tolerance.elastic_wait",
      [](const Job& job) {

@@ -29,6 +29,9 @@ TEST(Notices, KeysThatCannotHaveAnEffectAreNamed) {
               ElementsAre("parallelism.tensor_overlap has no effect: parallelism.tensor is 1"));
   EXPECT_THAT(NoticesOf({"resources.cuda_graphs=false"}),
               ElementsAre("resources.cuda_graphs has no effect: resources.device is cpu"));
+  EXPECT_THAT(NoticesOf({"checkpoint.snapshot=in_place", "resources.device=cuda"}),
+              ElementsAre("checkpoint.snapshot has no effect: resources.device is cuda, whose "
+                          "snapshots lie on the host"));
   EXPECT_THAT(NoticesOf({"fault_tolerance.elastic_wait=1m"}),
               ElementsAre("fault_tolerance.elastic_wait has no effect: without "
                           "fault_tolerance.elastic_min_ranks the job waits for all of its ranks"));
@@ -52,6 +55,7 @@ TEST(Notices, KeysWithAnEffectAreNot) {
               IsEmpty());
   EXPECT_THAT(NoticesOf({"resources.cuda_graphs=false", "resources.device=cuda"}), IsEmpty());
   EXPECT_THAT(NoticesOf({"resources.cuda_graphs=false", "resources.device=auto"}), IsEmpty());
+  EXPECT_THAT(NoticesOf({"checkpoint.snapshot=in_place"}), IsEmpty());
   EXPECT_THAT(NoticesOf({"fault_tolerance.elastic_wait=1m", "fault_tolerance.elastic_min_ranks=1"}),
               IsEmpty());
 }

@@ -140,6 +140,8 @@ int64_t SnapshotElements(const v1::JobSpec& job, const v1::Layout& layout,
   const bool copies = KeepsCopies(job);
   int64_t guard = copies || stage == 0 ? StateElements(job) : 0;
   if (HasFp8(job)) guard += kFp8StateOfLayer * job.model().layers() / layout.pipeline();
+  // The guard's state is in no buffer, so that also a save in place needs a copy of it.
+  if (SavesInPlace(job)) return guard;
   return copies ? guard + CopyElements(job, layout, stage_tensors)
                 : SavedElements(job, layout, stage_tensors, guard);
 }
@@ -297,8 +299,8 @@ void AddCommunication(const v1::JobSpec& job, const v1::Layout& layout, const St
   const auto add = [&](const char* name, int64_t count) {
     table->Floats(name, v1::BUFFER_KIND_COMMUNICATION, count);
   };
-  int64_t bucket = 0;
   // Buckets are reduced one after the other, so that the largest one sizes the scratch.
+  int64_t bucket = 0;
   for (const v1::BucketRange& range : BucketsOfStage(job.model(), layout, stage)) {
     bucket = std::max(bucket, range.end() - range.begin());
   }
@@ -551,9 +553,14 @@ v1::MemoryTable MemoryOfStage(const v1::JobSpec& job, const v1::Layout& layout, 
     table.Values("parameters.compute", v1::BUFFER_KIND_PARAMETER, shape.precision,
                  tensors.parameter_elements);
   }
-  for (int i = 0; i < GradientBuffers(lanes); ++i) {
+  const LaneBuffers buffers = LaneBuffersOf(layout.micro_batch(), shape.sequences_per_rank, lanes);
+  for (int i = 0; i < buffers.whole; ++i) {
     table.Floats(absl::StrCat("gradients.", i), v1::BUFFER_KIND_GRADIENT,
                  tensors.gradient_elements);
+  }
+  for (int i = 0; i < buffers.shared; ++i) {
+    table.Floats(absl::StrCat("gradients.shared.", i), v1::BUFFER_KIND_GRADIENT,
+                 LargestBucket(job.model(), layout, stage));
   }
   table.Floats("adamw.m", v1::BUFFER_KIND_OPTIMIZER, tensors.parameter_elements);
   table.Floats("adamw.v", v1::BUFFER_KIND_OPTIMIZER, tensors.parameter_elements);

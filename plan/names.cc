@@ -68,6 +68,10 @@ constexpr Word kOnSpike[] = {
     {v1::ON_SPIKE_SKIP, "skip"},
     {v1::ON_SPIKE_ROLLBACK, "rollback"},
 };
+constexpr Word kSnapshotKinds[] = {
+    {v1::SNAPSHOT_KIND_COPY, "copy"},
+    {v1::SNAPSHOT_KIND_IN_PLACE, "in_place"},
+};
 constexpr Word kQualityMetrics[] = {
     {v1::QUALITY_METRIC_LOSS, "loss"},
     {v1::QUALITY_METRIC_ACCURACY, "accuracy"},
@@ -95,6 +99,7 @@ constexpr Set kSets[] = {
     {v1::OnNan_descriptor, kOnNan},
     {v1::StragglerPolicy_descriptor, kStragglerPolicies},
     {v1::OnSpike_descriptor, kOnSpike},
+    {v1::SnapshotKind_descriptor, kSnapshotKinds},
     {v1::QualityMetric_descriptor, kQualityMetrics},
 };
 
@@ -151,6 +156,10 @@ std::span<const Word> WordsOf<v1::StragglerPolicy>() {
 template <>
 std::span<const Word> WordsOf<v1::OnSpike>() {
   return kOnSpike;
+}
+template <>
+std::span<const Word> WordsOf<v1::SnapshotKind>() {
+  return kSnapshotKinds;
 }
 template <>
 std::span<const Word> WordsOf<v1::QualityMetric>() {

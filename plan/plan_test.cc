@@ -6,6 +6,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "plan/buckets.h"
 #include "plan/fp8.h"
 #include "plan/lanes.h"
 #include "plan/limits.h"
@@ -165,22 +166,48 @@ TEST(Lanes, CountsAndMerges) {
   EXPECT_EQ(LaneCount(480), 8);
   EXPECT_EQ(LanesPerDataRank(8, 2), 4);
   EXPECT_EQ(LanesPerDataRank(4, 3), 1);
-  // The tree ((0+1)+(2+3))+((4+5)+(6+7)) by a stack of buffers.
-  for (const int lanes : {1, 2, 4, 8}) {
-    std::vector<std::string> buffers(static_cast<size_t>(GradientBuffers(lanes)));
-    for (int lane = 0; lane < lanes; ++lane) {
-      const int top = AccumulationBuffer(lane);
-      ASSERT_LT(top, GradientBuffers(lanes));
-      buffers[static_cast<size_t>(top)] = std::to_string(lane);
+}
+
+TEST(Lanes, LevelsAreMergedAsOneTree) {
+  // Two sequences a lane: micro-batches of half a lane up to all of them.
+  for (const int micro_batch : {1, 2, 4, 8, 16}) {
+    const LaneBuffers buffers = LaneBuffersOf(micro_batch, 16, 8);
+    EXPECT_EQ(buffers.lanes_per_pass, std::max(1, micro_batch / 2));
+    std::vector<std::string> whole(static_cast<size_t>(buffers.whole));
+    std::vector<std::string> shared(static_cast<size_t>(buffers.shared));
+    const auto at = [&](LaneLevel level) -> std::string& {
+      return level.shared < 0 ? whole.at(static_cast<size_t>(level.whole))
+                              : shared.at(static_cast<size_t>(level.shared));
+    };
+    for (int lane = 0; lane < 8; ++lane) {
+      LaneLevel level = LevelOf(buffers, lane);
+      at(level) = std::to_string(lane);
       for (int i = 0; i < MergesAfterLane(lane); ++i) {
-        std::string& into = buffers[static_cast<size_t>(top - 1 - i)];
-        into = "(" + into + "+" + buffers[static_cast<size_t>(top - i)] + ")";
+        const LaneLevel below = LevelBelow(level);
+        at(below) = "(" + at(below) + "+" + at(level) + ")";
+        level = below;
+      }
+      // What another tensor would overwrite must have been merged by the end of a pass.
+      if ((lane + 1) % buffers.lanes_per_pass == 0) {
+        EXPECT_EQ(level.shared, -1) << lane;
       }
     }
-    if (lanes == 8) {
-      EXPECT_EQ(buffers[0], "(((0+1)+(2+3))+((4+5)+(6+7)))");
-    }
+    EXPECT_EQ(whole[0], "(((0+1)+(2+3))+((4+5)+(6+7)))") << micro_batch;
   }
+}
+
+TEST(Lanes, BuffersThatLiveOnlyInAMicroBatchAreShared) {
+  const auto counts = [](const LaneBuffers& buffers) {
+    return std::pair(buffers.whole, buffers.shared);
+  };
+  EXPECT_EQ(counts(LaneBuffersOf(1, 8, 8)), std::pair(4, 0));
+  EXPECT_EQ(counts(LaneBuffersOf(2, 8, 8)), std::pair(3, 1));
+  EXPECT_EQ(counts(LaneBuffersOf(8, 8, 8)), std::pair(1, 3));
+  EXPECT_EQ(counts(LaneBuffersOf(12, 12, 4)), std::pair(1, 2));
+  EXPECT_EQ(counts(LaneBuffersOf(6, 12, 4)), std::pair(2, 1));
+  // A lane of three sequences that two micro-batches share.
+  EXPECT_EQ(counts(LaneBuffersOf(2, 12, 4)), std::pair(3, 0));
+  EXPECT_EQ(counts(LaneBuffersOf(4, 4, 1)), std::pair(1, 0));
 }
 
 TEST(Lanes, SegmentsCoverEverySequenceOnce) {
@@ -290,6 +317,45 @@ TEST(MemoryMap, HalfPrecisionAddsTheModelsCopyOfTheWeights) {
     EXPECT_EQ(FindBuffer(table, "snapshot").size_bytes(),
               FindBuffer(full, "snapshot").size_bytes() + more);
   }
+}
+
+TEST(MemoryMap, ASaveInPlaceNeedsNoCopyOfTheState) {
+  v1::JobSpec job = Job();
+  const v1::Layout layout = LayoutOf(2, 2, 1, 4);
+  const v1::MemoryTable copy = MemoryOfStage(job, layout, 0, 1);
+  job.mutable_checkpoint()->set_snapshot(v1::SNAPSHOT_KIND_IN_PLACE);
+  const v1::MemoryTable in_place = MemoryOfStage(job, layout, 0, 1);
+  EXPECT_GT(FindBuffer(copy, "snapshot").size_bytes(), 0);
+  EXPECT_EQ(FindBuffer(in_place, "snapshot").size_bytes(), 0);
+  // The step guard's numbers are in no buffer.
+  job.mutable_fault_tolerance()->set_on_nan(v1::ON_NAN_SKIP);
+  EXPECT_EQ(FindBuffer(MemoryOfStage(job, layout, 0, 1), "snapshot").size_bytes(),
+            StateElements(job) * 4);
+  // A GPU's state lies where no save can read it.
+  job.mutable_resources()->set_device(v1::DEVICE_KIND_CUDA);
+  EXPECT_GT(FindBuffer(MemoryOfStage(job, layout, 0, 1), "snapshot").size_bytes(), 1000);
+}
+
+TEST(MemoryMap, LanesOfAMicroBatchShareTheirBuffers) {
+  v1::JobSpec job = Job();
+  job.mutable_training()->set_global_batch(8);
+  const auto gradients = [&](int64_t micro_batch) {
+    job.mutable_training()->set_micro_batch(micro_batch);
+    const v1::Layout layout = *LayoutOfJob(job);
+    std::vector<int64_t> sizes;
+    const v1::MemoryTable table = MemoryOfStage(job, layout, 0, 1);
+    for (const v1::Buffer& buffer : table.buffers()) {
+      if (buffer.kind() == v1::BUFFER_KIND_GRADIENT) sizes.push_back(buffer.size_bytes() / 4);
+    }
+    return sizes;
+  };
+  const v1::Layout layout = *LayoutOfJob(job);
+  const int64_t all = TensorsOfStage(job.model(), layout, 0).gradient_elements;
+  const int64_t bucket = LargestBucket(job.model(), layout, 0);
+  EXPECT_LT(bucket, all);
+  EXPECT_THAT(gradients(1), ElementsAre(all, all, all, all));
+  EXPECT_THAT(gradients(4), ElementsAre(all, all, bucket, bucket));
+  EXPECT_THAT(gradients(8), ElementsAre(all, bucket, bucket, bucket));
 }
 
 TEST(MemoryMap, Fp8AddsWeightsFactorsAndScales) {

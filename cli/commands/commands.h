@@ -207,7 +207,7 @@ struct ResumeOptions : GlobalOptions {
 };
 int Resume(const ResumeOptions& options);
 
-// ---- verbs that use a trained model on this machine (model_commands.cc) ----
+// ---- verbs that use a trained model on this machine ----
 
 struct ModelOptions : GlobalOptions {
   std::string checkpoint;
@@ -218,6 +218,8 @@ struct ModelOptions : GlobalOptions {
 struct GenerateOptions : ModelOptions {
   std::string prompt;
   std::vector<int32_t> prompt_ids;
+  std::string prompts;  // a file
+  int64_t batch = 8;    // prompts that are continued at once
   int64_t tokens = 100;
   double temperature = 0.8;
   int64_t top_k = 0;

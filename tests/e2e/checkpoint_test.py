@@ -214,6 +214,35 @@ class FrozenDisk(FrozenDiskTest):
         self.assertEqual(self.curve_of(job), self.curve_of(reference))
 
 
+    def test_an_update_waits_for_a_save_in_place(self):
+        options = ("--set", "training.steps=300", *layout(1, 1, 2))
+        reference = self.submit(*options, "--set", "checkpoint={every_steps: 100, keep_last: 9}")
+        self.json(*self.reach("wait", reference))
+        job = self.submit(*options, "--set", "checkpoint={every_steps: 100, keep_last: 9, snapshot: in_place}")
+        self.after_step(job, 20)
+        self.freeze()
+        wait_for(lambda: self.get(job)["step"] >= 100, "the step of the save")
+        time.sleep(2)
+        # The step after it is computed; its update would change what the save reads.
+        self.assertEqual((self.get(job)["state"], self.get(job)["step"]), ("running", 100))
+        self.thaw()
+        done = self.json(*self.reach("wait", job))
+        self.assertEqual((done["state"], done["step"], done["restarts"]), ("succeeded", 300, 0))
+        self.assertEqual(self.curve_of(job), self.curve_of(reference))
+        self.assertEqual(*[self.tensors_of(which) for which in (job, reference)])
+
+    def tensors_of(self, job):
+        """The bytes of a job's checkpoints, by their place."""
+        root = os.path.join(self.state, "checkpoints", job)
+        files = sorted(glob.glob(os.path.join(root, "step-*", "*", "*.safetensors")))
+        self.assertEqual(len({path.split("/step-")[1][:8] for path in files}), 3, files)
+        contents = {}
+        for path in files:
+            with open(path, "rb") as file:
+                contents[os.path.relpath(path, root)] = file.read()
+        return contents
+
+
 class FewInodes(DiskTest):
     """Room for bytes, and none for files."""
 

@@ -135,6 +135,24 @@ class HuggingFace(TercioTest):
         self.assertIn("longer", self.refused(2, "generate", "--checkpoint", self.path("llama"), "--prompt-ids", "4",
                                              "--context", "65"))
 
+    def test_prompts_of_a_file_are_continued_as_each_alone(self):
+        model = ("--checkpoint", self.path("llama"), "--tokens", "70", "--seed", "5")  # beyond the context of 64
+        prompts = [[7, 0, 39], [1], [5, 4, 3, 2, 1] * 3, [38, 38], [9, 8]]
+        with open(self.path("prompts.jsonl"), "w", encoding="utf-8") as file:
+            file.writelines(json.dumps({"prompt_ids": ids}) + "\n" for ids in prompts)
+        alone = [self.json("generate", *model, "--prompt-ids", ",".join(map(str, ids))) for ids in prompts]
+        self.assertNotEqual(alone[0]["tokens"], alone[1]["tokens"])
+        # Two at a time, so that a later prompt takes the place of one that has ended.
+        for batch in ("2", "8"):
+            self.assertEqual(self.json("generate", *model, "--prompts", self.path("prompts.jsonl"), "--batch", batch),
+                             alone)
+        out, _ = self.tercio("generate", *model, "--prompts", self.path("prompts.jsonl"))
+        self.assertEqual([json.loads(line) for line in out.splitlines()], alone)
+        with open(self.path("prompts.jsonl"), "a", encoding="utf-8") as file:
+            file.write("{}\n")
+        self.assertIn("prompts.jsonl:6: ",
+                      self.refused(2, "generate", *model, "--prompts", self.path("prompts.jsonl")))
+
     def test_a_tokenizer_is_named_where_the_directory_brings_none(self):
         model = ("--checkpoint", self.path("llama"))
         ids = self.json("generate", *model, "--prompt-ids", "33,35,38", "--tokens", "9")

@@ -1,5 +1,7 @@
-// A forward pass row by row, over the keys and values that are already there, has the bits of one
-// over all rows: what generating text with a cache rests on.
+// A forward pass in parts, over the keys and values that are already there, has the bits of one
+// over all rows, also beside parts of other sequences: what generating text with a cache, and
+// several texts at once, rests on.
+#include <algorithm>
 #include <cstring>
 #include <vector>
 
@@ -35,25 +37,60 @@ class OneRank {
 
   // Logits of every row, after passes over rows [0, cuts[0]), [cuts[0], cuts[1]), ...
   std::vector<float> Logits(const std::vector<int32_t>& ids, const std::vector<int64_t>& cuts) {
-    engine::MicroBatch batch;
-    batch.training = false;
-    batch.inputs = ids.data();
+    std::vector<float> all;
     int64_t first = 0;
     for (const int64_t cut : cuts) {
-      batch.first_row = first;
-      batch.rows = cut - first;
-      model_.Forward(batch);
+      Pass({{.sequence = 0, .first_position = first, .rows = cut - first}}, {ids});
+      for (int64_t row = 0; row < cut - first; ++row) AppendLogits(row, &all);
       first = cut;
-    }
-    std::vector<float> all;
-    for (int64_t row = 0; row < first; ++row) {
-      const float* logits = model_.Logits(batch, row, 1);
-      all.insert(all.end(), logits, logits + spec_.model().vocab_size());
     }
     return all;
   }
 
+  // The same of several sequences, which begin in one pass after the other and then grow by `step`
+  // rows in each.
+  std::vector<std::vector<float>> LogitsTogether(const std::vector<std::vector<int32_t>>& ids,
+                                                 int64_t step) {
+    std::vector<std::vector<float>> all(ids.size());
+    std::vector<int64_t> known(ids.size());
+    for (size_t pass = 0;; ++pass) {
+      std::vector<engine::SequencePart> parts;
+      for (size_t i = 0; i < std::min(ids.size(), pass + 1); ++i) {
+        const int64_t rows = std::min(step, static_cast<int64_t>(ids[i].size()) - known[i]);
+        if (rows > 0) parts.push_back({static_cast<int64_t>(i), known[i], rows});
+      }
+      if (parts.empty()) return all;
+      Pass(parts, ids);
+      int64_t row = 0;
+      for (const engine::SequencePart& part : parts) {
+        const auto i = static_cast<size_t>(part.sequence);
+        for (int64_t last = row + part.rows; row < last; ++row) AppendLogits(row, &all[i]);
+        known[i] += part.rows;
+      }
+    }
+  }
+
  private:
+  void Pass(const std::vector<engine::SequencePart>& parts,
+            const std::vector<std::vector<int32_t>>& ids) {
+    std::vector<int32_t> inputs;
+    for (const engine::SequencePart& part : parts) {
+      const auto begin = ids[static_cast<size_t>(part.sequence)].begin() +
+                         static_cast<ptrdiff_t>(part.first_position);
+      inputs.insert(inputs.end(), begin, begin + static_cast<ptrdiff_t>(part.rows));
+    }
+    engine::MicroBatch batch;
+    batch.training = false;
+    batch.inputs = inputs.data();
+    batch.parts = parts;
+    model_.Forward(batch);
+  }
+
+  void AppendLogits(int64_t row, std::vector<float>* out) {
+    const float* logits = model_.Logits({}, row, 1);
+    out->insert(out->end(), logits, logits + spec_.model().vocab_size());
+  }
+
   v1::JobSpec spec_;
   v1::RankPlan plan_;
   std::unique_ptr<device::Device> device_;
@@ -81,6 +118,32 @@ TEST(Incremental, RowsHaveTheBitsOfTheWhole) {
       ASSERT_EQ(parts.size(), whole.size());
       EXPECT_EQ(std::memcmp(parts.data(), whole.data(), whole.size() * sizeof(float)), 0)
           << plan::TextOf(spec.model().architecture()) << " in " << cuts.size() << " passes";
+    }
+  }
+}
+
+TEST(Incremental, SequencesHaveTheBitsOfEachAlone) {
+  for (v1::JobSpec spec : {SmallJob(), SmallLlama()}) {
+    spec.mutable_model()->set_context(40);
+    spec.mutable_training()->set_global_batch(3);
+    spec.mutable_training()->set_micro_batch(3);
+    spec.mutable_resources()->set_ranks(1);
+    std::vector<std::vector<int32_t>> ids(3);
+    for (size_t i = 0; i < ids.size(); ++i) {
+      for (size_t k = 0; k < 40 - 9 * i; ++k) {
+        ids[i].push_back(static_cast<int32_t>((k * k + 7 * i) % 61));
+      }
+    }
+    for (const int64_t step : {1, 5}) {
+      const std::vector<std::vector<float>> together = OneRank(spec).LogitsTogether(ids, step);
+      for (size_t i = 0; i < ids.size(); ++i) {
+        const std::vector<float> alone =
+            OneRank(spec).Logits(ids[i], {static_cast<int64_t>(ids[i].size())});
+        ASSERT_EQ(together[i].size(), alone.size());
+        EXPECT_EQ(std::memcmp(together[i].data(), alone.data(), alone.size() * sizeof(float)), 0)
+            << plan::TextOf(spec.model().architecture()) << ", sequence " << i << " in steps of "
+            << step;
+      }
     }
   }
 }

@@ -3,7 +3,16 @@
 
 #include <cstdint>
 
+#include "absl/types/span.h"
+
 namespace tercio::engine {
+
+// Rows of one sequence that follow those whose keys and values are still in the slot.
+struct SequencePart {
+  int64_t sequence;  // within the micro-batch
+  int64_t first_position;
+  int64_t rows;
+};
 
 struct MicroBatch {
   int index = 0;  // within the step
@@ -12,10 +21,10 @@ struct MicroBatch {
   int64_t step = 0;
   int64_t first_sequence = 0;  // in the global batch
   bool training = true;        // dropout applies
-  // Forward only, with one sequence: rows [first_row, first_row + rows) of it, after those before,
-  // which are still in the slot. rows 0: all of the micro-batch.
-  int64_t first_row = 0;
-  int64_t rows = 0;
+  // Forward of a causal model on one rank only: these parts of its sequences, whose rows lie
+  // densely one after another in every buffer but that of queries, keys and values. Empty: all of
+  // the micro-batch.
+  absl::Span<const SequencePart> parts;
   // Positions of each sequence that are computed, no shorter than the longest sequence; 0: all of
   // the context. Rows of a sequence begin at multiples of it. Results do not depend on it.
   int64_t tokens = 0;

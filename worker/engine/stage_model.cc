@@ -103,20 +103,6 @@ StageModel::LayerView StageModel::View(int slot, int layer) const {
   return at;
 }
 
-StageModel::LayerView StageModel::ViewOf(const MicroBatch& batch, int layer) const {
-  LayerView at = View(batch.slot, layer);
-  const int64_t row = batch.first_row;
-  for (kernels::Values* field : {&at.input, &at.norm1, &at.middle, &at.norm2}) {
-    *field += row * shape_.hidden;
-  }
-  for (float** field : {&at.mean1, &at.rstd1, &at.mean2, &at.rstd2}) *field += row;
-  at.qkv += row * shape_.qkv;
-  at.attention += row * shape_.attention;
-  at.up += row * shape_.up;
-  at.gelu += row * shape_.ffn;
-  return at;
-}
-
 kernels::Dropout StageModel::DropoutAt(const MicroBatch& batch, int layer, uint32_t site,
                                        int64_t first_row) const {
   kernels::Dropout dropout;
@@ -149,15 +135,15 @@ kernels::LayerNormArgs StageModel::Norm(kernels::ConstValues x, WeightRef weight
 // The norm of the output of `layer`: the next layer's first one, or the final one.
 kernels::LayerNormArgs StageModel::NormAfter(const MicroBatch& batch, int layer) const {
   if (layer + 1 < shape_.layers) {
-    const LayerView next = ViewOf(batch, layer + 1);
+    const LayerView next = View(batch.slot, layer + 1);
     const LayerWeights& w = WeightsOf(batch, layer + 1);
     return Norm(next.input, w.norm1, w.norm1_bias, next.norm1, next.mean1, next.rstd1,
-                LocalRowsOf(batch));
+                extent_.local_rows);
   }
-  return Norm(OutputOf(batch), weights_.output.final_norm, weights_.output.final_norm_bias,
-              ValuesAt(batch.slot, slot_layout_.final_norm) + batch.first_row * shape_.hidden,
-              FloatsAt(batch.slot, slot_layout_.final_mean) + batch.first_row,
-              FloatsAt(batch.slot, slot_layout_.final_rstd) + batch.first_row, LocalRowsOf(batch));
+  return Norm(Output(batch.slot), weights_.output.final_norm, weights_.output.final_norm_bias,
+              ValuesAt(batch.slot, slot_layout_.final_norm),
+              FloatsAt(batch.slot, slot_layout_.final_mean),
+              FloatsAt(batch.slot, slot_layout_.final_rstd), extent_.local_rows);
 }
 
 kernels::Values StageModel::SumRows(kernels::Values partial, int64_t rows) {
@@ -198,6 +184,12 @@ kernels::ConstValues StageModel::GatherRows(kernels::ConstValues local) {
 }
 
 void StageModel::SetExtent(const MicroBatch& batch) {
+  if (!batch.parts.empty()) {
+    int64_t rows = 0;
+    for (const SequencePart& part : batch.parts) rows += part.rows;
+    extent_ = {.tokens = shape_.tokens, .rows = rows, .local_rows = rows, .first_local_row = 0};
+    return;
+  }
   extent_.tokens = batch.tokens > 0 ? batch.tokens : shape_.tokens;
   extent_.rows = shape_.sequences * extent_.tokens;
   extent_.local_rows = LocalRowsOf(batch);
@@ -212,41 +204,51 @@ void StageModel::Forward(const MicroBatch& batch) {
 }
 
 void StageModel::NormInput(const MicroBatch& batch, int layer) {
-  const LayerView at = ViewOf(batch, layer);
+  const LayerView at = View(batch.slot, layer);
   const LayerWeights& w = WeightsOf(batch, layer);
   ops_.LayerNorm(
-      Norm(at.input, w.norm1, w.norm1_bias, at.norm1, at.mean1, at.rstd1, LocalRowsOf(batch)));
+      Norm(at.input, w.norm1, w.norm1_bias, at.norm1, at.mean1, at.rstd1, extent_.local_rows));
 }
 
 void StageModel::Embed(const MicroBatch& batch) {
   kernels::EmbeddingArgs lookup{};
-  lookup.tokens = batch.inputs + batch.first_row;
+  lookup.tokens = batch.inputs;
   lookup.weight = weights_.token.In(parameters_);
-  kernels::Values sum = Input(batch.slot) + batch.first_row * shape_.hidden;
+  kernels::Values sum = Input(batch.slot);
   if (shape_.post_norm) sum = ValuesAt(batch.slot, slot_layout_.embedding_sum);
   lookup.out = shape_.sequence_parallel ? branch_ : sum;  // all rows: not all of them stay here
-  lookup.count = RowsOf(batch);
+  lookup.count = extent_.rows;
   lookup.columns = shape_.hidden;
   lookup.vocabulary_begin = vocabulary_begin_;
   lookup.vocabulary_rows = shape_.vocabulary;
   ops_.Embedding(lookup);
   const kernels::Values embedded = SumRows(lookup.out, lookup.count);
-  if (embedded != sum) ops_.Copy(sum, embedded, LocalRowsOf(batch) * shape_.hidden);
+  if (embedded != sum) ops_.Copy(sum, embedded, extent_.local_rows * shape_.hidden);
+  AddPositions(batch, sum);
+  if (shape_.post_norm) NormEmbedding(batch, sum);
+}
+
+void StageModel::AddPositions(const MicroBatch& batch, kernels::Values sum) {
   kernels::PositionEmbeddingArgs position{};
   position.x = sum;
   position.weight = weights_.position.In(parameters_);
-  position.rows = LocalRowsOf(batch);
-  position.first_row = batch.first_row + extent_.first_local_row;
+  position.rows = extent_.local_rows;
+  position.first_row = extent_.first_local_row;
   position.columns = shape_.hidden;
   position.tokens = extent_.tokens;
   position.types = TypesAt(batch, extent_.first_local_row);
   position.type_weight = weights_.type.In(parameters_);
-  if (shape_.post_norm) {
-    ops_.PositionEmbedding(position);
-    return NormEmbedding(batch, sum);
+  // Post-norm models drop after the norm that follows.
+  if (!shape_.post_norm) {
+    position.dropout = DropoutAt(batch, 0, kernels::kSiteEmbedding, position.first_row);
   }
-  position.dropout = DropoutAt(batch, 0, kernels::kSiteEmbedding, position.first_row);
-  ops_.PositionEmbedding(position);
+  if (batch.parts.empty()) return ops_.PositionEmbedding(position);
+  for (const SequencePart& part : batch.parts) {
+    position.rows = part.rows;
+    position.first_row = part.first_position;
+    ops_.PositionEmbedding(position);
+    position.x += part.rows * shape_.hidden;
+  }
 }
 
 // Applies the norm, then dropout.
@@ -266,10 +268,11 @@ void StageModel::NormEmbedding(const MicroBatch& batch, kernels::Values sum) {
 }
 
 // Queries and keys lie side by side: one call rotates both.
-void StageModel::Rotate(kernels::Values qkv, int64_t first_row, int64_t rows, Rotation direction) {
+void StageModel::Rotate(kernels::Values qkv, int64_t first_position, int64_t rows,
+                        Rotation direction) {
   if (!shape_.rotary) return;
   ops_.Rotary({.x = qkv,
-               .table = rotary_ + first_row * shape_.head_dim,
+               .table = rotary_ + first_position * shape_.head_dim,
                .rows = rows,
                .tokens = extent_.tokens,
                .stride = shape_.qkv,
@@ -288,41 +291,73 @@ void StageModel::Activate(kernels::ConstValues up, kernels::Values out, int64_t 
 }
 
 void StageModel::ForwardAttention(const MicroBatch& batch, int layer) {
-  const LayerView at = ViewOf(batch, layer);
+  const LayerView at = View(batch.slot, layer);
   const LayerWeights& w = WeightsOf(batch, layer);
-  const int64_t rows = RowsOf(batch);
+  const bool in_parts = !batch.parts.empty();
+  const kernels::Values qkv = in_parts ? wide_gradient_ : at.qkv;
   linear_.Forward(PartOf(batch, layer, plan::Linear::kQkv), {.x = GatherRows(AttentionInput(at)),
                                                              .w = w.qkv.In(parameters_),
                                                              .bias = w.qkv_bias.In(parameters_),
-                                                             .y = at.qkv,
-                                                             .m = rows,
+                                                             .y = qkv,
+                                                             .m = extent_.rows,
                                                              .n = shape_.qkv,
                                                              .k = shape_.hidden});
-  Rotate(at.qkv, batch.first_row, rows, Rotation::kForward);
-  const LayerView all = View(batch.slot, layer);  // keys and values of earlier rows count, too
-  ops_.Attention({.q = all.qkv,
-                  .k = all.qkv + shape_.attention,
-                  .v = all.qkv + shape_.attention + shape_.key_heads * shape_.head_dim,
-                  .stride = shape_.qkv,
-                  .out = all.attention,
-                  .lse = all.lse,
-                  .sequences = shape_.sequences,
-                  .tokens = batch.rows > 0 ? batch.first_row + rows : extent_.tokens,
-                  .heads = shape_.heads,
-                  .head_dim = shape_.head_dim,
-                  .group = shape_.heads / shape_.key_heads,
-                  .first_query = batch.first_row,
-                  .first_head = tensor_index_ * shape_.heads,
-                  .causal = shape_.causal,
-                  .lengths = batch.lengths,
-                  .dropout = DropoutAt(batch, ModelLayer(batch, layer), kernels::kSiteAttention, 0),
-                  .scratch = attention_scratch_});
+  if (in_parts) return AttendParts(batch, layer);
+  Rotate(qkv, 0, extent_.rows, Rotation::kForward);
+  kernels::AttentionArgs attention = AttentionOf(qkv, at.attention, at.lse);
+  attention.sequences = shape_.sequences;
+  attention.tokens = extent_.tokens;
+  attention.lengths = batch.lengths;
+  attention.dropout = DropoutAt(batch, ModelLayer(batch, layer), kernels::kSiteAttention, 0);
+  ops_.Attention(attention);
+}
+
+void StageModel::AttendParts(const MicroBatch& batch, int layer) {
+  const LayerView at = View(batch.slot, layer);
+  kernels::Values rows = wide_gradient_;
+  kernels::Values result = at.attention;
+  for (const SequencePart& part : batch.parts) {
+    Rotate(rows, part.first_position, part.rows, Rotation::kForward);
+    const int64_t first_row = part.sequence * shape_.tokens;
+    const kernels::Values sequence = at.qkv + first_row * shape_.qkv;
+    ops_.Copy(sequence + part.first_position * shape_.qkv, rows, part.rows * shape_.qkv);
+    // Attention writes a row where its sequence has it; the other buffers have only the parts'
+    // rows.
+    const kernels::Values out = attention_gradient_ + first_row * shape_.attention;
+    kernels::AttentionArgs attention =
+        AttentionOf(sequence, out, at.lse + first_row * shape_.heads);
+    attention.sequences = 1;
+    attention.tokens = part.first_position + part.rows;
+    attention.first_query = part.first_position;
+    ops_.Attention(attention);
+    ops_.Copy(result, out + part.first_position * shape_.attention, part.rows * shape_.attention);
+    rows += part.rows * shape_.qkv;
+    result += part.rows * shape_.attention;
+  }
+}
+
+kernels::AttentionArgs StageModel::AttentionOf(kernels::Values qkv, kernels::Values out,
+                                               float* lse) const {
+  kernels::AttentionArgs args{};
+  args.q = qkv;
+  args.k = qkv + shape_.attention;
+  args.v = qkv + shape_.attention + shape_.key_heads * shape_.head_dim;
+  args.stride = shape_.qkv;
+  args.out = out;
+  args.lse = lse;
+  args.heads = shape_.heads;
+  args.head_dim = shape_.head_dim;
+  args.group = shape_.heads / shape_.key_heads;
+  args.first_head = tensor_index_ * shape_.heads;
+  args.causal = shape_.causal;
+  args.scratch = attention_scratch_;
+  return args;
 }
 
 // Computes a half layer's last product, from `x` (rows x k) to the branch.
-kernels::ConstValues StageModel::SumToBranch(const MicroBatch& batch, LinearLayers::Part part,
-                                             kernels::ConstValues x, WeightRef weight, int64_t k) {
-  return SumProduct(branch_, RowsOf(batch), [&](const plan::RowPiece& piece) {
+kernels::ConstValues StageModel::SumToBranch(LinearLayers::Part part, kernels::ConstValues x,
+                                             WeightRef weight, int64_t k) {
+  return SumProduct(branch_, extent_.rows, [&](const plan::RowPiece& piece) {
     linear_.Forward(part, {.x = x + piece.first * k,
                            .w = weight.In(parameters_),
                            .bias = nullptr,
@@ -334,25 +369,25 @@ kernels::ConstValues StageModel::SumToBranch(const MicroBatch& batch, LinearLaye
 }
 
 kernels::LayerNormArgs StageModel::MiddleNorm(const MicroBatch& batch, int layer) const {
-  const LayerView at = ViewOf(batch, layer);
+  const LayerView at = View(batch.slot, layer);
   const LayerWeights& w = WeightsOf(batch, layer);
-  const int64_t rows = LocalRowsOf(batch);
+  const int64_t rows = extent_.local_rows;
   return shape_.post_norm
              ? Norm(at.middle, w.norm1, w.norm1_bias, at.norm2, at.mean2, at.rstd2, rows)
              : Norm(at.middle, w.norm2, w.norm2_bias, at.norm2, at.mean2, at.rstd2, rows);
 }
 
 void StageModel::ForwardUp(const MicroBatch& batch, int layer) {
-  const LayerView at = ViewOf(batch, layer);
+  const LayerView at = View(batch.slot, layer);
   const LayerWeights& w = WeightsOf(batch, layer);
-  const int64_t rows = RowsOf(batch);
+  const int64_t rows = extent_.rows;
   kernels::ResidualArgs add{};
   add.residual = at.input;
-  add.branch = SumToBranch(batch, PartOf(batch, layer, plan::Linear::kOutput), at.attention,
-                           w.output, shape_.attention);
+  add.branch = SumToBranch(PartOf(batch, layer, plan::Linear::kOutput), at.attention, w.output,
+                           shape_.attention);
   add.bias = w.output_bias.In(parameters_);
   add.out = at.middle;
-  add.rows = LocalRowsOf(batch);
+  add.rows = extent_.local_rows;
   add.columns = shape_.hidden;
   add.dropout = DropoutAt(batch, ModelLayer(batch, layer), kernels::kSiteAttentionOutput,
                           extent_.first_local_row);
@@ -379,18 +414,17 @@ void StageModel::ForwardUp(const MicroBatch& batch, int layer) {
 }
 
 void StageModel::ForwardLayer(const MicroBatch& batch, int layer) {
-  const LayerView at = ViewOf(batch, layer);
+  const LayerView at = View(batch.slot, layer);
   const LayerWeights& w = WeightsOf(batch, layer);
   ForwardAttention(batch, layer);
   ForwardUp(batch, layer);
   const bool inner = layer + 1 < shape_.layers;
   kernels::ResidualArgs add{};
   add.residual = at.middle;
-  add.branch =
-      SumToBranch(batch, PartOf(batch, layer, plan::Linear::kDown), at.gelu, w.down, shape_.ffn);
+  add.branch = SumToBranch(PartOf(batch, layer, plan::Linear::kDown), at.gelu, w.down, shape_.ffn);
   add.bias = w.down_bias.In(parameters_);
-  add.out = inner ? ViewOf(batch, layer + 1).input : OutputOf(batch);
-  add.rows = LocalRowsOf(batch);
+  add.out = inner ? View(batch.slot, layer + 1).input : Output(batch.slot);
+  add.rows = extent_.local_rows;
   add.columns = shape_.hidden;
   add.dropout =
       DropoutAt(batch, ModelLayer(batch, layer), kernels::kSiteMlpOutput, extent_.first_local_row);
@@ -415,9 +449,9 @@ void StageModel::Restore(const MicroBatch& batch, int layer) {
     ForwardUp(batch, layer);
     return;
   }
-  const LayerView at = ViewOf(batch, layer);
+  const LayerView at = View(batch.slot, layer);
   ops_.LayerNorm(MiddleNorm(batch, layer));
-  Activate(at.up, at.gelu, RowsOf(batch));
+  Activate(at.up, at.gelu, extent_.rows);
 }
 
 // Short sequences are taken together whole, long ones in pieces of one sequence. The pieces of the

@@ -52,10 +52,9 @@ class StageModel {
   kernels::Values Input(int slot) const { return View(slot, 0).input; }
   kernels::Values Output(int slot) const { return ValuesAt(slot, slot_layout_.output); }
 
-  // Rows of the residual stream that this rank works on: of a batch that asks for some, those, else
-  // its share of the micro-batch.
+  // Rows of the residual stream that this rank works on: its share of the micro-batch. REQUIRES: no
+  // parts.
   int64_t LocalRowsOf(const MicroBatch& batch) const {
-    if (batch.rows > 0) return batch.rows;
     return batch.tokens > 0 ? shape_.local_rows * batch.tokens / shape_.tokens : shape_.local_rows;
   }
 
@@ -111,20 +110,12 @@ class StageModel {
 
   // `layer` counts from the first of the chunk.
   LayerView View(int slot, int layer) const;
-  // The same from the first row that the batch asks for; lse as it is.
-  LayerView ViewOf(const MicroBatch& batch, int layer) const;
   kernels::Values ValuesAt(int slot, int64_t offset) const {
     return {slots_[static_cast<size_t>(slot)] + offset, shape_.precision.format,
             shape_.precision.stored};
   }
   float* FloatsAt(int slot, int64_t offset) const {
     return reinterpret_cast<float*>(slots_[static_cast<size_t>(slot)] + offset);
-  }
-  kernels::Values OutputOf(const MicroBatch& batch) const {
-    return Output(batch.slot) + batch.first_row * shape_.hidden;
-  }
-  int64_t RowsOf(const MicroBatch& batch) const {
-    return batch.rows > 0 ? batch.rows : extent_.rows;
   }
   const LayerWeights& WeightsOf(const MicroBatch& batch, int layer) const {
     return weights_.layers[static_cast<size_t>(batch.chunk * shape_.layers + layer)];
@@ -160,8 +151,8 @@ class StageModel {
   // summed while the next is computed.
   kernels::Values SumProduct(kernels::Values partial, int64_t rows,
                              absl::FunctionRef<void(const plan::RowPiece& piece)> multiply);
-  kernels::ConstValues SumToBranch(const MicroBatch& batch, LinearLayers::Part part,
-                                   kernels::ConstValues x, WeightRef weight, int64_t k);
+  kernels::ConstValues SumToBranch(LinearLayers::Part part, kernels::ConstValues x,
+                                   WeightRef weight, int64_t k);
   // All rows, from every tensor rank's part; valid until the next call.
   kernels::ConstValues GatherRows(kernels::ConstValues local);
   // The overlap of a lane's segment with the rows of the residual stream that are here.
@@ -173,11 +164,12 @@ class StageModel {
 
   // Rotates queries and keys by their positions; kBack: their gradients.
   enum class Rotation { kForward, kBack };
-  void Rotate(kernels::Values qkv, int64_t first_row, int64_t rows, Rotation direction);
+  void Rotate(kernels::Values qkv, int64_t first_position, int64_t rows, Rotation direction);
   static const int32_t* TypesAt(const MicroBatch& batch, int64_t row) {
     return batch.types == nullptr ? nullptr : batch.types + row;
   }
   void Embed(const MicroBatch& batch);
+  void AddPositions(const MicroBatch& batch, kernels::Values sum);
   void NormEmbedding(const MicroBatch& batch, kernels::Values sum);
   // The norm after a layer's attention: of its own sum, or in front of its feed-forward part.
   kernels::LayerNormArgs MiddleNorm(const MicroBatch& batch, int layer) const;
@@ -194,6 +186,11 @@ class StageModel {
   void NormInput(const MicroBatch& batch, int layer);
   void ForwardLayer(const MicroBatch& batch, int layer);
   void ForwardAttention(const MicroBatch& batch, int layer);
+  // Without sizes of the batch, lengths and dropout.
+  kernels::AttentionArgs AttentionOf(kernels::Values qkv, kernels::Values out, float* lse) const;
+  // Attention of the batch's parts: their rows of query, key and value, in wide_gradient_, join
+  // those of the slot.
+  void AttendParts(const MicroBatch& batch, int layer);
   // Up to the activation of the feed-forward part.
   void ForwardUp(const MicroBatch& batch, int layer);
   // Recomputes the activations of a layer that Forward did not keep.

@@ -65,6 +65,7 @@ class StepGuard {
   absl::Status Restore(absl::Span<const float> state);
 
   SpikeDetector& spikes() { return spikes_; }
+  const SpikeDetector& spikes() const { return spikes_; }
 
  private:
   // Whether the step is taken, given which of its numbers are finite.

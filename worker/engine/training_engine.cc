@@ -21,6 +21,7 @@
 #include "worker/engine/class_outcomes.h"
 #include "worker/engine/exchange_vector.h"
 #include "worker/engine/gradient_lanes.h"
+#include "worker/engine/host_state.h"
 #include "worker/engine/initialization.h"
 #include "worker/engine/pages_ahead.h"
 #include "worker/engine/pipeline_links.h"
@@ -50,7 +51,7 @@ class Engine : public TrainingEngine {
   };
 
   Engine(const v1::JobSpec& spec, const v1::RankPlan& plan, const Communicators& communicators,
-         data::SampleSource& source, Machine machine)
+         data::SampleSource& source, Machine machine, std::function<absl::Status()> before_update)
       : spec_(spec),
         precision_(plan::PrecisionOf(spec)),
         plan_(plan),
@@ -70,7 +71,7 @@ class Engine : public TrainingEngine {
         model_(spec, plan, tensors_, arena_, *compute_, *communicators.tensor,
                StageModel::OverlappedSums{tensor_sums_.get(), product_done_.get(), &where_}),
         samples_(shape_, arena_),
-        lanes_(GradientLanes::BuffersIn(arena_, LanesPerRank()), plan.layout().micro_batch(),
+        lanes_(arena_, plan.stage().buckets(), plan.layout().micro_batch(),
                shape_.sequences_per_rank, LanesPerRank()),
         links_(*communicators.pipeline, *compute_),
         exchange_(spec, plan, shape_, static_cast<int>(plan::ModelTensors(spec.model()).size()),
@@ -96,6 +97,7 @@ class Engine : public TrainingEngine {
     tensor_scratch_ = arena_.Floats("tensor_scratch");
     tied_gradient_ = arena_.Floats("tied_gradient");
     snapshot_ = arena_.Floats("snapshot");
+    before_update_ = std::move(before_update);
     // A checkpoint has the weights and the moments of each tensor side by side.
     state_pages_ = std::make_unique<PagesAhead>(
         InTurns({MemoryOf("parameters"), MemoryOf("adamw.m"), MemoryOf("adamw.v")}));
@@ -230,6 +232,7 @@ class Engine : public TrainingEngine {
   StepTrace trace_;
   int64_t step_predictions_ = 0;  // predictions of the global batch
   float* snapshot_;
+  std::function<absl::Status()> before_update_;
   std::unique_ptr<PagesAhead> state_pages_;
   // From the first step on: loading before that needs the machine's memory bandwidth. Null: none.
   std::unique_ptr<PagesAhead> snapshot_pages_;
@@ -578,6 +581,7 @@ absl::Status Engine::JudgeStep(int64_t step, StepResult* result) {
   result->skipped = !verdict.taken;
   result->spike = verdict.spike;
   result->reason = verdict.spike.empty() ? where : absl::StrCat(where, ": ", verdict.spike);
+  if (verdict.taken && before_update_) TERCIO_RETURN_IF_ERROR(before_update_());
   where_.BeginAction(progress::Phase::kOptimizer, "optimizer");
   if (verdict.taken) {
     Measure("optimizer", 0, 0, [&] { UpdateWeights(taken_step, *result); });
@@ -689,7 +693,7 @@ float* Engine::Buffer(StateKind kind) const {
     case StateKind::kSecondMoment:
       return second_moments_;
     case StateKind::kParameter:
-    case StateKind::kGuard:  // this and those below are the host's (CopyAside, Load)
+    case StateKind::kGuard:  // this and those below are in no buffer (IsHostState)
     case StateKind::kSpikes:
     case StateKind::kFp8:
       break;
@@ -698,19 +702,9 @@ float* Engine::Buffer(StateKind kind) const {
 }
 
 void Engine::CopyAside(const StateSlice& state, float* to) {
-  if (state.kind == StateKind::kGuard) {
-    const StepGuard::State guard = guard_.state();
-    std::copy(guard.begin(), guard.end(), to);
-    return;
-  }
-  if (state.kind == StateKind::kSpikes) {
-    const std::vector<float> spikes = guard_.spikes().state();
-    std::copy(spikes.begin(), spikes.end(), to);
-    return;
-  }
-  if (state.kind == StateKind::kFp8) {
-    std::copy_n(model_.layers().scaling().state(static_cast<int>(state.offset)).begin(),
-                state.elements, to);
+  if (IsHostState(state.kind)) {
+    const std::vector<float> values = HostState(state, guard_, model_.layers().scaling());
+    std::copy(values.begin(), values.end(), to);
     return;
   }
   compute_->CopyToHost(to, Buffer(state.kind) + state.offset,
@@ -723,6 +717,10 @@ absl::StatusOr<StateSnapshot> Engine::Snapshot() {
   int64_t at = 0;
   // A rank resumes from a copy alone, so copies hold all that it needs, not only what it saves.
   for (const StateSlice& state : keeps_copies_ ? to_load_ : to_save_) {
+    if (plan::SavesInPlace(spec_) && !IsHostState(state.kind)) {
+      parts.emplace_back(Buffer(state.kind) + state.offset, static_cast<size_t>(state.elements));
+      continue;
+    }
     CopyAside(state, snapshot_ + at);
     parts.emplace_back(snapshot_ + at, static_cast<size_t>(state.elements));
     at += state.elements;
@@ -750,10 +748,8 @@ absl::Status Engine::Load(int64_t slice_index, int64_t first, absl::Span<const f
                                                    " values from ", first, ", but it has ",
                                                    state.elements));
   }
-  if (state.kind == StateKind::kGuard) return guard_.Restore(values);
-  if (state.kind == StateKind::kSpikes) return guard_.spikes().Restore(values);
-  if (state.kind == StateKind::kFp8) {
-    return model_.layers().scaling().Restore(static_cast<int>(state.offset), values);
+  if (IsHostState(state.kind)) {
+    return RestoreHostState(state, values, guard_, model_.layers().scaling());
   }
   float* const place = Buffer(state.kind) + state.offset + first;
   if (values.data() != place) {
@@ -791,7 +787,8 @@ absl::StatusOr<std::unique_ptr<TrainingEngine>> TrainingEngine::Create(
   auto engine = std::make_unique<Engine>(
       spec, plan, communicators, source,
       Engine::Machine{std::move(arena), std::move(compute), std::move(communication),
-                      std::move(bucket_ready), std::move(tensor_sums), std::move(product_done)});
+                      std::move(bucket_ready), std::move(tensor_sums), std::move(product_done)},
+      std::move(options.before_update));
   if (options.initialise_weights) engine->Initialize();
   return std::unique_ptr<TrainingEngine>(std::move(engine));
 }

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -86,6 +87,9 @@ struct EngineOptions {
   // Whether weights are initialized from the seed; else all NeededSlices that no checkpoint may
   // lack are loaded before the first step.
   bool initialise_weights = true;
+  // Called in Step before the state changes, once the step is known to be taken; an error ends the
+  // step. May be empty.
+  std::function<absl::Status()> before_update = {};
 };
 
 class TrainingEngine {
@@ -127,8 +131,9 @@ class TrainingEngine {
   // together give every element of every tensor exactly once.
   virtual const std::vector<v1::TensorSlice>& SavedSlices() const = 0;
 
-  // Copies those slices, or all of NeededSlices, to the snapshot buffer. The values stay unchanged
-  // until the next Snapshot, while training continues.
+  // Copies those slices, or all of NeededSlices, to the snapshot buffer: the values stay unchanged
+  // until the next Snapshot, while training continues. Where the job saves in place
+  // (plan/snapshots.h) they are the state itself, which the next update changes.
   virtual absl::StatusOr<StateSnapshot> Snapshot() = 0;
 
   // The slices that this rank needs to resume from a checkpoint: call Load until each slice has all

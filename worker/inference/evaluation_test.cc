@@ -77,8 +77,8 @@ TEST(Evaluation, AContinuationIsForeseenTokenByToken) {
   greedy.temperature = 0;
   greedy.tokens = 3;
   ASSERT_TRUE((*model)
-                  ->Generate({1, 2, 3}, greedy,
-                             [&](int32_t id) {
+                  ->Generate({{1, 2, 3}}, greedy,
+                             [&](size_t, int32_t id) {
                                said.push_back(id);
                                return true;
                              })
@@ -208,7 +208,7 @@ TEST(Evaluation, AGivenTokenizerStandsInForTheModels) {
   ASSERT_TRUE(WriteFileDurably(passages, "ab cd\n").ok());
   const auto chars = tokenizer::Tokenizer::CharsOf({"abcd "});
   ASSERT_TRUE(chars.ok()) << chars.status();
-  const auto model = LanguageModel::Load(kGpt2, 1, 0, *chars);
+  const auto model = LanguageModel::Load(kGpt2, 1, {}, *chars);
   ASSERT_TRUE(model.ok()) << model.status();
   ASSERT_NE((*model)->tokenizer(), nullptr);
   EXPECT_TRUE(*(*model)->tokenizer() == *chars);

@@ -5,14 +5,23 @@
 #include <numeric>
 #include <utility>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
+#include "common/check.h"
 #include "common/status_macros.h"
-#include "kernels/random.h"
 #include "worker/inference/cross_entropy.h"
-#include "worker/inference/whole_model.h"
 
 namespace tercio::inference {
 namespace {
+
+// A prompt, and what has been generated after it.
+struct GrowingText {
+  size_t prompt = 0;
+  int64_t sequence = 0;  // of the model's micro-batch
+  std::vector<int32_t> ids;
+  size_t known = 0;  // ids whose keys and values are in the activations
+  int64_t made = 0;
+};
 
 class LoadedModel : public LanguageModel {
  public:
@@ -24,8 +33,8 @@ class LoadedModel : public LanguageModel {
   int32_t vocab_size() const override { return model_->spec().vocab_size(); }
 
   absl::StatusOr<absl::Span<const float>> NextLogits(absl::Span<const int32_t> ids) override;
-  absl::Status Generate(std::vector<int32_t> prompt, const GenerateOptions& options,
-                        const std::function<bool(int32_t)>& on_token) override;
+  absl::Status Generate(absl::Span<const std::vector<int32_t>> prompts,
+                        const GenerateOptions& options, const OnToken& on_token) override;
   absl::StatusOr<Evaluation> Evaluate(const data::TokenDataset& tokens, int64_t stride,
                                       const Progress& progress) override;
   absl::StatusOr<Prediction> Predict(absl::Span<const int32_t> given,
@@ -33,41 +42,87 @@ class LoadedModel : public LanguageModel {
 
  private:
   engine::StageModel& stage() { return model_->stage(); }
-  engine::MicroBatch Forward(absl::Span<const int32_t> ids);
-  // Processes ids [first, size): the activations still hold those before.
-  engine::MicroBatch Extend(absl::Span<const int32_t> ids, size_t first);
-  // Logits of the id after `ids`; the activations already hold the first `known` of them.
-  const float* LogitsAfter(absl::Span<const int32_t> ids, size_t known);
-  // Loss of the id after a row, in nats, and whether it is the most likely.
-  double LossOf(const engine::MicroBatch& batch, int64_t row, int32_t target, bool* likeliest);
+  void Forward(int64_t rows, absl::Span<const engine::SequencePart> parts);
+  // Ids of one sequence from its begin, at most `context`.
+  void ForwardIds(absl::Span<const int32_t> ids);
+  // Appends what the model has not seen of a text to `parts` and the inputs; returns its rows.
+  int64_t AppendPart(const GrowingText& text, int64_t row,
+                     std::vector<engine::SequencePart>* parts);
+  // visit(row, its logits) for rows [begin, end) of the last pass, ascending. Rows that follow each
+  // other read the head's weights once.
+  void ForLogits(int64_t begin, int64_t end,
+                 absl::FunctionRef<void(int64_t row, absl::Span<const float> logits)> visit);
+  // One pass over what is new in the texts; sample(text, logits) for each of them.
+  void Pass(absl::Span<GrowingText> texts,
+            absl::FunctionRef<void(GrowingText&, absl::Span<const float>)> sample);
   absl::Status CheckIds(absl::Span<const int32_t> ids) const;
-  int32_t Sample(const float* logits, const GenerateOptions& options, double uniform) const;
 
   std::unique_ptr<WholeModel> model_;
   int32_t* inputs_;
 };
 
-// The ids are followed by padding: attention only looks back, so it changes nothing before it.
-engine::MicroBatch LoadedModel::Forward(absl::Span<const int32_t> ids) {
-  std::fill(inputs_, inputs_ + context(), 0);
-  std::copy(ids.begin(), ids.end(), inputs_);
+void LoadedModel::Forward(int64_t rows, absl::Span<const engine::SequencePart> parts) {
+  TERCIO_CHECK_LE(rows, model_->shape().rows);
   engine::MicroBatch batch;
   batch.training = false;
   batch.inputs = inputs_;
+  batch.parts = parts;
   stage().Forward(batch);
-  return batch;
 }
 
-engine::MicroBatch LoadedModel::Extend(absl::Span<const int32_t> ids, size_t first) {
-  // The buffer still has the ids before these, whose keys and values the slot holds.
-  std::copy(ids.begin() + static_cast<ptrdiff_t>(first), ids.end(), inputs_ + first);
-  engine::MicroBatch batch;
-  batch.training = false;
-  batch.inputs = inputs_;
-  batch.first_row = static_cast<int64_t>(first);
-  batch.rows = static_cast<int64_t>(ids.size() - first);
-  stage().Forward(batch);
-  return batch;
+void LoadedModel::ForwardIds(absl::Span<const int32_t> ids) {
+  std::copy(ids.begin(), ids.end(), inputs_);
+  const auto rows = static_cast<int64_t>(ids.size());
+  const engine::SequencePart part{.sequence = 0, .first_position = 0, .rows = rows};
+  Forward(rows, absl::MakeConstSpan(&part, 1));
+}
+
+int64_t LoadedModel::AppendPart(const GrowingText& text, int64_t row,
+                                std::vector<engine::SequencePart>* parts) {
+  const size_t window = std::min(text.ids.size(), static_cast<size_t>(context()));
+  // Once the window slides every id has a new position, and no known key or value can be used.
+  const size_t known = window == text.ids.size() ? text.known : 0;
+  const auto first = text.ids.end() - static_cast<ptrdiff_t>(window - known);
+  std::copy(first, text.ids.end(), inputs_ + row);
+  const auto rows = static_cast<int64_t>(window - known);
+  parts->push_back(
+      {.sequence = text.sequence, .first_position = static_cast<int64_t>(known), .rows = rows});
+  return rows;
+}
+
+void LoadedModel::ForLogits(
+    int64_t begin, int64_t end,
+    absl::FunctionRef<void(int64_t row, absl::Span<const float> logits)> visit) {
+  const plan::StageShape& shape = model_->shape();
+  for (int64_t first = begin; first < end; first += shape.chunk_rows) {
+    const int64_t rows = std::min(shape.chunk_rows, end - first);
+    const float* logits = stage().Logits({}, first, rows).floats();
+    for (int64_t i = 0; i < rows; ++i, logits += shape.vocabulary) {
+      visit(first + i, absl::MakeConstSpan(logits, static_cast<size_t>(vocab_size())));
+    }
+  }
+}
+
+void LoadedModel::Pass(absl::Span<GrowingText> texts,
+                       absl::FunctionRef<void(GrowingText&, absl::Span<const float>)> sample) {
+  std::vector<engine::SequencePart> parts;
+  int64_t rows = 0;
+  for (const GrowingText& text : texts) rows += AppendPart(text, rows, &parts);
+  Forward(rows, parts);
+  // The ids that are sampled below have not been through the model.
+  for (GrowingText& text : texts) text.known = text.ids.size();
+  if (rows == static_cast<int64_t>(texts.size())) {
+    return ForLogits(0, rows, [&](int64_t row, absl::Span<const float> logits) {
+      sample(texts[static_cast<size_t>(row)], logits);
+    });
+  }
+  // Only a text's last row predicts an id that is not known yet.
+  int64_t end = 0;
+  for (size_t i = 0; i < texts.size(); ++i) {
+    end += parts[i].rows;
+    ForLogits(end - 1, end,
+              [&](int64_t, absl::Span<const float> logits) { sample(texts[i], logits); });
+  }
 }
 
 absl::Status LoadedModel::CheckIds(absl::Span<const int32_t> ids) const {
@@ -80,95 +135,53 @@ absl::Status LoadedModel::CheckIds(absl::Span<const int32_t> ids) const {
   return absl::OkStatus();
 }
 
-int32_t LoadedModel::Sample(const float* logits, const GenerateOptions& options,
-                            double uniform) const {
-  const float* end = logits + vocab_size();
-  const float* best = std::max_element(logits, end);
-  if (options.temperature <= 0) return static_cast<int32_t>(best - logits);
-  std::vector<int32_t> order(static_cast<size_t>(vocab_size()));
-  std::iota(order.begin(), order.end(), 0);
-  // Among equal logits the smaller id comes first. Ids that are cut off need no order.
-  const auto likelier = [logits](int32_t a, int32_t b) {
-    return logits[a] != logits[b] ? logits[a] > logits[b] : a < b;
-  };
-  if (options.top_k > 0 && options.top_k < static_cast<int64_t>(order.size())) {
-    std::partial_sort(order.begin(), order.begin() + options.top_k, order.end(), likelier);
-    order.resize(static_cast<size_t>(options.top_k));
-  } else if (options.top_p < 1) {
-    std::sort(order.begin(), order.end(), likelier);
-  }
-  std::vector<double> weights;
-  double sum = 0;
-  for (const int32_t id : order) {
-    // Relative to the largest logit exp cannot overflow.
-    weights.push_back(std::exp((static_cast<double>(logits[id]) - *best) / options.temperature));
-    sum += weights.back();
-  }
-  if (options.top_p < 1) {
-    // The most likely ids that together have the probability top_p, at least one.
-    double kept = 0;
-    size_t count = 0;
-    while (count < weights.size() && kept < options.top_p * sum) kept += weights[count++];
-    weights.resize(std::max<size_t>(1, count));
-    sum = std::accumulate(weights.begin(), weights.end(), 0.0);
-  }
-  double left = uniform * sum;
-  for (size_t i = 0; i < weights.size(); ++i) {
-    left -= weights[i];
-    if (left < 0) return order[i];
-  }
-  // Rounding may leave a little when all weights have been taken away.
-  return order[weights.size() - 1];
-}
-
-const float* LoadedModel::LogitsAfter(absl::Span<const int32_t> ids, size_t known) {
-  const size_t window = std::min(ids.size(), static_cast<size_t>(context()));
-  // Once the window slides every id has a new position, and no known activation can be used.
-  const engine::MicroBatch batch =
-      Extend(ids.subspan(ids.size() - window, window), window == ids.size() ? known : 0);
-  // Only the last row predicts a token that is not known yet.
-  return stage().Logits(batch, static_cast<int64_t>(window) - 1, 1);
-}
-
 absl::StatusOr<absl::Span<const float>> LoadedModel::NextLogits(absl::Span<const int32_t> ids) {
   if (ids.empty()) return absl::InvalidArgumentError("the prompt is empty");
   TERCIO_RETURN_IF_ERROR(CheckIds(ids));
-  return absl::MakeConstSpan(LogitsAfter(ids, 0), static_cast<size_t>(vocab_size()));
+  GrowingText text;
+  text.ids.assign(ids.begin(), ids.end());
+  absl::Span<const float> result;
+  Pass(absl::MakeSpan(&text, 1),
+       [&](GrowingText&, absl::Span<const float> logits) { result = logits; });
+  return result;
 }
 
-absl::Status LoadedModel::Generate(std::vector<int32_t> prompt, const GenerateOptions& options,
-                                   const std::function<bool(int32_t)>& on_token) {
-  if (prompt.empty()) return absl::InvalidArgumentError("the prompt is empty");
-  TERCIO_RETURN_IF_ERROR(CheckIds(prompt));
-  std::vector<int32_t> ids = std::move(prompt);
-  size_t known = 0;  // ids whose keys and values are in the activations
-  for (int64_t i = 0; i < options.tokens; ++i) {
-    const float* logits = LogitsAfter(ids, known);
-    // A NaN would give some id, and no hint that anything is wrong.
-    if (!std::all_of(logits, logits + vocab_size(), [](float x) { return std::isfinite(x); })) {
-      return absl::FailedPreconditionError(
-          "the model's outputs are not finite; its weights are damaged or have diverged");
-    }
-    // The id that is sampled below has not been through the model.
-    known = ids.size();
-    // The draw depends on the seed and the number of the token alone, so a text can be made again.
-    const uint64_t word =
-        kernels::SplitMix64(kernels::SplitMix64(options.seed) ^ static_cast<uint64_t>(i));
-    // A double has 53 bits: all multiples of 2^-53 below 1 are equally likely.
-    const double uniform = static_cast<double>(word >> 11) * 0x1.0p-53;
-    ids.push_back(Sample(logits, options, uniform));
-    if (!on_token(ids.back())) break;
+absl::Status LoadedModel::Generate(absl::Span<const std::vector<int32_t>> prompts,
+                                   const GenerateOptions& options, const OnToken& on_token) {
+  for (const std::vector<int32_t>& prompt : prompts) {
+    if (prompt.empty()) return absl::InvalidArgumentError("the prompt is empty");
+    TERCIO_RETURN_IF_ERROR(CheckIds(prompt));
   }
-  return absl::OkStatus();
-}
-
-double LoadedModel::LossOf(const engine::MicroBatch& batch, int64_t row, int32_t target,
-                           bool* likeliest) {
-  const auto logits = absl::MakeConstSpan(stage().Logits(batch, row, 1).floats(),
-                                          static_cast<size_t>(vocab_size()));
-  // Among equal logits the smaller id counts as the most likely, as in Sample.
-  *likeliest = std::max_element(logits.begin(), logits.end()) - logits.begin() == target;
-  return CrossEntropy(logits, target);
+  std::vector<GrowingText> texts;
+  std::vector<int64_t> free_sequences(static_cast<size_t>(model_->shape().sequences));
+  std::iota(free_sequences.rbegin(), free_sequences.rend(), 0);
+  absl::Status status;
+  bool wanted = true;
+  size_t next = 0;
+  while (wanted && status.ok()) {
+    // A text that has ended makes room for the next prompt.
+    for (; !free_sequences.empty() && next < prompts.size(); ++next) {
+      texts.push_back({.prompt = next, .sequence = free_sequences.back(), .ids = prompts[next]});
+      free_sequences.pop_back();
+    }
+    if (texts.empty()) break;
+    Pass(absl::MakeSpan(texts), [&](GrowingText& text, absl::Span<const float> logits) {
+      // A NaN would give some id, and no hint that anything is wrong.
+      if (!std::all_of(logits.begin(), logits.end(), [](float x) { return std::isfinite(x); })) {
+        status = absl::FailedPreconditionError(
+            "the model's outputs are not finite; its weights are damaged or have diverged");
+      }
+      if (!status.ok() || !wanted) return;
+      text.ids.push_back(SampleId(logits, options, text.made++));
+      wanted = on_token(text.prompt, text.ids.back());
+    });
+    std::erase_if(texts, [&](const GrowingText& text) {
+      if (text.made < options.tokens) return false;
+      free_sequences.push_back(text.sequence);
+      return true;
+    });
+  }
+  return status;
 }
 
 absl::StatusOr<LanguageModel::Evaluation> LoadedModel::Evaluate(const data::TokenDataset& tokens,
@@ -185,12 +198,11 @@ absl::StatusOr<LanguageModel::Evaluation> LoadedModel::Evaluate(const data::Toke
     tokens.Read(begin, inputs + 1, ids.data());
     const auto window = absl::MakeConstSpan(ids.data(), static_cast<size_t>(inputs + 1));
     TERCIO_RETURN_IF_ERROR(CheckIds(window));
-    const engine::MicroBatch batch = Forward(window.subspan(0, static_cast<size_t>(inputs)));
+    ForwardIds(window.subspan(0, static_cast<size_t>(inputs)));
     // Earlier windows have counted the tokens before these.
-    for (int64_t row = done - begin; row < inputs; ++row) {
-      bool likeliest = false;
-      sum += LossOf(batch, row, window[static_cast<size_t>(row + 1)], &likeliest);
-    }
+    ForLogits(done - begin, inputs, [&](int64_t row, absl::Span<const float> logits) {
+      sum += CrossEntropy(logits, window[static_cast<size_t>(row + 1)]);
+    });
     done = begin + inputs;
     if (progress) progress(done, last);
   }
@@ -215,26 +227,29 @@ absl::StatusOr<LanguageModel::Prediction> LoadedModel::Predict(absl::Span<const 
   // The last wanted id is not an input; a short context drops the first ids.
   const size_t inputs = std::min(ids.size() - 1, static_cast<size_t>(context()));
   const size_t begin = ids.size() - 1 - inputs;
-  const engine::MicroBatch batch = Forward(absl::MakeConstSpan(ids).subspan(begin, inputs));
+  ForwardIds(absl::MakeConstSpan(ids).subspan(begin, inputs));
   Prediction result;
   result.likeliest = true;
-  for (size_t i = 0; i < wanted.size(); ++i) {
-    bool likeliest = false;
-    // The row of a token predicts the one after it.
-    const auto row = static_cast<int64_t>(inputs - wanted.size() + i);
-    result.loss += LossOf(batch, row, wanted[i], &likeliest);
-    result.likeliest = result.likeliest && likeliest;
-  }
+  // The row of a token predicts the one after it.
+  const auto end = static_cast<int64_t>(inputs);
+  const int64_t first = end - static_cast<int64_t>(wanted.size());
+  ForLogits(first, end, [&](int64_t row, absl::Span<const float> logits) {
+    const int32_t target = wanted[static_cast<size_t>(row - first)];
+    result.loss += CrossEntropy(logits, target);
+    // Among equal logits the smaller id counts as the most likely, as in SampleId.
+    const auto likeliest = std::max_element(logits.begin(), logits.end()) - logits.begin();
+    result.likeliest = result.likeliest && likeliest == target;
+  });
   return result;
 }
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<LanguageModel>> LanguageModel::Load(
-    const std::string& directory, int threads, int64_t context,
+    const std::string& directory, int threads, PassSize pass,
     std::optional<tokenizer::Tokenizer> tokenizer) {
   TERCIO_ASSIGN_OR_RETURN(const OpenedModel opened, OpenModel(directory, std::move(tokenizer)));
-  TERCIO_ASSIGN_OR_RETURN(auto model, WholeModel::Load(opened, threads, {.context = context}));
+  TERCIO_ASSIGN_OR_RETURN(auto model, WholeModel::Load(opened, threads, pass));
   if (!model->shape().causal) {
     return absl::InvalidArgumentError(
         absl::StrCat(directory, " is a bert, which looks both ways and cannot continue a text; ",

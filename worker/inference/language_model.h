@@ -16,24 +16,19 @@
 #include "absl/types/span.h"
 #include "data/token_dataset.h"
 #include "tokenizer/tokenizer.h"
+#include "worker/inference/sampling.h"
+#include "worker/inference/whole_model.h"
 
 namespace tercio::inference {
-
-struct GenerateOptions {
-  int64_t tokens = 100;
-  double temperature = 1.0;  // 0: always the most likely
-  int64_t top_k = 0;         // 0: all
-  double top_p = 1;          // the most likely that together have this probability; 1: all
-  uint64_t seed = 1337;
-};
 
 class LanguageModel {
  public:
   virtual ~LanguageModel() = default;
 
-  // Errors as OpenModel and WholeModel::Load; INVALID_ARGUMENT for a bert.
+  // `pass.sequences`: texts that are generated at once. Errors as OpenModel and WholeModel::Load;
+  // INVALID_ARGUMENT for a bert.
   static absl::StatusOr<std::unique_ptr<LanguageModel>> Load(
-      const std::string& directory, int threads, int64_t context = 0,
+      const std::string& directory, int threads, PassSize pass = {},
       std::optional<tokenizer::Tokenizer> tokenizer = std::nullopt);
 
   // Null if none was given and the directory holds none that this version can read.
@@ -45,10 +40,14 @@ class LanguageModel {
   // `context` of them count). Valid until the next call.
   virtual absl::StatusOr<absl::Span<const float>> NextLogits(absl::Span<const int32_t> ids) = 0;
 
-  // Continues the prompt (at least one id; of a longer one the last `context` ids count) and calls
-  // `on_token` for each new id; false ends the generation. The same options give the same ids.
-  virtual absl::Status Generate(std::vector<int32_t> prompt, const GenerateOptions& options,
-                                const std::function<bool(int32_t)>& on_token) = 0;
+  // Continues each prompt (at least one id; of a longer one the last `context` ids count) and calls
+  // `on_token` for each new id with the prompt's index; false ends the generation of all of them.
+  // As many texts grow at once as the model was loaded for; a prompt's ids depend on the options
+  // alone, not on the prompts beside it. INVALID_ARGUMENT | FAILED_PRECONDITION for outputs that
+  // are not finite.
+  using OnToken = std::function<bool(size_t prompt, int32_t id)>;
+  virtual absl::Status Generate(absl::Span<const std::vector<int32_t>> prompts,
+                                const GenerateOptions& options, const OnToken& on_token) = 0;
 
   struct Evaluation {
     double loss = 0;     // mean over predicted tokens, nats

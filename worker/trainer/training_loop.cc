@@ -40,6 +40,7 @@
 #include "worker/trainer/rank_figures.h"
 #include "worker/trainer/snapshot_client.h"
 #include "worker/trainer/state_loader.h"
+#include "worker/trainer/step_record.h"
 #include "worker/trainer/tensorboard.h"
 
 namespace tercio::trainer {
@@ -136,12 +137,12 @@ class TrainingLoop {
   absl::Status AwaitAllRanks();
   std::function<void()> GiveCopies(int64_t step, const engine::StateSnapshot& snapshot);
   absl::Status WaitForUpload();
+  // UNAVAILABLE, with what follows from it, where a write of the last save hangs.
+  absl::Status EndLastSave(std::string_view consequence);
   bool EvaluatesAfter(int64_t step) const;
   int64_t TokensPerStep() const {
     return training().global_batch() * assignment_.spec().model().context();
   }
-  // The step in the form in which it is reported, stored and shown, but for what memory holds then.
-  v1::StepRecord RecordOf(int64_t step, const engine::StepResult& result, double seconds) const;
   // `validation` may be null.
   void Report(v1::StepRecord record, double communication_seconds,
               const v1::Evaluation* validation);
@@ -229,6 +230,9 @@ absl::StatusOr<TrainingOutcome> TrainingLoop::RunAll() {
   engine::EngineOptions options;
   // A checkpoint would overwrite all of them.
   options.initialise_weights = assignment_.resume_step() == 0;
+  if (plan::SavesInPlace(assignment_.spec())) {
+    options.before_update = [this] { return EndLastSave("the weights cannot be updated"); };
+  }
   TERCIO_ASSIGN_OR_RETURN(
       engine_, engine::TrainingEngine::Create(assignment_.spec(), assignment_.plan(), *device_,
                                               communicators_, *source_, options));
@@ -373,7 +377,9 @@ absl::StatusOr<TrainingLoop::StepEnd> TrainingLoop::TrainStep(int64_t step) {
     LogWarning(absl::StrCat(result.skipped ? "skipped " : "spike at ", result.reason));
   }
   StepEnd end;
-  end.record = RecordOf(step, result, seconds);
+  end.record = StepRecordOf(
+      {.step = step, .attempt = identity_.run.attempt(), .tokens = step * TokensPerStep()}, result,
+      seconds);
   end.request = static_cast<AgentLink::Request>(static_cast<int>(result.signal));
   std::optional<v1::Evaluation> validation;
   if (EvaluatesAfter(step) && !result.rolls_back) {
@@ -585,22 +591,25 @@ std::function<void()> TrainingLoop::GiveCopies(int64_t step,
   };
 }
 
-// Training continues even if a save fails: the previous checkpoint is still there. Only the last
-// one must succeed.
-absl::Status TrainingLoop::Save(int64_t step) {
-  const progress::PhaseClock::Span span(whereabouts_.phases(), progress::Phase::kCheckpoint);
-  const absl::Time begin = SteadyNow();
-  // The snapshot is in use until then. If the coordinator is away, the previous checkpoint is lost.
+// The snapshot is in use until then. If the coordinator is away, the previous checkpoint is lost.
+absl::Status TrainingLoop::EndLastSave(std::string_view consequence) {
   checkpoints_->StopRetrying();
   if (WaitForUpload().ok()) {  // a failure was reported when it ended
     std::erase_if(unsaved_steps_,
                   [this](const v1::StepRecord& record) { return record.step() <= saved_step_; });
   }
-  if (checkpoints_->WriteHangs()) {
-    return absl::UnavailableError(
-        absl::StrCat("the checkpoint of step ", step, " cannot be saved: the file system of ",
-                     JobsDirectory(), " hangs in the save of step ", saved_step_));
-  }
+  if (!checkpoints_->WriteHangs()) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat(consequence, ": the file system of ", JobsDirectory(),
+                                             " hangs in the save of step ", saved_step_));
+}
+
+// Training continues even if a save fails: the previous checkpoint is still there. Only the last
+// one must succeed.
+absl::Status TrainingLoop::Save(int64_t step) {
+  const progress::PhaseClock::Span span(whereabouts_.phases(), progress::Phase::kCheckpoint);
+  const absl::Time begin = SteadyNow();
+  TERCIO_RETURN_IF_ERROR(
+      EndLastSave(absl::StrCat("the checkpoint of step ", step, " cannot be saved")));
   saved_step_ = step;
   TERCIO_RETURN_IF_ERROR(AwaitAllRanks());
   TERCIO_ASSIGN_OR_RETURN(const engine::StateSnapshot snapshot, engine_->Snapshot());
@@ -654,22 +663,6 @@ double TrainingLoop::Utilisation(double tokens_per_second, plan::AttentionCount 
   if (!figures.has_value()) return 0;
   return plan::FlopsPerToken(assignment_.spec().model(), count) * tokens_per_second /
          (plan::PeakFlops(*figures, training()) * assignment_.world_size());
-}
-
-v1::StepRecord TrainingLoop::RecordOf(int64_t step, const engine::StepResult& result,
-                                      double seconds) const {
-  v1::StepRecord record;
-  record.set_step(step);
-  record.set_attempt(identity_.run.attempt());
-  record.set_loss(result.loss);
-  record.set_grad_norm(result.grad_norm);
-  record.set_learning_rate(result.learning_rate);
-  record.set_tokens(step * TokensPerStep());
-  record.set_step_seconds(seconds);
-  record.set_skipped(result.skipped);
-  record.set_spike(result.spike);
-  if (result.loss_scale > 0) record.set_loss_scale(result.loss_scale);
-  return record;
 }
 
 void TrainingLoop::Report(v1::StepRecord record, double communication_seconds,

@@ -1,4 +1,4 @@
-// Verbs that run a trained model on this machine: generation and evaluation.
+// Evaluation of a trained model on this machine.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -8,12 +8,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/str_join.h"
 #include "checkpoint/model_description.h"
-#include "cli/client.h"
 #include "cli/commands/checkpoint_path.h"
 #include "cli/commands/commands.h"
 #include "cli/commands/evaluation_job.h"
+#include "cli/commands/loaded_model.h"
 #include "cli/evaluation_json.h"
 #include "cli/format.h"
 #include "cli/output.h"
@@ -28,7 +27,6 @@
 #include "data/indexed_dataset.h"
 #include "data/text_source.h"
 #include "data/tokenize.h"
-#include "data/tokenizer_choice.h"
 #include "plan/quality.h"
 #include "worker/inference/encoder_model.h"
 #include "worker/inference/evaluation.h"
@@ -36,150 +34,6 @@
 
 namespace tercio::cli {
 namespace {
-
-// The tokenizer that the command line names; none: the model's own.
-absl::StatusOr<std::optional<tokenizer::Tokenizer>> NamedTokenizer(const ModelOptions& options) {
-  if (options.tokenizer.empty()) return std::nullopt;
-  if (options.tokenizer == "chars") {
-    return absl::InvalidArgumentError(
-        "--tokenizer chars: its ids depend on the text of the training, which is not at hand; name "
-        "the PREFIX.tokenizer.json that `tercio data tokenize` wrote for it");
-  }
-  // The tokenizer is checked before the model is loaded, which takes long.
-  absl::StatusOr<tokenizer::Tokenizer> tokenizer = data::ChooseTokenizer(options.tokenizer, {}, {});
-  if (tokenizer.ok()) return *std::move(tokenizer);
-  return absl::Status(tokenizer.status().code(),
-                      absl::StrCat("--tokenizer: ", std::string(tokenizer.status().message())));
-}
-
-absl::StatusOr<std::unique_ptr<inference::LanguageModel>> LoadModel(const ModelOptions& options) {
-  // A directory of a job's checkpoints stands for the newest one in it.
-  TERCIO_ASSIGN_OR_RETURN(const std::string directory, FindCheckpoint(options.checkpoint, 0));
-  TERCIO_ASSIGN_OR_RETURN(std::optional<tokenizer::Tokenizer> tokenizer, NamedTokenizer(options));
-  return inference::LanguageModel::Load(directory, MachineCores(), options.context,
-                                        std::move(tokenizer));
-}
-
-absl::StatusOr<std::vector<int32_t>> PromptOf(const GenerateOptions& options,
-                                              const inference::LanguageModel& model) {
-  // Ids need no tokenizer, so that models without one can be tried.
-  if (!options.prompt_ids.empty()) return options.prompt_ids;
-  if (model.tokenizer() == nullptr) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(options.checkpoint,
-                     " has no tokenizer that is supported by this version; name one with "
-                     "--tokenizer PATH, or give token ids with --prompt-ids 1,2,3"));
-  }
-  return model.tokenizer()->Encode(options.prompt);
-}
-
-// Whether the text ends inside a character, whose other bytes are in the next token.
-bool EndsInsideCharacter(std::string_view text) {
-  // The last byte of a sequence tells nothing; the first of it says how many follow.
-  for (size_t back = 1; back <= std::min<size_t>(3, text.size()); ++back) {
-    const auto byte = static_cast<unsigned char>(text[text.size() - back]);
-    if (byte < 0x80) return false;
-    if (byte >= 0xC0) return back < (byte >= 0xF0 ? 4u : byte >= 0xE0 ? 3u : 2u);
-  }
-  return false;
-}
-
-// Prints text as it is generated. A token is decoded together with those before it, since some
-// tokenizers decide about spaces by them.
-class TextStream {
- public:
-  TextStream(const tokenizer::Tokenizer& tokenizer, std::vector<int32_t> prompt)
-      : tokenizer_(tokenizer), ids_(std::move(prompt)), shown_(ids_.size()) {}
-
-  absl::Status Add(int32_t id) {
-    ids_.push_back(id);
-    return Show(TextSoFar::kGoesOn);
-  }
-  absl::Status Finish() { return Show(TextSoFar::kHasEnded); }
-
- private:
-  enum class TextSoFar { kGoesOn, kHasEnded };
-
-  absl::Status Show(TextSoFar text) {
-    // Only ids since the last but one output are decoded
-    // again, so that the cost of each is constant.
-    const auto ids = absl::MakeConstSpan(ids_).subspan(begin_);
-    TERCIO_ASSIGN_OR_RETURN(const std::string before,
-                            tokenizer_.Decode(ids.subspan(0, shown_ - begin_)));
-    TERCIO_ASSIGN_OR_RETURN(const std::string all, tokenizer_.Decode(ids));
-    // A token may be half a character: it is held back until the rest is there.
-    if (all.size() <= before.size() || (text == TextSoFar::kGoesOn && EndsInsideCharacter(all))) {
-      return absl::OkStatus();
-    }
-    // The flush lets people read while the next token is computed.
-    std::cout << Printable(all.substr(before.size())) << std::flush;
-    begin_ = shown_;
-    shown_ = ids_.size();
-    return absl::OkStatus();
-  }
-
-  const tokenizer::Tokenizer& tokenizer_;
-  std::vector<int32_t> ids_;
-  size_t begin_ = 0;  // start of the ids that are decoded together
-  size_t shown_;
-};
-
-absl::Status PrintGenerated(const GenerateOptions& options, const std::vector<int32_t>& prompt,
-                            const std::vector<int32_t>& ids,
-                            const tokenizer::Tokenizer* tokenizer) {
-  std::optional<std::string> text;
-  // Without a tokenizer the ids are the whole answer.
-  if (tokenizer != nullptr) {
-    TERCIO_ASSIGN_OR_RETURN(text, tokenizer->Decode(ids));
-  }
-  const Json json = {
-      {"prompt", options.prompt_ids.empty() ? Json(Printable(options.prompt)) : Json(nullptr)},
-      {"prompt_ids", prompt},
-      {"text", text ? Json(Printable(*text)) : Json(nullptr)},
-      {"tokens", ids}};
-  PrintJson(json, options.format());
-  return absl::OkStatus();
-}
-
-absl::StatusOr<int> GenerateText(const GenerateOptions& options) {
-  if (options.prompt.empty() && options.prompt_ids.empty()) {
-    return absl::InvalidArgumentError("no prompt; give --prompt TEXT or --prompt-ids 1,2");
-  }
-  TERCIO_ASSIGN_OR_RETURN(const auto model, LoadModel(options));
-  TERCIO_ASSIGN_OR_RETURN(const std::vector<int32_t> prompt, PromptOf(options, *model));
-  inference::GenerateOptions generate;
-  generate.tokens = options.tokens;
-  generate.temperature = options.temperature;
-  generate.top_k = options.top_k;
-  generate.top_p = options.top_p;
-  generate.seed = options.seed;
-  const bool json = options.format() != Output::kTable;
-  std::optional<TextStream> stream;
-  if (!json && model->tokenizer() != nullptr) {
-    stream.emplace(*model->tokenizer(), prompt);
-    // The prompt is part of the text that a person reads.
-    std::cout << options.prompt << std::flush;
-  }
-  std::vector<int32_t> ids;
-  absl::Status shown;
-  TERCIO_RETURN_IF_ERROR(model->Generate(prompt, generate, [&](int32_t id) {
-    ids.push_back(id);
-    if (stream.has_value()) shown = stream->Add(id);
-    // A reader that has gone (head) ends the work, which may take minutes.
-    return shown.ok() && std::cout.good();  // stops when the reader is gone
-  }));
-  TERCIO_RETURN_IF_ERROR(shown);
-  if (stream.has_value()) {
-    TERCIO_RETURN_IF_ERROR(stream->Finish());
-    std::cout << std::endl;
-  } else if (json) {
-    TERCIO_RETURN_IF_ERROR(PrintGenerated(options, prompt, ids, model->tokenizer()));
-  } else {
-    // Ids are separated as --prompt-ids takes them.
-    std::cout << absl::StrJoin(ids, ",") << std::endl;
-  }
-  return kExitOk;
-}
 
 // The documents of .jsonl files, or several texts, tokenised as for training, into a directory that
 // may be removed immediately, since the data stays mapped.
@@ -256,7 +110,7 @@ auto WithBar(const char* unit, const Body& evaluate) {
 }
 
 absl::StatusOr<int> EvaluateText(const EvaluateOptions& options) {
-  TERCIO_ASSIGN_OR_RETURN(const auto model, LoadModel(options));
+  TERCIO_ASSIGN_OR_RETURN(const auto model, LoadLanguageModel(options));
   // Tokens that no window covers would be missing from the result without a word.
   if (options.stride > model->context()) {
     return absl::InvalidArgumentError(
@@ -275,7 +129,7 @@ absl::StatusOr<int> EvaluateText(const EvaluateOptions& options) {
 }
 
 absl::StatusOr<int> EvaluateLastWord(const EvaluateOptions& options) {
-  TERCIO_ASSIGN_OR_RETURN(const auto model, LoadModel(options));
+  TERCIO_ASSIGN_OR_RETURN(const auto model, LoadLanguageModel(options));
   const auto evaluated =
       WithBar("passages", [&](const inference::LanguageModel::Progress& progress) {
         return inference::EvaluateLastWords(*model, options.data, options.text_key, progress);
@@ -410,8 +264,6 @@ int CodeOrFailure(const absl::StatusOr<int>& code) {
 }
 
 }  // namespace
-
-int Generate(const GenerateOptions& options) { return CodeOrFailure(GenerateText(options)); }
 
 int Evaluate(const EvaluateOptions& options) { return CodeOrFailure(EvaluateModel(options)); }
 

@@ -1,0 +1,178 @@
+// Generation of text with a trained model on this machine.
+#include <algorithm>
+#include <iostream>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "cli/commands/commands.h"
+#include "cli/commands/loaded_model.h"
+#include "cli/commands/prompts.h"
+#include "cli/format.h"
+#include "cli/output.h"
+#include "cli/text.h"
+#include "common/exit_codes.h"
+#include "common/status_macros.h"
+#include "worker/inference/language_model.h"
+
+namespace tercio::cli {
+namespace {
+
+// Whether the text ends inside a character, whose other bytes are in the next token.
+bool EndsInsideCharacter(std::string_view text) {
+  // The last byte of a sequence tells nothing; the first of it says how many follow.
+  for (size_t back = 1; back <= std::min<size_t>(3, text.size()); ++back) {
+    const auto byte = static_cast<unsigned char>(text[text.size() - back]);
+    if (byte < 0x80) return false;
+    if (byte >= 0xC0) return back < (byte >= 0xF0 ? 4u : byte >= 0xE0 ? 3u : 2u);
+  }
+  return false;
+}
+
+// Prints text as it is generated. A token is decoded together with those before it, since some
+// tokenizers decide about spaces by them.
+class TextStream {
+ public:
+  TextStream(const tokenizer::Tokenizer& tokenizer, std::vector<int32_t> prompt)
+      : tokenizer_(tokenizer), ids_(std::move(prompt)), shown_(ids_.size()) {}
+
+  absl::Status Add(int32_t id) {
+    ids_.push_back(id);
+    return Show(TextSoFar::kGoesOn);
+  }
+  absl::Status Finish() { return Show(TextSoFar::kHasEnded); }
+
+ private:
+  enum class TextSoFar { kGoesOn, kHasEnded };
+
+  absl::Status Show(TextSoFar text) {
+    // Only ids since the last but one output are decoded
+    // again, so that the cost of each is constant.
+    const auto ids = absl::MakeConstSpan(ids_).subspan(begin_);
+    TERCIO_ASSIGN_OR_RETURN(const std::string before,
+                            tokenizer_.Decode(ids.subspan(0, shown_ - begin_)));
+    TERCIO_ASSIGN_OR_RETURN(const std::string all, tokenizer_.Decode(ids));
+    // A token may be half a character: it is held back until the rest is there.
+    if (all.size() <= before.size() || (text == TextSoFar::kGoesOn && EndsInsideCharacter(all))) {
+      return absl::OkStatus();
+    }
+    // The flush lets people read while the next token is computed.
+    std::cout << Printable(all.substr(before.size())) << std::flush;
+    begin_ = shown_;
+    shown_ = ids_.size();
+    return absl::OkStatus();
+  }
+
+  const tokenizer::Tokenizer& tokenizer_;
+  std::vector<int32_t> ids_;
+  size_t begin_ = 0;  // start of the ids that are decoded together
+  size_t shown_;
+};
+
+absl::StatusOr<std::vector<Prompt>> PromptsOf(const GenerateOptions& options) {
+  if (!options.prompts.empty()) return PromptsInFile(options.prompts);
+  // Ids need no tokenizer, so that models without one can be tried.
+  if (!options.prompt_ids.empty()) {
+    return std::vector<Prompt>{{.text = std::nullopt, .ids = options.prompt_ids}};
+  }
+  if (!options.prompt.empty()) return std::vector<Prompt>{{.text = options.prompt, .ids = {}}};
+  return absl::InvalidArgumentError(
+      "no prompt; give --prompt TEXT, --prompt-ids 1,2 or --prompts FILE");
+}
+
+inference::GenerateOptions Sampling(const GenerateOptions& options) {
+  return {.tokens = options.tokens,
+          .temperature = options.temperature,
+          .top_k = options.top_k,
+          .top_p = options.top_p,
+          .seed = options.seed};
+}
+
+absl::StatusOr<Json> GeneratedToJson(const Prompt& prompt, const std::vector<int32_t>& ids,
+                                     const tokenizer::Tokenizer* tokenizer) {
+  std::optional<std::string> text;
+  // Without a tokenizer the ids are the whole answer.
+  if (tokenizer != nullptr) {
+    TERCIO_ASSIGN_OR_RETURN(text, tokenizer->Decode(ids));
+  }
+  return Json{{"prompt", prompt.text ? Json(Printable(*prompt.text)) : Json(nullptr)},
+              {"prompt_ids", prompt.ids},
+              {"text", text ? Json(Printable(*text)) : Json(nullptr)},
+              {"tokens", ids}};
+}
+
+// Prints text, or ids where there is no tokenizer, as it is generated.
+absl::Status ShowOne(const GenerateOptions& options, const Prompt& prompt,
+                     inference::LanguageModel& model) {
+  std::optional<TextStream> stream;
+  if (model.tokenizer() != nullptr) {
+    stream.emplace(*model.tokenizer(), prompt.ids);
+    // The prompt is part of the text that a person reads.
+    std::cout << prompt.text.value_or("") << std::flush;
+  }
+  std::vector<int32_t> ids;
+  absl::Status shown;
+  TERCIO_RETURN_IF_ERROR(model.Generate({prompt.ids}, Sampling(options), [&](size_t, int32_t id) {
+    ids.push_back(id);
+    if (stream.has_value()) shown = stream->Add(id);
+    // A reader that has gone (head) ends the work, which may take minutes.
+    return shown.ok() && std::cout.good();
+  }));
+  TERCIO_RETURN_IF_ERROR(shown);
+  if (stream.has_value()) {
+    TERCIO_RETURN_IF_ERROR(stream->Finish());
+    std::cout << std::endl;
+  } else {
+    // Ids are separated as --prompt-ids takes them.
+    std::cout << absl::StrJoin(ids, ",") << std::endl;
+  }
+  return absl::OkStatus();
+}
+
+// Several prompts grow together and end in any order; they are printed in the order of the file.
+absl::StatusOr<Json> GenerateAll(const GenerateOptions& options, const std::vector<Prompt>& prompts,
+                                 inference::LanguageModel& model) {
+  std::vector<std::vector<int32_t>> given;
+  for (const Prompt& prompt : prompts) given.push_back(prompt.ids);
+  std::vector<std::vector<int32_t>> made(prompts.size());
+  TERCIO_RETURN_IF_ERROR(model.Generate(given, Sampling(options), [&](size_t prompt, int32_t id) {
+    made[prompt].push_back(id);
+    return true;
+  }));
+  Json all = Json::array();
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    TERCIO_ASSIGN_OR_RETURN(Json json, GeneratedToJson(prompts[i], made[i], model.tokenizer()));
+    all.push_back(std::move(json));
+  }
+  return all;
+}
+
+absl::StatusOr<int> GenerateText(const GenerateOptions& options) {
+  TERCIO_ASSIGN_OR_RETURN(std::vector<Prompt> prompts, PromptsOf(options));
+  const auto sequences = std::min(static_cast<int64_t>(prompts.size()), options.batch);
+  TERCIO_ASSIGN_OR_RETURN(const auto model, LoadLanguageModel(options, sequences));
+  TERCIO_RETURN_IF_ERROR(EncodePrompts(options.checkpoint, model->tokenizer(), &prompts));
+  const bool one = options.prompts.empty();
+  if (one && options.format() == Output::kTable) {
+    TERCIO_RETURN_IF_ERROR(ShowOne(options, prompts.front(), *model));
+    return kExitOk;
+  }
+  TERCIO_ASSIGN_OR_RETURN(const Json all, GenerateAll(options, prompts, *model));
+  // A text may have several lines, so that a table of texts could not be taken apart.
+  const Output format = options.format() == Output::kTable ? Output::kJsonl : options.format();
+  PrintJson(one ? all.front() : all, format);
+  return kExitOk;
+}
+
+}  // namespace
+
+int Generate(const GenerateOptions& options) {
+  const absl::StatusOr<int> code = GenerateText(options);
+  return code.ok() ? *code : Fail(code.status());
+}
+
+}  // namespace tercio::cli
