@@ -163,7 +163,7 @@ absl::StatusOr<int> GenerateText(const GenerateOptions& options) {
   }
   TERCIO_ASSIGN_OR_RETURN(const Json all, GenerateAll(options, prompts, *model));
   // A text may have several lines, so that a table of texts could not be taken apart.
-  const Output format = options.format() == Output::kTable ? Output::kJsonl : options.format();
+  const Output format = options.format() == Output::kTable ? Output::kJsonLines : options.format();
   PrintJson(one ? all.front() : all, format);
   return kExitOk;
 }

@@ -71,6 +71,28 @@ HWY_INLINE void StoreTile(GemmVector (&acc0)[Rows], GemmVector (&acc1)[Rows], fl
   }
 }
 
+// acc[r] = fma(a[r * row_stride + k * column_stride], panel[k * PanelColumns() + c], acc[r]) for k
+// ascending.
+template <int Rows>
+HWY_INLINE void Accumulate(GemmVector (&acc0)[Rows], GemmVector (&acc1)[Rows],
+                           const float* HWY_RESTRICT a, int64_t row_stride, int64_t column_stride,
+                           const float* HWY_RESTRICT panel, int64_t depth) {
+  const GemmTag d;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  for (int64_t k = 0; k < depth; ++k) {
+    const GemmVector b0 = hn::Load(d, panel);
+    const GemmVector b1 = hn::Load(d, panel + lanes);
+    panel += 2 * lanes;
+#pragma GCC unroll 16
+    for (int r = 0; r < Rows; ++r) {
+      const GemmVector x = hn::Set(d, a[r * row_stride]);
+      acc0[r] = hn::MulAdd(x, b0, acc0[r]);
+      acc1[r] = hn::MulAdd(x, b1, acc1[r]);
+    }
+    a += column_stride;
+  }
+}
+
 // One tile of `Rows` x one panel. a[r * row_stride + k * column_stride], panel[k * PanelColumns() +
 // c].
 template <int Rows>
@@ -110,6 +132,39 @@ HWY_INLINE void Tile(const float* HWY_RESTRICT a, int64_t row_stride, int64_t co
     a += column_stride;
   }
   StoreTile<Rows>(acc0, acc1, c, c_stride, columns, store);
+}
+
+// Continues the sums of a tile, `Rows` x PanelColumns() side by side, with a part of a panel.
+template <int Rows>
+HWY_INLINE void ContinueTile(const float* HWY_RESTRICT a, int64_t row_stride, int64_t column_stride,
+                             const float* HWY_RESTRICT panel, int64_t depth,
+                             float* HWY_RESTRICT sums) {
+  const GemmTag d;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  GemmVector acc0[Rows];
+  GemmVector acc1[Rows];
+#pragma GCC unroll 16
+  for (int r = 0; r < Rows; ++r) {
+    acc0[r] = hn::Load(d, sums + 2 * r * lanes);
+    acc1[r] = hn::Load(d, sums + (2 * r + 1) * lanes);
+  }
+  Accumulate<Rows>(acc0, acc1, a, row_stride, column_stride, panel, depth);
+#pragma GCC unroll 16
+  for (int r = 0; r < Rows; ++r) {
+    hn::Store(acc0[r], d, sums + 2 * r * lanes);
+    hn::Store(acc1[r], d, sums + (2 * r + 1) * lanes);
+  }
+}
+
+template <int Rows>
+HWY_NOINLINE void ContinueTileOfRows(int64_t rows, const float* a, int64_t row_stride,
+                                     int64_t column_stride, const float* panel, int64_t depth,
+                                     float* sums) {
+  if (rows == Rows) {
+    ContinueTile<Rows>(a, row_stride, column_stride, panel, depth, sums);
+  } else if constexpr (Rows > 1) {
+    ContinueTileOfRows<Rows - 1>(rows, a, row_stride, column_stride, panel, depth, sums);
+  }
 }
 
 template <int Rows>
@@ -157,9 +212,17 @@ HWY_INLINE void TransposeSquare(const float* HWY_RESTRICT in, int64_t in_stride,
 #endif
 }
 
+// What packing asks for meanwhile, as the hardware does not foresee it: for every row and cache
+// line of 16 elements of what is packed, one line.
+struct Ahead {
+  const float* begin;
+  int64_t row_step, element_step;
+};
+
 // out[k * out_stride + r] = in[r * in_stride + k] for r < rows, k < depth.
 HWY_INLINE void Transpose(const float* HWY_RESTRICT in, int64_t in_stride, int64_t rows,
-                          int64_t depth, float* HWY_RESTRICT out, int64_t out_stride) {
+                          int64_t depth, float* HWY_RESTRICT out, int64_t out_stride,
+                          const Ahead& ahead) {
   if (rows < 4 || depth < 4) {
     for (int64_t k = 0; k < depth; ++k) {
       for (int64_t r = 0; r < rows; ++r) out[k * out_stride + r] = in[r * in_stride + k];
@@ -172,8 +235,9 @@ HWY_INLINE void Transpose(const float* HWY_RESTRICT in, int64_t in_stride, int64
     for (int64_t r = 0; r < rows; r += 4) {
       // The last squares overlap those before them, rather than having code of their own.
       const int64_t row = std::min(r, rows - 4);
-      // What is packed next are the rows after these, which the hardware does not foresee.
-      for (int64_t i = 0; i < 4; ++i) hwy::Prefetch(in + (row + i + rows) * in_stride + line);
+      for (int64_t i = row; i < row + 4; ++i) {
+        hwy::Prefetch(ahead.begin + i * ahead.row_step + line * ahead.element_step);
+      }
       for (int64_t k = line; k < line_end; k += 4) {
         const int64_t first = std::min(k, depth - 4);
         TransposeSquare(in + row * in_stride + first, in_stride, out + first * out_stride + row,
@@ -185,7 +249,7 @@ HWY_INLINE void Transpose(const float* HWY_RESTRICT in, int64_t in_stride, int64
 
 // One panel: columns [0, columns) of b, depth rows. `out` is aligned to a vector.
 HWY_INLINE void PackPanel(const MatrixView& b, int64_t depth, int64_t columns,
-                          float* HWY_RESTRICT out) {
+                          float* HWY_RESTRICT out, const Ahead& ahead) {
   const GemmTag d;
   const int64_t width = PanelColumns();
   const int64_t lanes = width / 2;
@@ -198,7 +262,7 @@ HWY_INLINE void PackPanel(const MatrixView& b, int64_t depth, int64_t columns,
     return;
   }
   if (b.row_stride == 1) {
-    Transpose(b.data, b.column_stride, columns, depth, out, width);
+    Transpose(b.data, b.column_stride, columns, depth, out, width, ahead);
   } else {
     for (int64_t k = 0; k < depth; ++k) {
       const float* row = b.data + k * b.row_stride;
@@ -217,7 +281,10 @@ HWY_INLINE void PackB(const MatrixView& b, int64_t depth, int64_t columns, float
     const MatrixView part{.data = b.data + c * b.column_stride,
                           .row_stride = b.row_stride,
                           .column_stride = b.column_stride};
-    PackPanel(part, depth, std::min(width, columns - c), out + c * depth);
+    PackPanel(part, depth, std::min(width, columns - c), out + c * depth,
+              {.begin = part.data + width * b.column_stride,
+               .row_step = b.column_stride,
+               .element_step = 1});
   }
 }
 

@@ -23,6 +23,14 @@ inline constexpr int64_t kColumnBlock = 3072;
 // and 12.
 inline constexpr int64_t kRowBlock = 96;
 inline constexpr int64_t kMaxPanel = 32;
+// Rows of a panel that few rows of A are multiplied with at a time: 64 x 32 floats = 8 KiB, a
+// quarter of a first-level cache.
+inline constexpr int64_t kFewRowsDepth = 64;
+// Fewer columns than this are divided among threads only if rows cannot be.
+inline constexpr int64_t kManyColumns = 256;
+// Pieces of B that are packed together, beyond which they would leave the second-level cache:
+// narrow products wait for all threads less often.
+inline constexpr int64_t kGroupFloats = int64_t{128} << 10;
 // Rows of A are packed if they are used for more columns than this; for fewer it costs too much.
 inline constexpr int64_t kPackedColumns = 512;
 }  // namespace tercio::kernels
@@ -37,7 +45,9 @@ HWY_INLINE void PackA(const MatrixView& a, int64_t rows, int64_t depth, float* H
     const int64_t strip_rows = std::min<int64_t>(kTileRows, rows - i);
     const float* from = a.data + i * a.row_stride;
     if (a.column_stride == 1) {
-      Transpose(from, a.row_stride, strip_rows, depth, out, kTileRows);
+      Transpose(
+          from, a.row_stride, strip_rows, depth, out, kTileRows,
+          {.begin = from + kTileRows * a.row_stride, .row_step = a.row_stride, .element_step = 1});
     } else {
       for (int64_t r = 0; r < strip_rows; ++r) {
         const float* row = from + r * a.row_stride;
@@ -208,14 +218,37 @@ HWY_NOINLINE void ComputeBlock(const GemmArgs& args, const MatrixView& a, const 
   }
 }
 
-// Columns per work item, so that there are several items per thread, in whole panels.
-int64_t ItemColumns(int64_t rows, int64_t columns, int threads) {
-  const int64_t width = PanelColumns();
-  const int64_t row_items = (rows + kRowBlock - 1) / kRowBlock;
-  // About four items for each thread even out their differences.
-  const int64_t wanted = threads == 1 ? 1 : std::max<int64_t>(1, 4 * threads / row_items);
-  const int64_t panels = (columns + width - 1) / width;
-  return (panels + wanted - 1) / wanted * width;
+// C is divided into items of whole tiles and whole panels, of nearly equal size.
+struct ItemGrid {
+  int64_t rows;     // parts of the rows
+  int64_t columns;  // parts of the columns
+};
+
+int64_t CeilDiv(int64_t value, int64_t unit) { return (value + unit - 1) / unit; }
+
+// About four items for each thread even out their differences. Every item packs its rows of A and
+// reads a panel once for each of its tiles: so columns are divided where they are many, then rows,
+// then columns again.
+ItemGrid DivideItems(int64_t rows, int64_t columns, int threads) {
+  const int64_t tiles = CeilDiv(rows, kTileRows);
+  ItemGrid grid{.rows = CeilDiv(rows, kRowBlock), .columns = 1};
+  if (threads == 1) return grid;
+  const int64_t wanted = int64_t{4} * threads;
+  grid.columns = std::clamp<int64_t>(CeilDiv(wanted, grid.rows), 1,
+                                     std::max<int64_t>(1, columns / kManyColumns));
+  grid.rows = std::max(grid.rows, std::min(tiles, CeilDiv(wanted, grid.columns)));
+  grid.columns = std::max(grid.columns,
+                          std::min(CeilDiv(columns, PanelColumns()), CeilDiv(wanted, grid.rows)));
+  return grid;
+}
+
+// Part `index` of `parts` of `count` elements in whole units.
+struct Range {
+  int64_t begin, end;
+};
+Range PartOf(int64_t index, int64_t parts, int64_t count, int64_t unit) {
+  const int64_t units = CeilDiv(count, unit);
+  return {units * index / parts * unit, std::min(count, units * (index + 1) / parts * unit)};
 }
 
 // Pieces of k that are packed and worked on together: each has a sum of its own, so that short
@@ -233,14 +266,14 @@ int64_t PieceAt(const GemmArgs& args, int64_t k) {
   return std::min(kPieceRows, leaf_end - k);
 }
 
-Group GroupAt(const GemmArgs& args, int64_t k) {
+Group GroupAt(const GemmArgs& args, int64_t k, int64_t panel_columns) {
+  const int64_t most = std::max(kPieceRows, kGroupFloats / panel_columns);
   Group group;
   group.begin[0] = k;
   int64_t at = k;
   while (at < args.k && group.count < Group::kMost) {
     const int64_t depth = PieceAt(args, at);
-    // The packed pieces of a group share one scratch, which bounds their total depth.
-    if (at + depth - k > kPieceRows) break;
+    if (at + depth - k > most) break;
     at += depth;
     group.begin[++group.count] = at;
   }
@@ -255,11 +288,9 @@ void GemmColumns(const GemmArgs& args, int64_t column, int64_t columns, ThreadPo
   const int64_t panels = (columns + width - 1) / width;
   // About four items for each thread even out their differences here as well.
   const int64_t panels_per_item = std::max<int64_t>(1, panels / (4 * pool.threads()));
-  const int64_t row_items = (args.m + kRowBlock - 1) / kRowBlock;
-  const int64_t item_columns = ItemColumns(args.m, columns, pool.threads());
-  const int64_t column_items = (columns + item_columns - 1) / item_columns;
+  const ItemGrid grid = DivideItems(args.m, columns, pool.threads());
   for (int64_t k = 0; k < args.k;) {
-    const Group group = GroupAt(args, k);
+    const Group group = GroupAt(args, k, panels * width);
     const auto packed = [&](int piece) {
       return packed_b + (group.begin[piece] - k) * panels * width;  // as if steps were k
     };
@@ -275,24 +306,24 @@ void GemmColumns(const GemmArgs& args, int64_t column, int64_t columns, ThreadPo
         Operands::PackPanels(part, depth, end - begin, packed(i) + begin * Operands::Steps(depth));
       }
     });
-    pool.ParallelFor(row_items * column_items, [&](int64_t item, int thread) {
+    pool.ParallelFor(grid.rows * grid.columns, [&](int64_t item, int thread) {
       // The instruction counts denormal numbers as zero, so all ways of multiplying bf16 do.
       const FlushDenormals flush(args.operands == Format::kBfloat16);
-      const int64_t row = item / column_items * kRowBlock;
-      const int64_t item_column = item % column_items * item_columns;
+      const Range rows = PartOf(item / grid.columns, grid.rows, args.m, kTileRows);
+      const Range part = PartOf(item % grid.columns, grid.columns, columns, width);
       Block block;
-      block.row = row;
-      block.rows = std::min(kRowBlock, args.m - row);
-      block.column = column + item_column;
-      block.columns = std::min(item_columns, columns - item_column);
+      block.row = rows.begin;
+      block.rows = rows.end - rows.begin;
+      block.column = column + part.begin;
+      block.columns = part.end - part.begin;
       for (int i = 0; i < group.count; ++i) {
         block.depth = group.begin[i + 1] - group.begin[i];
-        block.packed_b = packed(i) + item_column * Operands::Steps(block.depth);
+        block.packed_b = packed(i) + part.begin * Operands::Steps(block.depth);
         // The first piece assigns, so C need not be zero before.
         block.store = group.begin[i] == 0 && !args.accumulate ? Store::kAssign : Store::kAdd;
         block.last = group.begin[i + 1] == args.k;
         const MatrixView a{
-            .data = args.a + row * args.a_row_stride + group.begin[i] * args.a_column_stride,
+            .data = args.a + rows.begin * args.a_row_stride + group.begin[i] * args.a_column_stride,
             .row_stride = args.a_row_stride,
             .column_stride = args.a_column_stride};
         ComputeBlock<Operands>(args, a, block, a_scratch + thread * kRowBlock * kPieceRows);
@@ -302,48 +333,56 @@ void GemmColumns(const GemmArgs& args, int64_t column, int64_t columns, ThreadPo
   }
 }
 
-// One panel of C from one panel of B, for no more rows than a tile has.
-template <typename Operands>
-HWY_INLINE void FewRowsPanel(const GemmArgs& args, int64_t column, int64_t columns, float* strip,
-                             float* panel) {
-  for (int64_t k = 0; k < args.k;) {
-    const int64_t depth = PieceAt(args, k);
-    const MatrixView b{.data = args.b + k * args.b_row_stride + column * args.b_column_stride,
-                       .row_stride = args.b_row_stride,
-                       .column_stride = args.b_column_stride};
-    Operands::PackPanels(b, depth, columns, panel);
-    const Block block{.row = 0,
-                      .rows = args.m,
-                      .column = column,
-                      .columns = columns,
-                      .depth = depth,
-                      .packed_b = panel,
-                      .store = k == 0 && !args.accumulate ? Store::kAssign : Store::kAdd,
-                      .last = k + depth == args.k};
-    const MatrixView a{.data = args.a + k * args.a_column_stride,
-                       .row_stride = args.a_row_stride,
-                       .column_stride = args.a_column_stride};
-    ComputeBlock<Operands>(args, a, block, strip);
-    k += depth;
+// The sums of a piece of k go to C.
+HWY_INLINE void AddSums(const float* HWY_RESTRICT sums, int64_t rows, int64_t columns, Store store,
+                        float* c, int64_t c_stride) {
+  for (int64_t i = 0; i < rows; ++i, sums += PanelColumns(), c += c_stride) {
+    for (int64_t j = 0; j < columns; ++j) c[j] = store == Store::kAdd ? c[j] + sums[j] : sums[j];
   }
+}
+
+// One panel of C, for no more rows than a tile has. scratch: a part of a panel, then the sums.
+HWY_INLINE void FewRowsPanel(const GemmArgs& args, int64_t column, int64_t columns,
+                             float* scratch) {
+  const int64_t width = PanelColumns();
+  float* const sums = scratch + kFewRowsDepth * width;
+  float* const c = args.c + column;
+  const float* const next = args.b + (column + width) * args.b_column_stride;
+  for (int64_t k = 0; k < args.k;) {
+    const int64_t end = k + PieceAt(args, k);
+    const Store store = k == 0 && !args.accumulate ? Store::kAssign : Store::kAdd;
+    std::fill(sums, sums + args.m * width, 0.0f);
+    for (; k < end; k = std::min(end, k + kFewRowsDepth)) {
+      const MatrixView b{.data = args.b + k * args.b_row_stride + column * args.b_column_stride,
+                         .row_stride = args.b_row_stride,
+                         .column_stride = args.b_column_stride};
+      const int64_t depth = std::min(kFewRowsDepth, end - k);
+      // A panel of a matrix whose columns lie in memory is one run of it, as is the next.
+      PackPanel(b, depth, columns, scratch,
+                {.begin = next + k * width, .row_step = 16, .element_step = width});
+      ContinueTileOfRows<kTileRows>(args.m, args.a + k * args.a_column_stride, args.a_row_stride,
+                                    args.a_column_stride, scratch, depth, sums);
+    }
+    AddSums(sums, args.m, columns, store, c, args.n);
+  }
+  if (args.bias == nullptr && args.result == Format::kFloat32) return;
+  Finish(args.result, c, args.n, args.m, columns,
+         args.bias == nullptr ? nullptr : args.bias + column);
 }
 
 // With few rows every panel of B is used once: the thread that packs it multiplies with it, from
 // its first-level cache, and nobody waits between the two.
-template <typename Operands>
 void GemmFewRows(const GemmArgs& args, ThreadPool& pool, float* a_scratch) {
   const int64_t width = PanelColumns();
   const int64_t panels = (args.n + width - 1) / width;
   // About four items for each thread even out their differences.
   const int64_t items = std::min<int64_t>(panels, 4 * pool.threads());
-  const int64_t item_columns = (panels + items - 1) / items * width;
-  pool.ParallelFor((args.n + item_columns - 1) / item_columns, [&](int64_t item, int thread) {
+  pool.ParallelFor(items, [&](int64_t item, int thread) {
     const FlushDenormals flush(args.operands == Format::kBfloat16);
-    float* strip = a_scratch + thread * kRowBlock * kPieceRows;
-    float* panel = strip + kTileRows * kPieceRows;
-    const int64_t end = std::min(args.n, (item + 1) * item_columns);
-    for (int64_t column = item * item_columns; column < end; column += width) {
-      FewRowsPanel<Operands>(args, column, std::min(width, end - column), strip, panel);
+    const Range range = PartOf(item, items, args.n, width);
+    for (int64_t column = range.begin; column < range.end; column += width) {
+      FewRowsPanel(args, column, std::min(width, range.end - column),
+                   a_scratch + thread * kRowBlock * kPieceRows);
     }
   });
 }
@@ -352,7 +391,8 @@ template <typename Operands>
 void GemmWith(const GemmArgs& args, ThreadPool& pool, float* scratch) {
   // The rows of A are packed behind the panels of B.
   float* a_scratch = scratch + kPieceRows * (kColumnBlock + kMaxPanel);
-  if (args.m <= kTileRows) return GemmFewRows<Operands>(args, pool, a_scratch);
+  // All ways of multiplying give the same bits; for few rows packing costs more than products.
+  if (args.m <= kTileRows) return GemmFewRows(args, pool, a_scratch);
   for (int64_t column = 0; column < args.n; column += kColumnBlock) {
     GemmColumns<Operands>(args, column, std::min(kColumnBlock, args.n - column), pool, scratch,
                           a_scratch);

@@ -131,6 +131,38 @@ class Bench {
     });
   }
 
+  // The forward product of many matrices, one after the other, as generation reads them.
+  void MeasureWeights(const Product& p) {
+    if (!only_.empty() && only_ != p.name) return;
+    const int64_t count = std::max<int64_t>(1, (int64_t{1} << 26) / (p.n * p.k));
+    std::vector<float> x(static_cast<size_t>(p.rows * p.k), 0.5f);
+    std::vector<float> y(static_cast<size_t>(p.rows * p.n));
+    // Memory of the device, which has large pages.
+    const int64_t bytes = count * p.n * p.k * static_cast<int64_t>(sizeof(float));
+    const auto memory = *device_->Allocate(bytes);
+    auto* const w = reinterpret_cast<float*>(memory->data());
+    std::fill_n(w, count * p.n * p.k, 0.5f);
+    double best = 1e30;
+    for (int i = 0; i < 6; ++i) {
+      const double begin = Now();
+      for (int64_t at = 0; at < count; ++at) {
+        stream_->ops().Matmul({.x = kernels::ConstValues(x.data()),
+                               .w = kernels::ConstValues(w + at * p.n * p.k),
+                               .bias = nullptr,
+                               .y = kernels::Values(y.data()),
+                               .m = p.rows,
+                               .n = p.n,
+                               .k = p.k});
+      }
+      if (!stream_->Synchronize().ok()) std::abort();
+      best = std::min(best, Now() - begin);
+    }
+    std::printf("| %s | %lld x %lld x %lld | %.1f |\n", p.name, static_cast<long long>(p.rows),
+                static_cast<long long>(p.n), static_cast<long long>(p.k),
+                static_cast<double>(bytes) / best / 1e9);
+    std::fflush(stdout);
+  }
+
  private:
   void Print(const char* model, const Product& p, const char* pass,
              const std::function<void()>& run) {
@@ -175,6 +207,13 @@ int Main(int threads, const std::string& only) {
         Product{"up", 1024, 3072, 768, 256}, Product{"down", 1024, 768, 3072, 256},
         Product{"head", 256, 50272, 768, 256}}) {
     bench.Measure("GPT-2 124M", p);
+  }
+  // Generation: the weights are read once for few rows, so that memory is the limit.
+  std::printf("\n| product | rows x n x k | GB/s of weights |\n|---|---|---|\n");
+  for (const int64_t rows : {1, 8}) {
+    bench.MeasureWeights({"few-up", rows, 3072, 768, rows});
+    bench.MeasureWeights({"few-down", rows, 768, 3072, rows});
+    bench.MeasureWeights({"few-head", rows, 50272, 768, rows});
   }
   return 0;
 }
