@@ -375,8 +375,8 @@ HWY_INLINE void FewRowsPanel(const GemmArgs& args, int64_t column, int64_t colum
 void GemmFewRows(const GemmArgs& args, ThreadPool& pool, float* a_scratch) {
   const int64_t width = PanelColumns();
   const int64_t panels = (args.n + width - 1) / width;
-  // About four items for each thread even out their differences.
-  const int64_t items = std::min<int64_t>(panels, 4 * pool.threads());
+  // Small items, since such a product may be over before a second thread has woken up.
+  const int64_t items = std::min<int64_t>(panels, 8 * pool.threads());
   pool.ParallelFor(items, [&](int64_t item, int thread) {
     const FlushDenormals flush(args.operands == Format::kBfloat16);
     const Range range = PartOf(item, items, args.n, width);

@@ -124,24 +124,34 @@ def generate(options, folder):
     source = random_gpt2(folder)
     torch.set_num_threads(CORES)
     model = GPT2LMHeadModel.from_pretrained(source, dtype=torch.float32).eval()
-    prompt = [(i * i) % 50000 for i in range(64)]
+    prompts = [[(i * i + 17 * k) % 50000 for i in range(64)] for k in range(8)]
+    file = os.path.join(folder, "prompts.jsonl")
+    with open(file, "w", encoding="utf-8") as out:
+        out.writelines(json.dumps({"prompt_ids": prompt}) + "\n" for prompt in prompts)
 
-    def theirs(count):
+    def theirs(count, batch):
         with torch.no_grad():
-            model.generate(torch.tensor([prompt]), max_new_tokens=count, min_new_tokens=count, do_sample=False,
-                           use_cache=True, pad_token_id=0)
+            model.generate(torch.tensor(batch), attention_mask=torch.ones(len(batch), 64, dtype=torch.long),
+                           max_new_tokens=count, min_new_tokens=count, do_sample=False, use_cache=True, pad_token_id=0)
 
-    def ours(count):
-        run(TERCIO, "generate", "--checkpoint", source, "--prompt-ids", ",".join(map(str, prompt)), "--tokens",
-            str(count), "--temperature", "0", "-o", "json")
+    def ours(count, *which):
+        run(TERCIO, "generate", "--checkpoint", source, *which, "--tokens", str(count), "--temperature", "0", "-o", "json")
 
-    # Two lengths, so that loading counts in neither.
+    def seconds_a_token(action, texts):
+        """Of two lengths, so that loading counts in neither; before them memory is found as both then find it."""
+        action(8)
+        return (timed(lambda: action(136)) - timed(lambda: action(8))) / 128 / texts
+
+    one = ("--prompt-ids", ",".join(map(str, prompts[0])))
     seconds = alternate(options.rounds, {
-        name: (lambda f=f: (timed(lambda: f(136)) - timed(lambda: f(8))) / 128)
-        for name, f in (("transformers", theirs), ("tercio generate", ours))})
+        name: (lambda f=f, n=n: seconds_a_token(f, n)) for name, f, n in (
+            ("transformers", lambda count: theirs(count, prompts[:1]), 1), ("tercio generate", lambda count: ours(count, *one), 1),
+            ("transformers, 8 texts at once", lambda count: theirs(count, prompts), 8),
+            ("tercio generate --prompts, 8 at once", lambda count: ours(count, "--prompts", file), 8))})
     print("\n### Generating with GPT-2 124M after 64 tokens, greedy\n\n| program | ms a token | times transformers |\n|---|---|---|")
     for name, value in seconds.items():
-        print(f"| {name} | {value * 1e3:.1f} | {seconds['transformers'] / value:.2f} |")
+        base = seconds["transformers, 8 texts at once" if "8" in name else "transformers"]
+        print(f"| {name} | {value * 1e3:.1f} | {base / value:.2f} |")
 
 
 def bubble(options, folder):
