@@ -26,6 +26,7 @@ struct cublasLtMatmulDescOpaque {
   const float* a_scale = nullptr;
   const float* b_scale = nullptr;
   bool tf32 = false;
+  int8_t fast_accumulation = 0;
 };
 // The library counts by columns: `leading` lies between the beginnings of two of them.
 struct cublasLtMatrixLayoutOpaque {
@@ -60,6 +61,9 @@ int64_t Microseconds(uint64_t number, int64_t products) {
 constexpr uint64_t kSideAlignment = 16;   // alignment of biases and auxiliary matrices
 constexpr int64_t kAuxiliaryLeading = 8;  // leading dimensions are multiples of this
 constexpr int64_t kEightBitUnit = 16;     // likewise sizes and addresses of factors of 8 bits
+// Fast accumulation: the products after which a sum is shortened, and to how many bits.
+constexpr int64_t kFastDepth = 32;
+constexpr int kFastBits = 14;
 // Ada and Hopper are the first to multiply numbers of 8 bits.
 constexpr int kEightBitCapability = 89;
 
@@ -107,6 +111,7 @@ uint64_t Hash(const Problem& p) {
   add(p.desc->transpose_b);
   add(p.desc->epilogue);
   add(p.desc->tf32);
+  add(p.desc->fast_accumulation);
   for (const Layout* layout : {p.a, p.b, p.c, p.d}) {
     add(layout->type);
     add(layout->rows);
@@ -220,6 +225,9 @@ cublasStatus_t CheckProblem(const Problem& p) {
   if (p.desc->a_scale != nullptr || p.desc->b_scale != nullptr) {
     return Refuse(CUBLAS_STATUS_INVALID_VALUE, "scales of more than 8 bits");
   }
+  if (p.desc->fast_accumulation != 0) {
+    return Refuse(CUBLAS_STATUS_INVALID_VALUE, "fast accumulation of more than 8 bits");
+  }
   // A result may have the format of the factors, or fp32; Tercio needs no other mixture.
   if (p.a->type != p.b->type || (p.d->type != p.a->type && p.d->type != CUDA_R_32F)) {
     return Refuse(CUBLAS_STATUS_NOT_SUPPORTED, "these types are not multiplied");
@@ -329,6 +337,23 @@ void WriteBiasGradient(const Product& p, int64_t depth, int64_t b_column, int64_
   }
 }
 
+// The value with as many significant bits as fast accumulation keeps.
+double KeptBits(double value) {
+  int exponent = 0;
+  const double fraction = std::frexp(value, &exponent);
+  return std::ldexp(std::nearbyint(std::ldexp(fraction, kFastBits)), exponent - kFastBits);
+}
+
+// The sum of a part of the depth.
+double SumOf(const double* a, const double* b, int64_t begin, int64_t end, bool fast) {
+  double sum = 0;
+  for (int64_t k = begin; k < end; ++k) {
+    sum += a[k] * b[k];
+    if (fast && (k + 1) % kFastDepth == 0) sum = KeptBits(sum);
+  }
+  return sum;
+}
+
 void Multiply(const Product& p) {
   const bool transpose_a = p.desc.transpose_a == CUBLAS_OP_T;
   const bool transpose_b = p.desc.transpose_b == CUBLAS_OP_T;
@@ -348,10 +373,8 @@ void Multiply(const Product& p) {
       const double* const b_line = b.data() + j * depth;
       float sum = 0;
       for (int64_t part = 0; part < p.parts; ++part) {
-        double partial = 0;
-        for (int64_t k = depth * part / p.parts; k < depth * (part + 1) / p.parts; ++k) {
-          partial += a_line[k] * b_line[k];
-        }
+        const double partial = SumOf(a_line, b_line, depth * part / p.parts,
+                                     depth * (part + 1) / p.parts, p.desc.fast_accumulation != 0);
         // Parts are rounded to fp32 one by one, as when they pass through a workspace.
         sum += static_cast<float>(partial);
       }
@@ -474,6 +497,8 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
       return Set(desc->auxiliary_leading, value, bytes);
     case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE:
       return Set(desc->auxiliary_type, value, bytes);
+    case CUBLASLT_MATMUL_DESC_FAST_ACCUM:
+      return Set(desc->fast_accumulation, value, bytes);
   }
   return Refuse(CUBLAS_STATUS_INVALID_VALUE, "an unknown attribute of a product");
 }

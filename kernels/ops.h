@@ -107,6 +107,9 @@ struct QuantizeArgs {
 };
 
 // c[m,n] (= or +=) a_scale->inverse * b_scale->inverse * sum_k a[m,k] b[n,k] (+ bias[n])
+//
+// fast_accumulation: the sum may have fewer bits than fp32 while it grows, about 14, where a device
+// is faster that way.
 struct ScaledMatmulArgs {
   ConstValues a;  // (M,K), of 8 bits
   ConstValues b;  // (N,K), E4M3
@@ -116,6 +119,7 @@ struct ScaledMatmulArgs {
   Values c;          // (M,N)
   int64_t m, n, k;
   bool accumulate = false;
+  bool fast_accumulation = false;
 };
 
 // y = (x - mean) * rstd * weight (+ bias); mean, rstd per row, kept for the backward pass.

@@ -160,6 +160,45 @@ TEST_F(EightBitsTest, Multiplies) {
   }
 }
 
+// Fast accumulation shortens a sum where it is asked for, and nowhere else: one product of 448 x
+// 448 leaves 63 of 1 x 1 few bits.
+TEST_F(EightBitsTest, AccumulatesFastOnlyWhereAsked) {
+  constexpr int64_t kSize = 16, kDepth = 64;
+  Begin(Format::kBfloat16, "fast accumulation");
+  const int a = AddEightBits("a", Format::kE4m3, kSize * kDepth);
+  const int b = AddEightBits("b", Format::kE4m3, kSize * kDepth);
+  for (const int id : {a, b}) {
+    for (size_t i = 0; i < At(id).data.size(); ++i) {
+      At(id).data[i] = static_cast<int64_t>(i) % kDepth == 0 ? 448 : 1;
+    }
+  }
+  const int scale = AddScale("scale", 1);
+  const int exact = AddFloats("exact", kSize * kSize);
+  const int fast = AddFloats("fast", kSize * kSize);
+  Near(1.0 / 1024, {fast});
+  const auto seen = Check(
+      [&](Ops& ops, const Bound& t) {
+        ScaledMatmulArgs args{.a = t.eight_bits(a, Format::kE4m3),
+                              .b = t.eight_bits(b, Format::kE4m3),
+                              .a_scale = t.scale(scale),
+                              .b_scale = t.scale(scale),
+                              .bias = nullptr,
+                              .c = t.floats(exact),
+                              .m = kSize,
+                              .n = kSize,
+                              .k = kDepth};
+        ops.ScaledMatmul(args);
+        args.c = t.floats(fast);
+        args.fast_accumulation = true;
+        ops.ScaledMatmul(args);
+      },
+      {.unaligned = false});
+  for (const double sum : seen[static_cast<size_t>(exact)].data) EXPECT_EQ(sum, 448 * 448 + 63);
+#ifdef TERCIO_CUDA_EMULATED
+  for (const double sum : seen[static_cast<size_t>(fast)].data) EXPECT_NE(sum, 448 * 448 + 63);
+#endif
+}
+
 // The pieces of an FP8 linear layer together: gradients from transposed factors.
 TEST_F(EightBitsTest, ProductsOfWhatWasQuantized) {
   constexpr int64_t kRows = 48, kOut = 32, kIn = 64;
@@ -228,12 +267,13 @@ TEST_F(EightBitsTest, ProductsOfWhatWasQuantized) {
 TEST_F(EightBitsTest, AreTimed) {
   std::vector<ProductShape> shapes;
   for (const Format operands : kFormats) {
-    ProductShape shape{.kind = ProductKind::kScaled,
-                       .operands = operands,
-                       .result = Format::kBfloat16,
-                       .m = 32,
-                       .n = 48,
-                       .k = 64};
+    ProductShape shape{
+        .kind = operands == Format::kE4m3 ? ProductKind::kScaledFast : ProductKind::kScaled,
+        .operands = operands,
+        .result = Format::kBfloat16,
+        .m = 32,
+        .n = 48,
+        .k = 64};
     shape.bias = operands == Format::kE4m3;
     shapes.push_back(shape);
   }

@@ -142,7 +142,9 @@ void LinearLayers::Forward(const Part& part, const kernels::MatmulArgs& a) {
                      .m = a.m,
                      .n = a.n,
                      .k = a.k,
-                     .accumulate = a.accumulate});
+                     .accumulate = a.accumulate,
+                     // Gradients sum over a wider range of magnitudes, and keep all bits.
+                     .fast_accumulation = true});
 }
 
 void LinearLayers::ForwardGelu(const Part& part, const kernels::MatmulArgs& a,
