@@ -1,5 +1,7 @@
 // LayerNorm and RMSNorm, with the residual addition before them, and their gradients.
 //
+// LayerNorm's result can be written in E4M3 as well, for the product that reads it.
+//
 // Launch geometry: a block has whole rows; a thread has groups t, t + threads, ... of each row, by
 // the number of columns alone, so that sums over a row have the same bits in every call. Forward: a
 // row for each block, kept as floats in shared memory, of which a thread reads only what it wrote:
@@ -9,12 +11,13 @@
 // that a row needs is loaded before its barriers, with one group two rows at a time. Longer rows
 // and their sums are in shared memory. No bit depends on which of them it is.
 //
-// Bytes for each element, B = 2 or 4: forward 2 B; with the residual 4 B; backward 3 B (4 B where
-// it accumulates), and for each block of rows 16 for each column. Bound by memory.
+// Bytes for each element, B = 2 or 4: forward 2 B; with the residual 4 B; 1 for E4M3; backward 3 B
+// (4 B where it accumulates), and for each block of rows 16 for each column. Bound by memory.
 #include <algorithm>
 
 #include "kernels/cuda/parts.h"
 #include "kernels/cuda/primitives/dropout.cuh"
+#include "kernels/cuda/primitives/eight_bits.cuh"
 #include "kernels/cuda/primitives/groups.cuh"
 #include "kernels/cuda/primitives/reduce.cuh"
 #include "kernels/cuda/primitives/rows.cuh"
@@ -97,9 +100,36 @@ __device__ __forceinline__ void ForOwnGroups(const T* row, const float* cache, i
   }
 }
 
-template <bool kAligned, bool kResidual, typename T>
+// The norm's result in E4M3, beside the one in the job's format.
+struct EightBitCopy {
+  uint8_t* y;
+  const Scale* scale;
+  float* largest;
+};
+
+// Rounds a group as it was written, and notes its largest magnitude. A group of 16 bits has 8
+// bytes.
+template <typename T>
+__device__ __forceinline__ void StoreEightBits(const EightBitCopy& copy, float multiplier,
+                                               int64_t at, float (&values)[kGroup<T>],
+                                               float* largest) {
+  static_assert(kGroup<T> == 8);
+  RoundGroup<T>(values);
+  uint32_t words[2] = {};
+#pragma unroll
+  for (int j = 0; j < kGroup<T>; ++j) {
+    *largest = fmaxf(*largest, fabsf(values[j]));
+    words[j / 4] |= static_cast<uint32_t>(EightBits<Format::kE4m3>(values[j] * multiplier))
+                    << j % 4 * 8;
+  }
+  *reinterpret_cast<uint2*>(copy.y + at) = make_uint2(words[0], words[1]);
+}
+
+// kEightBits: rows have whole groups.
+template <bool kAligned, bool kResidual, bool kEightBits, typename T>
 __global__ void __launch_bounds__(kMaxThreads)
-    NormKernel(const __grid_constant__ Norm<T> n, const __grid_constant__ ResidualSum<T> r) {
+    NormKernel(const __grid_constant__ Norm<T> n, const __grid_constant__ ResidualSum<T> r,
+               const __grid_constant__ EightBitCopy copy) {
   constexpr int kWidth = kGroup<T>;
   float* cache = n.cached ? DynamicShared<float>() : nullptr;
   const int64_t row = blockIdx.x;
@@ -134,6 +164,9 @@ __global__ void __launch_bounds__(kMaxThreads)
     n.rstd[row] = rstd;
   }
   T* y = n.y + row * n.columns;
+  [[maybe_unused]] float multiplier = 1;
+  [[maybe_unused]] float largest = 0;
+  if constexpr (kEightBits) multiplier = copy.scale->multiplier;
   ForOwnGroups<kAligned>(from, cache, n.columns, [&](int64_t column, int64_t count, auto& values) {
     float weight[kWidth];
     float bias[kWidth] = {};
@@ -144,12 +177,42 @@ __global__ void __launch_bounds__(kMaxThreads)
       values[j] = (values[j] - mean) * rstd * weight[j] + bias[j];
     }
     StoreGroup<kAligned>(values, count, y + column);
+    if constexpr (kEightBits) {
+      StoreEightBits<T>(copy, multiplier, row * n.columns + column, values, &largest);
+    }
   });
+  if constexpr (kEightBits) MeetInLargest(largest, copy.largest);
+}
+
+template <bool kResidual, typename T>
+void LaunchNormKernel(const LaunchShape& shape, bool aligned, const Norm<T>& n,
+                      const ResidualSum<T>& sum, const QuantizeArgs* quantize,
+                      cudaStream_t stream) {
+  if constexpr (kFormatOf<T> == Format::kBfloat16) {
+    if (quantize != nullptr) {
+      const EightBitCopy copy{reinterpret_cast<uint8_t*>(quantize->plain.data()), quantize->scale,
+                              quantize->largest};
+      return Launch(NormKernel<true, kResidual, true, T>, shape, stream, n, sum, copy);
+    }
+  }
+  TERCIO_CHECK(quantize == nullptr);
+  const EightBitCopy none{};
+  return aligned ? Launch(NormKernel<true, kResidual, false, T>, shape, stream, n, sum, none)
+                 : Launch(NormKernel<false, kResidual, false, T>, shape, stream, n, sum, none);
+}
+
+// Whether the kernel can round its result to 8 bits, for rows that are aligned.
+bool WritesEightBits(const LayerNormArgs& a, const QuantizeArgs& q) {
+  return a.y.stored() == Format::kBfloat16 && q.x.data() == ConstValues(a.y).data() &&
+         q.plain != nullptr && q.plain.format() == Format::kE4m3 && q.transposed == nullptr &&
+         q.largest != nullptr && a.columns % kGroup<__nv_bfloat16> == 0 &&
+         Aligned({q.plain.data()}, a.columns, 1);
 }
 
 template <typename T>
-void LaunchNorm(const LayerNormArgs& a, const ResidualArgs* r, const CudaContext& context) {
-  if (a.rows == 0) return;
+bool LaunchNorm(const LayerNormArgs& a, const ResidualArgs* r, const QuantizeArgs* quantize,
+                const CudaContext& context) {
+  if (a.rows == 0) return false;
   const cudaStream_t stream = context.stream;
   const int64_t cache_bytes = PaddedColumns(a.columns) * 4;
   Norm<T> n{r == nullptr ? As<T>(a.x) : nullptr,
@@ -165,17 +228,20 @@ void LaunchNorm(const LayerNormArgs& a, const ResidualArgs* r, const CudaContext
   const LaunchShape shape{dim3(static_cast<unsigned>(a.rows)), dim3(ThreadsFor<T>(a.columns)),
                           n.cached ? static_cast<size_t>(cache_bytes) : 0};
   ResidualSum<T> sum{};
-  if (r == nullptr) {
-    const bool aligned = Aligned({n.x, n.weight, n.bias, n.y}, a.columns, sizeof(T));
-    return aligned ? Launch(NormKernel<true, false, T>, shape, stream, n, sum)
-                   : Launch(NormKernel<false, false, T>, shape, stream, n, sum);
+  bool aligned = Aligned({n.x, n.weight, n.bias, n.y}, a.columns, sizeof(T));
+  if (r != nullptr) {
+    sum = {As<T>(r->residual), As<T>(r->branch), As<T>(r->bias), As<T>(r->out),
+           MakeDropoutBits(r->dropout)};
+    aligned =
+        aligned && Aligned({sum.residual, sum.branch, sum.bias, sum.out}, a.columns, sizeof(T));
   }
-  sum = {As<T>(r->residual), As<T>(r->branch), As<T>(r->bias), As<T>(r->out),
-         MakeDropoutBits(r->dropout)};
-  const bool aligned = Aligned({sum.residual, sum.branch, sum.bias, sum.out, n.weight, n.bias, n.y},
-                               a.columns, sizeof(T));
-  return aligned ? Launch(NormKernel<true, true, T>, shape, stream, n, sum)
-                 : Launch(NormKernel<false, true, T>, shape, stream, n, sum);
+  if (quantize != nullptr && !(aligned && WritesEightBits(a, *quantize))) quantize = nullptr;
+  if (r == nullptr) {
+    LaunchNormKernel<false>(shape, aligned, n, sum, quantize, stream);
+  } else {
+    LaunchNormKernel<true>(shape, aligned, n, sum, quantize, stream);
+  }
+  return quantize != nullptr;
 }
 
 template <typename T>
@@ -467,14 +533,14 @@ void LaunchNormBackward(const LayerNormBackwardArgs& a, const CudaContext& conte
 
 }  // namespace
 
-void LayerNormCuda(const LayerNormArgs& args, const CudaContext& context) {
-  ByStorage(args.y.stored(), [&]<typename T>() { LaunchNorm<T>(args, nullptr, context); });
-}
-
-void ResidualLayerNormCuda(const ResidualArgs& residual, const LayerNormArgs& norm,
-                           const CudaContext& context) {
-  TERCIO_CHECK(residual.rows == norm.rows && residual.columns == norm.columns);
-  ByStorage(norm.y.stored(), [&]<typename T>() { LaunchNorm<T>(norm, &residual, context); });
+bool LayerNormCuda(const LayerNormArgs& args, const ResidualArgs* residual,
+                   const QuantizeArgs* quantize, const CudaContext& context) {
+  TERCIO_CHECK(residual == nullptr ||
+               (residual->rows == args.rows && residual->columns == args.columns));
+  bool quantized = false;
+  ByStorage(args.y.stored(),
+            [&]<typename T>() { quantized = LaunchNorm<T>(args, residual, quantize, context); });
+  return quantized;
 }
 
 void LayerNormBackwardCuda(const LayerNormBackwardArgs& args, const CudaContext& context) {

@@ -156,6 +156,47 @@ TEST_F(Fp8Parity, ShapesOfProductsAreKnownBeforehand) {
   }
 }
 
+// Values are rounded to 8 bits by the kernel that makes them, or by one of its own.
+TEST_F(Fp8Parity, FusedKernelsHaveTheSameBits) {
+  v1::JobSpec llama = Fp8(SmallLlama());
+  llama.mutable_parallelism()->set_recompute(kFull);
+  RunOptions options;
+  options.steps = 3;
+  for (const v1::JobSpec& spec : {Fp8(SmallJob(), {1, 1, 2}), llama, Fp8(SmallBert(kPost))}) {
+    SCOPED_TRACE(plan::TextOf(spec.model().architecture()));
+    const auto train = [&](bool fuses, int64_t* kernels) {
+      const int64_t before = emulation::GetCounts().kernels;
+      device::CudaDeviceOptions device;
+      device.fuses = fuses;
+      const RunResult result = OnGpusOf(device, spec, options);
+      *kernels = emulation::GetCounts().kernels - before;
+      return result;
+    };
+    int64_t fused = 0;
+    int64_t apart = 0;
+    const RunResult with = train(true, &fused);
+    ExpectSameBits(with, train(false, &apart));
+    EXPECT_LT(fused, apart);
+  }
+}
+
+// Graphs begin when all scales follow from earlier steps: the first step makes them itself.
+TEST_F(Fp8Parity, GraphsHaveTheSameBits) {
+  const v1::JobSpec spec = Fp8(WithoutDropout(SmallJob()), {1, 1, 1, 1});
+  RunOptions options;
+  options.steps = 6;
+  const auto train = [&](bool graphs) {
+    device::CudaDeviceOptions device;
+    device.graphs = graphs;
+    const int64_t before = emulation::GetCounts().graphs;
+    const RunResult result = OnGpusOf(device, spec, options);
+    EXPECT_EQ(emulation::GetCounts().graphs - before, graphs ? 3 : 0);
+    return result;
+  };
+  const RunResult with = train(true);
+  ExpectSameBits(with, train(false));
+}
+
 TEST_F(Fp8Parity, ProductsOfOtherSizesStayInBf16) {
   v1::JobSpec mixed = Fp8(SmallJob(), {1, 1, 2, 2});
   mixed.mutable_model()->set_context(24);
