@@ -7,9 +7,11 @@
 // row for each block, kept as floats in shared memory, of which a thread reads only what it wrote:
 // one pass over memory. Backward: a block walks its rows in ascending order; a thread adds dweight
 // and dbias of its columns, and the sums of all blocks are added afterwards, both in one launch.
-// Rows of up to two groups for each thread (4,096 columns of 16 bits) stay in registers: everything
-// that a row needs is loaded before its barriers, with one group two rows at a time. Longer rows
-// and their sums are in shared memory. No bit depends on which of them it is.
+// Rows of up to two groups for each thread stay in registers: everything that a row needs is loaded
+// before its barriers, with one group two rows at a time. Rows that are too long for that (4,096
+// columns of 16 bits) have twice the threads, so that as many bytes of them are in flight; longer
+// than twice as long, or not aligned, they and their sums are in shared memory. No bit depends on
+// which of them it is.
 //
 // Bytes for each element, B = 2 or 4: forward 2 B; with the residual 4 B; 1 for E4M3; backward 3 B
 // (4 B where it accumulates), and for each block of rows 16 for each column. Bound by memory.
@@ -26,12 +28,18 @@ namespace tercio::kernels::cuda {
 namespace {
 
 constexpr int kMaxThreads = 256;
+constexpr int kLongRowThreads = 512;  // in the gradient, of rows of more than two groups a thread
 // Threads for the columns of a row; a function of their number.
 template <typename T>
 unsigned ThreadsFor(int64_t columns) {
   const int64_t groups = (columns + kGroup<T> - 1) / kGroup<T>;
   const int64_t threads = (groups + kWarpThreads - 1) / kWarpThreads * kWarpThreads;
   return static_cast<unsigned>(std::clamp<int64_t>(threads, kWarpThreads, kMaxThreads));
+}
+
+template <typename T>
+unsigned ThreadsForGradient(int64_t columns) {
+  return columns > 2 * kMaxThreads * kGroup<T> ? kLongRowThreads : ThreadsFor<T>(columns);
 }
 
 int64_t PaddedColumns(int64_t columns) { return (columns + 7) / 8 * 8; }
@@ -331,7 +339,7 @@ __device__ __forceinline__ void BackwardOfRow(const NormBackward<T>& a, int64_t 
 }
 
 template <bool kAligned, typename T>
-__global__ void __launch_bounds__(kMaxThreads, 4)
+__global__ void __launch_bounds__(kLongRowThreads, 2)
     NormBackwardKernel(const __grid_constant__ NormBackward<T> a) {
   constexpr int kWidth = kGroup<T>;
   const int64_t padded = (a.columns + 7) / 8 * 8;
@@ -462,8 +470,8 @@ __device__ __forceinline__ void StoreRows(const NormBackward<T>& a, int64_t firs
   }
 }
 
-template <bool kAligned, int kRows, int kGroups, typename T>
-__global__ void __launch_bounds__(kMaxThreads)
+template <bool kAligned, int kRows, int kGroups, int kMostThreads, typename T>
+__global__ void __launch_bounds__(kMostThreads)
     NormBackwardInRegistersKernel(const __grid_constant__ NormBackward<T> a) {
   constexpr int kWidth = kGroup<T>;
   OwnColumns<kGroups, T> own;
@@ -499,11 +507,18 @@ template <bool kAligned, typename T>
 void LaunchRowsOfNorm(const NormBackward<T>& n, LaunchShape shape, int64_t shared_limit,
                       cudaStream_t stream) {
   const int64_t columns_of_block = int64_t{shape.threads.x} * kGroup<T>;
-  if (n.columns <= columns_of_block) {
-    return Launch(NormBackwardInRegistersKernel<kAligned, 2, 1, T>, shape, stream, n);
+  if (n.columns <= columns_of_block && shape.threads.x <= kMaxThreads) {
+    return Launch(NormBackwardInRegistersKernel<kAligned, 2, 1, kMaxThreads, T>, shape, stream, n);
   }
-  if (n.columns <= 2 * columns_of_block) {
-    return Launch(NormBackwardInRegistersKernel<kAligned, 1, 2, T>, shape, stream, n);
+  if (n.columns <= 2 * columns_of_block && shape.threads.x <= kMaxThreads) {
+    return Launch(NormBackwardInRegistersKernel<kAligned, 1, 2, kMaxThreads, T>, shape, stream, n);
+  }
+  if constexpr (kAligned) {
+    // Rows that are not aligned need more registers than so many threads have.
+    if (n.columns <= 2 * columns_of_block) {
+      return Launch(NormBackwardInRegistersKernel<true, 1, 2, kLongRowThreads, T>, shape, stream,
+                    n);
+    }
   }
   const int64_t row_bytes = PaddedColumns(n.columns) * 4;
   NormBackward<T> in_shared = n;
@@ -522,7 +537,8 @@ void LaunchNormBackward(const LayerNormBackwardArgs& a, const CudaContext& conte
   const NormBackward<T> n{
       As<T>(a.dy), As<T>(a.x), As<T>(a.weight),    a.mean,       a.rstd, As<T>(a.dx), parts,
       a.rows,      a.columns,  cut.rows_per_block, a.accumulate, a.rms,  false};
-  const LaunchShape shape{dim3(static_cast<unsigned>(cut.blocks)), dim3(ThreadsFor<T>(a.columns))};
+  const LaunchShape shape{dim3(static_cast<unsigned>(cut.blocks)),
+                          dim3(ThreadsForGradient<T>(a.columns))};
   if (Aligned({n.dy, n.x, n.weight, n.dx}, a.columns, sizeof(T))) {
     LaunchRowsOfNorm<true>(n, shape, context.shared_bytes, context.stream);
   } else {
