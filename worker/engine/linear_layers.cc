@@ -31,8 +31,9 @@ struct Result {
 Result ResultOf(const kernels::Chain& c) {
   if (c.gelu) return {c.gelu->g, c.gelu->rows, c.gelu->columns};
   if (c.swiglu) return {c.swiglu->g, c.swiglu->rows, c.swiglu->columns};
-  if (c.gelu_gradient)
+  if (c.gelu_gradient) {
     return {c.gelu_gradient->dh, c.gelu_gradient->rows, c.gelu_gradient->columns};
+  }
   if (c.swiglu_gradient) {
     // The gradients of both halves lie side by side.
     return {c.swiglu_gradient->dh, c.swiglu_gradient->rows, 2 * c.swiglu_gradient->columns};
@@ -205,7 +206,7 @@ void LinearLayers::Forward(const Part& part, const kernels::MatmulArgs& a) {
   ops_.ScaledMatmul(ScaledForward(part, a));
 }
 
-void LinearLayers::Forward(const Part& part, const kernels::Chain& chain) {
+void LinearLayers::ForwardChain(const Part& part, const kernels::Chain& chain) {
   ops_.RunChain(WithProductOf(part, chain));
 }
 

@@ -55,10 +55,12 @@ class LinearLayers {
 
   // In a step, the magnitudes of the factors count for later scales.
   void Forward(const Part& part, const kernels::MatmulArgs& args);
-  // Runs a chain whose result is the input of `reader`: all that its next Forward multiplies, in
-  // one call. A chain with a product begins with that of `part`.
+  // The same for a chain of operations that begins with the product.
+  void ForwardChain(const Part& part, const kernels::Chain& chain);
+  // Runs a chain without a product, the result of which is the input of `reader`: all that its next
+  // Forward multiplies, unless parts of it are on other ranks, or it is multiplied in pieces.
   void MakeInput(const Part& reader, kernels::Chain chain);
-  void Forward(const Part& part, const kernels::Chain& chain);
+  // Both: the chain begins with the product of `part`, and ends with the input of `reader`.
   void ForwardAndMakeInput(const Part& part, const Part& reader, const kernels::Chain& chain);
 
   // The gradients of a part, of all rows that the three calls name: first this one,

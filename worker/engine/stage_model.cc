@@ -374,7 +374,7 @@ void StageModel::ForwardUp(const MicroBatch& batch, int layer, AfterUp after) {
                                       .m = rows,
                                       .n = shape_.up,
                                       .k = shape_.hidden};
-  if (after == AfterUp::kBackward) return linear_.Forward(part, chain);
+  if (after == AfterUp::kBackward) return linear_.ForwardChain(part, chain);
   linear_.ForwardAndMakeInput(part, PartOf(batch, layer, plan::Linear::kDown), chain);
 }
 

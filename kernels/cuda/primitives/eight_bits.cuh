@@ -13,6 +13,7 @@
 #include "kernels/cuda/primitives/groups.cuh"
 #include "kernels/cuda/primitives/launch.cuh"
 #include "kernels/cuda/primitives/reduce.cuh"
+#include "kernels/ops.h"
 
 namespace tercio::kernels::cuda {
 
