@@ -410,7 +410,8 @@ void Block::ExplainStandstill() const {
           (j >= first && j < first + kWarpLanes && (waiting.mask >> (j - first) & 1) != 0);
       const bool elsewhere = other.state != waiting.state ||
                              !SamePlace(other.where, waiting.where) ||
-                             other.operation != waiting.operation || other.mask != waiting.mask;
+                             (waiting.state == State::kAtWarp &&
+                              (other.operation != waiting.operation || other.mask != waiting.mask));
       if (j != i && meant && elsewhere) FailDiverged(i, j);
     }
   }
