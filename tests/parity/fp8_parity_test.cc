@@ -35,7 +35,7 @@ class Fp8Parity : public CudaParity {
       const double loss = std::abs(fp8.steps[i].loss / bf16.steps[i].loss - 1);
       const double norm = std::abs(fp8.steps[i].grad_norm / bf16.steps[i].grad_norm - 1);
       EXPECT_LT(loss, 0.01) << i;
-      EXPECT_LT(norm, i == 0 ? 0.02 : 0.1) << i;  // then weights differ, too
+      EXPECT_LT(norm, i == 0 ? 0.02 : 0.15) << i;  // then weights differ, too
       furthest_loss_ = std::max(furthest_loss_, loss);
       furthest_norm_ = std::max(furthest_norm_, norm);
     }
