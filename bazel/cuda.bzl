@@ -131,6 +131,10 @@ def _emulated_sources(name, cu_sources):
         generated.append(out)
     return generated
 
+# g++ does not know nvcc's pragmas (unroll). Kernels ask for fused multiply-adds by name: with the instruction, which every processor with
+# AVX2 has, each is one instead of a call of the library.
+_EMULATED_COPTS = ["-Wno-unknown-pragmas", "-mfma"]
+
 def tercio_cuda_library(
         name,
         srcs = [],
@@ -160,8 +164,7 @@ def tercio_cuda_library(
         one_unit = False,
         srcs = host_sources + _emulated_sources(name, cu_sources),
         hdrs = hdrs,
-        # g++ does not know nvcc's pragmas (unroll).
-        copts = ["-Wno-unknown-pragmas"],
+        copts = _EMULATED_COPTS,
         textual_hdrs = cu_sources,
         deps = deps + [_emulated_label(d) for d in cuda_deps] + ["//emulation:" + l for l in libraries],
         visibility = visibility,
@@ -240,7 +243,7 @@ def tercio_emulated_test(name, srcs, deps = [], cuda_deps = [], on_device = Fals
     tercio_cc_test(
         name = name,
         srcs = host_sources + _emulated_sources(name, cu_sources),
-        copts = ["-Wno-unknown-pragmas"],
+        copts = _EMULATED_COPTS,
         deps = deps + support + [_emulated_label(d) for d in cuda_deps] + [
             "//emulation:cudart",
         ],

@@ -61,9 +61,13 @@ void Block::Run(const Grid& grid, uint3 index, const Orders& orders, uint64_t se
   grid_ = &grid;
   index_ = index;
   count_ = grid.threads.x * grid.threads.y * grid.threads.z;
-  threads_.assign(count_, Thread());
-  // Indices are computed once, since every switch of threads sets one.
-  for (uint32_t i = 0; i < count_; ++i) threads_[i].index = ThreadIndex(i, grid.threads);
+  threads_.resize(count_);
+  // Indices are computed once, since every switch of threads sets one. What a thread waits with is
+  // written when it waits.
+  for (uint32_t i = 0; i < count_; ++i) {
+    threads_[i].state = State::kNotStarted;
+    threads_[i].index = ThreadIndex(i, grid.threads);
+  }
   warps_.assign((count_ + kWarpLanes - 1) / kWarpLanes, Warp());
   // The counters of the previous block mean nothing here, even if it ended in the middle.
   returned_ = at_barrier_ = predicates_ = 0;
@@ -75,12 +79,10 @@ void Block::Run(const Grid& grid, uint3 index, const Orders& orders, uint64_t se
   FillOrder(orders.threads, NextRandom(seed), count_, order_);
   while (returned_ < count_) {
     bool progress = false;
-    for (cursor_ = 0; cursor_ < count_;) {
-      const uint32_t thread = order_[cursor_++];
-      const State state = threads_[thread].state;
-      if (state != State::kNotStarted && state != State::kReady) continue;
+    cursor_ = 0;
+    while (Fiber* const next = NextOfPass()) {
       progress = true;
-      Resume(thread);
+      next->Resume();
     }
     if (!progress) ExplainStandstill();
     // A fixed order stays the same in every round; a shuffled one exposes more races if it changes.
@@ -91,7 +93,24 @@ void Block::Run(const Grid& grid, uint3 index, const Orders& orders, uint64_t se
   CheckSharedMemory();
 }
 
-void Block::Resume(uint32_t thread) {
+// The fiber of the next thread of the pass that can run, or null.
+Fiber* Block::NextOfPass() {
+  while (cursor_ < count_) {
+    const uint32_t thread = order_[cursor_++];
+    const State state = threads_[thread].state;
+    if (state == State::kNotStarted || state == State::kReady) return &Prepare(thread);
+  }
+  return nullptr;
+}
+
+// Runs the other threads of the pass, until a pass comes back to this one.
+void Block::Yield() {
+  if (Fiber* const next = NextOfPass()) return Fiber::SwitchTo(*next);
+  Fiber::Suspend();
+}
+
+// Makes the thread the running one, whose fiber is to be resumed.
+Fiber& Block::Prepare(uint32_t thread) {
   Thread& resumed = threads_[thread];
   current_ = thread;
   SetPosition(thread);
@@ -105,7 +124,7 @@ void Block::Resume(uint32_t thread) {
     idle_.pop_back();
   }
   resumed.state = State::kReady;
-  resumed.fiber->Resume();
+  return *resumed.fiber;
 }
 
 void Block::FiberBody(void* block) { static_cast<Block*>(block)->RunThreads(); }
@@ -152,7 +171,7 @@ int Block::Barrier(BarrierKind kind, bool predicate, Place where) {
   predicates_ += predicate ? 1 : 0;
   // The last thread to arrive releases all, so that no order of the threads can hang.
   if (at_barrier_ == count_) ReleaseBarrier();
-  Fiber::Suspend();
+  Yield();
   return barrier_result_;
 }
 
@@ -208,7 +227,7 @@ uint64_t Block::WarpExchange(WarpOperation operation, uint32_t mask, uint64_t va
   warps_[warp].waiting |= 1u << lane;
   // A warp operation waits for the lanes of its mask only, not for the whole warp.
   if ((warps_[warp].waiting & mask) == mask) ReleaseWarp(warp, mask);
-  Fiber::Suspend();
+  Yield();
   return self.result;
 }
 
@@ -225,12 +244,38 @@ void Block::ReleaseWarp(uint32_t warp, uint32_t mask) {
     }
   }
   // Results are computed before any lane runs again and changes the values that others read.
+  if (self.operation == WarpOperation::kSum || self.operation == WarpOperation::kLargest) {
+    Reduce(first, self.operation);
+  } else {
+    for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
+      const auto lane = static_cast<uint32_t>(std::countr_zero(rest));
+      threads_[first + lane].result = Exchanged(first, lane);
+    }
+  }
   for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
-    const auto lane = static_cast<uint32_t>(std::countr_zero(rest));
-    threads_[first + lane].result = Exchanged(first, lane);
-    threads_[first + lane].state = State::kReady;
+    threads_[first + static_cast<uint32_t>(std::countr_zero(rest))].state = State::kReady;
   }
   warps_[warp].waiting &= ~mask;
+}
+
+// What shuffles by XOR from the farthest lane to the nearest would give to each lane.
+void Block::Reduce(uint32_t first, WarpOperation operation) {
+  float values[kWarpLanes];
+  for (uint32_t lane = 0; lane < kWarpLanes; ++lane) {
+    values[lane] = std::bit_cast<float>(static_cast<uint32_t>(threads_[first + lane].value));
+  }
+  for (uint32_t distance = kWarpLanes / 2; distance > 0; distance /= 2) {
+    float next[kWarpLanes];
+    for (uint32_t lane = 0; lane < kWarpLanes; ++lane) {
+      const float other = values[lane ^ distance];
+      next[lane] =
+          operation == WarpOperation::kSum ? values[lane] + other : LargerOf(values[lane], other);
+    }
+    std::memcpy(values, next, sizeof(values));
+  }
+  for (uint32_t lane = 0; lane < kWarpLanes; ++lane) {
+    threads_[first + lane].result = std::bit_cast<uint32_t>(values[lane]);
+  }
 }
 
 // The value that the lane receives.
@@ -265,6 +310,9 @@ uint64_t Block::Exchanged(uint32_t first, uint32_t lane) const {
     case WarpOperation::kShuffleXor:
       source = own ^ thread.operand;
       break;
+    case WarpOperation::kSum:
+    case WarpOperation::kLargest:
+      break;  // not lane by lane: Reduce
   }
   // Beyond its part of the warp a lane keeps its own value; XOR may reach back to earlier parts.
   const bool too_low = thread.operation != WarpOperation::kShuffleXor && source < begin;
@@ -313,9 +361,9 @@ std::string Block::Doing(uint32_t thread) const {
   const Thread& t = threads_[thread];
   static constexpr const char* kBarriers[] = {"__syncthreads", "__syncthreads_or",
                                               "__syncthreads_and", "__syncthreads_count"};
-  static constexpr const char* kOperations[] = {"__syncwarp",       "__ballot_sync",
-                                                "__shfl_sync",      "__shfl_up_sync",
-                                                "__shfl_down_sync", "__shfl_xor_sync"};
+  static constexpr const char* kOperations[] = {
+      "__syncwarp",       "__ballot_sync",   "__shfl_sync",     "__shfl_up_sync",
+      "__shfl_down_sync", "__shfl_xor_sync", "a warp's sum of", "a warp's maximum of"};
   switch (t.state) {
     case State::kReturned:
       return " has returned";
@@ -362,7 +410,8 @@ void Block::ExplainStandstill() const {
           (j >= first && j < first + kWarpLanes && (waiting.mask >> (j - first) & 1) != 0);
       const bool elsewhere = other.state != waiting.state ||
                              !SamePlace(other.where, waiting.where) ||
-                             other.operation != waiting.operation || other.mask != waiting.mask;
+                             (waiting.state == State::kAtWarp &&
+                              (other.operation != waiting.operation || other.mask != waiting.mask));
       if (j != i && meant && elsewhere) FailDiverged(i, j);
     }
   }

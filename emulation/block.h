@@ -53,11 +53,14 @@ class Block {
   static void FiberBody(void* block);
   void RunThreads();
   bool NextToStart();
-  void Resume(uint32_t thread);
+  Fiber& Prepare(uint32_t thread);
+  Fiber* NextOfPass();
+  void Yield();
   void Wait(State state, Place where);
   void ReleaseBarrier();
   void ReleaseWarp(uint32_t warp, uint32_t mask);
   uint64_t Exchanged(uint32_t first, uint32_t lane) const;
+  void Reduce(uint32_t first, WarpOperation operation);
 
   void PrepareSharedMemory();
   void CheckSharedMemory() const;

@@ -4,6 +4,8 @@
 #include <cuda_fp16.h>
 #include <cuda_fp8.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -26,6 +28,7 @@ struct cublasLtMatmulDescOpaque {
   const float* a_scale = nullptr;
   const float* b_scale = nullptr;
   bool tf32 = false;
+  int8_t fast_accumulation = 0;
 };
 // The library counts by columns: `leading` lies between the beginnings of two of them.
 struct cublasLtMatrixLayoutOpaque {
@@ -60,6 +63,9 @@ int64_t Microseconds(uint64_t number, int64_t products) {
 constexpr uint64_t kSideAlignment = 16;   // alignment of biases and auxiliary matrices
 constexpr int64_t kAuxiliaryLeading = 8;  // leading dimensions are multiples of this
 constexpr int64_t kEightBitUnit = 16;     // likewise sizes and addresses of factors of 8 bits
+// Fast accumulation: the products after which a sum is shortened, and to how many bits.
+constexpr int64_t kFastDepth = 32;
+constexpr int kFastBits = 14;
 // Ada and Hopper are the first to multiply numbers of 8 bits.
 constexpr int kEightBitCapability = 89;
 
@@ -107,6 +113,7 @@ uint64_t Hash(const Problem& p) {
   add(p.desc->transpose_b);
   add(p.desc->epilogue);
   add(p.desc->tf32);
+  add(p.desc->fast_accumulation);
   for (const Layout* layout : {p.a, p.b, p.c, p.d}) {
     add(layout->type);
     add(layout->rows);
@@ -220,6 +227,9 @@ cublasStatus_t CheckProblem(const Problem& p) {
   if (p.desc->a_scale != nullptr || p.desc->b_scale != nullptr) {
     return Refuse(CUBLAS_STATUS_INVALID_VALUE, "scales of more than 8 bits");
   }
+  if (p.desc->fast_accumulation != 0) {
+    return Refuse(CUBLAS_STATUS_INVALID_VALUE, "fast accumulation of more than 8 bits");
+  }
   // A result may have the format of the factors, or fp32; Tercio needs no other mixture.
   if (p.a->type != p.b->type || (p.d->type != p.a->type && p.d->type != CUDA_R_32F)) {
     return Refuse(CUBLAS_STATUS_NOT_SUPPORTED, "these types are not multiplied");
@@ -236,10 +246,22 @@ cublasStatus_t CheckAlgorithm(const Problem& p, const cublasLtMatmulAlgo_t& algo
   return Refuse(CUBLAS_STATUS_NOT_SUPPORTED, "the algorithm is for another problem");
 }
 
+// All numbers of a format of 8 bits, which products read again and again.
+using EightBitNumbers = std::array<float, 256>;
+EightBitNumbers NumbersOf(__nv_fp8_interpretation_t format) {
+  EightBitNumbers numbers;
+  for (int bits = 0; bits < 256; ++bits) {
+    numbers[static_cast<size_t>(bits)] =
+        tercio::emulation::FloatOf(static_cast<__nv_fp8_storage_t>(bits), format);
+  }
+  return numbers;
+}
+
 double Read(const void* from, cudaDataType_t type, int64_t index) {
   if (IsEightBits(type)) {
-    return tercio::emulation::FloatOf(static_cast<const __nv_fp8_storage_t*>(from)[index],
-                                      type == CUDA_R_8F_E4M3 ? __NV_E4M3 : __NV_E5M2);
+    static const EightBitNumbers e4m3 = NumbersOf(__NV_E4M3);
+    static const EightBitNumbers e5m2 = NumbersOf(__NV_E5M2);
+    return (type == CUDA_R_8F_E4M3 ? e4m3 : e5m2)[static_cast<const uint8_t*>(from)[index]];
   }
   if (type == CUDA_R_32F) return static_cast<const float*>(from)[index];
   if (type == CUDA_R_16BF) return __bfloat162float(static_cast<const __nv_bfloat16*>(from)[index]);
@@ -329,6 +351,51 @@ void WriteBiasGradient(const Product& p, int64_t depth, int64_t b_column, int64_
   }
 }
 
+// The value with as many significant bits as fast accumulation keeps.
+double KeptBits(double value) {
+  int exponent = 0;
+  const double fraction = std::frexp(value, &exponent);
+  return std::ldexp(std::nearbyint(std::ldexp(fraction, kFastBits)), exponent - kFastBits);
+}
+
+// Lines of A side by side, as many as are summed at once: an addition waits for the one before it,
+// and so leaves the processor time for those of other sums.
+constexpr int64_t kLines = 8;
+std::vector<double> SideBySide(const std::vector<double>& lines, int64_t count, int64_t depth) {
+  const int64_t blocks = (count + kLines - 1) / kLines;
+  std::vector<double> result(static_cast<size_t>(blocks * kLines * depth));
+  for (int64_t line = 0; line < count; ++line) {
+    double* to = result.data() + line / kLines * kLines * depth + line % kLines;
+    for (int64_t k = 0; k < depth; ++k) {
+      to[k * kLines] = lines[static_cast<size_t>(line * depth + k)];
+    }
+  }
+  return result;
+}
+
+// The sums of lines of A, which lie side by side, with one of B over [begin, end) of the depth.
+using Sums = std::array<double, kLines>;
+Sums SumsOf(const double* a, const double* b, int64_t begin, int64_t end, bool fast) {
+  Sums sums = {};
+  for (int64_t k = begin; k < end; ++k) {
+    for (size_t line = 0; line < kLines; ++line) sums[line] += a[k * kLines + line] * b[k];
+    if (!fast || (k + 1) % kFastDepth != 0) continue;
+    for (double& sum : sums) sum = KeptBits(sum);
+  }
+  return sums;
+}
+
+// Scales the sum, adds to it and writes it.
+void WriteResult(const Product& p, int64_t i, int64_t j, float sum) {
+  sum *= p.alpha;
+  // Scales apply to the sum, before anything is added to it.
+  if (p.desc.a_scale != nullptr) sum *= *p.desc.a_scale * *p.desc.b_scale;
+  const int64_t at = j * p.d.leading + i;
+  // If beta is 0, C may hold anything.
+  if (p.beta != 0) sum += p.beta * static_cast<float>(Read(p.c_data, p.d.type, at));
+  Write(p.d_data, p.d.type, at, Finish(p, i, j, sum));
+}
+
 void Multiply(const Product& p) {
   const bool transpose_a = p.desc.transpose_a == CUBLAS_OP_T;
   const bool transpose_b = p.desc.transpose_b == CUBLAS_OP_T;
@@ -338,30 +405,25 @@ void Multiply(const Product& p) {
   const int64_t a_depth = transpose_a ? 1 : p.a.leading;
   const int64_t b_column = transpose_b ? 1 : p.b.leading;
   const int64_t b_depth = transpose_b ? p.b.leading : 1;
-  const std::vector<double> a =
-      FactorsOf(p.desc, p.a_data, p.a.type, p.d.rows, a_row, depth, a_depth);
+  const std::vector<double> a = SideBySide(
+      FactorsOf(p.desc, p.a_data, p.a.type, p.d.rows, a_row, depth, a_depth), p.d.rows, depth);
   const std::vector<double> b =
       FactorsOf(p.desc, p.b_data, p.b.type, p.d.columns, b_column, depth, b_depth);
   for (int64_t j = 0; j < p.d.columns; ++j) {
-    for (int64_t i = 0; i < p.d.rows; ++i) {
-      const double* const a_line = a.data() + i * depth;
-      const double* const b_line = b.data() + j * depth;
-      float sum = 0;
+    for (int64_t i = 0; i < p.d.rows; i += kLines) {
+      std::array<float, kLines> sums = {};
       for (int64_t part = 0; part < p.parts; ++part) {
-        double partial = 0;
-        for (int64_t k = depth * part / p.parts; k < depth * (part + 1) / p.parts; ++k) {
-          partial += a_line[k] * b_line[k];
-        }
+        const Sums partial =
+            SumsOf(a.data() + i * depth, b.data() + j * depth, depth * part / p.parts,
+                   depth * (part + 1) / p.parts, p.desc.fast_accumulation != 0);
         // Parts are rounded to fp32 one by one, as when they pass through a workspace.
-        sum += static_cast<float>(partial);
+        for (size_t line = 0; line < kLines; ++line)
+          sums[line] += static_cast<float>(partial[line]);
       }
-      sum *= p.alpha;
-      // Scales apply to the sum, before anything is added to it.
-      if (p.desc.a_scale != nullptr) sum *= *p.desc.a_scale * *p.desc.b_scale;
-      const int64_t at = j * p.d.leading + i;
-      // If beta is 0, C may hold anything.
-      if (p.beta != 0) sum += p.beta * static_cast<float>(Read(p.c_data, p.d.type, at));
-      Write(p.d_data, p.d.type, at, Finish(p, i, j, sum));
+      const int64_t lines = std::min(kLines, p.d.rows - i);
+      for (int64_t line = 0; line < lines; ++line) {
+        WriteResult(p, i + line, j, sums[static_cast<size_t>(line)]);
+      }
     }
   }
   if (p.desc.epilogue == CUBLASLT_EPILOGUE_BGRADB) WriteBiasGradient(p, depth, b_column, b_depth);
@@ -474,6 +536,8 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
       return Set(desc->auxiliary_leading, value, bytes);
     case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE:
       return Set(desc->auxiliary_type, value, bytes);
+    case CUBLASLT_MATMUL_DESC_FAST_ACCUM:
+      return Set(desc->fast_accumulation, value, bytes);
   }
   return Refuse(CUBLAS_STATUS_INVALID_VALUE, "an unknown attribute of a product");
 }

@@ -68,6 +68,16 @@ class CublasLtTest : public ::testing::Test {
                           d_, &result_.algo, nullptr, 0, stream_);
   }
 
+  // REQUIRES: an algorithm for factors of 8 bits.
+  void ExpectFastAccumulationIsAnotherProblem() {
+    ASSERT_EQ(Set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, int8_t{1}), CUBLAS_STATUS_SUCCESS);
+    EXPECT_EQ(Multiply(a_data_), CUBLAS_STATUS_NOT_SUPPORTED);
+    EXPECT_EQ(Find(), CUBLAS_STATUS_SUCCESS);
+    EXPECT_EQ(Multiply(a_data_), CUBLAS_STATUS_SUCCESS);
+    EXPECT_EQ(Set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, int32_t{0}), CUBLAS_STATUS_INVALID_VALUE);
+    ASSERT_EQ(Set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, int8_t{0}), CUBLAS_STATUS_SUCCESS);
+  }
+
   const float one_ = 1;
   float beta_ = 0;
   cudaStream_t stream_ = nullptr;
@@ -193,6 +203,7 @@ TEST_F(CublasLtTest, FactorsOfEightBits) {
   ASSERT_EQ(cudaStreamSynchronize(stream_), cudaSuccess);
   EXPECT_EQ(d_data_[0], 16 * 6 * 0.25f * 4);
   EXPECT_EQ(d_data_[16 * 32 - 1], 16 * 6 * 0.25f * 4);
+  ExpectFastAccumulationIsAnotherProblem();
   for (const auto& [attribute, value] :
        {std::pair(CUBLASLT_MATMUL_DESC_EPILOGUE, int32_t{CUBLASLT_EPILOGUE_GELU_AUX}),
         std::pair(CUBLASLT_MATMUL_DESC_EPILOGUE, int32_t{CUBLASLT_EPILOGUE_BGRADB}),
@@ -220,6 +231,11 @@ TEST_F(CublasLtTest, FactorsOfEightBits) {
   Layout(a_, CUDA_R_16BF, 16, 16);
   Layout(b_, CUDA_R_16BF, 16, 32);
   EXPECT_EQ(Find(), CUBLAS_STATUS_INVALID_VALUE);  // scales of 16 bits
+}
+
+TEST_F(CublasLtTest, OnlyFactorsOfEightBitsHaveFastAccumulation) {
+  ASSERT_EQ(Set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, int8_t{1}), CUBLAS_STATUS_SUCCESS);
+  EXPECT_EQ(Find(), CUBLAS_STATUS_INVALID_VALUE);
 }
 
 TEST_F(CublasLtTest, OldDevicesHaveNoFactorsOfEightBits) {

@@ -92,6 +92,17 @@ T __shfl_xor_sync(unsigned int mask, T value, int bits, int width = warpSize,
                                       bits, width, where);
 }
 
+namespace tercio::emulation {
+
+// What five shuffles by XOR and as many additions, or maxima, make of a float of each lane: in one
+// meeting of the lanes instead of five. Not part of CUDA; kernels call it through
+// kernels/cuda/primitives/reduce.cuh only.
+inline float WarpReduce(WarpOperation operation, float value, Place where = Place::Here()) {
+  return Shuffle(operation, 0xffffffffu, value, 0, kWarpLanes, where);
+}
+
+}  // namespace tercio::emulation
+
 inline unsigned int __ballot_sync(
     unsigned int mask, int predicate,
     ::tercio::emulation::Place where = ::tercio::emulation::Place::Here()) {
@@ -127,6 +138,9 @@ template <typename T>
 T __ldg(const T* address) {
   return *address;
 }
+
+// The library's functions are calls, which take longer than a kernel's other work.
+#define fmaxf(x, y) ::tercio::emulation::LargerOf(x, y)
 
 // <math.h> declares some of these names for itself, with C's linkage.
 extern "C" {

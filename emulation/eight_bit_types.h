@@ -19,12 +19,13 @@ inline __nv_fp8_storage_t __nv_cvt_float_to_fp8(float x, __nv_saturation_t,
   const int fraction_bits = format == __NV_E4M3 ? 3 : 2;
   const int bias = format == __NV_E4M3 ? 7 : 15;
   const float largest = format == __NV_E4M3 ? 448.0f : 57344.0f;
+  const float least_normal = format == __NV_E4M3 ? 0x1p-6f : 0x1p-14f;
   const auto sign = static_cast<uint32_t>(std::signbit(x) ? 0x80 : 0);
-  const float magnitude = std::fmin(std::fabs(x), largest);
+  const float magnitude = std::fabs(x) < largest ? std::fabs(x) : largest;
   uint32_t bits = 0;
-  if (magnitude < std::ldexp(1.0f, 1 - bias)) {
+  if (magnitude < least_normal) {
     // Subnormal: a multiple of the smallest number. The sum rounds, as with fp16.
-    const float ruler = std::ldexp(1.0f, 1 - bias - fraction_bits + 23);
+    const float ruler = format == __NV_E4M3 ? 0x1p14f : 0x1p7f;
     bits = std::bit_cast<uint32_t>(magnitude + ruler) - std::bit_cast<uint32_t>(ruler);
   } else {
     const int dropped = 23 - fraction_bits;

@@ -8,8 +8,12 @@
 #include "common/check.h"
 
 #if defined(__SANITIZE_ADDRESS__)
+#include <pthread.h>
 #include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
+
+#include <tuple>
+#include <utility>
 #endif
 #if defined(__SANITIZE_THREAD__)
 #include <sanitizer/tsan_interface.h>
@@ -58,6 +62,22 @@ constexpr size_t kOffsetBytes = 192;
 
 constinit thread_local Fiber* current_fiber = nullptr;
 
+#if defined(__SANITIZE_ADDRESS__)
+// The lowest address and the size of the stack of this thread, outside of fibers.
+std::pair<const void*, size_t> StackOfThread() {
+  static thread_local const auto stack = [] {
+    pthread_attr_t attributes;
+    void* bottom = nullptr;
+    size_t bytes = 0;
+    TERCIO_CHECK_EQ(pthread_getattr_np(pthread_self(), &attributes), 0);
+    TERCIO_CHECK_EQ(pthread_attr_getstack(&attributes, &bottom, &bytes), 0);
+    pthread_attr_destroy(&attributes);
+    return std::pair<const void*, size_t>(bottom, bytes);
+  }();
+  return stack;
+}
+#endif
+
 // The size is asked for once, since fibers are made by the thousand.
 size_t PageBytes() {
   static const auto bytes = static_cast<size_t>(sysconf(_SC_PAGESIZE));
@@ -105,6 +125,7 @@ void Fiber::Resume() {
   current_fiber = this;
 #if defined(__SANITIZE_ADDRESS__)
   void* outer_fake_stack = nullptr;
+  std::tie(outer_bottom_, outer_bytes_) = StackOfThread();
   __sanitizer_start_switch_fiber(&outer_fake_stack, stack_, kStackBytes);
 #endif
 #if defined(__SANITIZE_THREAD__)
@@ -129,15 +150,34 @@ void Fiber::Suspend() {
 #endif
   tercio_fiber_switch(&self->inner_, self->outer_);
 #if defined(__SANITIZE_ADDRESS__)
-  __sanitizer_finish_switch_fiber(self->inner_fake_stack_, &self->outer_bottom_,
-                                  &self->outer_bytes_);
+  __sanitizer_finish_switch_fiber(self->inner_fake_stack_, nullptr, nullptr);
+#endif
+}
+
+void Fiber::SwitchTo(Fiber& next) {
+  Fiber* self = current_fiber;
+  next.outer_ = self->outer_;
+  current_fiber = &next;
+#if defined(__SANITIZE_ADDRESS__)
+  // The stack of Resume's caller stays the outer one, whichever fiber was switched from.
+  next.outer_bottom_ = self->outer_bottom_;
+  next.outer_bytes_ = self->outer_bytes_;
+  __sanitizer_start_switch_fiber(&self->inner_fake_stack_, next.stack_, kStackBytes);
+#endif
+#if defined(__SANITIZE_THREAD__)
+  next.outer_tsan_ = self->outer_tsan_;
+  __tsan_switch_to_fiber(next.inner_tsan_, 0);
+#endif
+  tercio_fiber_switch(&self->inner_, next.inner_);
+#if defined(__SANITIZE_ADDRESS__)
+  __sanitizer_finish_switch_fiber(self->inner_fake_stack_, nullptr, nullptr);
 #endif
 }
 
 void Fiber::Entry() {
   Fiber* self = current_fiber;
 #if defined(__SANITIZE_ADDRESS__)
-  __sanitizer_finish_switch_fiber(nullptr, &self->outer_bottom_, &self->outer_bytes_);
+  __sanitizer_finish_switch_fiber(nullptr, nullptr, nullptr);
 #endif
   self->body_(self->argument_);
   TERCIO_CHECK(false && "the body of a fiber returned");

@@ -25,6 +25,9 @@ class Fiber {
   void Resume();
   // Called from inside a fiber: returns to the caller of Resume.
   static void Suspend();
+  // Called from inside a fiber: runs another one in its place, which returns to the caller of this
+  // one's Resume when it suspends itself. One switch, where Suspend and Resume are two.
+  static void SwitchTo(Fiber& next);
 
  private:
   static void Entry();

@@ -47,6 +47,46 @@ TEST(Fiber, ManyKeepTheirStacks) {
   }
 }
 
+struct Ring {
+  std::vector<std::unique_ptr<Fiber>> fibers;
+  std::vector<size_t> seen;
+};
+struct Member {
+  Ring* ring;
+  size_t number;
+};
+
+// Each runs the next one; the last one returns to the test.
+void PassOn(void* argument) {
+  auto* member = static_cast<Member*>(argument);
+  Ring& ring = *member->ring;
+  for (;;) {
+    ring.seen.push_back(member->number);
+    if (member->number + 1 < ring.fibers.size()) {
+      Fiber::SwitchTo(*ring.fibers[member->number + 1]);
+    } else {
+      Fiber::Suspend();
+    }
+  }
+}
+
+TEST(Fiber, OneSwitchesToTheNext) {
+  Ring ring;
+  std::vector<Member> members;
+  for (size_t i = 0; i < 50; ++i) members.push_back({&ring, i});
+  for (Member& member : members) {
+    ring.fibers.push_back(std::make_unique<Fiber>(&PassOn, &member));
+  }
+  for (int round = 0; round < 20; ++round) {
+    // A round may begin anywhere, after one that began elsewhere.
+    const size_t first = static_cast<size_t>(round) % 7;
+    ring.seen.clear();
+    ring.fibers[first]->Resume();
+    ASSERT_EQ(ring.seen.size(), 50 - first);
+    for (size_t i = 0; i < ring.seen.size(); ++i) EXPECT_EQ(ring.seen[i], first + i);
+  }
+}
+
 TEST(Fiber, ThreadsHaveTheirOwn) {
   std::vector<std::thread> threads;
   std::vector<Counter> counters(4);

@@ -54,14 +54,30 @@ struct Place {
 
 // Below: functions that threads of a kernel call, through device_functions.h.
 
+// fmaxf, without a call of a library: NaN loses against any number.
+inline float LargerOf(float x, float y) {
+  if (x != x) return y;
+  return y > x ? y : x;
+}
+
 void* DynamicSharedMemory();
 
 enum class BarrierKind { kPlain, kOr, kAnd, kCount };
 int Barrier(BarrierKind kind, bool predicate, Place where);
 
-enum class WarpOperation { kSync, kBallot, kShuffle, kShuffleUp, kShuffleDown, kShuffleXor };
+enum class WarpOperation {
+  kSync,
+  kBallot,
+  kShuffle,
+  kShuffleUp,
+  kShuffleDown,
+  kShuffleXor,
+  kSum,
+  kLargest
+};
 // Result of a shuffle: the `value` of the source lane. kBallot: the lanes whose value is not 0.
-// operand: the lane, the distance or the bits to change; width: that of CUDA's shuffles.
+// operand: the lane, the distance or the bits to change; width: that of CUDA's shuffles. kSum,
+// kLargest: of floats, by all lanes of a whole warp, in the order of a butterfly of shuffles.
 uint64_t WarpExchange(WarpOperation operation, uint32_t mask, uint64_t value, int operand,
                       int width, Place where);
 

@@ -1,12 +1,14 @@
 // What threads of a kernel can do, and that each check of the emulation fires.
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <numeric>
 #include <vector>
 
 #include "emulation/control.h"
 #include "gtest/gtest.h"
 #include "kernels/cuda/primitives/launch.cuh"
+#include "kernels/cuda/primitives/reduce.cuh"
 #include "kernels/cuda/testing/device_test.h"
 
 namespace tercio::emulation {
@@ -147,6 +149,34 @@ TEST_F(Kernel, ShufflesKeepAllBits) {
   }
 }
 
+__global__ void Reductions(float* out, const float* in) {
+  const float value = in[threadIdx.x];
+  float* mine = out + threadIdx.x * 4;
+  mine[0] = kernels::cuda::WarpSum(value);
+  mine[1] = kernels::cuda::WarpSumByShuffles(value);
+  mine[2] = kernels::cuda::WarpMax(value);
+  mine[3] = kernels::cuda::WarpMaxByShuffles(value);
+}
+
+// In one meeting of the lanes and in five.
+TEST_F(Kernel, ReductionsHaveTheBitsOfShuffles) {
+  std::vector<float> values(96);
+  for (size_t i = 0; i < values.size(); ++i) {
+    values[i] = std::sin(static_cast<float>(i * i)) * std::ldexp(1.0f, static_cast<int>(i % 24));
+  }
+  values[70] = NAN;
+  const auto out = SameInEveryOrder([&] {
+    DeviceBuffer<float> in(values, 0), buffer(4 * 96);
+    Launch(Reductions, {1, 96}, stream_, buffer.data(), in.data());
+    return buffer.Read(stream_);
+  });
+  for (size_t i = 0; i < out.size(); i += 2) {
+    EXPECT_EQ(std::memcmp(&out[i], &out[i + 1], sizeof(float)), 0) << i;
+  }
+  EXPECT_TRUE(std::isnan(out[4 * 64]));
+  EXPECT_GT(out[4 * 64 + 2], 0);
+}
+
 __global__ void Intrinsics(float* out, const float* in) {
   out[0] = __fmaf_rn(__ldg(in), in[1], in[2]);
   out[1] = rsqrtf(4.0f) + __frcp_rn(4.0f);
@@ -225,6 +255,11 @@ __global__ void WarpAgainstBarrier() {
   }
 }
 
+__global__ void LaneReturnsBeforeSum(float* out) {
+  if (threadIdx.x == 9) return;
+  out[threadIdx.x] = kernels::cuda::WarpSum(1);
+}
+
 __global__ void LaneReturns(int* out) {
   if (threadIdx.x == 9) return;
   out[threadIdx.x] = __shfl_down_sync(kAll, 1, 1);
@@ -243,6 +278,8 @@ TEST_F(KernelDeath, DivergenceIsNamed) {
       "__syncwarp with mask 0xffffffff .*but thread \\(3, 0, 0\\) waits at __syncthreads ");
   EXPECT_DEATH(Run(LaneReturns, {1, 32}, static_cast<int*>(nullptr)),
                "__shfl_down_sync .*but thread \\(9, 0, 0\\) has returned");
+  EXPECT_DEATH(Run(LaneReturnsBeforeSum, {1, 32}, static_cast<float*>(nullptr)),
+               "a warp's sum .*but thread \\(9, 0, 0\\) has returned");
 }
 
 __global__ void WrongMasks(int which) {

@@ -2,6 +2,23 @@
 
 namespace tercio::kernels {
 
+void Ops::RunChain(const Chain& chain) {
+  if (chain.residual) Residual(*chain.residual);
+  if (chain.norm) {
+    LayerNormArgs norm = *chain.norm;
+    if (chain.residual) norm.x = chain.residual->out;
+    LayerNorm(norm);
+  }
+  if (chain.product) Matmul(*chain.product);
+  if (chain.scaled_product) ScaledMatmul(*chain.scaled_product);
+  if (chain.input_gradient) MatmulBackwardInput(*chain.input_gradient);
+  if (chain.gelu) Gelu(*chain.gelu);
+  if (chain.swiglu) Swiglu(*chain.swiglu);
+  if (chain.gelu_gradient) GeluBackward(*chain.gelu_gradient);
+  if (chain.swiglu_gradient) SwigluBackward(*chain.swiglu_gradient);
+  if (chain.quantize) Quantize(*chain.quantize);
+}
+
 void Ops::CrossEntropy(const CrossEntropyArgs& a) {
   CrossEntropyLocal({.logits = a.logits,
                      .targets = a.targets,

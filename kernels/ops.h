@@ -14,20 +14,34 @@
 // Letters: T tokens of a sequence, N = sequences * T rows, C hidden, F feed-forward, V local
 // vocabulary, H local heads, D head dimension.
 //
-// Exactness (docs/numerics.md). An output row depends on its own inputs only: its bits are the same
-// for any number of rows, any split over calls, any number of threads and any vector width. Sums
-// over rows ("leaf sums") start at zero for each piece of at most kPieceRows rows, counted from the
-// start of each leaf of `rows_per_leaf` rows, and pieces are added to the accumulator in ascending
-// order.
+// Bits. The same call on the same device has the same bits every time. The formulas leave the order
+// of sums open; a backend that fixes more of it says so (Promises), and whoever relies on that
+// asks.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 
 #include "kernels/values.h"
 
 namespace tercio::kernels {
 
+// What a backend promises of bits beyond the formulas (docs/numerics.md).
+struct Promises {
+  // A product is the sequence of fused multiply-adds that docs/numerics.md defines. With bf16
+  // factors denormal numbers count as zero, those that it reads and those that it computes.
+  bool defined_products = false;
+  // An output row depends on its own inputs only: its bits are the same for any number of rows, any
+  // split over calls, any number of threads and any vector width.
+  bool independent_rows = false;
+  // Sums over rows ("leaf sums") start at zero for each piece of at most kPieceRows rows, counted
+  // from the start of each leaf of `rows_per_leaf` rows, and pieces are added to the accumulator in
+  // ascending order. Without this promise rows_per_leaf is ignored.
+  bool leaf_sums = false;
+
+  bool operator==(const Promises&) const = default;
+};
 inline constexpr int64_t kPieceRows = 256;
 
 // Which elements a dropout site drops. Element (row, channel) of a micro-batch is keyed by
@@ -46,8 +60,7 @@ struct Dropout {
 };
 
 // Products: all values of both factors are of one format, and a backend may use instructions for
-// it. With bf16 factors denormal numbers count as zero, those that the product reads and those that
-// it computes (docs/numerics.md).
+// it.
 
 // y[m,n] (= or +=) sum_k x[m,k] w[n,k] (+ bias[n])                     x (M,K)  w (N,K)  y (M,N)
 struct MatmulArgs {
@@ -107,6 +120,9 @@ struct QuantizeArgs {
 };
 
 // c[m,n] (= or +=) a_scale->inverse * b_scale->inverse * sum_k a[m,k] b[n,k] (+ bias[n])
+//
+// fast_accumulation: the sum may have fewer bits than fp32 while it grows, about 14, where a device
+// is faster that way.
 struct ScaledMatmulArgs {
   ConstValues a;  // (M,K), of 8 bits
   ConstValues b;  // (N,K), E4M3
@@ -116,6 +132,7 @@ struct ScaledMatmulArgs {
   Values c;          // (M,N)
   int64_t m, n, k;
   bool accumulate = false;
+  bool fast_accumulation = false;
 };
 
 // y = (x - mean) * rstd * weight (+ bias); mean, rstd per row, kept for the backward pass.
@@ -231,7 +248,8 @@ struct AttentionArgs {
   bool causal = true;
   const int32_t* lengths = nullptr;  // (sequences), each in [1, T], where not causal; null: all T
   Dropout dropout;
-  float* scratch;  // AttentionScratch(...) elements (cpu/attention_scratch.h)
+  // AttentionScratch(...) elements (cpu/attention_scratch.h), for backends without a workspace.
+  float* scratch;
 };
 
 // dq, dk, dv (same stride as q, k, v) are written with =.
@@ -426,9 +444,37 @@ struct SumOfSquares {
   double* sum;
 };
 
+// Operations that follow each other, in the order of the members: what a layer computes from the
+// residual stream to the factors of its next product, or from one product to the next. The model
+// asks for all of it at once, and a backend computes as much of it in one pass as it has kernels
+// for.
+//
+// Every result is written. The bits are those of the operations one by one, except that GELU and
+// its gradient may take the sum of `product` or `input_gradient` before it is rounded.
+struct Chain {
+  std::optional<ResidualArgs> residual = std::nullopt;
+  std::optional<LayerNormArgs> norm = std::nullopt;  // of residual->out, where that is there
+  // One of them at most:
+  std::optional<MatmulArgs> product = std::nullopt;
+  std::optional<ScaledMatmulArgs> scaled_product = std::nullopt;
+  std::optional<MatmulBackwardInputArgs> input_gradient = std::nullopt;
+  // One of them at most; after a product, of its result:
+  std::optional<GeluArgs> gelu = std::nullopt;
+  std::optional<SwigluArgs> swiglu = std::nullopt;
+  std::optional<GeluBackwardArgs> gelu_gradient = std::nullopt;  // in place after a product
+  std::optional<SwigluBackwardArgs> swiglu_gradient = std::nullopt;
+  // What the last of the above has written is rounded.
+  std::optional<QuantizeArgs> quantize = std::nullopt;
+};
+
 class Ops {
  public:
   virtual ~Ops() = default;
+
+  virtual Promises promises() const = 0;
+
+  // By default one operation after the other.
+  virtual void RunChain(const Chain& chain);
 
   virtual void Matmul(const MatmulArgs& args) = 0;
   virtual void MatmulBackwardInput(const MatmulBackwardInputArgs& args) = 0;
@@ -439,19 +485,9 @@ class Ops {
   virtual void LayerNorm(const LayerNormArgs& args) = 0;
   virtual void LayerNormBackward(const LayerNormBackwardArgs& args) = 0;
   virtual void Residual(const ResidualArgs& args) = 0;
-  // Residual, then LayerNorm of its result (norm.x is ignored: it is residual.out, rounded as asked
-  // for), in one pass.
-  virtual void ResidualLayerNorm(const ResidualArgs& residual, const LayerNormArgs& norm) = 0;
   virtual void ResidualBackward(const ResidualBackwardArgs& args) = 0;
   virtual void Gelu(const GeluArgs& args) = 0;
   virtual void GeluBackward(const GeluBackwardArgs& args) = 0;
-  // Matmul, then Gelu of its result (gelu.h is matmul.y), which a backend may take before it is
-  // rounded.
-  virtual void MatmulGelu(const MatmulArgs& matmul, const GeluArgs& gelu) = 0;
-  // MatmulBackwardInput, then GeluBackward of its result: gelu.dg and gelu.dh are product.dx, which
-  // a backend may round once only.
-  virtual void MatmulGeluBackward(const MatmulBackwardInputArgs& product,
-                                  const GeluBackwardArgs& gelu) = 0;
   virtual void Swiglu(const SwigluArgs& args) = 0;
   virtual void SwigluBackward(const SwigluBackwardArgs& args) = 0;
   virtual void Rotary(const RotaryArgs& args) = 0;

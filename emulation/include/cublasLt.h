@@ -6,7 +6,9 @@
 // for (types, sizes, leading dimensions, transpositions, epilogue) and buffers as well aligned.
 // Products of 8-bit factors are limited to those that all GPUs with such factors compute (cuBLAS
 // documentation, cublasLtMatmul): A transposed and B not, sizes of multiples of 16, results of 16
-// or 32 bits, a bias for an epilogue at most, on devices of compute capability 8.9 or more.
+// or 32 bits, a bias for an epilogue at most, on devices of compute capability 8.9 or more. Only
+// they may have fast accumulation: their sum then keeps 14 bits from one 32 products to the next,
+// about what a Hopper does (DeepSeek-AI, "DeepSeek-V3 Technical Report", section 3.3.2).
 //
 // Threads: objects are confined to the thread that uses them; so are the library's handles.
 #pragma once
@@ -46,6 +48,7 @@ enum cublasLtMatmulDescAttributes_t {
   CUBLASLT_MATMUL_DESC_A_SCALE_POINTER = 17,
   CUBLASLT_MATMUL_DESC_B_SCALE_POINTER = 18,
   CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE = 22,
+  CUBLASLT_MATMUL_DESC_FAST_ACCUM = 25,
   CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE = 26,
 };
 enum cublasLtEpilogue_t {

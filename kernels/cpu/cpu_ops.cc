@@ -17,6 +17,18 @@ class CpuOps : public Ops {
  public:
   explicit CpuOps(int threads) : pool_(threads) {}
 
+  Promises promises() const override {
+    return {.defined_products = true, .independent_rows = true, .leaf_sums = true};
+  }
+  void RunChain(const Chain& chain) override {
+    if (!chain.residual || !chain.norm) return Ops::RunChain(chain);
+    // Both in one pass, while a row is in the cache.
+    ResidualCpu(*chain.residual, &*chain.norm, pool_);
+    Chain rest = chain;
+    rest.residual.reset();
+    rest.norm.reset();
+    Ops::RunChain(rest);
+  }
   void Matmul(const MatmulArgs& a) override {
     Multiply({.a = a.x,
               .a_row_stride = a.k,
@@ -97,9 +109,6 @@ class CpuOps : public Ops {
     Round(a.dx, a.rows * a.columns);
   }
   void Residual(const ResidualArgs& a) override { ResidualCpu(a, nullptr, pool_); }
-  void ResidualLayerNorm(const ResidualArgs& a, const LayerNormArgs& norm) override {
-    ResidualCpu(a, &norm, pool_);
-  }
   void ResidualBackward(const ResidualBackwardArgs& a) override {
     ResidualBackwardCpu(a, pool_);
     // Without dropout the gradient of the branch is that of the sum, and nothing was written.
@@ -109,16 +118,6 @@ class CpuOps : public Ops {
   void GeluBackward(const GeluBackwardArgs& a) override {
     GeluBackwardCpu(a, pool_);
     Round(a.dh, a.rows * a.columns);
-  }
-  void MatmulGelu(const MatmulArgs& matmul, const GeluArgs& gelu) override {
-    // One after the other, both give the bits of a fused operation by definition.
-    Matmul(matmul);
-    Gelu(gelu);
-  }
-  void MatmulGeluBackward(const MatmulBackwardInputArgs& product,
-                          const GeluBackwardArgs& gelu) override {
-    MatmulBackwardInput(product);
-    GeluBackward(gelu);
   }
   void Swiglu(const SwigluArgs& a) override { SwigluCpu(a, pool_); }
   void SwigluBackward(const SwigluBackwardArgs& a) override {

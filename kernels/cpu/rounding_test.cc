@@ -339,14 +339,15 @@ TEST_F(RoundedResults, ANormIsThatOfTheRoundedSum) {
                      .rows = kRows,
                      .columns = kColumns});
     std::vector<float> actual(kCount);
-    ops_->ResidualLayerNorm(add, {.x = nullptr,
-                                  .weight = weight_.data(),
-                                  .bias = bias_.data(),
-                                  .y = {actual.data(), c.format},
-                                  .mean = mean_,
-                                  .rstd = rstd_,
-                                  .rows = kRows,
-                                  .columns = kColumns});
+    ops_->RunChain({.residual = add,
+                    .norm = LayerNormArgs{.x = nullptr,
+                                          .weight = weight_.data(),
+                                          .bias = bias_.data(),
+                                          .y = {actual.data(), c.format},
+                                          .mean = mean_,
+                                          .rstd = rstd_,
+                                          .rows = kRows,
+                                          .columns = kColumns}});
     EXPECT_EQ(std::memcmp(expected.data(), actual.data(), kCount * sizeof(float)), 0);
   }
 }

@@ -4,34 +4,12 @@
 // Bytes for each element of the result, B = 2 or 4: GELU 2 B, its gradient 3 B; SwiGLU 3 B, its
 // gradient 5 B; tanh 2 B, its gradient 3 B. Bound by memory.
 #include "kernels/cuda/parts.h"
+#include "kernels/cuda/primitives/gelu.cuh"
 #include "kernels/cuda/primitives/groups.cuh"
 #include "kernels/cuda/primitives/rows.cuh"
 
 namespace tercio::kernels::cuda {
 namespace {
-
-// gelu(x) = x * s with s = 1 / (1 + exp(-2u)), u = sqrt(2/pi) (x + 0.044715 x^3).
-struct TanhGelu {
-  static __device__ __forceinline__ float Share(float x) {
-    const float u = x * -1.5957691216057308f * fmaf(x * x, 0.044715f, 1.0f);
-    return 1.0f / (1.0f + expf(u));
-  }
-  // d gelu / dx = s + x s (1 - s) 2 u',  2 u' = 2 sqrt(2/pi) (1 + 3 * 0.044715 x^2)
-  static __device__ __forceinline__ float Slope(float x) {
-    const float s = Share(x);
-    return s + x * s * ((1.0f - s) * fmaf(x * x, 0.2140644488f, 1.5957691216f));
-  }
-};
-
-// gelu(x) = x Phi(x)
-struct ExactGelu {
-  static __device__ __forceinline__ float Share(float x) {
-    return 0.5f * erfcf(x * -0.70710678118654752f);
-  }
-  static __device__ __forceinline__ float Slope(float x) {
-    return fmaf(x * 0.3989422804f, expf(x * x * -0.5f), Share(x));
-  }
-};
 
 template <typename T, typename Gelu>
 struct ApplyGelu {
@@ -72,8 +50,6 @@ struct GeluGradient {
     StoreGroup<kAligned>(g, count, dh + at);
   }
 };
-
-__device__ __forceinline__ float Sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 
 template <typename T>
 struct ApplySwiglu {

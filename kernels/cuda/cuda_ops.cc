@@ -45,6 +45,7 @@ class CudaOps : public Ops {
  public:
   explicit CudaOps(const CudaOpsOptions& options)
       : errors_(*options.errors),
+        fuses_(options.fuses),
         // The context is complete before any member that keeps a copy of it.
         context_{options.stream, options.workspace, options.workspace_bytes, SharedBytes()},
         products_({options.tf32, false},
@@ -56,6 +57,26 @@ class CudaOps : public Ops {
       // Where the caller asks for our own kernel alone, the library is not even loaded.
       cudnn_ = std::make_unique<CudnnAttention>(context_, options.notes, &errors_);
     }
+  }
+
+  Promises promises() const override { return {}; }
+
+  void RunChain(const Chain& c) override {
+    if (!fuses_) return Ops::RunChain(c);
+    const bool multiplies = c.product || c.scaled_product || c.input_gradient;
+    const QuantizeArgs* quantize = c.quantize ? &*c.quantize : nullptr;
+    // Rounding belongs to the operation that makes what is rounded.
+    const bool ends_with_norm = !multiplies && !c.gelu && !c.swiglu && !c.gelu_gradient;
+    bool quantized = false;
+    if (c.norm) {
+      quantized = Norm(*c.norm, c.residual ? &*c.residual : nullptr,
+                       ends_with_norm && !c.swiglu_gradient ? quantize : nullptr);
+    } else if (c.residual) {
+      Residual(*c.residual);
+    }
+    const bool activated = RunProduct(c);
+    if (!activated) quantized = Activate(c, quantize) || quantized;
+    if (quantize != nullptr && !quantized) Quantize(*quantize);
   }
 
   void Matmul(const MatmulArgs& a) override {
@@ -92,17 +113,12 @@ class CudaOps : public Ops {
       if (a.m > 0 && a.n > 0) products_.ScaledMatmul(a, context_);
     });
   }
-  void LayerNorm(const LayerNormArgs& a) override {
-    Run("LayerNorm", [&] { LayerNormCuda(a, context_); });
-  }
+  void LayerNorm(const LayerNormArgs& a) override { Norm(a, nullptr, nullptr); }
   void LayerNormBackward(const LayerNormBackwardArgs& a) override {
     Run("LayerNormBackward", [&] { LayerNormBackwardCuda(a, context_); });
   }
   void Residual(const ResidualArgs& a) override {
     Run("Residual", [&] { ResidualCuda(a, context_); });
-  }
-  void ResidualLayerNorm(const ResidualArgs& a, const LayerNormArgs& norm) override {
-    Run("ResidualLayerNorm", [&] { ResidualLayerNormCuda(a, norm, context_); });
   }
   void ResidualBackward(const ResidualBackwardArgs& a) override {
     Run("ResidualBackward", [&] { ResidualBackwardCuda(a, context_); });
@@ -112,23 +128,6 @@ class CudaOps : public Ops {
   }
   void GeluBackward(const GeluBackwardArgs& a) override {
     Run("GeluBackward", [&] { GeluBackwardCuda(a, context_); });
-  }
-  void MatmulGelu(const MatmulArgs& matmul, const GeluArgs& gelu) override {
-    Run("MatmulGelu", [&] {
-      // Where the library lacks the epilogue, two operations give the same result.
-      if (matmul.m == 0 || matmul.n == 0 || products_.MatmulGelu(matmul, gelu, context_)) return;
-      products_.Matmul(matmul, context_);
-      GeluCuda(gelu, context_);
-    });
-  }
-  void MatmulGeluBackward(const MatmulBackwardInputArgs& product,
-                          const GeluBackwardArgs& gelu) override {
-    Run("MatmulGeluBackward", [&] {
-      if (product.m == 0 || product.k == 0) return;
-      if (products_.MatmulGeluBackward(product, gelu, context_)) return;
-      products_.MatmulBackwardInput(product, context_);
-      GeluBackwardCuda(gelu, context_);
-    });
   }
   void Swiglu(const SwigluArgs& a) override {
     Run("Swiglu", [&] { SwigluCuda(a, context_); });
@@ -257,6 +256,50 @@ class CudaOps : public Ops {
                    std::string(cudaGetErrorName(error)) + ": " + cudaGetErrorString(error));
   }
 
+  bool Norm(const LayerNormArgs& a, const ResidualArgs* residual, const QuantizeArgs* quantize) {
+    bool quantized = false;
+    Run(residual == nullptr ? "LayerNorm" : "Residual, LayerNorm",
+        [&] { quantized = LayerNormCuda(a, residual, quantize, context_); });
+    return quantized;
+  }
+
+  // The chain's product. Returns whether it has done what follows it, in the library's pass.
+  bool RunProduct(const Chain& c) {
+    bool activated = false;
+    if (c.product && c.gelu && c.product->m > 0 && c.product->n > 0) {
+      Run("Matmul, Gelu", [&] { activated = products_.MatmulGelu(*c.product, *c.gelu, context_); });
+    } else if (c.input_gradient && c.gelu_gradient && c.input_gradient->m > 0 &&
+               c.input_gradient->k > 0) {
+      Run("MatmulBackwardInput, GeluBackward", [&] {
+        activated = products_.MatmulGeluBackward(*c.input_gradient, *c.gelu_gradient, context_);
+      });
+    }
+    if (activated) return true;
+    // Where the library lacks the epilogue, two operations give the same result.
+    if (c.product) Matmul(*c.product);
+    if (c.scaled_product) ScaledMatmul(*c.scaled_product);
+    if (c.input_gradient) MatmulBackwardInput(*c.input_gradient);
+    return false;
+  }
+
+  // What follows the product. Returns whether it has rounded its result as well.
+  bool Activate(const Chain& c, const QuantizeArgs* quantize) {
+    bool quantized = false;
+    const auto with = [&](const char* operation, const auto& function, const auto& args) {
+      if (quantize == nullptr) return false;
+      Run(operation, [&] { quantized = function(args, *quantize, context_); });
+      return quantized;
+    };
+    if (c.gelu && !with("Gelu, Quantize", GeluQuantizeCuda, *c.gelu)) Gelu(*c.gelu);
+    if (c.swiglu && !with("Swiglu, Quantize", SwigluQuantizeCuda, *c.swiglu)) Swiglu(*c.swiglu);
+    if (c.gelu_gradient &&
+        !with("GeluBackward, Quantize", GeluBackwardQuantizeCuda, *c.gelu_gradient)) {
+      GeluBackward(*c.gelu_gradient);
+    }
+    if (c.swiglu_gradient) SwigluBackward(*c.swiglu_gradient);
+    return quantized;
+  }
+
   void SetZero(const char* operation, void* data, int64_t bytes) {
     const cudaError_t error = cudaMemsetAsync(data, 0, static_cast<size_t>(bytes), context_.stream);
     if (error != cudaSuccess) errors_.Report(operation, cudaGetErrorName(error));
@@ -278,6 +321,7 @@ class CudaOps : public Ops {
   }
 
   OperationErrors& errors_;
+  const bool fuses_;
   const CudaContext context_;
   // The table is declared before the products, which keep a reference to it.
   ProductAlgorithms algorithms_;  // if the caller has none

@@ -1,10 +1,7 @@
-// kernels/ops.h on CUDA. Values are stored in their format: bf16 and fp16 in 16 bits. Where the
-// contract leaves a choice to the backend:
-//   - Sums over rows have a fixed order that depends on the number of rows; rows_per_leaf is
-//     ignored. The bits of a product's rows may depend on their number.
-//   - Products of bf16 values keep denormal numbers.
-//   - Rows of all other operations depend on their own inputs only, whatever the alignment.
-//   - args.scratch of the attention is not used; all scratch is the workspace.
+// kernels/ops.h on CUDA. Values are stored in their format: bf16 and fp16 in 16 bits. All scratch
+// is the workspace. It makes none of Promises: sums over rows have a fixed order that depends on
+// their number, as the bits of a product's rows may, and products of bf16 values keep denormal
+// numbers. The bits of our own kernels do not depend on the alignment of their operands.
 //
 // Threads: one thread feeds an Ops. Ownership: stream, workspace, errors, algorithms and notes are
 // the caller's and outlive it. Errors: an operation that cannot be started is recorded in `errors`;
@@ -40,6 +37,8 @@ struct CudaOpsOptions {
   // Receives notes about how operations are computed. Null: they are dropped.
   OperationNotes* notes = nullptr;
   bool tf32 = false;  // products of fp32 factors may round them to TF32
+  bool fuses =
+      true;  // RunChain joins operations in one pass; else each has its own, for comparison
 };
 
 std::unique_ptr<Ops> CreateCudaOps(const CudaOpsOptions& options);

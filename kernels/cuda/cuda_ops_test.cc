@@ -192,16 +192,17 @@ TEST_F(CudaOpsTest, ResidualAndTheNormOfIt) {
         };
         Check([&](Ops& ops, const Bound& t) { ops.Residual(add(t)); });
         Check([&](Ops& ops, const Bound& t) {
-          ops.ResidualLayerNorm(add(t), {.x = nullptr,
-                                         .weight = t.values(weight),
-                                         .bias = t.values(shift),
-                                         .y = t.values(y),
-                                         .mean = t.floats(mean),
-                                         .rstd = t.floats(rstd),
-                                         .rows = rows,
-                                         .columns = columns,
-                                         .eps = 1e-5f,
-                                         .rms = false});
+          ops.RunChain({.residual = add(t),
+                        .norm = LayerNormArgs{.x = nullptr,
+                                              .weight = t.values(weight),
+                                              .bias = t.values(shift),
+                                              .y = t.values(y),
+                                              .mean = t.floats(mean),
+                                              .rstd = t.floats(rstd),
+                                              .rows = rows,
+                                              .columns = columns,
+                                              .eps = 1e-5f,
+                                              .rms = false}});
         });
         // out may be residual.
         Check([&](Ops& ops, const Bound& t) {

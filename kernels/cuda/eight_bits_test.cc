@@ -3,7 +3,9 @@
 // (products_test.cc), and a step of their format.
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <limits>
+#include <string>
 
 #include "kernels/cuda/product_timing.h"
 #include "kernels/cuda/testing/both_backends.h"
@@ -160,6 +162,45 @@ TEST_F(EightBitsTest, Multiplies) {
   }
 }
 
+// Fast accumulation shortens a sum where it is asked for, and nowhere else: one product of 448 x
+// 448 leaves 63 of 1 x 1 few bits.
+TEST_F(EightBitsTest, AccumulatesFastOnlyWhereAsked) {
+  constexpr int64_t kSize = 16, kDepth = 64;
+  Begin(Format::kBfloat16, "fast accumulation");
+  const int a = AddEightBits("a", Format::kE4m3, kSize * kDepth);
+  const int b = AddEightBits("b", Format::kE4m3, kSize * kDepth);
+  for (const int id : {a, b}) {
+    for (size_t i = 0; i < At(id).data.size(); ++i) {
+      At(id).data[i] = static_cast<int64_t>(i) % kDepth == 0 ? 448 : 1;
+    }
+  }
+  const int scale = AddScale("scale", 1);
+  const int exact = AddFloats("exact", kSize * kSize);
+  const int fast = AddFloats("fast", kSize * kSize);
+  Near(1.0 / 1024, {fast});
+  const auto seen = Check(
+      [&](Ops& ops, const Bound& t) {
+        ScaledMatmulArgs args{.a = t.eight_bits(a, Format::kE4m3),
+                              .b = t.eight_bits(b, Format::kE4m3),
+                              .a_scale = t.scale(scale),
+                              .b_scale = t.scale(scale),
+                              .bias = nullptr,
+                              .c = t.floats(exact),
+                              .m = kSize,
+                              .n = kSize,
+                              .k = kDepth};
+        ops.ScaledMatmul(args);
+        args.c = t.floats(fast);
+        args.fast_accumulation = true;
+        ops.ScaledMatmul(args);
+      },
+      {.unaligned = false});
+  for (const double sum : seen[static_cast<size_t>(exact)].data) EXPECT_EQ(sum, 448 * 448 + 63);
+#ifdef TERCIO_CUDA_EMULATED
+  for (const double sum : seen[static_cast<size_t>(fast)].data) EXPECT_NE(sum, 448 * 448 + 63);
+#endif
+}
+
 // The pieces of an FP8 linear layer together: gradients from transposed factors.
 TEST_F(EightBitsTest, ProductsOfWhatWasQuantized) {
   constexpr int64_t kRows = 48, kOut = 32, kIn = 64;
@@ -224,16 +265,166 @@ TEST_F(EightBitsTest, ProductsOfWhatWasQuantized) {
   EXPECT_GT(std::sqrt(error / size), 1e-3);
 }
 
+// Chains that end in 8 bits, and the number of kernels in which they run.
+struct ChainTensors {
+  int x, branch, weight, bias, sum, y, mean, rstd, h, plain, transposed, scale, largest;
+};
+constexpr int64_t kRows = 80, kColumns = 144;
+
+ResidualArgs ResidualOf(const Bound& t, const ChainTensors& ids) {
+  return {.residual = t.values(ids.x),
+          .branch = t.values(ids.branch),
+          .bias = t.values(ids.bias),
+          .out = t.values(ids.sum),
+          .rows = kRows,
+          .columns = kColumns,
+          .dropout = {}};
+}
+LayerNormArgs NormOf(const Bound& t, const ChainTensors& ids) {
+  return {.x = t.values(ids.x),
+          .weight = t.values(ids.weight),
+          .bias = t.values(ids.bias),
+          .y = t.values(ids.y),
+          .mean = t.floats(ids.mean),
+          .rstd = t.floats(ids.rstd),
+          .rows = kRows,
+          .columns = kColumns};
+}
+
+class ChainsOfEightBits : public EightBitsTest {
+ protected:
+  using Make = std::function<Chain(const Bound& t, const ChainTensors& ids)>;
+
+  ChainTensors AddTensors(Format format, bool has_transposed) {
+    ChainTensors ids{};
+    ids.x = AddValues("x", kRows * kColumns, kColumns, 2);
+    ids.branch = AddValues("branch", kRows * kColumns);
+    ids.weight = AddValues("weight", kColumns);
+    ids.bias = AddValues("bias", kColumns);
+    ids.sum = AddValues("sum", kRows * kColumns);
+    ids.y = AddValues("y", kRows * kColumns);
+    ids.mean = AddFloats("mean", kRows);
+    ids.rstd = AddFloats("rstd", kRows);
+    ids.h = AddValues("h", kRows * 2 * kColumns, 0, 2);
+    ids.plain = AddEightBits("plain", format, kRows * kColumns);
+    ids.transposed =
+        has_transposed ? AddEightBits("transposed", format, kRows * kColumns) : Bound::kNone;
+    ids.scale = AddScale("scale", 32);
+    ids.largest = AddFloats("largest", 1);
+    At(ids.largest).data = {0.25};
+    return ids;
+  }
+
+  // The chain as the backend runs it has the bits of its operations one by one.
+  void ExpectOnePass(const std::string& name, Format format, const Make& make) {
+    Begin(Format::kBfloat16, name);
+    const ChainTensors ids = AddTensors(format, format == Format::kE5m2);
+    const auto call = [&](Ops& ops, const Bound& t, bool joined) {
+      Chain chain = make(t, ids);
+      const ConstValues x = chain.norm ? chain.norm->y : t.values(ids.y);
+      chain.quantize = QuantizeArgs{.x = x,
+                                    .plain = t.eight_bits(ids.plain, format),
+                                    .transposed = t.eight_bits(ids.transposed, format),
+                                    .scale = t.scale(ids.scale),
+                                    .largest = t.floats(ids.largest),
+                                    .rows = kRows,
+                                    .columns = kColumns};
+      joined ? ops.RunChain(chain) : ops.Ops::RunChain(chain);
+    };
+    for (const int64_t offset : {0, 1}) {
+      SCOPED_TRACE(offset);
+      const auto apart =
+          RunOnDevice([&](Ops& ops, const Bound& t) { call(ops, t, false); }, offset);
+#ifdef TERCIO_CUDA_EMULATED
+      const int64_t before = emulation::GetCounts().kernels;
+#endif
+      EXPECT_EQ(RunOnDevice([&](Ops& ops, const Bound& t) { call(ops, t, true); }, offset), apart);
+#ifdef TERCIO_CUDA_EMULATED
+      // At addresses that are not aligned the values are rounded by a kernel of its own.
+      EXPECT_EQ(emulation::GetCounts().kernels - before, offset == 0 ? 1 : 2);
+#endif
+      SameInEveryOrder([&] {
+        return RunOnDevice([&](Ops& ops, const Bound& t) { call(ops, t, true); }, offset);
+      });
+    }
+  }
+};
+
+TEST_F(ChainsOfEightBits, Norms) {
+  for (const bool rms : {false, true}) {
+    ExpectOnePass("norm", Format::kE4m3, [rms](const Bound& t, const ChainTensors& ids) {
+      Chain chain{.norm = NormOf(t, ids)};
+      chain.norm->rms = rms;
+      return chain;
+    });
+    ExpectOnePass("residual and norm", Format::kE4m3,
+                  [rms](const Bound& t, const ChainTensors& ids) {
+                    Chain chain{.residual = ResidualOf(t, ids), .norm = NormOf(t, ids)};
+                    chain.norm->rms = rms;
+                    return chain;
+                  });
+  }
+}
+
+TEST_F(ChainsOfEightBits, Activations) {
+  for (const bool exact : {false, true}) {
+    ExpectOnePass("gelu", Format::kE4m3, [exact](const Bound& t, const ChainTensors& ids) {
+      return Chain{.gelu = GeluArgs{.h = t.values(ids.h),
+                                    .g = t.values(ids.y),
+                                    .rows = kRows,
+                                    .columns = kColumns,
+                                    .exact = exact}};
+    });
+    ExpectOnePass("gradient of gelu", Format::kE5m2,
+                  [exact](const Bound& t, const ChainTensors& ids) {
+                    return Chain{.gelu_gradient = GeluBackwardArgs{.dg = t.values(ids.x),
+                                                                   .h = t.values(ids.h),
+                                                                   .dh = t.values(ids.y),
+                                                                   .rows = kRows,
+                                                                   .columns = kColumns,
+                                                                   .exact = exact}};
+                  });
+  }
+  ExpectOnePass("swiglu", Format::kE4m3, [](const Bound& t, const ChainTensors& ids) {
+    return Chain{
+        .swiglu = SwigluArgs{
+            .h = t.values(ids.h), .g = t.values(ids.y), .rows = kRows, .columns = kColumns}};
+  });
+}
+
+// Rows that a kernel does not take whole, and formats that it does not write, are rounded apart.
+TEST_F(ChainsOfEightBits, WhatDoesNotFitIsRoundedApart) {
+  Begin(Format::kFloat16, "gelu of fp16");
+  const int h = AddValues("h", 48 * 32);
+  const int g = AddValues("g", 48 * 32);
+  const int plain = AddEightBits("plain", Format::kE4m3, 48 * 32);
+  const int scale = AddScale("scale", 8);
+  const int largest = AddFloats("largest", 1);
+  Near(1e-3, {g, largest});
+  Near(1.0 / 8, {plain});
+  Check([&](Ops& ops, const Bound& t) {
+    ops.RunChain({.gelu = GeluArgs{.h = t.values(h), .g = t.values(g), .rows = 48, .columns = 32},
+                  .quantize = QuantizeArgs{.x = t.values(g),
+                                           .plain = t.eight_bits(plain, Format::kE4m3),
+                                           .transposed = nullptr,
+                                           .scale = t.scale(scale),
+                                           .largest = t.floats(largest),
+                                           .rows = 48,
+                                           .columns = 32}});
+  });
+}
+
 // Timing knows scaled products, and what it chose is taken.
 TEST_F(EightBitsTest, AreTimed) {
   std::vector<ProductShape> shapes;
   for (const Format operands : kFormats) {
-    ProductShape shape{.kind = ProductKind::kScaled,
-                       .operands = operands,
-                       .result = Format::kBfloat16,
-                       .m = 32,
-                       .n = 48,
-                       .k = 64};
+    ProductShape shape{
+        .kind = operands == Format::kE4m3 ? ProductKind::kScaledFast : ProductKind::kScaled,
+        .operands = operands,
+        .result = Format::kBfloat16,
+        .m = 32,
+        .n = 48,
+        .k = 64};
     shape.bias = operands == Format::kE4m3;
     shapes.push_back(shape);
   }

@@ -181,6 +181,9 @@ cublasStatus_t Describe(const Product& p, Prepared& to) {
   to.desc.reset(desc);
   calls(SetDesc(desc, CUBLASLT_MATMUL_DESC_TRANSA, p.transpose_first ? CUBLAS_OP_T : CUBLAS_OP_N));
   calls(SetDesc(desc, CUBLASLT_MATMUL_DESC_TRANSB, p.transpose_second ? CUBLAS_OP_T : CUBLAS_OP_N));
+  if (p.shape.kind == ProductKind::kScaledFast) {
+    calls(SetDesc(desc, CUBLASLT_MATMUL_DESC_FAST_ACCUM, int8_t{1}));
+  }
   calls(DescribeEpilogue(p, desc));
   calls(p.transpose_first ? MakeLayout(p.first.stored(), p.depth, p.rows, to.first)
                           : MakeLayout(p.first.stored(), p.rows, p.depth, to.first));
@@ -586,7 +589,8 @@ void Products::ScaledMatmul(const ScaledMatmulArgs& a, const CudaContext& contex
     TERCIO_CHECK_EQ(reinterpret_cast<uintptr_t>(at) % kScaledUnit, 0);
   }
   CudaContext rest = ForProducts(context);
-  ProductShape shape = ShapeOf(ProductKind::kScaled, a.a.format(), a.c.format(), a.m, a.n, a.k);
+  const ProductKind kind = a.fast_accumulation ? ProductKind::kScaledFast : ProductKind::kScaled;
+  ProductShape shape = ShapeOf(kind, a.a.format(), a.c.format(), a.m, a.n, a.k);
   shape.bias = a.bias != nullptr;
   shape.accumulate = a.accumulate;
   const void* bias = library_->AlignedBias(kName, a.bias, a.n, rest);

@@ -1,20 +1,25 @@
 // LayerNorm and RMSNorm, with the residual addition before them, and their gradients.
 //
+// LayerNorm's result can be written in E4M3 as well, for the product that reads it.
+//
 // Launch geometry: a block has whole rows; a thread has groups t, t + threads, ... of each row, by
 // the number of columns alone, so that sums over a row have the same bits in every call. Forward: a
 // row for each block, kept as floats in shared memory, of which a thread reads only what it wrote:
 // one pass over memory. Backward: a block walks its rows in ascending order; a thread adds dweight
 // and dbias of its columns, and the sums of all blocks are added afterwards, both in one launch.
-// Rows of up to two groups for each thread (4,096 columns of 16 bits) stay in registers: everything
-// that a row needs is loaded before its barriers, with one group two rows at a time. Longer rows
-// and their sums are in shared memory. No bit depends on which of them it is.
+// Rows of up to two groups for each thread stay in registers: everything that a row needs is loaded
+// before its barriers, with one group two rows at a time. Rows that are too long for that (4,096
+// columns of 16 bits) have twice the threads, so that as many bytes of them are in flight; longer
+// than twice as long, or not aligned, they and their sums are in shared memory. No bit depends on
+// which of them it is.
 //
-// Bytes for each element, B = 2 or 4: forward 2 B; with the residual 4 B; backward 3 B (4 B where
-// it accumulates), and for each block of rows 16 for each column. Bound by memory.
+// Bytes for each element, B = 2 or 4: forward 2 B; with the residual 4 B; 1 for E4M3; backward 3 B
+// (4 B where it accumulates), and for each block of rows 16 for each column. Bound by memory.
 #include <algorithm>
 
 #include "kernels/cuda/parts.h"
 #include "kernels/cuda/primitives/dropout.cuh"
+#include "kernels/cuda/primitives/eight_bits.cuh"
 #include "kernels/cuda/primitives/groups.cuh"
 #include "kernels/cuda/primitives/reduce.cuh"
 #include "kernels/cuda/primitives/rows.cuh"
@@ -23,12 +28,18 @@ namespace tercio::kernels::cuda {
 namespace {
 
 constexpr int kMaxThreads = 256;
+constexpr int kLongRowThreads = 512;  // in the gradient, of rows of more than two groups a thread
 // Threads for the columns of a row; a function of their number.
 template <typename T>
 unsigned ThreadsFor(int64_t columns) {
   const int64_t groups = (columns + kGroup<T> - 1) / kGroup<T>;
   const int64_t threads = (groups + kWarpThreads - 1) / kWarpThreads * kWarpThreads;
   return static_cast<unsigned>(std::clamp<int64_t>(threads, kWarpThreads, kMaxThreads));
+}
+
+template <typename T>
+unsigned ThreadsForGradient(int64_t columns) {
+  return columns > 2 * kMaxThreads * kGroup<T> ? kLongRowThreads : ThreadsFor<T>(columns);
 }
 
 int64_t PaddedColumns(int64_t columns) { return (columns + 7) / 8 * 8; }
@@ -97,9 +108,36 @@ __device__ __forceinline__ void ForOwnGroups(const T* row, const float* cache, i
   }
 }
 
-template <bool kAligned, bool kResidual, typename T>
+// The norm's result in E4M3, beside the one in the job's format.
+struct EightBitCopy {
+  uint8_t* y;
+  const Scale* scale;
+  float* largest;
+};
+
+// Rounds a group as it was written, and notes its largest magnitude. A group of 16 bits has 8
+// bytes.
+template <typename T>
+__device__ __forceinline__ void StoreEightBits(const EightBitCopy& copy, float multiplier,
+                                               int64_t at, float (&values)[kGroup<T>],
+                                               float* largest) {
+  static_assert(kGroup<T> == 8);
+  RoundGroup<T>(values);
+  uint32_t words[2] = {};
+#pragma unroll
+  for (int j = 0; j < kGroup<T>; ++j) {
+    *largest = fmaxf(*largest, fabsf(values[j]));
+    words[j / 4] |= static_cast<uint32_t>(EightBits<Format::kE4m3>(values[j] * multiplier))
+                    << j % 4 * 8;
+  }
+  *reinterpret_cast<uint2*>(copy.y + at) = make_uint2(words[0], words[1]);
+}
+
+// kEightBits: rows have whole groups.
+template <bool kAligned, bool kResidual, bool kEightBits, typename T>
 __global__ void __launch_bounds__(kMaxThreads)
-    NormKernel(const __grid_constant__ Norm<T> n, const __grid_constant__ ResidualSum<T> r) {
+    NormKernel(const __grid_constant__ Norm<T> n, const __grid_constant__ ResidualSum<T> r,
+               const __grid_constant__ EightBitCopy copy) {
   constexpr int kWidth = kGroup<T>;
   float* cache = n.cached ? DynamicShared<float>() : nullptr;
   const int64_t row = blockIdx.x;
@@ -134,6 +172,9 @@ __global__ void __launch_bounds__(kMaxThreads)
     n.rstd[row] = rstd;
   }
   T* y = n.y + row * n.columns;
+  [[maybe_unused]] float multiplier = 1;
+  [[maybe_unused]] float largest = 0;
+  if constexpr (kEightBits) multiplier = copy.scale->multiplier;
   ForOwnGroups<kAligned>(from, cache, n.columns, [&](int64_t column, int64_t count, auto& values) {
     float weight[kWidth];
     float bias[kWidth] = {};
@@ -144,12 +185,42 @@ __global__ void __launch_bounds__(kMaxThreads)
       values[j] = (values[j] - mean) * rstd * weight[j] + bias[j];
     }
     StoreGroup<kAligned>(values, count, y + column);
+    if constexpr (kEightBits) {
+      StoreEightBits<T>(copy, multiplier, row * n.columns + column, values, &largest);
+    }
   });
+  if constexpr (kEightBits) MeetInLargest(largest, copy.largest);
+}
+
+template <bool kResidual, typename T>
+void LaunchNormKernel(const LaunchShape& shape, bool aligned, const Norm<T>& n,
+                      const ResidualSum<T>& sum, const QuantizeArgs* quantize,
+                      cudaStream_t stream) {
+  if constexpr (kFormatOf<T> == Format::kBfloat16) {
+    if (quantize != nullptr) {
+      const EightBitCopy copy{reinterpret_cast<uint8_t*>(quantize->plain.data()), quantize->scale,
+                              quantize->largest};
+      return Launch(NormKernel<true, kResidual, true, T>, shape, stream, n, sum, copy);
+    }
+  }
+  TERCIO_CHECK(quantize == nullptr);
+  const EightBitCopy none{};
+  return aligned ? Launch(NormKernel<true, kResidual, false, T>, shape, stream, n, sum, none)
+                 : Launch(NormKernel<false, kResidual, false, T>, shape, stream, n, sum, none);
+}
+
+// Whether the kernel can round its result to 8 bits, for rows that are aligned.
+bool WritesEightBits(const LayerNormArgs& a, const QuantizeArgs& q) {
+  return a.y.stored() == Format::kBfloat16 && q.x.data() == ConstValues(a.y).data() &&
+         q.plain != nullptr && q.plain.format() == Format::kE4m3 && q.transposed == nullptr &&
+         q.largest != nullptr && a.columns % kGroup<__nv_bfloat16> == 0 &&
+         Aligned({q.plain.data()}, a.columns, 1);
 }
 
 template <typename T>
-void LaunchNorm(const LayerNormArgs& a, const ResidualArgs* r, const CudaContext& context) {
-  if (a.rows == 0) return;
+bool LaunchNorm(const LayerNormArgs& a, const ResidualArgs* r, const QuantizeArgs* quantize,
+                const CudaContext& context) {
+  if (a.rows == 0) return false;
   const cudaStream_t stream = context.stream;
   const int64_t cache_bytes = PaddedColumns(a.columns) * 4;
   Norm<T> n{r == nullptr ? As<T>(a.x) : nullptr,
@@ -165,17 +236,20 @@ void LaunchNorm(const LayerNormArgs& a, const ResidualArgs* r, const CudaContext
   const LaunchShape shape{dim3(static_cast<unsigned>(a.rows)), dim3(ThreadsFor<T>(a.columns)),
                           n.cached ? static_cast<size_t>(cache_bytes) : 0};
   ResidualSum<T> sum{};
-  if (r == nullptr) {
-    const bool aligned = Aligned({n.x, n.weight, n.bias, n.y}, a.columns, sizeof(T));
-    return aligned ? Launch(NormKernel<true, false, T>, shape, stream, n, sum)
-                   : Launch(NormKernel<false, false, T>, shape, stream, n, sum);
+  bool aligned = Aligned({n.x, n.weight, n.bias, n.y}, a.columns, sizeof(T));
+  if (r != nullptr) {
+    sum = {As<T>(r->residual), As<T>(r->branch), As<T>(r->bias), As<T>(r->out),
+           MakeDropoutBits(r->dropout)};
+    aligned =
+        aligned && Aligned({sum.residual, sum.branch, sum.bias, sum.out}, a.columns, sizeof(T));
   }
-  sum = {As<T>(r->residual), As<T>(r->branch), As<T>(r->bias), As<T>(r->out),
-         MakeDropoutBits(r->dropout)};
-  const bool aligned = Aligned({sum.residual, sum.branch, sum.bias, sum.out, n.weight, n.bias, n.y},
-                               a.columns, sizeof(T));
-  return aligned ? Launch(NormKernel<true, true, T>, shape, stream, n, sum)
-                 : Launch(NormKernel<false, true, T>, shape, stream, n, sum);
+  if (quantize != nullptr && !(aligned && WritesEightBits(a, *quantize))) quantize = nullptr;
+  if (r == nullptr) {
+    LaunchNormKernel<false>(shape, aligned, n, sum, quantize, stream);
+  } else {
+    LaunchNormKernel<true>(shape, aligned, n, sum, quantize, stream);
+  }
+  return quantize != nullptr;
 }
 
 template <typename T>
@@ -265,7 +339,7 @@ __device__ __forceinline__ void BackwardOfRow(const NormBackward<T>& a, int64_t 
 }
 
 template <bool kAligned, typename T>
-__global__ void __launch_bounds__(kMaxThreads, 4)
+__global__ void __launch_bounds__(kLongRowThreads, 2)
     NormBackwardKernel(const __grid_constant__ NormBackward<T> a) {
   constexpr int kWidth = kGroup<T>;
   const int64_t padded = (a.columns + 7) / 8 * 8;
@@ -396,8 +470,8 @@ __device__ __forceinline__ void StoreRows(const NormBackward<T>& a, int64_t firs
   }
 }
 
-template <bool kAligned, int kRows, int kGroups, typename T>
-__global__ void __launch_bounds__(kMaxThreads)
+template <bool kAligned, int kRows, int kGroups, int kMostThreads, typename T>
+__global__ void __launch_bounds__(kMostThreads)
     NormBackwardInRegistersKernel(const __grid_constant__ NormBackward<T> a) {
   constexpr int kWidth = kGroup<T>;
   OwnColumns<kGroups, T> own;
@@ -433,11 +507,18 @@ template <bool kAligned, typename T>
 void LaunchRowsOfNorm(const NormBackward<T>& n, LaunchShape shape, int64_t shared_limit,
                       cudaStream_t stream) {
   const int64_t columns_of_block = int64_t{shape.threads.x} * kGroup<T>;
-  if (n.columns <= columns_of_block) {
-    return Launch(NormBackwardInRegistersKernel<kAligned, 2, 1, T>, shape, stream, n);
+  if (n.columns <= columns_of_block && shape.threads.x <= kMaxThreads) {
+    return Launch(NormBackwardInRegistersKernel<kAligned, 2, 1, kMaxThreads, T>, shape, stream, n);
   }
-  if (n.columns <= 2 * columns_of_block) {
-    return Launch(NormBackwardInRegistersKernel<kAligned, 1, 2, T>, shape, stream, n);
+  if (n.columns <= 2 * columns_of_block && shape.threads.x <= kMaxThreads) {
+    return Launch(NormBackwardInRegistersKernel<kAligned, 1, 2, kMaxThreads, T>, shape, stream, n);
+  }
+  if constexpr (kAligned) {
+    // Rows that are not aligned need more registers than so many threads have.
+    if (n.columns <= 2 * columns_of_block) {
+      return Launch(NormBackwardInRegistersKernel<true, 1, 2, kLongRowThreads, T>, shape, stream,
+                    n);
+    }
   }
   const int64_t row_bytes = PaddedColumns(n.columns) * 4;
   NormBackward<T> in_shared = n;
@@ -456,7 +537,8 @@ void LaunchNormBackward(const LayerNormBackwardArgs& a, const CudaContext& conte
   const NormBackward<T> n{
       As<T>(a.dy), As<T>(a.x), As<T>(a.weight),    a.mean,       a.rstd, As<T>(a.dx), parts,
       a.rows,      a.columns,  cut.rows_per_block, a.accumulate, a.rms,  false};
-  const LaunchShape shape{dim3(static_cast<unsigned>(cut.blocks)), dim3(ThreadsFor<T>(a.columns))};
+  const LaunchShape shape{dim3(static_cast<unsigned>(cut.blocks)),
+                          dim3(ThreadsForGradient<T>(a.columns))};
   if (Aligned({n.dy, n.x, n.weight, n.dx}, a.columns, sizeof(T))) {
     LaunchRowsOfNorm<true>(n, shape, context.shared_bytes, context.stream);
   } else {
@@ -467,14 +549,14 @@ void LaunchNormBackward(const LayerNormBackwardArgs& a, const CudaContext& conte
 
 }  // namespace
 
-void LayerNormCuda(const LayerNormArgs& args, const CudaContext& context) {
-  ByStorage(args.y.stored(), [&]<typename T>() { LaunchNorm<T>(args, nullptr, context); });
-}
-
-void ResidualLayerNormCuda(const ResidualArgs& residual, const LayerNormArgs& norm,
-                           const CudaContext& context) {
-  TERCIO_CHECK(residual.rows == norm.rows && residual.columns == norm.columns);
-  ByStorage(norm.y.stored(), [&]<typename T>() { LaunchNorm<T>(norm, &residual, context); });
+bool LayerNormCuda(const LayerNormArgs& args, const ResidualArgs* residual,
+                   const QuantizeArgs* quantize, const CudaContext& context) {
+  TERCIO_CHECK(residual == nullptr ||
+               (residual->rows == args.rows && residual->columns == args.columns));
+  bool quantized = false;
+  ByStorage(args.y.stored(),
+            [&]<typename T>() { quantized = LaunchNorm<T>(args, residual, quantize, context); });
+  return quantized;
 }
 
 void LayerNormBackwardCuda(const LayerNormBackwardArgs& args, const CudaContext& context) {

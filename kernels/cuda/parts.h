@@ -29,10 +29,12 @@ struct CudaContext {
   }
 };
 
-void LayerNormCuda(const LayerNormArgs& args, const CudaContext& context);
+// With `residual` its sum comes first, and is what is normalized. Returns whether the result has
+// been rounded as `quantize` says, too, for which there is a kernel of values of bf16, in rows at
+// multiples of 16 bytes; never if that is null.
+bool LayerNormCuda(const LayerNormArgs& args, const ResidualArgs* residual,
+                   const QuantizeArgs* quantize, const CudaContext& context);
 void LayerNormBackwardCuda(const LayerNormBackwardArgs& args, const CudaContext& context);
-void ResidualLayerNormCuda(const ResidualArgs& residual, const LayerNormArgs& norm,
-                           const CudaContext& context);
 
 void ResidualCuda(const ResidualArgs& args, const CudaContext& context);
 void ResidualBackwardCuda(const ResidualBackwardArgs& args, const CudaContext& context);
@@ -50,6 +52,12 @@ void QuantizeCuda(const QuantizeArgs& args, const CudaContext& context);
 
 void GeluCuda(const GeluArgs& args, const CudaContext& context);
 void GeluBackwardCuda(const GeluBackwardArgs& args, const CudaContext& context);
+// The result, rounded as `to` says in the same pass, where there is a kernel for that, as above.
+// False: there is none, and nothing has happened.
+bool GeluQuantizeCuda(const GeluArgs& args, const QuantizeArgs& to, const CudaContext& context);
+bool SwigluQuantizeCuda(const SwigluArgs& args, const QuantizeArgs& to, const CudaContext& context);
+bool GeluBackwardQuantizeCuda(const GeluBackwardArgs& args, const QuantizeArgs& to,
+                              const CudaContext& context);
 void SwigluCuda(const SwigluArgs& args, const CudaContext& context);
 void SwigluBackwardCuda(const SwigluBackwardArgs& args, const CudaContext& context);
 void BiasTanhCuda(const BiasTanhArgs& args, const CudaContext& context);

@@ -15,7 +15,17 @@
 
 namespace tercio::kernels::cuda {
 
-enum class ProductKind { kForward, kInputGradient, kWeightGradient, kScaled };
+// Tables store the numbers: new kinds come last.
+enum class ProductKind {
+  kForward,
+  kInputGradient,
+  kWeightGradient,
+  kScaled,      // of factors of 8 bits
+  kScaledFast,  // the same with fast accumulation: another problem for the library
+};
+inline bool IsScaled(ProductKind kind) {
+  return kind == ProductKind::kScaled || kind == ProductKind::kScaledFast;
+}
 
 // The operation on a result before it is written.
 enum class ProductEpilogue {

@@ -25,7 +25,7 @@ int64_t Bytes(int64_t elements, Format format) {
 }
 
 Sizes SizesOf(const ProductShape& s) {
-  if (s.kind == ProductKind::kScaled) {
+  if (IsScaled(s.kind)) {
     // Factors of 8 bits come with their scales, which lie in memory of the device.
     return {Bytes(s.m * s.k, s.operands), Bytes(s.n * s.k, Format::kE4m3),
             Bytes(s.m * s.n, s.result), Bytes(sizeof(Scale), Format::kE4m3), Bytes(s.n, s.result)};
@@ -75,7 +75,8 @@ void PerformScaled(const ProductShape& s, const TimedBuffers& buffers, const Cud
                          .m = s.m,
                          .n = s.n,
                          .k = s.k,
-                         .accumulate = s.accumulate},
+                         .accumulate = s.accumulate,
+                         .fast_accumulation = s.kind == ProductKind::kScaledFast},
                         context);
 }
 
@@ -133,6 +134,7 @@ void Perform(const ProductShape& s, std::byte* memory, const CudaContext& contex
                                     context);
       return;
     case ProductKind::kScaled:
+    case ProductKind::kScaledFast:
       return PerformScaled(s, buffers, context, products);
   }
 }

@@ -28,6 +28,25 @@ constexpr Shape kShapes[] = {{1, 1, 1},   {1, 17, 5},   {2, 3, 257}, {5, 16, 16}
 
 class ProductsTest : public BothBackendsTest {};
 
+// g = GELU of the product.
+void RunWithGelu(Ops& ops, const MatmulArgs& product, Values g, bool exact) {
+  ops.RunChain(
+      {.product = product,
+       .gelu = GeluArgs{
+           .h = product.y, .g = g, .rows = product.m, .columns = product.n, .exact = exact}});
+}
+// product.dx = the gradient of GELU, whose input was `h`.
+void RunWithGeluGradient(Ops& ops, const MatmulBackwardInputArgs& product, ConstValues h,
+                         bool exact) {
+  ops.RunChain({.input_gradient = product,
+                .gelu_gradient = GeluBackwardArgs{.dg = product.dx,
+                                                  .h = h,
+                                                  .dh = product.dx,
+                                                  .rows = product.m,
+                                                  .columns = product.k,
+                                                  .exact = exact}});
+}
+
 TEST_F(ProductsTest, Products) {
   const Options options{false, 0};
   for (const Format format : kFormats) {
@@ -104,27 +123,23 @@ TEST_F(ProductsTest, WithGelu) {
           Near(step, {g, dx});
           Check(
               [&](Ops& ops, const Bound& t) {
-                ops.MatmulGelu(
-                    {.x = t.values(x),
-                     .w = t.values(w),
-                     .bias = t.values(bias),
-                     .y = t.values(h),
-                     .m = m,
-                     .n = n,
-                     .k = k},
-                    {.h = t.values(h), .g = t.values(g), .rows = m, .columns = n, .exact = exact});
-                ops.MatmulGeluBackward({.dy = t.values(dy),
-                                        .w = t.values(w),
-                                        .dx = t.values(dx),
-                                        .m = m,
-                                        .n = n,
-                                        .k = k},
-                                       {.dg = t.values(dx),
-                                        .h = t.values(input),
-                                        .dh = t.values(dx),
-                                        .rows = m,
-                                        .columns = k,
-                                        .exact = exact});
+                RunWithGelu(ops,
+                            {.x = t.values(x),
+                             .w = t.values(w),
+                             .bias = t.values(bias),
+                             .y = t.values(h),
+                             .m = m,
+                             .n = n,
+                             .k = k},
+                            t.values(g), exact);
+                RunWithGeluGradient(ops,
+                                    {.dy = t.values(dy),
+                                     .w = t.values(w),
+                                     .dx = t.values(dx),
+                                     .m = m,
+                                     .n = n,
+                                     .k = k},
+                                    t.values(input), exact);
               },
               options);
         }
@@ -323,23 +338,18 @@ TEST_F(AlgorithmsTest, EpiloguesAreUsedWhereTheyFit) {
     const int dbias = AddFloats("dbias", n);
     RunOnDevice(
         [&](Ops& ops, const Bound& t) {
-          ops.MatmulGelu(
-              {.x = t.values(x),
-               .w = t.values(w),
-               .bias = nullptr,
-               .y = t.values(y),
-               .m = 4,
-               .n = n,
-               .k = n},
-              {.h = t.values(y), .g = t.values(g), .rows = 4, .columns = n, .exact = exact});
-          ops.MatmulGeluBackward(
-              {.dy = t.values(y), .w = t.values(w), .dx = t.values(g), .m = 4, .n = n, .k = n},
-              {.dg = t.values(g),
-               .h = t.values(x),
-               .dh = t.values(g),
-               .rows = 4,
-               .columns = n,
-               .exact = exact});
+          RunWithGelu(ops,
+                      {.x = t.values(x),
+                       .w = t.values(w),
+                       .bias = nullptr,
+                       .y = t.values(y),
+                       .m = 4,
+                       .n = n,
+                       .k = n},
+                      t.values(g), exact);
+          RunWithGeluGradient(
+              ops, {.dy = t.values(y), .w = t.values(w), .dx = t.values(g), .m = 4, .n = n, .k = n},
+              t.values(x), exact);
           ops.MatmulBackwardWeight({.dy = t.values(y),
                                     .x = t.values(x),
                                     .dw = t.floats(dw),
@@ -436,30 +446,23 @@ struct LayerTensors {
   int x, w, bias, h, g, dy, dx, dw, dbias;
 };
 void MultiplyLayer(Ops& ops, const Bound& t, const LayerTensors& ids) {
-  ops.MatmulGelu({.x = t.values(ids.x),
-                  .w = t.values(ids.w),
-                  .bias = t.values(ids.bias),
-                  .y = t.values(ids.h),
-                  .m = kRows,
-                  .n = kColumns,
-                  .k = kInner},
-                 {.h = t.values(ids.h),
-                  .g = t.values(ids.g),
-                  .rows = kRows,
-                  .columns = kColumns,
-                  .exact = false});
-  ops.MatmulGeluBackward({.dy = t.values(ids.dy),
-                          .w = t.values(ids.w),
-                          .dx = t.values(ids.dx),
-                          .m = kRows,
-                          .n = kColumns,
-                          .k = kInner},
-                         {.dg = t.values(ids.dx),
-                          .h = t.values(ids.x),
-                          .dh = t.values(ids.dx),
-                          .rows = kRows,
-                          .columns = kInner,
-                          .exact = false});
+  RunWithGelu(ops,
+              {.x = t.values(ids.x),
+               .w = t.values(ids.w),
+               .bias = t.values(ids.bias),
+               .y = t.values(ids.h),
+               .m = kRows,
+               .n = kColumns,
+               .k = kInner},
+              t.values(ids.g), false);
+  RunWithGeluGradient(ops,
+                      {.dy = t.values(ids.dy),
+                       .w = t.values(ids.w),
+                       .dx = t.values(ids.dx),
+                       .m = kRows,
+                       .n = kColumns,
+                       .k = kInner},
+                      t.values(ids.x), false);
   ops.MatmulBackwardWeight({.dy = t.values(ids.dy),
                             .x = t.values(ids.x),
                             .dw = t.floats(ids.dw),

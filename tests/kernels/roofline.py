@@ -81,8 +81,8 @@ def works():
 
 # Our own kernels as such a step launches them: name in figures.tsv, threads of a block, dynamic shared memory.
 _LAUNCHED = [
-    ("norm.cu", "NormKernel<true, true, __nv_bfloat16>", 96, 4 * C),
-    ("norm.cu", "NormBackwardInRegistersKernel<true, 2, 1, __nv_bfloat16>", 96, 0),
+    ("norm.cu", "NormKernel<true, true, false, __nv_bfloat16>", 96, 4 * C),
+    ("norm.cu", "NormBackwardInRegistersKernel<true, 2, 1, 256, __nv_bfloat16>", 96, 0),
     ("add_parts.cu", "AddPartsKernel", 256, 1024),
     ("loss.cu", "WholeLossKernel<true, __nv_bfloat16>", 256, -(-VOCABULARY // 8) * 16),
     ("loss.cu", "AddLossesKernel", 256, 0),

@@ -149,12 +149,7 @@ TEST_F(CudaParity, GraphsHaveTheSameBits) {
       device::CudaDeviceOptions device;
       device.graphs = graphs;
       const int64_t before = emulation::GetCounts().graphs;
-      const RunResult result =
-          On({[&](int rank) { return device::CreateCudaDevice(rank, device); },
-              [](int, int, device::Device&) -> absl::StatusOr<std::unique_ptr<Machine::Groups>> {
-                return std::make_unique<HostStagedGroups>();
-              }},
-             spec, options);
+      const RunResult result = OnGpusOf(device, spec, options);
       EXPECT_EQ(emulation::GetCounts().graphs - before, graphs ? 3 * layout.data : 0);
       return result;
     };
@@ -167,6 +162,22 @@ TEST_F(CudaParity, GraphsHaveTheSameBits) {
   const int64_t before = emulation::GetCounts().graphs;
   OnGpus(With(In(SmallJob(), {1, 1, 1}), v1::PRECISION_BF16), options);
   EXPECT_EQ(emulation::GetCounts().graphs, before);
+}
+
+// Bits that a job on CPUs relies on are no promise of this backend.
+TEST_F(CudaParity, AJobOfCpusIsRefused) {
+  const Machine machine = {
+      OpenDevice,
+      [](int, int, device::Device&) -> absl::StatusOr<std::unique_ptr<Machine::Groups>> {
+        return std::make_unique<HostStagedGroups>();
+      }};
+  RunOptions options;
+  options.machine = &machine;
+  const auto result =
+      TrainWithThreads(With(In(SmallJob(), {1, 1, 1}), v1::PRECISION_FP32), options);
+  EXPECT_EQ(result.status().code(), absl::StatusCode::kFailedPrecondition) << result.status();
+  EXPECT_NE(result.status().message().find("sums over rows in one order"), std::string::npos)
+      << result.status();
 }
 
 // NCCL sums in another order than the CPU, but always in the same one.

@@ -104,6 +104,15 @@ class CudaParity : public ::testing::Test {
                }},
               spec, options);
   }
+  // The same with devices that have these options.
+  RunResult OnGpusOf(const device::CudaDeviceOptions& device, const v1::JobSpec& spec,
+                     const RunOptions& options) {
+    return On({[&](int rank) { return device::CreateCudaDevice(rank % kDevices, device); },
+               [](int, int, device::Device&) -> absl::StatusOr<std::unique_ptr<Machine::Groups>> {
+                 return std::make_unique<HostStagedGroups>();
+               }},
+              spec, options);
+  }
   RunResult OnGpusWithNccl(const v1::JobSpec& spec, const RunOptions& options = {}) {
     collective::MemoryRendezvous store;
     return On(

@@ -35,7 +35,7 @@ class Fp8Parity : public CudaParity {
       const double loss = std::abs(fp8.steps[i].loss / bf16.steps[i].loss - 1);
       const double norm = std::abs(fp8.steps[i].grad_norm / bf16.steps[i].grad_norm - 1);
       EXPECT_LT(loss, 0.01) << i;
-      EXPECT_LT(norm, i == 0 ? 0.02 : 0.1) << i;  // then weights differ, too
+      EXPECT_LT(norm, i == 0 ? 0.02 : 0.15) << i;  // then weights differ, too
       furthest_loss_ = std::max(furthest_loss_, loss);
       furthest_norm_ = std::max(furthest_norm_, norm);
     }
@@ -154,6 +154,53 @@ TEST_F(Fp8Parity, ShapesOfProductsAreKnownBeforehand) {
   for (const v1::JobSpec& spec : {Fp8(SmallJob(), {2, 2, 2}), overlapped, mixed, none}) {
     ExpectShapesKnown(spec);
   }
+}
+
+// Values are rounded to 8 bits by the kernel that makes them, or by one of its own.
+TEST_F(Fp8Parity, FusedKernelsHaveTheSameBits) {
+  v1::JobSpec llama = Fp8(SmallLlama());
+  llama.mutable_parallelism()->set_recompute(kFull);
+  for (const v1::JobSpec& spec : {Fp8(SmallJob()), llama, Fp8(SmallBert(kPost))}) {
+    SCOPED_TRACE(plan::TextOf(spec.model().architecture()));
+    // Also the kernels of the third step, in which all scales are known.
+    const auto train = [&](bool fuses, int64_t* kernels) {
+      std::vector<int64_t> counts;
+      RunOptions options;
+      options.steps = 3;
+      options.after_step = [&](int, int64_t) { counts.push_back(emulation::GetCounts().kernels); };
+      device::CudaDeviceOptions device;
+      device.fuses = fuses;
+      const RunResult result = OnGpusOf(device, spec, options);
+      *kernels = counts.at(2) - counts.at(1);
+      return result;
+    };
+    int64_t fused = 0;
+    int64_t apart = 0;
+    const RunResult with = train(true, &fused);
+    ExpectSameBits(with, train(false, &apart));
+    EXPECT_LT(fused, apart);
+    if (spec.model().architecture() != v1::ARCHITECTURE_GPT2) continue;
+    // For each layer and micro-batch two norms with the sum before them, and four factors: the
+    // inputs of three products, and the gradient of one.
+    EXPECT_EQ(apart - fused, 4 * 4 * (2 + 4));
+  }
+}
+
+// Graphs begin when all scales follow from earlier steps: the first step makes them itself.
+TEST_F(Fp8Parity, GraphsHaveTheSameBits) {
+  const v1::JobSpec spec = Fp8(WithoutDropout(SmallJob()), {1, 1, 1, 1});
+  RunOptions options;
+  options.steps = 6;
+  const auto train = [&](bool graphs) {
+    device::CudaDeviceOptions device;
+    device.graphs = graphs;
+    const int64_t before = emulation::GetCounts().graphs;
+    const RunResult result = OnGpusOf(device, spec, options);
+    EXPECT_EQ(emulation::GetCounts().graphs - before, graphs ? 3 : 0);
+    return result;
+  };
+  const RunResult with = train(true);
+  ExpectSameBits(with, train(false));
 }
 
 TEST_F(Fp8Parity, ProductsOfOtherSizesStayInBf16) {

@@ -146,9 +146,10 @@ class CudaStream : public Stream {
         ranges_(std::move(ranges)),
         algorithms_(options.algorithms),
         graphs_(options.graphs),
-        ops_(kernels::cuda::CreateCudaOps(
-            {stream, workspace.data, workspace.bytes, &operation_errors_, algorithms_.get(),
-             kernels::cuda::AttentionKernel::kAuto, &operation_notes_, options.tf32})) {}
+        ops_(kernels::cuda::CreateCudaOps({stream, workspace.data, workspace.bytes,
+                                           &operation_errors_, algorithms_.get(),
+                                           kernels::cuda::AttentionKernel::kAuto, &operation_notes_,
+                                           options.tf32, options.fuses})) {}
   ~CudaStream() override {
     Await().IgnoreError();
     // Watches have given up the work that they could not end.

@@ -25,6 +25,7 @@ struct CudaDeviceOptions {
   // Streams that multiply are fed by one thread.
   std::shared_ptr<kernels::cuda::ProductAlgorithms> algorithms;
   bool graphs = true;  // Stream::RecordGraph; else it records nothing
+  bool fuses = true;   // operations of a chain share passes (kernels/cuda/cuda_ops.h)
 };
 
 // The GPU that the driver calls `ordinal`. FAILED_PRECONDITION if there is none, the driver is too

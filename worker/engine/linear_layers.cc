@@ -1,5 +1,7 @@
 #include "worker/engine/linear_layers.h"
 
+#include "common/check.h"
+
 namespace tercio::engine {
 namespace {
 
@@ -21,11 +23,32 @@ WeightRef WeightIn(const LayerWeights& layer, Linear linear) {
   return {};
 }
 
+// What a chain makes last.
+struct Result {
+  kernels::ConstValues values;
+  int64_t rows, columns;
+};
+Result ResultOf(const kernels::Chain& c) {
+  if (c.gelu) return {c.gelu->g, c.gelu->rows, c.gelu->columns};
+  if (c.swiglu) return {c.swiglu->g, c.swiglu->rows, c.swiglu->columns};
+  if (c.gelu_gradient) {
+    return {c.gelu_gradient->dh, c.gelu_gradient->rows, c.gelu_gradient->columns};
+  }
+  if (c.swiglu_gradient) {
+    // The gradients of both halves lie side by side.
+    return {c.swiglu_gradient->dh, c.swiglu_gradient->rows, 2 * c.swiglu_gradient->columns};
+  }
+  TERCIO_CHECK(c.norm.has_value());
+  return {c.norm->y, c.norm->rows, c.norm->columns};
+}
+
 }  // namespace
 
 LinearLayers::LinearLayers(const plan::StageShape& shape, const StageWeights& weights,
-                           kernels::ConstValues parameters, Arena& arena, device::Stream& stream)
+                           kernels::ConstValues parameters, int lanes, Arena& arena,
+                           device::Stream& stream)
     : shape_(shape),
+      lanes_(lanes),
       weights_(weights),
       parameters_(parameters),
       stream_(stream),
@@ -114,42 +137,100 @@ kernels::Values LinearLayers::WeightOf(const Part& part, WeightCopy copy) const 
 // whole factor, or round all of it to zero, so the factor's own values decide.
 void LinearLayers::ScaleUnknown(const Part& part, Fp8Role role, kernels::ConstValues x,
                                 int64_t count) {
-  if (scaling_.Knows(static_cast<int>(Slot(part, role)))) return;
+  if (Knows(part, role)) return;
   ops_.ChooseScale({.x = x,
                     .count = count,
                     .format = role == Fp8Role::kInput ? Format::kE4m3 : Format::kE5m2,
                     .scale = ScaleOf(part, role)});
 }
 
-void LinearLayers::Forward(const Part& part, const kernels::MatmulArgs& a) {
-  // Sizes that are not multiples of kernels::kScaledUnit stay in the job's format.
-  if (!plan::TakesFp8(shape_, a.m, a.n, a.k)) return ops_.Matmul(a);
-  ScaleUnknown(part, Fp8Role::kInput, a.x, a.m * a.k);
-  kernels::Scale* const scale = ScaleOf(part, Fp8Role::kInput);
-  ops_.Quantize({.x = a.x,
-                 .plain = input_,
-                 .transposed = nullptr,
-                 .scale = scale,
-                 .largest = largest_ + Slot(part, Fp8Role::kInput),
-                 .rows = a.m,
-                 .columns = a.k});
-  ops_.ScaledMatmul({.a = input_,
-                     .b = WeightOf(part, WeightCopy::kPlain),
-                     .a_scale = scale,
-                     .b_scale = WeightScaleOf(part),
-                     .bias = a.bias,
-                     .c = a.y,
-                     .m = a.m,
-                     .n = a.n,
-                     .k = a.k,
-                     .accumulate = a.accumulate});
+bool LinearLayers::RepeatsItself() const {
+  if (!shape_.fp8) return true;
+  for (int layer = 0; layer < static_cast<int>(weights_.layers.size()); ++layer) {
+    for (const Linear linear : plan::kLinears) {
+      // Other parts have no scales.
+      if (!plan::TakesFp8(shape_, linear)) continue;
+      const Part part = {layer, linear};
+      if (!Knows(part, Fp8Role::kInput) || !Knows(part, Fp8Role::kGradient)) return false;
+    }
+  }
+  return true;
 }
 
-void LinearLayers::ForwardGelu(const Part& part, const kernels::MatmulArgs& a,
-                               const kernels::GeluArgs& gelu) {
-  if (!plan::TakesFp8(shape_, a.m, a.n, a.k)) return ops_.MatmulGelu(a, gelu);
-  Forward(part, a);
-  ops_.Gelu(gelu);
+// As it is, for forward products and input gradients, whose magnitudes count.
+kernels::QuantizeArgs LinearLayers::RoundingOf(const Part& part, Fp8Role role,
+                                               kernels::ConstValues x, int64_t rows,
+                                               int64_t columns) {
+  return {.x = x,
+          .plain = role == Fp8Role::kInput ? input_ : gradient_,
+          .transposed = nullptr,
+          .scale = ScaleOf(part, role),
+          .largest = largest_ + Slot(part, role),
+          .rows = rows,
+          .columns = columns};
+}
+
+kernels::ScaledMatmulArgs LinearLayers::ScaledForward(const Part& part,
+                                                      const kernels::MatmulArgs& a) {
+  if (!Holds(rounded_input_, part, a.x, a.m)) {
+    ScaleUnknown(part, Fp8Role::kInput, a.x, a.m * a.k);
+    rounded_input_.reset();
+    ops_.Quantize(RoundingOf(part, Fp8Role::kInput, a.x, a.m, a.k));
+  }
+  return {.a = input_,
+          .b = WeightOf(part, WeightCopy::kPlain),
+          .a_scale = ScaleOf(part, Fp8Role::kInput),
+          .b_scale = WeightScaleOf(part),
+          .bias = a.bias,
+          .c = a.y,
+          .m = a.m,
+          .n = a.n,
+          .k = a.k,
+          .accumulate = a.accumulate,
+          // Gradients sum over a wider range of magnitudes, and keep all bits.
+          .fast_accumulation = true};
+}
+
+kernels::Chain LinearLayers::WithProductOf(const Part& part, const kernels::Chain& chain) {
+  const kernels::MatmulArgs& a = *chain.product;
+  // Sizes that are not multiples of kernels::kScaledUnit stay in the job's format.
+  if (!plan::TakesFp8(shape_, a.m, a.n, a.k)) return chain;
+  kernels::Chain scaled = chain;
+  scaled.product.reset();
+  scaled.scaled_product = ScaledForward(part, a);
+  return scaled;
+}
+
+void LinearLayers::Forward(const Part& part, const kernels::MatmulArgs& a) {
+  if (!plan::TakesFp8(shape_, a.m, a.n, a.k)) return ops_.Matmul(a);
+  ops_.ScaledMatmul(ScaledForward(part, a));
+}
+
+void LinearLayers::ForwardChain(const Part& part, const kernels::Chain& chain) {
+  ops_.RunChain(WithProductOf(part, chain));
+}
+
+void LinearLayers::ForwardAndMakeInput(const Part& part, const Part& reader,
+                                       const kernels::Chain& chain) {
+  MakeInput(reader, WithProductOf(part, chain));
+}
+
+void LinearLayers::MakeInput(const Part& reader, kernels::Chain chain) {
+  const Result made = ResultOf(chain);
+  const plan::LinearSize size = plan::SizeOfLinear(shape_, reader.linear);
+  // What is spread over tensor ranks is gathered first, and a product that is cut to run beside its
+  // sum may leave some rows in bf16.
+  const bool gathers =
+      shape_.sequence_parallel && (reader.linear == Linear::kQkv || reader.linear == Linear::kUp);
+  const bool is_cut = shape_.tensor_overlap > 1 && reader.linear == Linear::kDown;
+  rounded_input_.reset();
+  if (!gathers && !is_cut && plan::TakesFp8(shape_, made.rows, size.n, size.k) &&
+      Knows(reader, Fp8Role::kInput)) {
+    TERCIO_CHECK_EQ(made.columns, size.k);
+    chain.quantize = RoundingOf(reader, Fp8Role::kInput, made.values, made.rows, made.columns);
+    rounded_input_ = Rounded{reader, made.values.data(), made.rows};
+  }
+  ops_.RunChain(chain);
 }
 
 void LinearLayers::BeginBackward(const Part& part, kernels::ConstValues dy, int64_t rows) {
@@ -163,15 +244,16 @@ void LinearLayers::BackwardWeight(const Part& part, const kernels::MatmulBackwar
   // The gradient is rounded even if this lane's rows do not fit: BackwardInput reads all of them.
   const bool takes = plan::TakesFp8(shape_, a.m, a.n, a.k);
   const kernels::Scale* const dy_scale = ScaleOf(part, Fp8Role::kGradient);
-  ops_.Quantize({.x = a.dy,
-                 .plain = gradient_ + row * a.n,
-                 .transposed = takes ? turned_gradient_ : nullptr,
-                 .scale = dy_scale,
-                 .largest = largest_ + Slot(part, Fp8Role::kGradient),
-                 .rows = a.m,
-                 .columns = a.n});
+  if (!Holds(rounded_gradient_, part, a.dy, a.m)) {
+    kernels::QuantizeArgs both = RoundingOf(part, Fp8Role::kGradient, a.dy, a.m, a.n);
+    both.plain = gradient_ + row * a.n;
+    both.transposed = takes ? turned_gradient_ : nullptr;
+    ops_.Quantize(both);
+  }
+  rounded_gradient_.reset();
   if (!takes) return ops_.MatmulBackwardWeight(a);
   ScaleUnknown(part, Fp8Role::kInput, a.x, a.m * a.k);
+  rounded_input_.reset();
   const kernels::Scale* const x_scale = ScaleOf(part, Fp8Role::kInput);
   ops_.Quantize({.x = a.x,
                  .plain = nullptr,
@@ -203,26 +285,47 @@ void LinearLayers::BackwardWeight(const Part& part, const kernels::MatmulBackwar
   ops_.ResidualBackward(bias);
 }
 
+kernels::ScaledMatmulArgs LinearLayers::ScaledBackward(const Part& part,
+                                                       const kernels::MatmulBackwardInputArgs& a,
+                                                       int64_t row) const {
+  return {.a = gradient_ + row * a.n,
+          .b = WeightOf(part, WeightCopy::kTransposed),
+          .a_scale = ScaleOf(part, Fp8Role::kGradient),
+          .b_scale = WeightScaleOf(part),
+          .bias = nullptr,
+          .c = a.dx,
+          .m = a.m,
+          .n = a.k,
+          .k = a.n,
+          .accumulate = a.accumulate};
+}
+
 void LinearLayers::BackwardInput(const Part& part, const kernels::MatmulBackwardInputArgs& a,
                                  int64_t row) {
   if (!plan::TakesFp8(shape_, a.m, a.n, a.k)) return ops_.MatmulBackwardInput(a);
-  ops_.ScaledMatmul({.a = gradient_ + row * a.n,
-                     .b = WeightOf(part, WeightCopy::kTransposed),
-                     .a_scale = ScaleOf(part, Fp8Role::kGradient),
-                     .b_scale = WeightScaleOf(part),
-                     .bias = nullptr,
-                     .c = a.dx,
-                     .m = a.m,
-                     .n = a.k,
-                     .k = a.n,
-                     .accumulate = a.accumulate});
+  ops_.ScaledMatmul(ScaledBackward(part, a, row));
 }
 
-void LinearLayers::BackwardInputGelu(const Part& part, const kernels::MatmulBackwardInputArgs& a,
-                                     const kernels::GeluBackwardArgs& gelu) {
-  if (!plan::TakesFp8(shape_, a.m, a.n, a.k)) return ops_.MatmulGeluBackward(a, gelu);
-  BackwardInput(part, a, 0);
-  ops_.GeluBackward(gelu);
+void LinearLayers::BackwardAndMakeGradient(const Part& part, const Part& reader,
+                                           kernels::Chain chain) {
+  const kernels::MatmulBackwardInputArgs a = *chain.input_gradient;
+  if (plan::TakesFp8(shape_, a.m, a.n, a.k)) {
+    chain.input_gradient.reset();
+    chain.scaled_product = ScaledBackward(part, a, 0);
+  }
+  const Result made = ResultOf(chain);
+  const plan::LinearSize size = plan::SizeOfLinear(shape_, reader.linear);
+  rounded_gradient_.reset();
+  // Weight gradients read what is transposed, lane by lane: of several lanes it is several
+  // matrices.
+  if (lanes_ == 1 && plan::TakesFp8(shape_, made.rows, size.n, size.k) &&
+      Knows(reader, Fp8Role::kGradient)) {
+    TERCIO_CHECK_EQ(made.columns, size.n);
+    chain.quantize = RoundingOf(reader, Fp8Role::kGradient, made.values, made.rows, made.columns);
+    chain.quantize->transposed = turned_gradient_;
+    rounded_gradient_ = Rounded{reader, made.values.data(), made.rows};
+  }
+  ops_.RunChain(chain);
 }
 
 }  // namespace tercio::engine

@@ -73,10 +73,12 @@ class Shapes {
     shapes_.insert({kind, format_, result, m, n, k, epilogue, bias, accumulate, tf32_});
   }
 
-  void AddScaled(Format operands, Format result, int64_t m, int64_t n, int64_t k, bool bias,
+  // Forward products have fast accumulation, gradients do not (LinearLayers).
+  void AddScaled(ProductKind kind, Format result, int64_t m, int64_t n, int64_t k, bool bias,
                  bool accumulate) {
-    shapes_.insert({ProductKind::kScaled, operands, result, m, n, k, ProductEpilogue::kNone, bias,
-                    accumulate, false});
+    const Format operands = kind == ProductKind::kScaledFast ? Format::kE4m3 : Format::kE5m2;
+    shapes_.insert(
+        {kind, operands, result, m, n, k, ProductEpilogue::kNone, bias, accumulate, false});
   }
 
   // y (rows x n) of x (rows x k), forward and backward. In one of the two directions the result is
@@ -93,7 +95,8 @@ class Shapes {
   void Linear(const LinearLayer& layer) {
     for (const plan::RowPiece& piece : Pieces(layer.summed == Sum::kForward)) {
       if (plan::TakesFp8(shape_, piece.count, layer.n, layer.k)) {
-        AddScaled(Format::kE4m3, format_, piece.count, layer.n, layer.k, layer.bias, false);
+        AddScaled(ProductKind::kScaledFast, format_, piece.count, layer.n, layer.k, layer.bias,
+                  false);
         continue;
       }
       Add(ProductKind::kForward, piece.count, layer.n, layer.k, layer.forward, layer.bias, false);
@@ -101,14 +104,15 @@ class Shapes {
     for (const plan::RowPiece& piece : Pieces(layer.summed == Sum::kBackward)) {
       if (plan::TakesFp8(shape_, piece.count, layer.n, layer.k)) {
         // The sum is over the last dimension of both factors, so n and k change places.
-        AddScaled(Format::kE5m2, format_, piece.count, layer.k, layer.n, false, false);
+        AddScaled(ProductKind::kScaled, format_, piece.count, layer.k, layer.n, false, false);
         continue;
       }
       Add(ProductKind::kInputGradient, piece.count, layer.n, layer.k, layer.backward, false, false);
     }
     for (const auto& [rows, accumulate] : segments_) {
       if (plan::TakesFp8(shape_, rows, layer.n, layer.k)) {
-        AddScaled(Format::kE5m2, Format::kFloat32, layer.n, layer.k, rows, false, accumulate);
+        AddScaled(ProductKind::kScaled, Format::kFloat32, layer.n, layer.k, rows, false,
+                  accumulate);
         continue;
       }
       Add(ProductKind::kWeightGradient, rows, layer.n, layer.k,

@@ -10,10 +10,9 @@ namespace {
 
 constexpr int kMostMicroBatches = 32;
 
-// Dropout is keyed by the step, the loss scale changes, an encoder's head counts on the host, and
-// FP8's first scales are made from the values that they scale.
+// Dropout is keyed by the step, the loss scale changes, and an encoder's head counts on the host.
 bool DependsOnStep(const v1::JobSpec& job) {
-  return job.model().dropout() > 0 || plan::ScalesLoss(job.training()) || plan::HasFp8(job) ||
+  return job.model().dropout() > 0 || plan::ScalesLoss(job.training()) ||
          !plan::TraitsOf(job.model()).causal;
 }
 

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "kernels/random.h"
+#include "plan/lanes.h"
 #include "worker/engine/rotary_table.h"
 
 namespace tercio::engine {
@@ -38,7 +39,8 @@ StageModel::StageModel(const v1::JobSpec& spec, const v1::RankPlan& plan,
       ops_(stream.ops()),
       tensor_group_(tensor_group),
       parameters_(arena.ValuesOf(WeightsThatAreRead(shape_), shape_.precision)),
-      linear_(shape_, weights_, parameters_, arena, stream) {
+      linear_(shape_, weights_, parameters_,
+              plan::LanesPerDataRank(plan.lanes(), plan.layout().data()), arena, stream) {
   const int64_t begin = tensor_index_ * shape_.vocabulary;
   vocabulary_begin_ = begin;
   vocabulary_valid_ = std::clamp<int64_t>(spec.model().vocab_size() - begin, 0, shape_.vocabulary);
@@ -204,10 +206,13 @@ void StageModel::Forward(const MicroBatch& batch) {
 }
 
 void StageModel::NormInput(const MicroBatch& batch, int layer) {
+  linear_.MakeInput(PartOf(batch, layer, plan::Linear::kQkv), {.norm = InputNorm(batch, layer)});
+}
+
+kernels::LayerNormArgs StageModel::InputNorm(const MicroBatch& batch, int layer) const {
   const LayerView at = View(batch.slot, layer);
   const LayerWeights& w = WeightsOf(batch, layer);
-  ops_.LayerNorm(
-      Norm(at.input, w.norm1, w.norm1_bias, at.norm1, at.mean1, at.rstd1, extent_.local_rows));
+  return Norm(at.input, w.norm1, w.norm1_bias, at.norm1, at.mean1, at.rstd1, extent_.local_rows);
 }
 
 void StageModel::Embed(const MicroBatch& batch) {
@@ -281,13 +286,16 @@ void StageModel::Rotate(kernels::Values qkv, int64_t first_position, int64_t row
                .inverse = direction == Rotation::kBack});
 }
 
-void StageModel::Activate(kernels::ConstValues up, kernels::Values out, int64_t rows) {
+kernels::Chain StageModel::Activation(kernels::ConstValues up, kernels::Values out,
+                                      int64_t rows) const {
+  kernels::Chain chain;
   if (traits_.gated_mlp) {
-    ops_.Swiglu({.h = up, .g = out, .rows = rows, .columns = shape_.ffn});
+    chain.swiglu = kernels::SwigluArgs{.h = up, .g = out, .rows = rows, .columns = shape_.ffn};
   } else {
-    ops_.Gelu(
-        {.h = up, .g = out, .rows = rows, .columns = shape_.ffn, .exact = traits_.exact_gelu});
+    chain.gelu = kernels::GeluArgs{
+        .h = up, .g = out, .rows = rows, .columns = shape_.ffn, .exact = traits_.exact_gelu};
   }
+  return chain;
 }
 
 void StageModel::ForwardAttention(const MicroBatch& batch, int layer) {
@@ -377,7 +385,7 @@ kernels::LayerNormArgs StageModel::MiddleNorm(const MicroBatch& batch, int layer
              : Norm(at.middle, w.norm2, w.norm2_bias, at.norm2, at.mean2, at.rstd2, rows);
 }
 
-void StageModel::ForwardUp(const MicroBatch& batch, int layer) {
+void StageModel::ForwardUp(const MicroBatch& batch, int layer, AfterUp after) {
   const LayerView at = View(batch.slot, layer);
   const LayerWeights& w = WeightsOf(batch, layer);
   const int64_t rows = extent_.rows;
@@ -391,33 +399,25 @@ void StageModel::ForwardUp(const MicroBatch& batch, int layer) {
   add.columns = shape_.hidden;
   add.dropout = DropoutAt(batch, ModelLayer(batch, layer), kernels::kSiteAttentionOutput,
                           extent_.first_local_row);
-  ops_.ResidualLayerNorm(add, MiddleNorm(batch, layer));
-  const kernels::MatmulArgs up{.x = GatherRows(at.norm2),
-                               .w = w.up.In(parameters_),
-                               .bias = w.up_bias.In(parameters_),
-                               .y = at.up,
-                               .m = rows,
-                               .n = shape_.up,
-                               .k = shape_.hidden};
   const LinearLayers::Part part = PartOf(batch, layer, plan::Linear::kUp);
-  if (traits_.gated_mlp) {
-    linear_.Forward(part, up);
-    Activate(at.up, at.gelu, rows);
-  } else {
-    linear_.ForwardGelu(part, up,
-                        {.h = at.up,
-                         .g = at.gelu,
-                         .rows = rows,
-                         .columns = shape_.ffn,
-                         .exact = traits_.exact_gelu});
-  }
+  linear_.MakeInput(part, {.residual = add, .norm = MiddleNorm(batch, layer)});
+  kernels::Chain chain = Activation(at.up, at.gelu, rows);
+  chain.product = kernels::MatmulArgs{.x = GatherRows(at.norm2),
+                                      .w = w.up.In(parameters_),
+                                      .bias = w.up_bias.In(parameters_),
+                                      .y = at.up,
+                                      .m = rows,
+                                      .n = shape_.up,
+                                      .k = shape_.hidden};
+  if (after == AfterUp::kBackward) return linear_.ForwardChain(part, chain);
+  linear_.ForwardAndMakeInput(part, PartOf(batch, layer, plan::Linear::kDown), chain);
 }
 
 void StageModel::ForwardLayer(const MicroBatch& batch, int layer) {
   const LayerView at = View(batch.slot, layer);
   const LayerWeights& w = WeightsOf(batch, layer);
   ForwardAttention(batch, layer);
-  ForwardUp(batch, layer);
+  ForwardUp(batch, layer, AfterUp::kDown);
   const bool inner = layer + 1 < shape_.layers;
   kernels::ResidualArgs add{};
   add.residual = at.middle;
@@ -428,30 +428,32 @@ void StageModel::ForwardLayer(const MicroBatch& batch, int layer) {
   add.columns = shape_.hidden;
   add.dropout =
       DropoutAt(batch, ModelLayer(batch, layer), kernels::kSiteMlpOutput, extent_.first_local_row);
+  kernels::Chain chain;
   if (shape_.post_norm) {
     const kernels::Values next = add.out;
     add.residual = at.norm2;
     add.out = at.norm1;
-    ops_.ResidualLayerNorm(
-        add, Norm(at.norm1, w.norm2, w.norm2_bias, next, at.mean1, at.rstd1, add.rows));
+    chain.norm = Norm(at.norm1, w.norm2, w.norm2_bias, next, at.mean1, at.rstd1, add.rows);
   } else if (inner || IsLast(batch)) {
-    ops_.ResidualLayerNorm(add, NormAfter(batch, layer));
-  } else {
-    ops_.Residual(add);
+    chain.norm = NormAfter(batch, layer);
   }
+  chain.residual = add;
+  if (!inner) return ops_.RunChain(chain);
+  linear_.MakeInput(PartOf(batch, layer + 1, plan::Linear::kQkv), chain);
 }
 
 void StageModel::Restore(const MicroBatch& batch, int layer) {
   if (shape_.recompute == plan::Recompute::kNone) return;
-  if (!shape_.post_norm) NormInput(batch, layer);
   if (shape_.recompute == plan::Recompute::kFull) {
+    if (!shape_.post_norm) NormInput(batch, layer);
     ForwardAttention(batch, layer);
-    ForwardUp(batch, layer);
+    ForwardUp(batch, layer, AfterUp::kBackward);
     return;
   }
   const LayerView at = View(batch.slot, layer);
+  if (!shape_.post_norm) ops_.LayerNorm(InputNorm(batch, layer));
   ops_.LayerNorm(MiddleNorm(batch, layer));
-  Activate(at.up, at.gelu, extent_.rows);
+  ops_.RunChain(Activation(at.up, at.gelu, extent_.rows));
 }
 
 // Short sequences are taken together whole, long ones in pieces of one sequence. The pieces of the

@@ -182,8 +182,10 @@ class StageModel {
                      int64_t width, WeightRef weight, WeightRef bias, kernels::ConstValues x,
                      const float* mean, const float* rstd, kernels::Values flow,
                      GradientLanes& lanes);
-  void Activate(kernels::ConstValues up, kernels::Values out, int64_t rows);
+  kernels::Chain Activation(kernels::ConstValues up, kernels::Values out, int64_t rows) const;
   void NormInput(const MicroBatch& batch, int layer);
+  // The norm in front of a layer's attention.
+  kernels::LayerNormArgs InputNorm(const MicroBatch& batch, int layer) const;
   void ForwardLayer(const MicroBatch& batch, int layer);
   void ForwardAttention(const MicroBatch& batch, int layer);
   // Without sizes of the batch, lengths and dropout.
@@ -191,8 +193,10 @@ class StageModel {
   // Attention of the batch's parts: their rows of query, key and value, in wide_gradient_, join
   // those of the slot.
   void AttendParts(const MicroBatch& batch, int layer);
-  // Up to the activation of the feed-forward part.
-  void ForwardUp(const MicroBatch& batch, int layer);
+  // Up to the activation of the feed-forward part, and what reads it next: in recomputation its
+  // last product is left out.
+  enum class AfterUp { kDown, kBackward };
+  void ForwardUp(const MicroBatch& batch, int layer, AfterUp after);
   // Recomputes the activations of a layer that Forward did not keep.
   void Restore(const MicroBatch& batch, int layer);
   // body(const Chunk&) for the chunks of those sequences, in order.
@@ -207,9 +211,9 @@ class StageModel {
                     GradientLanes& lanes);
   void BackwardEncoderHead(const MicroBatch& batch, kernels::Values flow, const LossSums& losses,
                            GradientLanes& lanes);
-  // Gradient of the activation's input, into wide_gradient_.
-  void BackwardDown(LinearLayers::Part part, kernels::ConstValues branch, WeightRef weight,
-                    kernels::ConstValues up);
+  // Gradient of the activation's input, into wide_gradient_, for the part before.
+  void BackwardDown(LinearLayers::Part part, LinearLayers::Part before, kernels::ConstValues branch,
+                    WeightRef weight, kernels::ConstValues up);
   void BackwardMlp(const MicroBatch& batch, int layer, kernels::Values flow, GradientLanes& lanes);
   void BackwardAttention(const MicroBatch& batch, int layer, kernels::Values flow,
                          GradientLanes& lanes);

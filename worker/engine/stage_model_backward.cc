@@ -127,30 +127,29 @@ void StageModel::BackwardWeight(const MicroBatch& batch, LinearLayers::Part part
                });
 }
 
-void StageModel::BackwardDown(LinearLayers::Part part, kernels::ConstValues branch,
-                              WeightRef weight, kernels::ConstValues up) {
-  kernels::MatmulBackwardInputArgs product{.dy = branch,
-                                           .w = weight.In(parameters_),
-                                           .dx = wide_gradient_,
-                                           .m = extent_.rows,
-                                           .n = shape_.hidden,
-                                           .k = shape_.ffn};
-  if (!traits_.gated_mlp) {
-    return linear_.BackwardInputGelu(part, product,
-                                     {.dg = wide_gradient_,
-                                      .h = up,
-                                      .dh = wide_gradient_,
-                                      .rows = extent_.rows,
-                                      .columns = shape_.ffn,
-                                      .exact = traits_.exact_gelu});
+void StageModel::BackwardDown(LinearLayers::Part part, LinearLayers::Part before,
+                              kernels::ConstValues branch, WeightRef weight,
+                              kernels::ConstValues up) {
+  const kernels::Values gradient = traits_.gated_mlp ? gated_gradient_ : wide_gradient_;
+  kernels::Chain chain;
+  chain.input_gradient = kernels::MatmulBackwardInputArgs{.dy = branch,
+                                                          .w = weight.In(parameters_),
+                                                          .dx = gradient,
+                                                          .m = extent_.rows,
+                                                          .n = shape_.hidden,
+                                                          .k = shape_.ffn};
+  if (traits_.gated_mlp) {
+    chain.swiglu_gradient = kernels::SwigluBackwardArgs{
+        .dg = gradient, .h = up, .dh = wide_gradient_, .rows = extent_.rows, .columns = shape_.ffn};
+  } else {
+    chain.gelu_gradient = kernels::GeluBackwardArgs{.dg = gradient,
+                                                    .h = up,
+                                                    .dh = wide_gradient_,
+                                                    .rows = extent_.rows,
+                                                    .columns = shape_.ffn,
+                                                    .exact = traits_.exact_gelu};
   }
-  product.dx = gated_gradient_;
-  linear_.BackwardInput(part, product, 0);
-  ops_.SwigluBackward({.dg = gated_gradient_,
-                       .h = up,
-                       .dh = wide_gradient_,
-                       .rows = extent_.rows,
-                       .columns = shape_.ffn});
+  linear_.BackwardAndMakeGradient(part, before, chain);
 }
 
 void StageModel::BackwardPostNorm(const MicroBatch& batch, WeightRef weight, WeightRef bias,
@@ -190,8 +189,8 @@ void StageModel::BackwardMlp(const MicroBatch& batch, int layer, kernels::Values
       batch, ModelLayer(batch, layer), kernels::kSiteMlpOutput, w.down_bias, flow, lanes);
   const LinearLayers::Part down = PartOf(batch, layer, plan::Linear::kDown);
   BackwardWeight(batch, down, w.down, {}, branch, at.gelu, shape_.hidden, shape_.ffn, lanes);
-  BackwardDown(down, branch, w.down, at.up);
   const LinearLayers::Part up = PartOf(batch, layer, plan::Linear::kUp);
+  BackwardDown(down, up, branch, w.down, at.up);
   BackwardWeight(batch, up, w.up, w.up_bias, wide_gradient_, GatherRows(at.norm2), shape_.up,
                  shape_.hidden, lanes);
   BackwardInput(batch, up, w.up, shape_.up, w.norm2, w.norm2_bias, at.middle, at.mean2, at.rstd2,

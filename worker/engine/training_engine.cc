@@ -25,6 +25,7 @@
 #include "worker/engine/initialization.h"
 #include "worker/engine/pages_ahead.h"
 #include "worker/engine/pipeline_links.h"
+#include "worker/engine/promises.h"
 #include "worker/engine/rank_samples.h"
 #include "worker/engine/repeated_actions.h"
 #include "worker/engine/stage_model.h"
@@ -354,15 +355,14 @@ void Engine::Run(const v1::Action& action, int64_t step) {
 
 // Returns how many of the step's actions it has launched.
 int Engine::LaunchRepeatedActions(int64_t step) {
-  if (repeated_actions_ == 0 || trace_.on()) return 0;
+  if (repeated_actions_ == 0 || trace_.on() || !model_.layers().RepeatsItself()) return 0;
   ++steps_;
   if (graph_ == nullptr) {
     if (!RecordsNow(steps_, compute_->ops().ReadyToRecord(), &repeated_actions_)) return 0;
     graph_ = compute_->RecordGraph([&] {
       for (int i = 0; i < repeated_actions_; ++i) Run(plan_.stage().actions(i), step);
     });
-    if (graph_ == nullptr) repeated_actions_ = 0;
-    if (graph_ == nullptr) return 0;
+    if (graph_ == nullptr) return repeated_actions_ = 0;
   }
   where_.BeginAction(progress::Phase::kOther, "forward and backward");
   compute_->Launch(*graph_);
@@ -778,6 +778,7 @@ absl::StatusOr<std::unique_ptr<TrainingEngine>> TrainingEngine::Create(
                                        arena.Bytes("workspace.device")};
   TERCIO_ASSIGN_OR_RETURN(auto compute,
                           device.CreateStream(device::Device::StreamKind::kCompute, workspace));
+  TERCIO_RETURN_IF_ERROR(CheckPromises(spec, compute->ops().promises()));
   TERCIO_ASSIGN_OR_RETURN(auto communication,
                           device.CreateStream(device::Device::StreamKind::kCommunication));
   TERCIO_ASSIGN_OR_RETURN(auto bucket_ready, device.CreateEvent());

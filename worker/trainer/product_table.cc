@@ -44,7 +44,7 @@ bool Parse(const v1::ProductAlgorithm& from, ProductShape* shape, ProductAlgorit
   std::copy(from.alignment().begin(), from.alignment().end(), shape->alignment.begin());
   std::copy(from.words().begin(), from.words().end(), algorithm->words.begin());
   // The last value of each enum is its bound.
-  return Number(from.kind(), ProductKind::kScaled, &shape->kind) &&
+  return Number(from.kind(), ProductKind::kScaledFast, &shape->kind) &&
          Number(from.operands(), Format::kE5m2, &shape->operands) &&
          Number(from.result(), Format::kFloat16, &shape->result) &&
          Number(from.epilogue(), ProductEpilogue::kBiasGradient, &shape->epilogue);

@@ -43,12 +43,17 @@ TEST(ProductTable, ComesBackAsItWas) {
                             .m = 16,
                             .n = 32,
                             .k = 48};
+  ProductShape fast = scaled;
+  fast.kind = ProductKind::kScaledFast;
+  fast.operands = Format::kE4m3;
   AddProduct(scaled, kAlgorithm, &table);
+  AddProduct(fast, kAlgorithm, &table);
   ProductAlgorithms back;
   TakeProducts(table, kWorkspace, &back);
   EXPECT_EQ(back, (ProductAlgorithms{{ShapeOf(1), kAlgorithm},
                                      {ShapeOf(2), kernels::cuda::kNoAlgorithm},
-                                     {scaled, kAlgorithm}}));
+                                     {scaled, kAlgorithm},
+                                     {fast, kAlgorithm}}));
   // What is there stays.
   back[ShapeOf(1)] = {};
   TakeProducts(table, kWorkspace, &back);
@@ -60,7 +65,7 @@ TEST(ProductTable, NonsenseIsLeftOut) {
   AddProduct(ShapeOf(1), kAlgorithm, &good);
   v1::ProductTable table;
   for (int i = 0; i < 6; ++i) *table.add_algorithms() = good.algorithms(0);
-  table.mutable_algorithms(0)->set_kind(4);
+  table.mutable_algorithms(0)->set_kind(5);
   table.mutable_algorithms(1)->set_operands(-1);
   table.mutable_algorithms(2)->set_epilogue(99);
   table.mutable_algorithms(3)->clear_words();

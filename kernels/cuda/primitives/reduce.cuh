@@ -9,7 +9,7 @@ namespace tercio::kernels::cuda {
 inline constexpr int kWarpThreads = 32;
 inline constexpr unsigned kAllLanes = 0xffffffffu;
 
-__device__ __forceinline__ float WarpSum(float value) {
+__device__ __forceinline__ float WarpSumByShuffles(float value) {
 #pragma unroll
   for (int distance = kWarpThreads / 2; distance > 0; distance /= 2) {
     value += __shfl_xor_sync(kAllLanes, value, distance);
@@ -18,13 +18,27 @@ __device__ __forceinline__ float WarpSum(float value) {
 }
 
 // NaN loses against any number.
-__device__ __forceinline__ float WarpMax(float value) {
+__device__ __forceinline__ float WarpMaxByShuffles(float value) {
 #pragma unroll
   for (int distance = kWarpThreads / 2; distance > 0; distance /= 2) {
     value = fmaxf(value, __shfl_xor_sync(kAllLanes, value, distance));
   }
   return value;
 }
+
+#ifdef TERCIO_CUDA_EMULATED
+// The same bits (emulation/kernel_test.cu), for a fifth of the switches between threads: these sums
+// are most of what the emulation's threads wait for.
+inline float WarpSum(float value) {
+  return tercio::emulation::WarpReduce(tercio::emulation::WarpOperation::kSum, value);
+}
+inline float WarpMax(float value) {
+  return tercio::emulation::WarpReduce(tercio::emulation::WarpOperation::kLargest, value);
+}
+#else
+__device__ __forceinline__ float WarpSum(float value) { return WarpSumByShuffles(value); }
+__device__ __forceinline__ float WarpMax(float value) { return WarpMaxByShuffles(value); }
+#endif
 
 // All sums at once, in place, each in the order that it would have alone.
 template <int kCount>
@@ -56,9 +70,9 @@ __device__ __forceinline__ void BlockSums(float& a, float& b) {
 }
 
 __device__ __forceinline__ float BlockSum(float value) {
-  float unused = 0;
-  BlockSums(value, unused);
-  return value;
+  float sums[1] = {value};
+  BlockSums(sums);
+  return sums[0];
 }
 
 __device__ __forceinline__ float BlockMax(float value) {

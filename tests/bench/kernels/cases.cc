@@ -101,8 +101,9 @@ class Cases {
     };
     Moves("Residual", 3 * kBytes * count, [a = residual()](Ops& ops) { ops.Residual(a); });
     const kernels::ResidualArgs first = residual();
-    Moves("ResidualLayerNorm", 4 * kBytes * count,
-          [first, norm = NormArgs()](Ops& ops) { ops.ResidualLayerNorm(first, norm); });
+    Moves("Residual, LayerNorm", 4 * kBytes * count, [first, norm = NormArgs()](Ops& ops) {
+      ops.RunChain({.residual = first, .norm = norm});
+    });
     const kernels::ResidualBackwardArgs backward = {.dout = States(),
                                                     .dbranch = nullptr,
                                                     .dbias = arena_.Floats(hidden_),
@@ -280,8 +281,8 @@ class Cases {
     plain("Matmul, logits", head_rows_, vocabulary_, hidden_, false);
     const kernels::MatmulArgs up = Product(rows_, inner_, hidden_, true);
     const kernels::GeluArgs gelu = {.h = up.y, .g = Inner(), .rows = rows_, .columns = inner_};
-    Computes("MatmulGelu, first of feed-forward", Flops(rows_, inner_, hidden_),
-             [up, gelu](Ops& ops) { ops.MatmulGelu(up, gelu); });
+    Computes("Matmul, Gelu, first of feed-forward", Flops(rows_, inner_, hidden_),
+             [up, gelu](Ops& ops) { ops.RunChain({.product = up, .gelu = gelu}); });
   }
 
   // dy (m, n), w (n, k), dx (m, k)
@@ -300,8 +301,9 @@ class Cases {
     const kernels::MatmulBackwardInputArgs down = InputGradient(rows_, hidden_, inner_);
     const kernels::GeluBackwardArgs gelu = {
         .dg = down.dx, .h = Inner(), .dh = down.dx, .rows = rows_, .columns = inner_};
-    Computes("MatmulGeluBackward, second of feed-forward", Flops(rows_, inner_, hidden_),
-             [down, gelu](Ops& ops) { ops.MatmulGeluBackward(down, gelu); });
+    Computes(
+        "MatmulBackwardInput, GeluBackward, second of feed-forward", Flops(rows_, inner_, hidden_),
+        [down, gelu](Ops& ops) { ops.RunChain({.input_gradient = down, .gelu_gradient = gelu}); });
     const kernels::MatmulBackwardWeightArgs weight = {.dy = Inner(),
                                                       .x = States(),
                                                       .dw = arena_.Floats(inner_ * hidden_),
