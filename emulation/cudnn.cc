@@ -35,6 +35,7 @@ constexpr uintptr_t kWorkspaceAlignment = 16;
 CudnnSettings settings;
 // Tests count plans and executions, to see what was kept and what was made again.
 std::atomic<int64_t> plans{0};
+std::atomic<int64_t> packs{0};
 std::atomic<int64_t> executions{0};
 
 const Descriptor& GraphOf(const Descriptor& config) {
@@ -181,10 +182,11 @@ void ConfigureCudnn(const CudnnSettings& to) {
   // The counts begin at zero with each configuration, as tests expect.
   settings = to;
   plans = 0;
+  packs = 0;
   executions = 0;
 }
 
-CudnnCounts GetCudnnCounts() { return {plans, executions, LiveDescriptors()}; }
+CudnnCounts GetCudnnCounts() { return {plans, packs, executions, LiveDescriptors()}; }
 
 void* OpenCudnn() { return settings.present ? &settings : nullptr; }
 
@@ -291,6 +293,7 @@ cudnnStatus_t cudnnBackendFinalize(cudnnBackendDescriptor_t handle) {
         break;
       case CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR:
         status = FinalizePack(*descriptor);
+        if (status == CUDNN_STATUS_SUCCESS) ++packs;
         break;
       default:
         break;

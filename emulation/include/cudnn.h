@@ -184,10 +184,11 @@ void ConfigureCudnn(const CudnnSettings& settings);
 
 struct CudnnCounts {
   int64_t plans = 0;        // that can be executed
+  int64_t packs = 0;        // sets of pointers
   int64_t executions = 0;   // calls
   int64_t descriptors = 0;  // alive
 };
-CudnnCounts GetCudnnCounts();  // plans and executions: since ConfigureCudnn
+CudnnCounts GetCudnnCounts();  // all but those alive: since ConfigureCudnn
 
 // In place of dlopen and dlsym; null if the library is configured to be missing, or has no such
 // function.

@@ -228,6 +228,7 @@ class CudnnAttention::Library {
     Prepared& prepared = is_new ? prepared_[key] : known->second;
     if (is_new) {
       prepared.what = Describe(direction, shape);
+      prepared.scale = 1.0f / std::sqrt(static_cast<float>(shape.head_dim));
       // A shape that cannot be prepared is refused for good, not tried again at each call.
       if (const std::string why = Prepare(direction, shape, prepared); !why.empty()) {
         prepared.trust = Trust::kRefused;
@@ -242,6 +243,7 @@ class CudnnAttention::Library {
     std::string what;
     CudnnAttentionShape part;  // shape of one call of the library
     CudnnPlan plan;
+    float scale = 0;  // 1 / sqrt(D), where the plan's pointers find it
     CudnnForwardIds forward = {};
     CudnnBackwardIds backward = {};
     Trust trust = Trust::kUnknown;
@@ -260,8 +262,7 @@ class CudnnAttention::Library {
     }
   }
 
-  void Run(const char* operation, const Prepared& p, const CudnnPointers& pointers,
-           void* workspace) {
+  void Run(const char* operation, Prepared& p, const CudnnPointers& pointers, void* workspace) {
     const std::string failure = Execute(library_, handle_, p.plan, pointers, workspace);
     // The error ends the run, since the part of the result that this call owed is missing.
     if (failure.empty()) return;
@@ -492,11 +493,6 @@ OwnGradients CornerOf(const AttentionBackwardArgs& a, const Offsets& at, Pieces&
 
 float NearOf(Format format) { return format == Format::kBfloat16 ? kNearBfloat16 : kNearFloat16; }
 
-template <typename Args>
-float ScaleOf(const Args& a) {
-  return 1.0f / std::sqrt(static_cast<float>(a.head_dim));
-}
-
 constexpr float kHidden = -std::numeric_limits<float>::infinity();
 constexpr float kOne = 1;
 
@@ -512,13 +508,12 @@ bool CudnnAttention::Attention(const AttentionArgs& a) {
   Library::Prepared* p = library_->Usable(Direction::kForward, a);
   if (p == nullptr) return false;
   const CudaContext& context = library_->context();
-  const float scale = ScaleOf(a);
   library_->ForParts(*p, a, [&](const Corner& corner) {
     const Offsets at = OffsetsOf(a, corner);
     const CudnnForwardIds& t = p->forward;
     CudnnPointers pointers = {{t.q, (a.q + at.q).data()}, {t.k, (a.k + at.k).data()},
                               {t.v, (a.v + at.k).data()}, {t.out, (a.out + at.out).data()},
-                              {t.lse, a.lse + at.lse},    {t.scale, &scale}};
+                              {t.lse, a.lse + at.lse},    {t.scale, &p->scale}};
     if (a.causal) pointers.emplace_back(t.hidden, &kHidden);
     library_->Run("Attention", *p, pointers, context.workspace);
   });
@@ -557,7 +552,6 @@ bool CudnnAttention::AttentionBackward(const AttentionBackwardArgs& a) {
   Library::Prepared* p = library_->Usable(Direction::kBackward, a);
   if (p == nullptr) return false;
   const CudaContext& context = library_->context();
-  const float scale = ScaleOf(a);
   Pieces pieces(context);
   std::byte* delta = pieces.Take(DeltaBytes(p->part));
   library_->ForParts(*p, a, [&](const Corner& corner) {
@@ -573,7 +567,7 @@ bool CudnnAttention::AttentionBackward(const AttentionBackwardArgs& a) {
                               {t.dk, (a.dk + at.k).data()},
                               {t.dv, (a.dv + at.k).data()},
                               {t.delta, delta},
-                              {t.scale, &scale},
+                              {t.scale, &p->scale},
                               {t.one, &kOne}};
     if (a.causal) pointers.emplace_back(t.hidden, &kHidden);
     library_->Run("AttentionBackward", *p, pointers, pieces.rest().workspace);

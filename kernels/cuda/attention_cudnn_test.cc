@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <limits>
 
+#include "kernels/cuda/cudnn/graph.h"
 #include "kernels/cuda/testing/both_backends.h"
 
 namespace tercio::kernels::cuda {
@@ -235,15 +236,19 @@ class Session {
         stream_(stream),
         qkv_(Draw(c.rows() * c.stride(), 1), 0),
         dout_(Draw(c.rows() * c.width(), 2), 0),
-        out_(c.rows() * c.width()),
+        out_(std::vector<uint16_t>(
+                 static_cast<size_t>(c.rows() * c.width() + kMoreOutputs * kOutputStep)),
+             0),
         dqkv_(std::vector<uint16_t>(static_cast<size_t>(c.rows() * c.stride())), 0),
         lse_(c.rows() * c.heads),
         workspace_(workspace_bytes),
         ops_(CreateCudaOps({stream, reinterpret_cast<std::byte*>(workspace_.data()),
                             workspace_bytes, &errors_, nullptr, attention, &notes_})) {}
 
-  void EnqueueForward() {
-    ops_->Attention(ForwardOf(c_, At(qkv_), At(out_), lse_.data(), nullptr));
+  // The results may lie at other addresses.
+  static constexpr int64_t kOutputStep = 8, kMoreOutputs = kMostCudnnPacks + 16;
+  void EnqueueForward(int64_t output = 0) {
+    ops_->Attention(ForwardOf(c_, At(qkv_), At(out_) + output * kOutputStep, lse_.data(), nullptr));
   }
   void EnqueueBackward() {
     ops_->AttentionBackward(
@@ -448,6 +453,32 @@ TEST_F(AttentionCudnnTest, GradientsAreComputedInPartsThatFit) {
     EXPECT_EQ(emulation::GetCudnnCounts().executions, 2 * (1 + fit.parts)) << fit.bytes;
     EXPECT_EQ(parts.Notes().find("!"), std::string::npos) << parts.Notes();
   }
+}
+
+TEST_F(AttentionCudnnTest, PointersThatComeBackAreMadeOnce) {
+  Session session(kLayer, Format::kBfloat16, stream_);
+  for (int i = 0; i < 5; ++i) session.Run();
+  EXPECT_EQ(emulation::GetCudnnCounts().executions, 10);
+  EXPECT_EQ(emulation::GetCudnnCounts().packs, 2);
+  session.EnqueueForward(1);
+  EXPECT_EQ(emulation::GetCudnnCounts().packs, 3);
+  session.EnqueueForward(0);
+  EXPECT_EQ(emulation::GetCudnnCounts().packs, 3);
+  EXPECT_FALSE(session.errors().first());
+  session.Results();
+}
+
+// However many there are, the library keeps few.
+TEST_F(AttentionCudnnTest, PointersThatNeverComeBackAreForgotten) {
+  Session session({1, 2, 1, 1, 8, true}, Format::kBfloat16, stream_);
+  session.EnqueueForward();
+  session.Results();
+  const int64_t others = emulation::GetCudnnCounts().descriptors - 1;
+  for (int64_t i = 1; i < Session::kMoreOutputs; ++i) session.EnqueueForward(i);
+  EXPECT_EQ(emulation::GetCudnnCounts().packs, Session::kMoreOutputs);
+  EXPECT_LE(emulation::GetCudnnCounts().descriptors, others + int64_t{kMostCudnnPacks});
+  EXPECT_FALSE(session.errors().first());
+  session.Results();
 }
 
 TEST_F(AttentionCudnnTest, WorkspacesThatAreTooSmallLeaveItToUs) {

@@ -223,8 +223,9 @@ std::optional<CudnnPlan> CudnnGraph::Plan(const CudnnPlanOptions& options) {
   return std::nullopt;
 }
 
-std::string Execute(const CudnnLibrary& library, cudnnHandle_t handle, const CudnnPlan& plan,
-                    const CudnnPointers& pointers, void* workspace) {
+namespace {
+
+CudnnDescriptor Pack(const CudnnPointers& pointers, void* workspace, CudnnCalls& calls) {
   std::vector<int64_t> ids;
   std::vector<void*> addresses;
   for (const auto& [id, pointer] : pointers) {
@@ -233,15 +234,30 @@ std::string Execute(const CudnnLibrary& library, cudnnHandle_t handle, const Cud
     addresses.push_back(const_cast<void*>(pointer));
   }
   const auto count = static_cast<int64_t>(ids.size());
-  CudnnCalls calls(library);
-  const CudnnDescriptor pack = calls.Create(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR, "the pointers");
+  CudnnDescriptor pack = calls.Create(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR, "the pointers");
   calls.Set(pack, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, ids.data(), count);
   calls.Set(pack, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, addresses.data(),
             count);
   calls.Set(pack, CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, workspace);
   calls.Finalize(pack);
-  if (!calls.ok()) return calls.failure();
-  const cudnnStatus_t status = library.execute(handle, plan.plan.get(), pack.get());
+  return pack;
+}
+
+}  // namespace
+
+std::string Execute(const CudnnLibrary& library, cudnnHandle_t handle, CudnnPlan& plan,
+                    const CudnnPointers& pointers, void* workspace) {
+  std::pair key(pointers, workspace);
+  auto known = plan.packs.find(key);
+  if (known == plan.packs.end()) {
+    CudnnCalls calls(library);
+    CudnnDescriptor pack = Pack(pointers, workspace, calls);
+    if (!calls.ok()) return calls.failure();
+    // A caller whose pointers never come back must not fill the memory.
+    if (plan.packs.size() == kMostCudnnPacks) plan.packs.clear();
+    known = plan.packs.emplace(std::move(key), std::move(pack)).first;
+  }
+  const cudnnStatus_t status = library.execute(handle, plan.plan.get(), known->second.get());
   return status == CUDNN_STATUS_SUCCESS ? "" : Explain(library, status);
 }
 

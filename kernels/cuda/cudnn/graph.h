@@ -11,6 +11,7 @@
 
 #include <array>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -105,9 +106,19 @@ struct CudnnPlanOptions {
   int64_t workspace_bytes = 0;  // at most
 };
 
+// Pointers of tensors, by their numbers: of the device, or for a scalar of the host, where it has
+// to stay as long as the plan.
+using CudnnPointers = std::vector<std::pair<int64_t, const void*>>;
+
+// The most sets of pointers that a plan remembers: a layer has one for each part of its call.
+inline constexpr size_t kMostCudnnPacks = 1024;
+
 struct CudnnPlan {
   CudnnDescriptor plan;
   int64_t workspace_bytes = 0;
+  // The library's form of the pointers that the plan was executed with, and the workspace: steps
+  // repeat them.
+  std::map<std::pair<CudnnPointers, void*>, CudnnDescriptor> packs;
   // The parts of the plan: the library does not document that it copies them.
   std::vector<CudnnDescriptor> kept;
 };
@@ -180,11 +191,8 @@ class CudnnGraph {
   std::string failure_;
 };
 
-// A tensor's pointer: of the device, or for a scalar of the host.
-using CudnnPointers = std::vector<std::pair<CudnnGraph::Id, const void*>>;
-
 // Enqueues the plan on the handle's stream. "" or what failed.
-std::string Execute(const CudnnLibrary& library, cudnnHandle_t handle, const CudnnPlan& plan,
+std::string Execute(const CudnnLibrary& library, cudnnHandle_t handle, CudnnPlan& plan,
                     const CudnnPointers& pointers, void* workspace);
 
 }  // namespace tercio::kernels::cuda
