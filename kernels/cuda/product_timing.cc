@@ -68,25 +68,20 @@ TimedBuffers BuffersAt(std::byte* memory, const ProductShape& s) {
 }
 
 cudaError_t FillWithNumbers(const ProductShape& s, const TimedBuffers& buffers,
-                            RandomOperands& random, cudaStream_t stream) {
-  static constexpr Scale kScale;
+                            RandomOperands& random) {
   const Sizes sizes = SizesOf(s);
   cudaError_t error = cudaSuccess;
-  const auto fill = [&](Values to, int64_t bytes) {
-    if (error == cudaSuccess && bytes > 0) error = random.Fill(to, bytes);
+  const auto fill = [&](const Values& to, Format format, int64_t bytes) {
+    if (error != cudaSuccess || bytes == 0) return;
+    error = random.Fill(Values(to.data(), format, format), bytes);
   };
-  fill(buffers.first, sizes.first);
-  fill(s.kind == ProductKind::kScaled ? Values(buffers.second.data(), Format::kE4m3, Format::kE4m3)
-                                      : buffers.second,
-       sizes.second);
-  fill(buffers.result, sizes.result);
-  fill(buffers.bias, sizes.bias);
-  if (s.kind != ProductKind::kScaled) {
-    fill(buffers.beside, sizes.beside);
-  } else if (error == cudaSuccess) {
-    error = cudaMemcpyAsync(buffers.beside.data(), &kScale, sizeof(kScale), cudaMemcpyHostToDevice,
-                            stream);
-  }
+  const bool scaled = s.kind == ProductKind::kScaled;
+  fill(buffers.first, s.operands, sizes.first);
+  fill(buffers.second, scaled ? Format::kE4m3 : s.operands, sizes.second);
+  fill(buffers.result, s.result, sizes.result);
+  // Scales are floats.
+  fill(buffers.beside, scaled ? Format::kFloat32 : s.result, sizes.beside);
+  fill(buffers.bias, s.result, sizes.bias);
   return error;
 }
 
@@ -259,7 +254,7 @@ void TimeProducts(const std::vector<ProductShape>& shapes, const TimingMemory& m
     for (const ProductShape& shape : shapes) {
       if (shape.tf32 != tf32 || table->contains(shape) || errors->first()) continue;
       TimedOperation operation(shape, memory.operands, context, products);
-      check(FillWithNumbers(shape, operation.buffers(), random, stream));
+      check(FillWithNumbers(shape, operation.buffers(), random));
       Choose(shape, operation, stream, table);
       check(TakeLaunchError());
     }

@@ -30,24 +30,30 @@ void Store(Format format, float value, std::byte* to) {
   }
 }
 
-std::vector<std::byte> MakePeriod(Format format, int64_t elements) {
+}  // namespace
+
+RandomOperands::Pinned RandomOperands::MakePeriod(Format format, cudaError_t* error) {
+  const int64_t size = BytesOf(format);
+  void* memory = nullptr;
+  *error = cudaMallocHost(&memory, static_cast<size_t>(kPeriod * size));
+  if (*error != cudaSuccess) return nullptr;
+  Pinned period(static_cast<std::byte*>(memory));
   std::mt19937_64 random(kSeed);
   std::normal_distribution<float> normal;
-  const int64_t size = BytesOf(format);
-  std::vector<std::byte> period(static_cast<size_t>(elements * size));
-  for (int64_t i = 0; i < elements; ++i) Store(format, normal(random), period.data() + i * size);
+  for (int64_t i = 0; i < kPeriod; ++i) Store(format, normal(random), period.get() + i * size);
   return period;
 }
 
-}  // namespace
-
 cudaError_t RandomOperands::Fill(Values to, int64_t bytes) {
-  std::vector<std::byte>& period = periods_[to.stored()];
+  cudaError_t error = cudaSuccess;
+  Pinned& period = periods_[to.stored()];
   // A few milliseconds of the host for each format of a job.
-  if (period.empty()) period = MakePeriod(to.stored(), kPeriod);
-  int64_t filled = std::min(bytes, static_cast<int64_t>(period.size()));
-  cudaError_t error = cudaMemcpyAsync(to.data(), period.data(), static_cast<size_t>(filled),
-                                      cudaMemcpyHostToDevice, stream_);
+  if (period == nullptr) period = MakePeriod(to.stored(), &error);
+  int64_t filled = std::min(bytes, kPeriod * BytesOf(to.stored()));
+  if (error == cudaSuccess) {
+    error = cudaMemcpyAsync(to.data(), period.get(), static_cast<size_t>(filled),
+                            cudaMemcpyHostToDevice, stream_);
+  }
   // The rest is copied on the device, each time as much as there is already.
   while (error == cudaSuccess && filled < bytes) {
     const int64_t more = std::min(filled, bytes - filled);

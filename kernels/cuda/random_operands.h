@@ -10,7 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <vector>
+#include <memory>
 
 #include "kernels/values.h"
 
@@ -28,8 +28,16 @@ class RandomOperands {
   static constexpr int64_t kPeriod = int64_t{1} << 18;  // elements
 
  private:
+  struct FreePinned {
+    void operator()(std::byte* memory) const { cudaFreeHost(memory); }
+  };
+  using Pinned = std::unique_ptr<std::byte[], FreePinned>;
+
+  // Null: the error is `error`.
+  static Pinned MakePeriod(Format format, cudaError_t* error);
+
   const cudaStream_t stream_;
-  std::map<Format, std::vector<std::byte>> periods_;
+  std::map<Format, Pinned> periods_;
 };
 
 }  // namespace tercio::kernels::cuda
