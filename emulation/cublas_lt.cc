@@ -56,9 +56,11 @@ constexpr int64_t kSplitDepth = 32;  // products of this depth or more can be sp
 // On the device's clock: number 1, which comes first, takes longer by half unless a test wants the
 // opposite.
 constexpr int64_t kProductsOfMicrosecond = 1000;
-int64_t Microseconds(uint64_t number, int64_t products) {
+int64_t Microseconds(uint64_t number, int64_t products, cublasLtEpilogue_t epilogue) {
   const int64_t time = products / kProductsOfMicrosecond + 2;
-  return (number == 1) != settings.split_is_faster ? time * 3 / 2 : time;
+  const auto more = settings.epilogue_microseconds.find(epilogue);
+  return ((number == 1) != settings.split_is_faster ? time * 3 / 2 : time) +
+         (more == settings.epilogue_microseconds.end() ? 0 : more->second);
 }
 constexpr uint64_t kSideAlignment = 16;   // alignment of biases and auxiliary matrices
 constexpr int64_t kAuxiliaryLeading = 8;  // leading dimensions are multiples of this
@@ -718,6 +720,6 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
   };
   const cudaError_t error = tercio::emulation::EnqueueWork(
       stream, "cublasLtMatmul", run,
-      Microseconds(words[kNumber], depth * d_layout->rows * d_layout->columns));
+      Microseconds(words[kNumber], depth * d_layout->rows * d_layout->columns, desc->epilogue));
   return error == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
 }

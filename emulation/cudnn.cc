@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
@@ -35,6 +36,7 @@ constexpr uintptr_t kWorkspaceAlignment = 16;
 CudnnSettings settings;
 // Tests count plans and executions, to see what was kept and what was made again.
 std::atomic<int64_t> plans{0};
+std::atomic<int64_t> packs{0};
 std::atomic<int64_t> executions{0};
 
 const Descriptor& GraphOf(const Descriptor& config) {
@@ -48,6 +50,42 @@ void Fill(const Descriptor& from, int engine, Descriptor* to) {
   to->values[CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH] =
       from.values.at(CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH);
   to->finalized = true;
+}
+
+// The engine of capability 10 whose bits repeat, and its knobs (NVIDIA's cudnn-frontend).
+constexpr int64_t kRepeats = 5;
+const std::map<int, int64_t> kRepeatsKnobs = {{CUDNN_KNOB_TYPE_KERNEL_CFG, 31},
+                                              {CUDNN_KNOB_TYPE_STAGES, 2}};
+
+// An engine that was asked for by its number.
+cudnnStatus_t FinalizeEngine(Descriptor* engine) {
+  int device = 0;
+  int major = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  if (engine->One<int64_t>(CUDNN_ATTR_ENGINE_GLOBAL_INDEX) != kRepeats || major != 10) {
+    return RefuseCudnn(CUDNN_STATUS_NOT_SUPPORTED, "there is no such engine for this device");
+  }
+  engine->engine = kExecutes;
+  return CUDNN_STATUS_SUCCESS;
+}
+
+cudnnStatus_t FinalizeConfig(Descriptor* config) {
+  std::map<int, int64_t> knobs;
+  for (cudnnBackendDescriptor_t handle :
+       config->All<cudnnBackendDescriptor_t>(CUDNN_ATTR_ENGINECFG_KNOB_CHOICES)) {
+    const Descriptor* choice = FindDescriptor(handle);
+    knobs[choice->One<int>(CUDNN_ATTR_KNOB_CHOICE_KNOB_TYPE)] =
+        choice->One<int64_t>(CUDNN_ATTR_KNOB_CHOICE_KNOB_VALUE);
+  }
+  const Descriptor* engine = config->Of(CUDNN_ATTR_ENGINECFG_ENGINE);
+  if (engine->type != CUDNN_BACKEND_ENGINE_DESCRIPTOR || knobs != kRepeatsKnobs) {
+    return RefuseCudnn(CUDNN_STATUS_NOT_SUPPORTED, "not an engine with the knobs that it has");
+  }
+  config->engine = engine->engine;
+  config->values[CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH] =
+      engine->values.at(CUDNN_ATTR_ENGINE_OPERATION_GRAPH);
+  return CUDNN_STATUS_SUCCESS;
 }
 
 cudnnStatus_t FinalizePlan(const Descriptor& plan) {
@@ -181,10 +219,11 @@ void ConfigureCudnn(const CudnnSettings& to) {
   // The counts begin at zero with each configuration, as tests expect.
   settings = to;
   plans = 0;
+  packs = 0;
   executions = 0;
 }
 
-CudnnCounts GetCudnnCounts() { return {plans, executions, LiveDescriptors()}; }
+CudnnCounts GetCudnnCounts() { return {plans, packs, executions, LiveDescriptors()}; }
 
 void* OpenCudnn() { return settings.present ? &settings : nullptr; }
 
@@ -286,11 +325,18 @@ cudnnStatus_t cudnnBackendFinalize(cudnnBackendDescriptor_t handle) {
         // does.
         why = Compile(*descriptor, &program);
         break;
+      case CUDNN_BACKEND_ENGINE_DESCRIPTOR:
+        status = FinalizeEngine(descriptor);
+        break;
+      case CUDNN_BACKEND_ENGINECFG_DESCRIPTOR:
+        status = FinalizeConfig(descriptor);
+        break;
       case CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR:
         status = FinalizePlan(*descriptor);
         break;
       case CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR:
         status = FinalizePack(*descriptor);
+        if (status == CUDNN_STATUS_SUCCESS) ++packs;
         break;
       default:
         break;

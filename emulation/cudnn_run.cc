@@ -62,6 +62,10 @@ class Compiler {
         why = Read(operation, CUDNN_ATTR_OPERATION_MATMUL_ADESC, &made.x) +
               Read(operation, CUDNN_ATTR_OPERATION_MATMUL_BDESC, &made.b) +
               Write(operation, CUDNN_ATTR_OPERATION_MATMUL_CDESC, &made.y);
+        why +=
+            ReadSize(operation, CUDNN_ATTR_OPERATION_MATMUL_GEMM_M_OVERRIDE_DESC, &made.rows) +
+            ReadSize(operation, CUDNN_ATTR_OPERATION_MATMUL_GEMM_N_OVERRIDE_DESC, &made.columns) +
+            ReadSize(operation, CUDNN_ATTR_OPERATION_MATMUL_GEMM_K_OVERRIDE_DESC, &made.depth);
         if (why.empty()) why = CheckMatmul(made, operation);
         break;
       case CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR:
@@ -119,6 +123,11 @@ class Compiler {
     if (At(*id).is_virtual && written_.count(*id) == 0) return Name(*id) + " is not written yet";
     return "";
   }
+  // An optional size of each sequence.
+  std::string ReadSize(const Descriptor& owner, cudnnBackendAttributeName_t name, int64_t* id) {
+    if (!owner.Has(name)) return "";
+    return Read(owner, name, id);
+  }
   std::string Write(const Descriptor& owner, cudnnBackendAttributeName_t name, int64_t* id) {
     if (std::string why = Take(owner, name, id); !why.empty()) return why;
     if (At(*id).is_scalar) return Name(*id) + " is a scalar but is written";
@@ -166,9 +175,10 @@ class Compiler {
     const cudnnDataType_t y = At(o.y).type;
     const bool has_b = o.b >= 0;
     const bool has_t = o.t >= 0;
-    const bool compares = o.mode == CUDNN_POINTWISE_CMP_GE;
+    const bool compares = o.mode == CUDNN_POINTWISE_CMP_GE || o.mode == CUDNN_POINTWISE_CMP_LT;
+    const bool is_logical = compares || o.mode == CUDNN_POINTWISE_LOGICAL_AND;
     // Comparisons have no numbers to compute with, all others are computed in fp32.
-    if (precision != (compares ? CUDNN_DATA_BOOLEAN : CUDNN_DATA_FLOAT)) {
+    if (precision != (is_logical ? CUDNN_DATA_BOOLEAN : CUDNN_DATA_FLOAT)) {
       return Name(o.y) + " is computed in the wrong format";
     }
     switch (o.mode) {
@@ -187,10 +197,14 @@ class Compiler {
                    ? ""
                    : Name(o.y) + " is not an index";
       case CUDNN_POINTWISE_CMP_GE:
-        return has_b && !has_t && y == CUDNN_DATA_BOOLEAN && At(o.x).type == CUDNN_DATA_INT32 &&
-                       At(o.b).type == CUDNN_DATA_INT32
+      case CUDNN_POINTWISE_CMP_LT:
+      case CUDNN_POINTWISE_LOGICAL_AND: {
+        const cudnnDataType_t operands = compares ? CUDNN_DATA_INT32 : CUDNN_DATA_BOOLEAN;
+        return has_b && !has_t && y == CUDNN_DATA_BOOLEAN && At(o.x).type == operands &&
+                       At(o.b).type == operands
                    ? ""
                    : Name(o.y) + " is not a comparison";
+      }
       case CUDNN_POINTWISE_BINARY_SELECT:
         return has_b && has_t && At(o.t).type == CUDNN_DATA_BOOLEAN && IsFloat(y)
                    ? ""
@@ -214,6 +228,12 @@ class Compiler {
                       a[3] == b[2] && c[2] == a[2] && c[3] == b[3];
     const bool floats = IsFloat(At(o.x).type) && IsFloat(At(o.b).type) && IsFloat(At(o.y).type);
     if (!floats) return Name(o.y) + " is a product of something other than numbers";
+    for (const int64_t size : {o.rows, o.columns, o.depth}) {
+      if (size < 0) continue;
+      if (At(size).type != CUDNN_DATA_INT32 || At(size).dims != Extents{c[0], 1, 1, 1}) {
+        return Name(size) + " is not a number for each sequence";
+      }
+    }
     return fits ? "" : Name(o.y) + ": the sizes of the factors do not fit";
   }
 
@@ -281,6 +301,9 @@ class Cells {
   float Get(int64_t at) const {
     if (address_ == nullptr) return own_[static_cast<size_t>(at)];
     if (tensor_.type == CUDNN_DATA_FLOAT) return static_cast<const float*>(address_)[at];
+    if (tensor_.type == CUDNN_DATA_INT32) {
+      return static_cast<float>(static_cast<const int32_t*>(address_)[at]);
+    }
     if (tensor_.type == CUDNN_DATA_BFLOAT16) {
       return __bfloat162float(static_cast<const __nv_bfloat16*>(address_)[at]);
     }
@@ -322,11 +345,27 @@ void ForEach(const Extents& dims, const Function& function) {
   }
 }
 
-void Multiply(const Cells& a, const Cells& b, Cells& c) {
-  const int64_t depth = a.tensor().dims[3];
+// The size of a sequence where it has one of its own.
+int64_t SizeOf(const Cells* sizes, int64_t sequence, int64_t all) {
+  if (sizes == nullptr) return all;
+  return static_cast<int64_t>(sizes->Get(sizes->tensor().At({sequence, 0, 0, 0})));
+}
+
+struct ProductSizes {
+  const Cells* rows = nullptr;
+  const Cells* columns = nullptr;
+  const Cells* depth = nullptr;
+};
+void Multiply(const Cells& a, const Cells& b, const ProductSizes& sizes, Cells& c) {
   // Query heads of one group have the same key head.
   const int64_t share = a.tensor().dims[1] / b.tensor().dims[1];
   ForEach(c.tensor().dims, [&](const Extents& i) {
+    // What lies outside of a sequence is not written, and so not a number unless it lies in memory.
+    if (i[2] >= SizeOf(sizes.rows, i[0], c.tensor().dims[2]) ||
+        i[3] >= SizeOf(sizes.columns, i[0], c.tensor().dims[3])) {
+      return;
+    }
+    const int64_t depth = SizeOf(sizes.depth, i[0], a.tensor().dims[3]);
     const int64_t a_at = a.tensor().At({i[0], i[1], i[2], 0});
     const int64_t b_at = b.tensor().At({i[0], i[1] / share, 0, i[3]});
     // The sum is in double, so that its own rounding does not hide that of the kernel.
@@ -387,6 +426,10 @@ float Apply(const GraphOperation& o, float x, float b, float t, const Extents& i
       return static_cast<float>(index[static_cast<size_t>(o.axis)]);
     case CUDNN_POINTWISE_CMP_GE:
       return x >= b ? 1.0f : 0.0f;
+    case CUDNN_POINTWISE_CMP_LT:
+      return x < b ? 1.0f : 0.0f;
+    case CUDNN_POINTWISE_LOGICAL_AND:
+      return x != 0 && b != 0 ? 1.0f : 0.0f;
     default:
       // A fault of the tests ignores the mask, as an engine with a bug would.
       return t != 0 || ignore_mask ? x : b;
@@ -413,8 +456,10 @@ std::string CheckTensor(const Descriptor& descriptor) {
   if (tensor.is_scalar && (tensor.Elements() != 1 || tensor.type != CUDNN_DATA_FLOAT)) {
     return "a scalar that is not one float";
   }
-  // Indices and booleans are virtual only: memory holds numbers.
-  if (!tensor.is_virtual && !IsFloat(tensor.type)) return "this type cannot lie in memory";
+  // Booleans are virtual only: memory holds numbers.
+  if (!tensor.is_virtual && !IsFloat(tensor.type) && tensor.type != CUDNN_DATA_INT32) {
+    return "this type cannot lie in memory";
+  }
   // The library demands a power of two that holds an element.
   if (tensor.alignment < tensor.ElementBytes() ||
       (tensor.alignment & (tensor.alignment - 1)) != 0) {
@@ -452,7 +497,10 @@ void Run(const Program& program, const Addresses& addresses,
     Cells& y = cells.at(o.y);
     switch (o.kind) {
       case CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR:
-        Multiply(x, cells.at(o.b), y);
+        // An engine that ignores masks has numbers behind the end of a sequence, too.
+        Multiply(
+            x, cells.at(o.b),
+            ignore_mask ? ProductSizes{} : ProductSizes{at(o.rows), at(o.columns), at(o.depth)}, y);
         break;
       case CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR:
         Reduce(o.mode, x, y);

@@ -35,6 +35,8 @@ struct GraphOperation {
   int mode = 0;                       // a cudnnPointwiseMode_t or cudnnReduceTensorOp_t
   int64_t axis = 0;
   int64_t x = -1, b = -1, t = -1, y = -1;  // ids; of a product A, B and C are x, b and y
+  // Tensors with the number of a product's rows, columns and summands in each sequence, or -1.
+  int64_t rows = -1, columns = -1, depth = -1;
 };
 
 struct Program {

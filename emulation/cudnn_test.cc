@@ -4,6 +4,7 @@
 #include <cudnn.h>
 
 #include <cmath>
+#include <utility>
 #include <vector>
 
 #include "emulation/control.h"
@@ -19,10 +20,11 @@ using Four = std::vector<int64_t>;
 class CudnnTest : public ::testing::Test {
  protected:
   static constexpr int64_t kWorkspace = 4096;
-  enum Id : int64_t { kA, kB, kFactor, kProduct, kScaled, kSum };
+  enum Id : int64_t { kA, kB, kFactor, kProduct, kScaled, kSum, kRows };
 
+  virtual Settings Devices() const { return {}; }
   void SetUp() override {
-    Configure({});
+    Configure(Devices());
     ConfigureCudnn({});
     ASSERT_EQ(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), cudaSuccess);
     ASSERT_EQ(cudnnCreate(&handle_), CUDNN_STATUS_SUCCESS);
@@ -107,6 +109,9 @@ class CudnnTest : public ::testing::Test {
     Set(product, CUDNN_ATTR_OPERATION_MATMUL_ADESC, Finalized(a_));
     Set(product, CUDNN_ATTR_OPERATION_MATMUL_BDESC, Finalized(b_));
     Set(product, CUDNN_ATTR_OPERATION_MATMUL_CDESC, product_tensor);
+    if (has_rows_) {
+      Set(product, CUDNN_ATTR_OPERATION_MATMUL_GEMM_M_OVERRIDE_DESC, Finalized(rows_));
+    }
     cudnnBackendFinalize(product);
 
     cudnnBackendDescriptor_t scale = Make(CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR);
@@ -134,6 +139,28 @@ class CudnnTest : public ::testing::Test {
     cudnnBackendSetAttribute(graph_, CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR,
                              3, operations.data());
     return cudnnBackendFinalize(graph_);
+  }
+
+  // Makes the configuration of an engine that is asked for.
+  cudnnStatus_t Configured(int64_t index, int64_t stages) {
+    cudnnBackendDescriptor_t engine = Make(CUDNN_BACKEND_ENGINE_DESCRIPTOR);
+    Set(engine, CUDNN_ATTR_ENGINE_OPERATION_GRAPH, graph_);
+    Set(engine, CUDNN_ATTR_ENGINE_GLOBAL_INDEX, CUDNN_TYPE_INT64, index);
+    const cudnnStatus_t status = cudnnBackendFinalize(engine);
+    if (status != CUDNN_STATUS_SUCCESS) return status;
+    std::vector<cudnnBackendDescriptor_t> choices;
+    for (const auto& [knob, value] : {std::pair(CUDNN_KNOB_TYPE_KERNEL_CFG, int64_t{31}),
+                                      std::pair(CUDNN_KNOB_TYPE_STAGES, stages)}) {
+      choices.push_back(Make(CUDNN_BACKEND_KNOB_CHOICE_DESCRIPTOR));
+      Set(choices.back(), CUDNN_ATTR_KNOB_CHOICE_KNOB_TYPE, CUDNN_TYPE_KNOB_TYPE, knob);
+      Set(choices.back(), CUDNN_ATTR_KNOB_CHOICE_KNOB_VALUE, CUDNN_TYPE_INT64, value);
+      EXPECT_EQ(cudnnBackendFinalize(choices.back()), CUDNN_STATUS_SUCCESS);
+    }
+    config_ = Make(CUDNN_BACKEND_ENGINECFG_DESCRIPTOR);
+    Set(config_, CUDNN_ATTR_ENGINECFG_ENGINE, engine);
+    cudnnBackendSetAttribute(config_, CUDNN_ATTR_ENGINECFG_KNOB_CHOICES,
+                             CUDNN_TYPE_BACKEND_DESCRIPTOR, 2, choices.data());
+    return cudnnBackendFinalize(config_);
   }
 
   // Makes a plan of the engine with this number.
@@ -184,6 +211,8 @@ class CudnnTest : public ::testing::Test {
   Tensor product_{kProduct, {1, 2, 3, 5}, {30, 15, 5, 1}, true};
   Tensor scaled_{kScaled, {1, 2, 3, 5}, {30, 15, 5, 1}, true};
   Tensor sum_{kSum, {1, 2, 3, 1}, {6, 3, 1, 1}};
+  Tensor rows_{kRows, {1, 1, 1, 1}, {1, 1, 1, 1}, false, false, CUDNN_DATA_INT32, 4};
+  bool has_rows_ = false;
   bool has_factor_ = true;
   bool reversed_ = false;
   cudaStream_t stream_ = nullptr;
@@ -218,6 +247,26 @@ TEST_F(CudnnTest, ExecutesWhatTheDescriptorsSayWhenTheStreamRuns) {
   }
   EXPECT_TRUE(std::isnan(workspace_[0]));
   EXPECT_EQ(GetCudnnCounts().executions, 1);
+}
+
+TEST_F(CudnnTest, RowsOutsideOfASequenceAreUndefined) {
+  has_rows_ = true;
+  ASSERT_EQ(cudaMemsetAsync(workspace_, 0, kWorkspace, stream_), cudaSuccess);
+  int32_t* rows = nullptr;
+  ASSERT_EQ(cudaMalloc(&rows, sizeof(*rows)), cudaSuccess);
+  *rows = 2;
+  PlanAndBind();
+  ids_.push_back(kRows);
+  pointers_.push_back(rows);
+  ASSERT_EQ(Execute(), CUDNN_STATUS_SUCCESS);
+  ASSERT_EQ(cudaStreamSynchronize(stream_), cudaSuccess);
+  for (int row = 0; row < 3; ++row) EXPECT_EQ(std::isnan(sum_data_[row]), row == 2) << row;
+  EXPECT_EQ(cudaFree(rows), cudaSuccess);
+  rows_.dims = {1, 2, 1, 1};  // a number for each head
+  EXPECT_EQ(MakeGraph(), CUDNN_STATUS_BAD_PARAM);
+  rows_.dims = {1, 1, 1, 1};
+  rows_.type = CUDNN_DATA_FLOAT;
+  EXPECT_EQ(MakeGraph(), CUDNN_STATUS_BAD_PARAM);
 }
 
 TEST_F(CudnnTest, RoundsToTheTypeOfATensor) {
@@ -269,7 +318,7 @@ TEST_F(CudnnTest, RefusesTensors) {
   odd.alignment = 2;
   EXPECT_EQ(MakeTensor(odd, &made), CUDNN_STATUS_BAD_PARAM);
   odd = a_;
-  odd.type = CUDNN_DATA_INT32;
+  odd.type = CUDNN_DATA_BOOLEAN;
   EXPECT_EQ(MakeTensor(odd, &made), CUDNN_STATUS_BAD_PARAM);
 }
 
@@ -316,6 +365,28 @@ TEST_F(CudnnTest, EnginesAreNotAllWanted) {
               CUDNN_STATUS_SUCCESS);
     EXPECT_EQ(bytes, engine == 1 ? int64_t{1} << 50 : 256);
   }
+}
+
+// By its number, with the knobs that make its bits repeat.
+class CudnnOfCapability10 : public CudnnTest {
+ protected:
+  Settings Devices() const override { return {.major = 10}; }
+};
+
+TEST_F(CudnnOfCapability10, HasAnEngineThatIsAskedFor) {
+  ASSERT_EQ(MakeGraph(), CUDNN_STATUS_SUCCESS);
+  EXPECT_EQ(Configured(4, 2), CUDNN_STATUS_NOT_SUPPORTED);
+  EXPECT_EQ(Configured(5, 3), CUDNN_STATUS_NOT_SUPPORTED);
+  ASSERT_EQ(Configured(5, 2), CUDNN_STATUS_SUCCESS);
+  plan_ = Make(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
+  Set(plan_, CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, handle_);
+  Set(plan_, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, config_);
+  EXPECT_EQ(cudnnBackendFinalize(plan_), CUDNN_STATUS_SUCCESS);
+}
+
+TEST_F(CudnnTest, OtherDevicesHaveNoSuchEngine) {
+  ASSERT_EQ(MakeGraph(), CUDNN_STATUS_SUCCESS);
+  EXPECT_EQ(Configured(5, 2), CUDNN_STATUS_NOT_SUPPORTED);
 }
 
 TEST_F(CudnnTest, RefusesExecutions) {

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <set>
 
 namespace tercio::emulation {
@@ -16,6 +17,8 @@ struct ProductSettings {
   // and offers algorithms for the second that it refuses when they run.
   std::set<int> lacking_epilogues;
   std::set<int> refused_epilogues;
+  // Likewise; on the device's clock, in addition to the product itself.
+  std::map<int, int64_t> epilogue_microseconds;
   bool refuses_split = false;    // likewise the algorithm with a split depth
   bool knows_algorithms = true;  // false: none passes cublasLtMatmulAlgoCheck
 };

@@ -148,14 +148,15 @@ int64_t SnapshotElements(const v1::JobSpec& job, const v1::Layout& layout,
 
 // Workspace of cuDNN's attention, where it takes the model's calls (CudnnTakes).
 int64_t AttentionWorkspace(const v1::JobSpec& job, const StageShape& shape) {
-  if (!shape.causal || shape.precision.bytes() != 2 || job.model().dropout() > 0) return 0;
+  if (shape.precision.bytes() != 2) return 0;
   const int64_t group = shape.heads / shape.key_heads;
   const auto bytes = [&](int64_t sequences, int64_t heads) {
     return kernels::cuda::LibraryAttentionBytes({.sequences = sequences,
                                                  .tokens = shape.tokens,
                                                  .heads = heads,
                                                  .group = group,
-                                                 .head_dim = shape.head_dim});
+                                                 .head_dim = shape.head_dim,
+                                                 .dropout = job.model().dropout() > 0});
   };
   int64_t least = bytes(1, group);
   if (least > kMostAttentionWorkspace) least = 0;  // our own kernel does the gradients

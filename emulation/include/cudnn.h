@@ -12,7 +12,9 @@
 //   - A plan is executed with the pointers of its memory and scalars, no less and no more, aligned
 //     as declared, on the device of the handle, and outside the workspace, which it fills with NaN.
 //   - Only the last of the engines that it ranks is usable: the others do not repeat bits, need
-//     more workspace than there can be, or do not support the graph after all.
+//     more workspace than there can be, or do not support the graph after all. One engine can be
+//     asked for by its number, with the knobs that make it repeat its bits on compute
+//     capability 10.
 //
 // Threads: objects are confined to the thread that uses them.
 #pragma once
@@ -53,6 +55,8 @@ enum cudnnPointwiseMode_t {
   CUDNN_POINTWISE_EXP = 13,
   CUDNN_POINTWISE_LOG = 15,
   CUDNN_POINTWISE_CMP_GE = 303,
+  CUDNN_POINTWISE_CMP_LT = 304,
+  CUDNN_POINTWISE_LOGICAL_AND = 400,
   CUDNN_POINTWISE_GEN_INDEX = 501,
   CUDNN_POINTWISE_BINARY_SELECT = 601,
 };
@@ -66,10 +70,13 @@ enum cudnnBackendAttributeName_t {
   CUDNN_ATTR_ENGINEHEUR_RESULTS = 202,
   CUDNN_ATTR_ENGINEHEUR_DEVICEPROP = 204,
   CUDNN_ATTR_ENGINECFG_ENGINE = 300,
+  CUDNN_ATTR_ENGINECFG_KNOB_CHOICES = 302,
   CUDNN_ATTR_EXECUTION_PLAN_HANDLE = 400,
   CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG = 401,
   CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE = 402,
   CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP = 407,
+  CUDNN_ATTR_KNOB_CHOICE_KNOB_TYPE = 600,
+  CUDNN_ATTR_KNOB_CHOICE_KNOB_VALUE = 601,
   CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR = 750,
   CUDNN_ATTR_OPERATION_POINTWISE_XDESC = 751,
   CUDNN_ATTR_OPERATION_POINTWISE_BDESC = 752,
@@ -87,12 +94,18 @@ enum cudnnBackendAttributeName_t {
   CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS = 1000,
   CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS = 1001,
   CUDNN_ATTR_VARIANT_PACK_WORKSPACE = 1003,
+  CUDNN_ATTR_ENGINE_OPERATION_GRAPH = 1300,
+  CUDNN_ATTR_ENGINE_GLOBAL_INDEX = 1301,
   CUDNN_ATTR_ENGINE_NUMERICAL_NOTE = 1303,
+  CUDNN_ATTR_ENGINE_DEVICEPROP = 1307,
   CUDNN_ATTR_MATMUL_COMP_TYPE = 1500,
   CUDNN_ATTR_OPERATION_MATMUL_ADESC = 1520,
   CUDNN_ATTR_OPERATION_MATMUL_BDESC = 1521,
   CUDNN_ATTR_OPERATION_MATMUL_CDESC = 1522,
   CUDNN_ATTR_OPERATION_MATMUL_DESC = 1523,
+  CUDNN_ATTR_OPERATION_MATMUL_GEMM_M_OVERRIDE_DESC = 1525,
+  CUDNN_ATTR_OPERATION_MATMUL_GEMM_N_OVERRIDE_DESC = 1526,
+  CUDNN_ATTR_OPERATION_MATMUL_GEMM_K_OVERRIDE_DESC = 1527,
   CUDNN_ATTR_REDUCTION_OPERATOR = 1600,
   CUDNN_ATTR_REDUCTION_COMP_TYPE = 1601,
   CUDNN_ATTR_OPERATION_REDUCTION_XDESC = 1610,
@@ -109,6 +122,7 @@ enum cudnnBackendAttributeType_t {
   CUDNN_TYPE_INT64 = 3,
   CUDNN_TYPE_VOID_PTR = 6,
   CUDNN_TYPE_HEUR_MODE = 8,
+  CUDNN_TYPE_KNOB_TYPE = 9,
   CUDNN_TYPE_NUMERICAL_NOTE = 11,
   CUDNN_TYPE_POINTWISE_MODE = 14,
   CUDNN_TYPE_BACKEND_DESCRIPTOR = 15,
@@ -121,6 +135,7 @@ enum cudnnBackendDescriptorType_t {
   CUDNN_BACKEND_ENGINECFG_DESCRIPTOR = 3,
   CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR = 4,
   CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR = 5,
+  CUDNN_BACKEND_KNOB_CHOICE_DESCRIPTOR = 7,
   CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR = 13,
   CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR = 15,
   CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR = 16,
@@ -137,6 +152,8 @@ enum cudnnBackendNumericalNote_t {
   CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC = 4,
   CUDNN_NUMERICAL_NOTE_TYPE_COUNT = 10,
 };
+
+enum cudnnBackendKnobType_t { CUDNN_KNOB_TYPE_STAGES = 14, CUDNN_KNOB_TYPE_KERNEL_CFG = 24 };
 
 enum cudnnBackendHeurMode_t { CUDNN_HEUR_MODE_A = 3 };
 
@@ -184,10 +201,11 @@ void ConfigureCudnn(const CudnnSettings& settings);
 
 struct CudnnCounts {
   int64_t plans = 0;        // that can be executed
+  int64_t packs = 0;        // sets of pointers
   int64_t executions = 0;   // calls
   int64_t descriptors = 0;  // alive
 };
-CudnnCounts GetCudnnCounts();  // plans and executions: since ConfigureCudnn
+CudnnCounts GetCudnnCounts();  // all but those alive: since ConfigureCudnn
 
 // In place of dlopen and dlsym; null if the library is configured to be missing, or has no such
 // function.

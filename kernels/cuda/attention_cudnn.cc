@@ -17,7 +17,9 @@ namespace tercio::kernels::cuda {
 namespace {
 
 constexpr int64_t kMaxHeadDim = 256;
-constexpr int64_t kUnit = 256;  // pieces of the workspace begin at multiples
+constexpr float kHidden = -std::numeric_limits<float>::infinity();  // the score of a hidden key
+constexpr int64_t kForwardPlanBytes = 4096;  // the workspace of a plan, as those of 9.19 say
+constexpr int64_t kUnit = 256;               // pieces of the workspace begin at multiples
 // Verdicts that are pending or known; more shapes than any model has.
 constexpr int kMostShapes = 64;
 // Pairs of a sequence and a key head that are compared.
@@ -45,8 +47,8 @@ template <typename Args>
 bool TakesShape(const Args& a, ConstValues result) {
   // The library writes 16-bit results only, and the storage must really have that format.
   if (result.stored() != result.format() || result.format() == Format::kFloat32) return false;
-  // Our graph has neither, though our own kernel does.
-  if (a.dropout.probability != 0 || a.lengths != nullptr) return false;
+  // What is kept is divided by this.
+  if (!(a.dropout.probability < 1)) return false;
   if (a.sequences < 1 || a.tokens < 2 || a.heads < 1) return false;
   // The library reads 16 bytes at a time, which are eight values.
   if (a.head_dim % 8 != 0 || a.head_dim > kMaxHeadDim || a.stride % 8 != 0) return false;
@@ -70,15 +72,17 @@ CudnnAttentionShape ShapeOf(const Args& a) {
           .group = a.group,
           .stride = a.stride,
           .out_stride = a.heads * a.head_dim,
-          .causal = a.causal};
+          .causal = a.causal,
+          .padded = a.lengths != nullptr && !a.causal,
+          .dropout = std::max(0.0f, a.dropout.probability)};
 }
 
 std::string Describe(Direction direction, const CudnnAttentionShape& s) {
   return std::string(direction == Direction::kForward ? "attention" : "gradients of attention") +
          " of " + std::to_string(s.sequences) + " x " + std::to_string(s.tokens) +
          " tokens, heads " + std::to_string(s.heads) + " / " + std::to_string(s.group) + " of " +
-         std::to_string(s.head_dim) + (s.causal ? ", causal" : "") +
-         (s.type == CUDNN_DATA_BFLOAT16 ? ", bf16" : ", fp16");
+         std::to_string(s.head_dim) + (s.causal ? ", causal" : "") + (s.padded ? ", padded" : "") +
+         (s.dropout > 0 ? ", dropout" : "") + (s.type == CUDNN_DATA_BFLOAT16 ? ", bf16" : ", fp16");
 }
 
 // The pair of a sequence and a key head that a call, or a comparison, begins with.
@@ -110,16 +114,28 @@ int64_t DeltaBytes(const CudnnAttentionShape& s) {
   return RoundUp(s.sequences * s.heads * s.tokens * static_cast<int64_t>(sizeof(float)), kUnit);
 }
 
-int64_t BytesOf(const CudnnAttentionShape& s) {
-  return LibraryAttentionBytes({.sequences = s.sequences,
-                                .tokens = s.tokens,
-                                .heads = s.heads,
-                                .group = s.group,
-                                .head_dim = s.head_dim});
+AttentionSizes SizesOf(const CudnnAttentionShape& s) {
+  return {.sequences = s.sequences,
+          .tokens = s.tokens,
+          .heads = s.heads,
+          .group = s.group,
+          .head_dim = s.head_dim,
+          .dropout = s.dropout > 0};
+}
+
+int64_t MaskBytes(const CudnnAttentionShape& s) {
+  return RoundUp(AttentionMaskBytes(SizesOf(s)), kUnit);
+}
+
+// What a call takes; without dropout the forward pass takes next to nothing, whatever its size.
+int64_t BytesOf(Direction direction, const CudnnAttentionShape& s) {
+  if (direction == Direction::kBackward) return LibraryAttentionBytes(SizesOf(s));
+  return s.dropout > 0 ? MaskBytes(s) + kForwardPlanBytes : 0;
 }
 
 // A part of a call that fits `bytes`: some sequences, or some key heads of one.
-std::optional<CudnnAttentionShape> PartThatFits(CudnnAttentionShape part, int64_t bytes) {
+std::optional<CudnnAttentionShape> PartThatFits(Direction direction, CudnnAttentionShape part,
+                                                int64_t bytes) {
   const int64_t sequences = part.sequences;
   const int64_t key_heads = part.heads / part.group;
   int64_t taken = key_heads;
@@ -129,7 +145,7 @@ std::optional<CudnnAttentionShape> PartThatFits(CudnnAttentionShape part, int64_
     return rows * static_cast<int64_t>(sizeof(float)) % kCudnnAlignment == 0;
   };
   const auto is_whole = [&] { return part.sequences == sequences && taken == key_heads; };
-  while (BytesOf(part) > bytes || !(is_whole() || is_aligned())) {
+  while (BytesOf(direction, part) > bytes || !(is_whole() || is_aligned())) {
     if (part.sequences > 1) {
       part.sequences = NextDivisor(sequences, part.sequences);
     } else if (taken > 1) {
@@ -194,6 +210,8 @@ class CudnnAttention::Library {
     // Plans refer to the handle, so they are destroyed before it.
     for (auto& [key, prepared] : prepared_) {
       if (prepared.arrived != nullptr) cudaEventDestroy(prepared.arrived);
+      cudaFree(prepared.whole);
+      cudaFreeHost(prepared.whole_on_host);
     }
     prepared_.clear();
     if (handle_ != nullptr) library_.destroy(handle_);
@@ -228,6 +246,9 @@ class CudnnAttention::Library {
     Prepared& prepared = is_new ? prepared_[key] : known->second;
     if (is_new) {
       prepared.what = Describe(direction, shape);
+      prepared.scale = 1.0f / std::sqrt(static_cast<float>(shape.head_dim));
+      prepared.keep = 1 - shape.dropout;
+      prepared.kept_scale = 1 / prepared.keep;
       // A shape that cannot be prepared is refused for good, not tried again at each call.
       if (const std::string why = Prepare(direction, shape, prepared); !why.empty()) {
         prepared.trust = Trust::kRefused;
@@ -242,6 +263,12 @@ class CudnnAttention::Library {
     std::string what;
     CudnnAttentionShape part;  // shape of one call of the library
     CudnnPlan plan;
+    // Scalars, where the plan's pointers find them.
+    float scale = 0;                   // 1 / sqrt(D)
+    float keep = 1;                    // 1 - p
+    float kept_scale = 1;              // 1 / (1 - p)
+    int32_t* whole = nullptr;          // the tokens, for each sequence; memory of the device
+    int32_t* whole_on_host = nullptr;  // the same, from which it is copied
     CudnnForwardIds forward = {};
     CudnnBackwardIds backward = {};
     Trust trust = Trust::kUnknown;
@@ -260,12 +287,39 @@ class CudnnAttention::Library {
     }
   }
 
-  void Run(const char* operation, const Prepared& p, const CudnnPointers& pointers,
-           void* workspace) {
+  void Run(const char* operation, Prepared& p, const CudnnPointers& pointers, void* workspace) {
     const std::string failure = Execute(library_, handle_, p.plan, pointers, workspace);
     // The error ends the run, since the part of the result that this call owed is missing.
     if (failure.empty()) return;
     errors_.Report(operation, NameOf(library_) + ", " + p.what + ": " + failure);
+  }
+
+  // Adds the pointers of tensors that only some shapes have, and enqueues what fills them. `mask`
+  // has MaskBytes.
+  template <typename Args>
+  void AddOptional(Prepared& p, const CudnnOptionalIds& t, const Args& a, const Corner& corner,
+                   std::byte* mask, CudnnPointers& pointers) {
+    if (p.part.causal || p.part.padded) pointers.emplace_back(t.hidden, &kHidden);
+    if (p.part.padded) {
+      pointers.emplace_back(t.queries, p.whole);
+      pointers.emplace_back(t.keys, a.lengths + corner.sequence);
+    }
+    if (p.part.dropout == 0) return;
+    Dropout dropout = a.dropout;
+    dropout.first_sequence += corner.sequence;
+    const Values values(mask, a.q.format(), a.q.format());
+    AttentionMaskCuda({.mask = values,
+                       .stride = CudnnMaskStride(a.tokens),
+                       .sequences = p.part.sequences,
+                       .tokens = a.tokens,
+                       .heads = p.part.heads,
+                       .first_head = a.first_head + corner.key_head * a.group,
+                       .causal = a.causal,
+                       .lengths = a.lengths == nullptr ? nullptr : a.lengths + corner.sequence,
+                       .dropout = dropout},
+                      context_);
+    pointers.emplace_back(t.mask, mask);
+    pointers.emplace_back(t.kept_scale, &p.kept_scale);
   }
 
   // Enqueues `compare` (corner, pieces, flags) for some corners, then `repair` (flags), then the
@@ -352,24 +406,29 @@ class CudnnAttention::Library {
     if (CheckBytes(shape) > context_.workspace_bytes) {
       return "the workspace is too small to compare results";
     }
-    CudnnGraph graph(library_);
-    p.part = shape;
+    CudnnRepetition repetition{true, {}};
+    if (direction == Direction::kBackward) {
+      repetition = RepetitionOf(shape, capability_, library_.version);
+    }
+    if (!repetition.repeats) return "the library does not guarantee to repeat bits on this GPU";
     // The workspace is cut into parts in the order in which a call takes them.
-    int64_t room = context_.workspace_bytes;
+    const auto part = PartThatFits(direction, shape, context_.workspace_bytes);
+    if (!part) {
+      return direction == Direction::kForward
+                 ? "the workspace is too small for the dropout mask of one head"
+                 : "the workspace is too small for the gradients of one head's scores";
+    }
+    p.part = *part;
+    int64_t room = context_.workspace_bytes - MaskBytes(p.part);
+    CudnnGraph graph(library_);
     if (direction == Direction::kForward) {
       p.forward = AddAttention(p.part, graph);
     } else {
-      if (major_ != 8 && major_ != 9) {
-        return "the library does not guarantee to repeat bits on this GPU";
-      }
-      const auto part = PartThatFits(shape, room);
-      if (!part) return "the workspace is too small for the gradients of one head's scores";
-      p.part = *part;
       // The sums of dout * out need memory of their own beside the plan's workspace.
       room -= DeltaBytes(p.part);
       p.backward = AddAttentionBackward(p.part, graph);
     }
-    auto plan = graph.Plan({handle_, nullptr, room});
+    auto plan = graph.Plan({handle_, nullptr, room, std::move(repetition.engine)});
     if (!plan) return NameOf(library_) + ": " + graph.failure();
     // Nobody asks for this event's time, and without it recording is cheaper.
     cudaError_t error = cudaEventCreateWithFlags(&p.arrived, cudaEventDisableTiming);
@@ -379,20 +438,39 @@ class CudnnAttention::Library {
     if (error == cudaSuccess) {
       error = cudaMemsetAsync(p.flags, 0, sizeof(CheckFlags), context_.stream);
     }
+    if (error == cudaSuccess && p.part.padded) error = MakeWhole(p);
     if (error != cudaSuccess) return cudaGetErrorName(error);
     // The plan is taken last, so a shape is either complete or refused.
     p.plan = *std::move(plan);
     return "";
   }
 
+  // The library wants lengths of queries, too. Those that are padding are computed like others.
+  cudaError_t MakeWhole(Prepared& p) {
+    const size_t count = static_cast<size_t>(p.part.sequences);
+    const size_t bytes = count * sizeof(int32_t);
+    cudaError_t error = cudaMalloc(&p.whole, bytes);
+    if (error == cudaSuccess) error = cudaMallocHost(&p.whole_on_host, bytes);
+    if (error != cudaSuccess) return error;
+    std::fill_n(p.whole_on_host, count, static_cast<int32_t>(p.part.tokens));
+    return cudaMemcpyAsync(p.whole, p.whole_on_host, bytes, cudaMemcpyHostToDevice,
+                           context_.stream);
+  }
+
   // Allocates what only the first shape needs.
   std::string Open() {
     if (handle_ != nullptr) return "";
     int device = 0;
+    int major = 0;
+    int minor = 0;
     cudaError_t error = cudaGetDevice(&device);
     if (error == cudaSuccess) {
-      error = cudaDeviceGetAttribute(&major_, cudaDevAttrComputeCapabilityMajor, device);
+      error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
     }
+    if (error == cudaSuccess) {
+      error = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+    }
+    capability_ = 10 * major + minor;
     // After a failure the next attempt keeps what was already allocated.
     if (error == cudaSuccess && flags_ == nullptr) {
       error = cudaMalloc(&flags_, kMostShapes * sizeof(CheckFlags));
@@ -418,7 +496,7 @@ class CudnnAttention::Library {
   OperationNotes* const notes_;
   OperationErrors& errors_;
   cudnnHandle_t handle_ = nullptr;
-  int major_ = 0;         // major number of the device's compute capability
+  int capability_ = 0;    // the device's compute capability; 90: 9.0
   bool is_told_ = false;  // whether the missing library was reported
   CheckFlags* flags_ = nullptr;
   CheckFlags* seen_ = nullptr;
@@ -429,8 +507,17 @@ class CudnnAttention::Library {
 
 namespace {
 
+// What masks of a call depend on, from this pair on.
+template <typename Args>
+void MoveTo(const Corner& corner, Args& args) {
+  if (args.lengths != nullptr) args.lengths += corner.sequence;
+  args.dropout.first_sequence += corner.sequence;
+  args.first_head += corner.key_head * args.group;
+}
+
 // One sequence and key head of a call, for our own kernel.
-AttentionArgs CornerOf(const AttentionArgs& a, const Offsets& at, Values out, float* lse) {
+AttentionArgs CornerOf(const AttentionArgs& a, const Corner& corner, Values out, float* lse) {
+  const Offsets at = OffsetsOf(a, corner);
   AttentionArgs own = a;
   // Only the pair's own rows are computed, so a comparison costs little even for a long batch.
   own.q = a.q + at.q;
@@ -440,6 +527,7 @@ AttentionArgs CornerOf(const AttentionArgs& a, const Offsets& at, Values out, fl
   own.lse = lse;
   own.sequences = 1;
   own.heads = a.group;
+  MoveTo(corner, own);
   return own;
 }
 
@@ -449,8 +537,9 @@ struct OwnGradients {
 };
 
 // The same for gradients, from dense copies of the inputs, into adjacent rows.
-OwnGradients CornerOf(const AttentionBackwardArgs& a, const Offsets& at, Pieces& pieces,
+OwnGradients CornerOf(const AttentionBackwardArgs& a, const Corner& corner, Pieces& pieces,
                       cudaStream_t stream) {
+  const Offsets at = OffsetsOf(a, corner);
   const Format format = a.q.format();
   const int64_t width = a.group * a.head_dim;
   const int64_t stride = width + 2 * a.head_dim;
@@ -487,18 +576,11 @@ OwnGradients CornerOf(const AttentionBackwardArgs& a, const Offsets& at, Pieces&
   args.stride = stride;
   args.sequences = 1;
   args.heads = a.group;
+  MoveTo(corner, args);
   return own;
 }
 
 float NearOf(Format format) { return format == Format::kBfloat16 ? kNearBfloat16 : kNearFloat16; }
-
-template <typename Args>
-float ScaleOf(const Args& a) {
-  return 1.0f / std::sqrt(static_cast<float>(a.head_dim));
-}
-
-constexpr float kHidden = -std::numeric_limits<float>::infinity();
-constexpr float kOne = 1;
 
 }  // namespace
 
@@ -512,25 +594,26 @@ bool CudnnAttention::Attention(const AttentionArgs& a) {
   Library::Prepared* p = library_->Usable(Direction::kForward, a);
   if (p == nullptr) return false;
   const CudaContext& context = library_->context();
-  const float scale = ScaleOf(a);
+  Pieces pieces(context);
+  std::byte* mask = pieces.Take(MaskBytes(p->part));
   library_->ForParts(*p, a, [&](const Corner& corner) {
     const Offsets at = OffsetsOf(a, corner);
     const CudnnForwardIds& t = p->forward;
     CudnnPointers pointers = {{t.q, (a.q + at.q).data()}, {t.k, (a.k + at.k).data()},
                               {t.v, (a.v + at.k).data()}, {t.out, (a.out + at.out).data()},
-                              {t.lse, a.lse + at.lse},    {t.scale, &scale}};
-    if (a.causal) pointers.emplace_back(t.hidden, &kHidden);
-    library_->Run("Attention", *p, pointers, context.workspace);
+                              {t.lse, a.lse + at.lse},    {t.scale, &p->scale}};
+    library_->AddOptional(*p, t.optional, a, corner, mask, pointers);
+    library_->Run("Attention", *p, pointers, pieces.rest().workspace);
   });
   const int64_t width = a.group * a.head_dim;
   library_->Check(
       *p, a,
-      [&](const Corner& corner, Pieces pieces, CheckFlags* flags) {
+      [&](const Corner& corner, Pieces own_pieces, CheckFlags* flags) {
         const Offsets at = OffsetsOf(a, corner);
-        float* peaks = pieces.TakeFloats(kCheckBlocks);
-        float* lse = pieces.TakeFloats(a.group * a.tokens);
-        const Values out = pieces.TakeValues(a.out.format(), a.tokens * width);
-        AttentionCuda(CornerOf(a, at, out, lse), pieces.rest());
+        float* peaks = own_pieces.TakeFloats(kCheckBlocks);
+        float* lse = own_pieces.TakeFloats(a.group * a.tokens);
+        const Values out = own_pieces.TakeValues(a.out.format(), a.tokens * width);
+        AttentionCuda(CornerOf(a, corner, out, lse), own_pieces.rest());
         CheckCuda({.expected = out,
                    .actual = a.out + at.out,
                    .rows = a.tokens,
@@ -557,9 +640,9 @@ bool CudnnAttention::AttentionBackward(const AttentionBackwardArgs& a) {
   Library::Prepared* p = library_->Usable(Direction::kBackward, a);
   if (p == nullptr) return false;
   const CudaContext& context = library_->context();
-  const float scale = ScaleOf(a);
   Pieces pieces(context);
   std::byte* delta = pieces.Take(DeltaBytes(p->part));
+  std::byte* mask = pieces.Take(MaskBytes(p->part));
   library_->ForParts(*p, a, [&](const Corner& corner) {
     const Offsets at = OffsetsOf(a, corner);
     const CudnnBackwardIds& t = p->backward;
@@ -573,17 +656,19 @@ bool CudnnAttention::AttentionBackward(const AttentionBackwardArgs& a) {
                               {t.dk, (a.dk + at.k).data()},
                               {t.dv, (a.dv + at.k).data()},
                               {t.delta, delta},
-                              {t.scale, &scale},
-                              {t.one, &kOne}};
-    if (a.causal) pointers.emplace_back(t.hidden, &kHidden);
+                              {t.scale, &p->scale},
+                              {t.keep, &p->keep}};
+    library_->AddOptional(*p, t.optional, a, corner, mask, pointers);
     library_->Run("AttentionBackward", *p, pointers, pieces.rest().workspace);
   });
+  // Nothing attends to padding, and the library does not promise what it writes there.
+  if (p->part.padded) ZeroPaddingCuda(a, context);
   library_->Check(
       *p, a,
       [&](const Corner& corner, Pieces own_pieces, CheckFlags* flags) {
         const Offsets at = OffsetsOf(a, corner);
         float* peaks = own_pieces.TakeFloats(kCheckBlocks);
-        const OwnGradients own = CornerOf(a, at, own_pieces, context.stream);
+        const OwnGradients own = CornerOf(a, corner, own_pieces, context.stream);
         library_->Note(own.error);
         AttentionBackwardCuda(own.args, own_pieces.rest());
         const auto check = [&](Values expected, Values actual, int64_t columns) {

@@ -3,10 +3,11 @@
 //
 // A plan is made at the first call of a shape and kept. Gradients have the same bits every time:
 // the graph does not ask for sums that are added in any order, and it is used on GPUs of compute
-// capability 8 and 9 only, for which the library's documentation guarantees this for the graph (its
-// plans do not: none of 9.19 has the numerical note "nondeterministic"). That form needs a
-// workspace for the gradients of all scores: a call is cut by sequences, then by heads, into parts
-// that fit; if one head of one sequence does not, our own kernel does it.
+// capability 8 and 9, for which the library's documentation guarantees this for the graph (its
+// plans do not: none of 9.19 has the numerical note "nondeterministic"), and on 10 and 12
+// where RepetitionOf says so. That form needs a workspace for the gradients of all scores, and
+// dropout one for its mask, which is our own kernel's: a call is cut by sequences, then by heads,
+// into parts that fit; if one head of one sequence does not, our own kernel does it.
 //
 // Trust. From the first call of a shape on, the library's results are compared with our own
 // kernel's for up to eight pairs of a sequence and a key head, spread over the call, on the device:
@@ -15,7 +16,9 @@
 // waiting, whether a verdict has arrived: from then on only the library computes, or never again,
 // which a warning reports. Since the device acts on the verdict from the first call on, bits do not
 // depend on when the host learns it. Calls with NaN or infinity (an overflow of fp16) and with
-// nothing but zeros decide nothing.
+// nothing but zeros decide nothing. Sequences of one token have gradients of queries and keys that
+// are nothing but rounding: calls with one alone are not taken, and one among longer ones may cost
+// the library our trust.
 //
 // Notes report for each shape what computes it: the library with its version, or our own kernel and
 // why.
@@ -32,8 +35,8 @@
 
 namespace tercio::kernels::cuda {
 
-// Whether the call is one that cuDNN's graph expresses: bf16 or fp16, no dropout, no lengths, all
-// queries, at least two tokens, heads of a multiple of 8 up to 256, all rows at multiples of 16
+// Whether the call is one that cuDNN's graph expresses: bf16 or fp16, all queries, at least two
+// tokens, not all weights dropped, heads of a multiple of 8 up to 256, all rows at multiples of 16
 // bytes. Pure.
 bool CudnnTakes(const AttentionArgs& args);
 bool CudnnTakes(const AttentionBackwardArgs& args);

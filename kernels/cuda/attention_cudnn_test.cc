@@ -9,7 +9,9 @@
 #include <cstdint>
 #include <limits>
 
+#include "kernels/cuda/cudnn/graph.h"
 #include "kernels/cuda/testing/both_backends.h"
+#include "kernels/random.h"
 
 namespace tercio::kernels::cuda {
 namespace {
@@ -24,6 +26,8 @@ struct Case {
   int64_t sequences, tokens, heads, group, head_dim;
   bool causal;
   int64_t more_stride = 0;
+  float dropout = 0;
+  bool padded = false;
 
   int64_t width() const { return heads * head_dim; }
   int64_t key_width() const { return width() / group; }
@@ -31,18 +35,44 @@ struct Case {
   int64_t rows() const { return sequences * tokens; }
 };
 constexpr Case kCases[] = {
-    {2, 64, 2, 1, 64, true}, {1, 37, 4, 2, 16, true},      {2, 33, 2, 1, 24, false, 8},
-    {3, 16, 3, 3, 8, false}, {1, 130, 2, 1, 32, true, 16}, {2, 5, 4, 4, 128, true},
-    {1, 2, 1, 1, 8, true},   {1, 40, 1, 1, 256, false},
+    {2, 64, 2, 1, 64, true},
+    {1, 37, 4, 2, 16, true},
+    {2, 33, 2, 1, 24, false, 8},
+    {3, 16, 3, 3, 8, false},
+    {1, 130, 2, 1, 32, true, 16},
+    {2, 5, 4, 4, 128, true},
+    {1, 2, 1, 1, 8, true},
+    {1, 40, 1, 1, 256, false},
+    // Masks of an odd length, padding, and both; with and without groups.
+    {2, 37, 4, 2, 16, true, 0, 0.1f},
+    {3, 64, 4, 2, 32, false, 0, 0, true},
+    {4, 33, 2, 1, 16, false, 0, 0.1f, true},
 };
 
 std::string NameOf(const Case& c) {
   return std::to_string(c.sequences) + " x " + std::to_string(c.tokens) + ", heads " +
          std::to_string(c.heads) + " / " + std::to_string(c.group) + " of " +
-         std::to_string(c.head_dim) + (c.causal ? ", causal" : "");
+         std::to_string(c.head_dim) + (c.causal ? ", causal" : "") + (c.padded ? ", padded" : "") +
+         (c.dropout > 0 ? ", dropout" : "");
 }
 
-AttentionArgs ForwardOf(const Case& c, Values qkv, Values out, float* lse, float* scratch) {
+// Masks depend on where a call is in its batch and its model.
+template <typename Args>
+void SetMasks(const Case& c, const int32_t* lengths, Args& args) {
+  args.causal = c.causal;
+  args.lengths = c.padded ? lengths : nullptr;
+  args.first_head = 5;
+  args.dropout = {.probability = c.dropout,
+                  .seed = 7,
+                  .step = 11,
+                  .layer = 2,
+                  .site = kSiteAttention,
+                  .first_sequence = 9,
+                  .tokens = c.tokens};
+}
+
+AttentionArgs ForwardOf(const Case& c, Values qkv, Values out, float* lse, float* scratch,
+                        const int32_t* lengths) {
   AttentionArgs args{.q = qkv,
                      .k = qkv + c.width(),
                      .v = qkv + c.width() + c.key_width(),
@@ -54,13 +84,14 @@ AttentionArgs ForwardOf(const Case& c, Values qkv, Values out, float* lse, float
                      .heads = c.heads,
                      .head_dim = c.head_dim,
                      .group = c.group};
-  args.causal = c.causal;
+  SetMasks(c, lengths, args);
   args.scratch = scratch;
   return args;
 }
 
 AttentionBackwardArgs BackwardOf(const Case& c, Values qkv, Values out, Values dout,
-                                 const float* lse, Values dqkv, float* scratch) {
+                                 const float* lse, Values dqkv, float* scratch,
+                                 const int32_t* lengths) {
   const int64_t key = c.width();
   const int64_t value = key + c.key_width();
   AttentionBackwardArgs args{.dout = dout,
@@ -78,7 +109,7 @@ AttentionBackwardArgs BackwardOf(const Case& c, Values qkv, Values out, Values d
                              .heads = c.heads,
                              .head_dim = c.head_dim,
                              .group = c.group};
-  args.causal = c.causal;
+  SetMasks(c, lengths, args);
   args.scratch = scratch;
   return args;
 }
@@ -88,7 +119,8 @@ TEST(CudnnTakesTest, WhatItsGraphExpresses) {
   float* floats = reinterpret_cast<float*>(memory);
   const auto takes = [&](const auto& change) {
     const Values values(memory, Format::kBfloat16, Format::kBfloat16);
-    AttentionArgs args = ForwardOf({2, 64, 4, 2, 64, true}, values, values, floats, nullptr);
+    AttentionArgs args =
+        ForwardOf({2, 64, 4, 2, 64, true}, values, values, floats, nullptr, nullptr);
     change(args);
     return CudnnTakes(args);
   };
@@ -104,9 +136,10 @@ TEST(CudnnTakesTest, WhatItsGraphExpresses) {
   EXPECT_FALSE(takes([](AttentionArgs& a) { a.k = a.k + 4; }));
   EXPECT_FALSE(takes([](AttentionArgs& a) { a.lse += 1; }));
   EXPECT_FALSE(takes([](AttentionArgs& a) { a.first_query = 1; }));
-  EXPECT_FALSE(takes([](AttentionArgs& a) { a.dropout.probability = 0.1f; }));
+  EXPECT_TRUE(takes([](AttentionArgs& a) { a.dropout.probability = 0.1f; }));
+  EXPECT_FALSE(takes([](AttentionArgs& a) { a.dropout.probability = 1; }));
   const int32_t lengths[] = {64, 3};
-  EXPECT_FALSE(takes([&](AttentionArgs& a) {
+  EXPECT_TRUE(takes([&](AttentionArgs& a) {
     a.causal = false;
     a.lengths = lengths;
   }));
@@ -115,14 +148,14 @@ TEST(CudnnTakesTest, WhatItsGraphExpresses) {
 
   const auto takes_backward = [&](const auto& change) {
     const Values values(memory, Format::kFloat16, Format::kFloat16);
-    AttentionBackwardArgs args =
-        BackwardOf({2, 64, 4, 2, 64, false}, values, values, values, floats, values, nullptr);
+    AttentionBackwardArgs args = BackwardOf({2, 64, 4, 2, 64, false}, values, values, values,
+                                            floats, values, nullptr, nullptr);
     change(args);
     return CudnnTakes(args);
   };
   EXPECT_TRUE(takes_backward([](AttentionBackwardArgs&) {}));
   EXPECT_FALSE(takes_backward([](AttentionBackwardArgs& a) { a.dv = a.dv + 1; }));
-  EXPECT_FALSE(takes_backward([](AttentionBackwardArgs& a) { a.dropout.probability = 0.5f; }));
+  EXPECT_TRUE(takes_backward([](AttentionBackwardArgs& a) { a.dropout.probability = 0.5f; }));
 }
 
 class AttentionCudnnTest : public BothBackendsTest {
@@ -170,6 +203,14 @@ class AttentionCudnnTest : public BothBackendsTest {
     return major == 8 || major == 9;
   }
 
+  // From two tokens to all of them.
+  int AddLengths(const Case& c) {
+    const int id = AddInts("lengths", c.sequences, 2, static_cast<int32_t>(c.tokens));
+    At(id).data.front() = 2;
+    At(id).data.back() = static_cast<double>(c.tokens);
+    return id;
+  }
+
   OperationNotes of_case_;
 
   // Addresses that are not aligned are our own kernel's affair.
@@ -185,11 +226,13 @@ TEST_F(AttentionCudnnTest, Forward) {
       const int qkv = AddValues("qkv", c.rows() * c.stride());
       const int out = AddValues("out", c.rows() * c.width(), c.width());
       const int lse = AddFloats("lse", c.rows() * c.heads);
+      const int lengths = AddLengths(c);
       Near(NearOf(format), {out});
       Near(2e-5, {lse});
       CheckTwice(
           [&](Ops& ops, const Bound& t) {
-            ops.Attention(ForwardOf(c, t.values(qkv), t.values(out), t.floats(lse), t.scratch));
+            ops.Attention(ForwardOf(c, t.values(qkv), t.values(out), t.floats(lse), t.scratch,
+                                    t.ints(lengths)));
           },
           OptionsOf(c));
     }
@@ -206,10 +249,12 @@ TEST_F(AttentionCudnnTest, Backward) {
       const int lse = AddFloats("lse", c.rows() * c.heads);
       const int dout = AddValues("dout", c.rows() * c.width());
       const int dqkv = AddValues("dqkv", c.rows() * c.stride(), c.rows() * c.stride());
+      const int lengths = AddLengths(c);
       // What the forward pass gives, the same for both backends.
       const auto forward = RunOnCpu(
           [&](Ops& ops, const Bound& t) {
-            ops.Attention(ForwardOf(c, t.values(qkv), t.values(out), t.floats(lse), t.scratch));
+            ops.Attention(ForwardOf(c, t.values(qkv), t.values(out), t.floats(lse), t.scratch,
+                                    t.ints(lengths)));
           },
           OptionsOf(c));
       At(out).data = forward[static_cast<size_t>(out)].data;
@@ -218,7 +263,8 @@ TEST_F(AttentionCudnnTest, Backward) {
       CheckTwice(
           [&](Ops& ops, const Bound& t) {
             ops.AttentionBackward(BackwardOf(c, t.values(qkv), t.values(out), t.values(dout),
-                                             t.floats(lse), t.values(dqkv), t.scratch));
+                                             t.floats(lse), t.values(dqkv), t.scratch,
+                                             t.ints(lengths)));
           },
           OptionsOf(c));
     }
@@ -235,19 +281,25 @@ class Session {
         stream_(stream),
         qkv_(Draw(c.rows() * c.stride(), 1), 0),
         dout_(Draw(c.rows() * c.width(), 2), 0),
-        out_(c.rows() * c.width()),
+        out_(std::vector<uint16_t>(
+                 static_cast<size_t>(c.rows() * c.width() + kMoreOutputs * kOutputStep)),
+             0),
         dqkv_(std::vector<uint16_t>(static_cast<size_t>(c.rows() * c.stride())), 0),
         lse_(c.rows() * c.heads),
+        lengths_(Lengths(c), 0),
         workspace_(workspace_bytes),
         ops_(CreateCudaOps({stream, reinterpret_cast<std::byte*>(workspace_.data()),
                             workspace_bytes, &errors_, nullptr, attention, &notes_})) {}
 
-  void EnqueueForward() {
-    ops_->Attention(ForwardOf(c_, At(qkv_), At(out_), lse_.data(), nullptr));
+  // The results may lie at other addresses.
+  static constexpr int64_t kOutputStep = 8, kMoreOutputs = kMostCudnnPacks + 16;
+  void EnqueueForward(int64_t output = 0) {
+    ops_->Attention(ForwardOf(c_, At(qkv_), At(out_) + output * kOutputStep, lse_.data(), nullptr,
+                              lengths_.data()));
   }
   void EnqueueBackward() {
-    ops_->AttentionBackward(
-        BackwardOf(c_, At(qkv_), At(out_), At(dout_), lse_.data(), At(dqkv_), nullptr));
+    ops_->AttentionBackward(BackwardOf(c_, At(qkv_), At(out_), At(dout_), lse_.data(), At(dqkv_),
+                                       nullptr, lengths_.data()));
   }
   // All results, after what was enqueued.
   std::vector<uint16_t> Results() {
@@ -285,6 +337,13 @@ class Session {
   Ops& ops() { return *ops_; }
 
  private:
+  static std::vector<int32_t> Lengths(const Case& c) {
+    std::vector<int32_t> lengths;
+    for (int64_t i = 0; i < c.sequences; ++i) {
+      lengths.push_back(static_cast<int32_t>(c.tokens * (i + 1) / (c.sequences + 1)));
+    }
+    return lengths;
+  }
   std::vector<uint16_t> Draw(int64_t count, uint64_t seed) const {
     std::mt19937_64 random(seed);
     std::normal_distribution<float> normal;
@@ -305,6 +364,7 @@ class Session {
   cudaStream_t stream_;
   DeviceBuffer<uint16_t> qkv_, dout_, out_, dqkv_;
   DeviceBuffer<float> lse_;
+  DeviceBuffer<int32_t> lengths_;
   DeviceBuffer<unsigned char> workspace_;
   OperationErrors errors_;
   OperationNotes notes_;
@@ -313,11 +373,12 @@ class Session {
 };
 
 constexpr Case kLayer = {2, 48, 4, 2, 32, true};
+constexpr Case kEncoder = {4, 48, 4, 1, 32, false, 0, 0.1f, true};
 
 // Compared at first, then trusted: the same bits.
 TEST_F(AttentionCudnnTest, BitsRepeat) {
   for (const Format format : kFormats) {
-    for (const Case& c : {kLayer, Case{1, 200, 2, 1, 64, false}}) {
+    for (const Case& c : {kLayer, kEncoder, Case{1, 200, 2, 1, 64, false}}) {
       Session session(c, format, stream_);
       const auto first = session.Run();
       for (int i = 0; i < 3; ++i) EXPECT_EQ(session.Run(), first) << NameOf(c);
@@ -392,6 +453,20 @@ TEST_F(AttentionCudnnTest, WrongResultsAreReplacedAndTheLibraryIsRefused) {
   EXPECT_EQ(eager.Results(), own);
 }
 
+// A library that attends to padding.
+TEST_F(AttentionCudnnTest, WrongPaddingIsFound) {
+  emulation::ConfigureCudnn({.fault = emulation::CudnnFault::kIgnoresMask});
+  for (const float dropout : {0.0f, 0.1f}) {
+    Case c = kEncoder;
+    c.dropout = dropout;
+    const auto own = OwnBits(stream_, c);
+    Session session(c, Format::kBfloat16, stream_);
+    for (int i = 0; i < 3; ++i) EXPECT_EQ(session.Run(), own) << dropout;
+    EXPECT_EQ(session.fallbacks()[static_cast<size_t>(Fallback::kAttention)], 2);
+    EXPECT_NE(session.Notes().find(", padded"), std::string::npos) << session.Notes();
+  }
+}
+
 TEST_F(AttentionCudnnTest, NumbersThatAreNoneDecideNothing) {
   Session session(kLayer, Format::kBfloat16, stream_);
   session.SetNumber(false);
@@ -448,6 +523,78 @@ TEST_F(AttentionCudnnTest, GradientsAreComputedInPartsThatFit) {
     EXPECT_EQ(emulation::GetCudnnCounts().executions, 2 * (1 + fit.parts)) << fit.bytes;
     EXPECT_EQ(parts.Notes().find("!"), std::string::npos) << parts.Notes();
   }
+}
+
+// On compute capability 10 one engine repeats its bits; not with dropout, nor in all versions.
+TEST_F(AttentionCudnnTest, GradientsOfBlackwellHaveAnEngineOfTheirOwn) {
+  EXPECT_EQ(cudaStreamDestroy(stream_), cudaSuccess);
+  emulation::Configure({.major = 10});
+  ASSERT_EQ(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), cudaSuccess);
+  Case padded = kEncoder;
+  padded.dropout = 0;
+  constexpr Case kWide = {1, 40, 1, 1, 256, false};
+  const struct {
+    Case layer;
+    size_t version;
+    int plans;
+  } cases[] = {{kLayer, 91800, 2}, {padded, 91900, 2},   {kLayer, 91700, 1},
+               {kLayer, 92300, 1}, {kEncoder, 91900, 1}, {kWide, 91900, 1}};
+  for (const auto& c : cases) {
+    emulation::ConfigureCudnn({.version = c.version});
+    Session session(c.layer, Format::kBfloat16, stream_, 8 << 20);
+    const auto first = session.Run();
+    EXPECT_EQ(session.Run(), first);
+    EXPECT_FALSE(session.errors().first());
+    EXPECT_EQ(emulation::GetCudnnCounts().plans, c.plans) << NameOf(c.layer) << c.version;
+    EXPECT_EQ(session.Notes().find("! gradients") == std::string::npos, c.plans == 2)
+        << session.Notes();
+  }
+  EXPECT_EQ(cudaStreamDestroy(stream_), cudaSuccess);
+  emulation::Configure({});
+  stream_ = nullptr;
+}
+
+// Masks take memory, for the forward pass as well, and padding has to be that of the part.
+TEST_F(AttentionCudnnTest, MasksAreMadeInPartsThatFit) {
+  Session whole(kEncoder, Format::kBfloat16, stream_);
+  const auto bits = whole.Run();
+  EXPECT_EQ(whole.Run(), bits);
+  EXPECT_EQ(emulation::GetCudnnCounts().executions, 4);
+  // A sequence's mask takes 18 KiB, its gradients beside it 50 KiB.
+  for (const int64_t bytes : {int64_t{100} << 10, int64_t{60} << 10}) {
+    emulation::ConfigureCudnn({});
+    Session parts(kEncoder, Format::kBfloat16, stream_, bytes);
+    EXPECT_EQ(parts.Run(), bits) << bytes;
+    EXPECT_EQ(parts.Run(), bits) << bytes;
+    EXPECT_GT(emulation::GetCudnnCounts().executions, 4) << bytes;
+    EXPECT_EQ(parts.Notes().find("!"), std::string::npos) << parts.Notes();
+  }
+}
+
+TEST_F(AttentionCudnnTest, PointersThatComeBackAreMadeOnce) {
+  Session session(kLayer, Format::kBfloat16, stream_);
+  for (int i = 0; i < 5; ++i) session.Run();
+  EXPECT_EQ(emulation::GetCudnnCounts().executions, 10);
+  EXPECT_EQ(emulation::GetCudnnCounts().packs, 2);
+  session.EnqueueForward(1);
+  EXPECT_EQ(emulation::GetCudnnCounts().packs, 3);
+  session.EnqueueForward(0);
+  EXPECT_EQ(emulation::GetCudnnCounts().packs, 3);
+  EXPECT_FALSE(session.errors().first());
+  session.Results();
+}
+
+// However many there are, the library keeps few.
+TEST_F(AttentionCudnnTest, PointersThatNeverComeBackAreForgotten) {
+  Session session({1, 2, 1, 1, 8, true}, Format::kBfloat16, stream_);
+  session.EnqueueForward();
+  session.Results();
+  const int64_t others = emulation::GetCudnnCounts().descriptors - 1;
+  for (int64_t i = 1; i < Session::kMoreOutputs; ++i) session.EnqueueForward(i);
+  EXPECT_EQ(emulation::GetCudnnCounts().packs, Session::kMoreOutputs);
+  EXPECT_LE(emulation::GetCudnnCounts().descriptors, others + int64_t{kMostCudnnPacks});
+  EXPECT_FALSE(session.errors().first());
+  session.Results();
 }
 
 TEST_F(AttentionCudnnTest, WorkspacesThatAreTooSmallLeaveItToUs) {

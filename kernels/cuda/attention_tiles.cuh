@@ -26,6 +26,25 @@ inline constexpr int kTileThreads = kWarps * kTile;
 inline constexpr int kOwn = kTile / kWarps;  // rows of a warp
 inline constexpr int kMaxHeadDim = 256;
 
+// Dropout of the attention matrix.
+struct ScoreDropout {
+  bool on;
+  PhiloxKey key;
+  uint32_t threshold;
+  float multiplier;
+  uint32_t tag;
+  uint32_t first_sequence;
+};
+inline ScoreDropout MakeScoreDropout(const Dropout& dropout, int64_t first_head) {
+  if (!(dropout.probability > 0)) return {false, {}, 0, 1, 0, 0};
+  return {true,
+          MakeKey(dropout.seed, dropout.step),
+          DropThreshold(dropout.probability),
+          1.0f / (1.0f - dropout.probability),
+          kSiteAttention | dropout.layer << 4 | static_cast<uint32_t>(first_head) << 16,
+          static_cast<uint32_t>(dropout.first_sequence)};
+}
+
 // The parameters that both directions need.
 struct Heads {
   int64_t stride;
@@ -34,13 +53,7 @@ struct Heads {
   float scale;
   bool causal;
   const int32_t* lengths;
-  // Dropout.
-  bool dropping;
-  PhiloxKey key;
-  uint32_t threshold;
-  float multiplier;
-  uint32_t tag;
-  uint32_t first_sequence;
+  ScoreDropout dropout;
   // Null, or a word of the device: if it is 0 when the kernel begins, it does nothing.
   const uint32_t* wanted;
 };
@@ -49,28 +62,16 @@ template <typename Args>
 Heads MakeHeads(const Args& a, const uint32_t* wanted) {
   TERCIO_CHECK_LE(a.head_dim, kMaxHeadDim);
   TERCIO_CHECK_EQ(a.heads % a.group, 0);
-  Heads heads{a.stride,
-              a.tokens,
-              a.heads,
-              a.group,
-              static_cast<int>(a.head_dim),
-              1.0f / std::sqrt(static_cast<float>(a.head_dim)),
-              a.causal,
-              a.lengths,
-              a.dropout.probability > 0,
-              {},
-              0,
-              1,
-              0,
-              static_cast<uint32_t>(a.dropout.first_sequence),
-              wanted};
-  if (heads.dropping) {
-    heads.key = MakeKey(a.dropout.seed, a.dropout.step);
-    heads.threshold = DropThreshold(a.dropout.probability);
-    heads.multiplier = 1.0f / (1.0f - a.dropout.probability);
-    heads.tag = kSiteAttention | a.dropout.layer << 4 | static_cast<uint32_t>(a.first_head) << 16;
-  }
-  return heads;
+  return {a.stride,
+          a.tokens,
+          a.heads,
+          a.group,
+          static_cast<int>(a.head_dim),
+          1.0f / std::sqrt(static_cast<float>(a.head_dim)),
+          a.causal,
+          a.lengths,
+          MakeScoreDropout(a.dropout, a.first_head),
+          wanted};
 }
 
 // The same for all threads.
@@ -84,15 +85,20 @@ __device__ __forceinline__ int64_t KeysOf(const Heads& h, int64_t sequence, int6
   return h.lengths == nullptr ? h.tokens : h.lengths[sequence];
 }
 
+// Random numbers of four neighbouring keys; `key` is one of them.
+__device__ __forceinline__ PhiloxBlock DropBits(const ScoreDropout& d, int64_t head,
+                                                int64_t sequence, int64_t query, int64_t key) {
+  return Philox(d.key, {static_cast<uint32_t>(key / 4), static_cast<uint32_t>(query),
+                        d.first_sequence + static_cast<uint32_t>(sequence),
+                        d.tag + (static_cast<uint32_t>(head) << 16)});
+}
+
 // 0 or the multiplier for one element of the attention matrix.
 __device__ __forceinline__ float Drop(const Heads& h, int64_t head, int64_t sequence, int64_t query,
                                       int64_t key) {
-  if (!h.dropping) return 1.0f;
-  const PhiloxBlock bits =
-      Philox(h.key, {static_cast<uint32_t>(key / 4), static_cast<uint32_t>(query),
-                     h.first_sequence + static_cast<uint32_t>(sequence),
-                     h.tag + (static_cast<uint32_t>(head) << 16)});
-  return bits[static_cast<size_t>(key % 4)] >= h.threshold ? h.multiplier : 0.0f;
+  if (!h.dropout.on) return 1.0f;
+  const PhiloxBlock bits = DropBits(h.dropout, head, sequence, query, key);
+  return bits[static_cast<size_t>(key % 4)] >= h.dropout.threshold ? h.dropout.multiplier : 0.0f;
 }
 
 // The first element of a head in its sequence.

@@ -249,8 +249,9 @@ class CudaOps : public Ops {
     // After the first error the device's state is unknown, and more work would only bury the cause.
     if (errors_.first()) return;
     body();
-    // A launch reports its errors here only, and so does work that has failed earlier.
-    const cudaError_t error = cudaGetLastError();
+    // The runtime's last error may be that of any other call of this thread, which would then fail
+    // the job in this operation's name.
+    const cudaError_t error = TakeLaunchError();
     if (error == cudaSuccess) return;
     errors_.Report(operation,
                    std::string(cudaGetErrorName(error)) + ": " + cudaGetErrorString(error));

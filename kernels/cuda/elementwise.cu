@@ -144,8 +144,8 @@ void Add(T* a, const T* b, int64_t count, cudaStream_t stream) {
 
 template <typename T>
 void Zero(T* a, int64_t count, cudaStream_t stream) {
-  const cudaError_t error = cudaMemsetAsync(a, 0, static_cast<size_t>(count) * sizeof(T), stream);
-  if (IsLaunchMistake(error)) LaunchFailed(error, "cudaMemsetAsync", {});
+  CheckLaunch(cudaMemsetAsync(a, 0, static_cast<size_t>(count) * sizeof(T), stream),
+              "cudaMemsetAsync", {});
 }
 
 template <typename To, typename From>

@@ -11,6 +11,7 @@
 
 #include "kernels/cuda/elementwise.h"
 #include "kernels/cuda/scratch.h"
+#include "kernels/cuda/stream_timer.h"
 
 namespace tercio::kernels::cuda {
 namespace {
@@ -18,11 +19,8 @@ namespace {
 static_assert(sizeof(cublasLtMatmulAlgo_t) == sizeof(ProductAlgorithm::words));
 
 constexpr int64_t kSideUnit = 256;  // alignment of what is taken from the workspace
-// How algorithms are timed.
-constexpr size_t kCandidates = 16;
-constexpr int kWarmUps = 2;
-constexpr int kTimedRuns = 8;
-constexpr float kNoise = 0.02f;
+// The most algorithms of a shape that are timed, if the library ranks as many.
+constexpr size_t kCandidates = 32;
 // Alignment of biases and of GELU's input, which lie beside the matrices.
 constexpr uintptr_t kSideAlignment = 16;
 constexpr int64_t kGeluInputColumns = 8;  // their number is a multiple
@@ -417,6 +415,8 @@ class Products::Library {
       NoteLack(p.shape);
       return nullptr;
     }
+    // The other way was measured to be faster, so nothing is noted.
+    if (known != algorithms_.end() && known->second == kSeparateEpilogue) return nullptr;
     cublasStatus_t status = Describe(p, made);
     std::vector<ProductAlgorithm> found_ones;
     if (status == CUBLAS_STATUS_SUCCESS) status = Candidates(p, made, context, found_ones);
@@ -441,42 +441,20 @@ class Products::Library {
   }
 
   // The index of the fastest; an earlier one in the library's ranking is preferred unless a later
-  // one is faster by kNoise.
+  // one is faster by kTimingNoise.
   size_t Fastest(const Product& p, const std::vector<ProductAlgorithm>& candidates,
                  Prepared& prepared, const CudaContext& context) {
     size_t best = 0;
     float best_milliseconds = std::numeric_limits<float>::infinity();
     for (size_t i = 0; i < candidates.size(); ++i) {
       SetAlgorithm(candidates[i], prepared);
-      const float milliseconds = Time(p, prepared, context);
-      if (milliseconds >= best_milliseconds * (1 - kNoise)) continue;
+      const float milliseconds = TimeRuns(
+          context.stream, [&] { return Run(p, prepared, context) == CUBLAS_STATUS_SUCCESS; });
+      if (milliseconds >= best_milliseconds * (1 - kTimingNoise)) continue;
       best = i;
       best_milliseconds = milliseconds;
     }
     return best;
-  }
-
-  // Infinity if it fails. Waits for the stream.
-  float Time(const Product& p, const Prepared& prepared, const CudaContext& context) {
-    const auto repeat = [&](int count) {
-      for (int i = 0; i < count; ++i) {
-        if (Run(p, prepared, context) != CUBLAS_STATUS_SUCCESS) return false;
-      }
-      return true;
-    };
-    cudaEvent_t begin = nullptr;
-    cudaEvent_t end = nullptr;
-    float milliseconds = std::numeric_limits<float>::infinity();
-    if (cudaEventCreate(&begin) == cudaSuccess && cudaEventCreate(&end) == cudaSuccess &&
-        // The events lie around the timed runs only, since the first runs load the kernels.
-        repeat(kWarmUps) && cudaEventRecord(begin, context.stream) == cudaSuccess &&
-        repeat(kTimedRuns) && cudaEventRecord(end, context.stream) == cudaSuccess &&
-        cudaEventSynchronize(end) == cudaSuccess) {
-      cudaEventElapsedTime(&milliseconds, begin, end);
-    }
-    if (begin != nullptr) cudaEventDestroy(begin);
-    if (end != nullptr) cudaEventDestroy(end);
-    return milliseconds;
   }
 
   static std::string SizesOf(const ProductShape& shape) {

@@ -4,7 +4,8 @@
 // library's own ranking that fits the workspace, or, if they are timed, the fastest of it, unless
 // the table has another; none adds in an order that is not fixed. An algorithm of the table that
 // the library refuses, or that wants more workspace, is replaced by the library's choice, and so is
-// one that it refuses when the product is called.
+// one that it refuses when the product is called. Where the table says so, an operation that the
+// library could fuse is left to the caller.
 //
 // Threads: thread-compatible. Errors go to OperationErrors; a product that fails writes nothing.
 #pragma once
@@ -37,8 +38,8 @@ class Products {
   // All rows are one leaf. Returns whether the bias gradient is done, too.
   bool MatmulBackwardWeight(const MatmulBackwardWeightArgs& args, const CudaContext& context);
 
-  // Both operations in one, if the library can; false: nothing was done. GELU is then that of the
-  // result before it is rounded.
+  // Both operations in one, if the library can and the table does not prefer two; false: nothing
+  // was done. GELU is then that of the result before it is rounded.
   bool MatmulGelu(const MatmulArgs& args, const GeluArgs& gelu, const CudaContext& context);
   bool MatmulGeluBackward(const MatmulBackwardInputArgs& args, const GeluBackwardArgs& gelu,
                           const CudaContext& context);

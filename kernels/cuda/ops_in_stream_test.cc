@@ -81,6 +81,22 @@ TEST_F(OpsInStreamTest, GraphsRepeatThem) {
 }
 
 #ifdef TERCIO_CUDA_EMULATED
+// The runtime keeps one last error for a thread, whichever call it comes from.
+TEST_F(OpsInStreamTest, AnErrorThatAnotherCallHasLeftIsNotTheirs) {
+  DeviceBuffer<float> a(std::vector<float>{1, 2}, 0);
+  DeviceBuffer<unsigned char> workspace(1024);
+  OperationErrors errors;
+  const auto ops = CreateCudaOps(
+      {stream_, reinterpret_cast<std::byte*>(workspace.data()), 1024, &errors, nullptr});
+  float of_the_host = 0;
+  ASSERT_EQ(cudaFree(&of_the_host), cudaErrorInvalidValue);
+  ops->Add(a.data(), a.data(), 2);
+  EXPECT_FALSE(errors.first()) << errors.first()->operation;
+  EXPECT_EQ(a.Read(stream_), (std::vector<float>{2, 4}));
+  // It is still there for those whom it concerns.
+  EXPECT_EQ(cudaGetLastError(), cudaErrorInvalidValue);
+}
+
 TEST_F(OpsInStreamTest, TheFirstErrorIsKeptAndEndsTheWork) {
   DeviceBuffer<float> a(std::vector<float>{1, 2}, 0);
   DeviceBuffer<unsigned char> workspace(1024);

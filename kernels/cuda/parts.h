@@ -70,6 +70,21 @@ void AttentionCuda(const AttentionArgs& args, const CudaContext& context,
 void AttentionBackwardCuda(const AttentionBackwardArgs& args, const CudaContext& context,
                            const uint32_t* wanted = nullptr);
 
+// Dropout of attention (ops.h) as a matrix of 16 bits: 1 where a weight is kept, 0 where it is
+// dropped, either where the query does not see the key.
+struct AttentionMaskArgs {
+  Values mask;     // (sequences, heads, tokens, stride)
+  int64_t stride;  // at least the tokens; a multiple of 8
+  int64_t sequences, tokens, heads;
+  int64_t first_head;
+  bool causal;
+  const int32_t* lengths;
+  Dropout dropout;
+};
+void AttentionMaskCuda(const AttentionMaskArgs& args, const CudaContext& context);
+// dk = dv = 0 in the rows behind each sequence's length.
+void ZeroPaddingCuda(const AttentionBackwardArgs& args, const CudaContext& context);
+
 void EmbeddingCuda(const EmbeddingArgs& args, const CudaContext& context);
 void EmbeddingBackwardCuda(const EmbeddingBackwardArgs& args, const CudaContext& context);
 void PositionEmbeddingCuda(const PositionEmbeddingArgs& args, const CudaContext& context);

@@ -64,6 +64,8 @@ struct ProductAlgorithm {
 };
 // Marks a shape whose epilogue the library lacks: it is computed separately.
 inline constexpr ProductAlgorithm kNoAlgorithm = {{}, -1};
+// Marks a shape whose epilogue is computed separately because that was measured to be faster.
+inline constexpr ProductAlgorithm kSeparateEpilogue = {{}, -2};
 
 using ProductAlgorithms = std::map<ProductShape, ProductAlgorithm>;
 

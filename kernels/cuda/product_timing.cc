@@ -3,14 +3,17 @@
 #include <algorithm>
 
 #include "kernels/cuda/gemm_cublaslt.h"
+#include "kernels/cuda/parts.h"
+#include "kernels/cuda/primitives/launch.h"
+#include "kernels/cuda/random_operands.h"
+#include "kernels/cuda/scratch.h"
+#include "kernels/cuda/stream_timer.h"
 
 namespace tercio::kernels::cuda {
 namespace {
 
 // Operands begin at multiples of 256 bytes, as those of cudaMalloc do.
 constexpr int64_t kUnit = 256;
-// A byte of which all formats make ordinary numbers, other than zero, which costs less power.
-constexpr int kFill = 0x3c;
 
 // Bytes of x or dy (m x n or k), w or x, the result, and the operand beside it (GELU's result or
 // input, or the scale of both factors).
@@ -35,7 +38,8 @@ Sizes SizesOf(const ProductShape& s) {
   const bool gelu =
       s.epilogue == ProductEpilogue::kGelu || s.epilogue == ProductEpilogue::kGeluGradient;
   const int64_t result = weight ? s.n * s.k : s.m * (forward ? s.n : s.k);
-  // The product decides which sides the matrices have; the bytes follow in the order of Perform.
+  // The product decides which sides the matrices have; the bytes follow in the order of the
+  // operation.
   return {Bytes(s.m * (forward ? s.k : s.n), s.operands),
           Bytes(weight ? s.m * s.k : s.n * s.k, s.operands), Bytes(result, s.result),
           gelu ? Bytes(result, s.result) : 0, Bytes(s.n, Format::kFloat32)};
@@ -63,80 +67,159 @@ TimedBuffers BuffersAt(std::byte* memory, const ProductShape& s) {
   return buffers;
 }
 
-void PerformScaled(const ProductShape& s, const TimedBuffers& buffers, const CudaContext& context,
-                   Products& products) {
-  const auto* scale = reinterpret_cast<const Scale*>(buffers.beside.data());
-  products.ScaledMatmul({.a = buffers.first,
-                         .b = Values(buffers.second.data(), Format::kE4m3, Format::kE4m3),
-                         .a_scale = scale,
-                         .b_scale = scale,
-                         .bias = s.bias ? ConstValues(buffers.bias) : nullptr,
-                         .c = buffers.result,
-                         .m = s.m,
-                         .n = s.n,
-                         .k = s.k,
-                         .accumulate = s.accumulate,
-                         .fast_accumulation = s.kind == ProductKind::kScaledFast},
-                        context);
+cudaError_t FillWithNumbers(const ProductShape& s, const TimedBuffers& buffers,
+                            RandomOperands& random) {
+  const Sizes sizes = SizesOf(s);
+  cudaError_t error = cudaSuccess;
+  const auto fill = [&](const Values& to, Format format, int64_t bytes) {
+    if (error != cudaSuccess || bytes == 0) return;
+    error = random.Fill(Values(to.data(), format, format), bytes);
+  };
+  const bool scaled = s.kind == ProductKind::kScaled || s.kind == ProductKind::kScaledFast;
+  fill(buffers.first, s.operands, sizes.first);
+  fill(buffers.second, scaled ? Format::kE4m3 : s.operands, sizes.second);
+  fill(buffers.result, s.result, sizes.result);
+  // Scales are floats.
+  fill(buffers.beside, scaled ? Format::kFloat32 : s.result, sizes.beside);
+  fill(buffers.bias, s.result, sizes.bias);
+  return error;
 }
 
-// Calls the operation whose product has this shape.
-void Perform(const ProductShape& s, std::byte* memory, const CudaContext& context,
-             Products& products) {
-  const TimedBuffers buffers = BuffersAt(memory, s);
-  const auto& [first, second, result, beside, bias] = buffers;
-  switch (s.kind) {
-    case ProductKind::kForward: {
-      const MatmulArgs args{.x = first,
-                            .w = second,
-                            .bias = s.bias ? ConstValues(bias) : nullptr,
-                            .y = result,
-                            .m = s.m,
-                            .n = s.n,
-                            .k = s.k,
-                            .accumulate = s.accumulate};
-      // A shape whose epilogue the library lacks is timed without it, as it will be used.
-      if (s.epilogue != ProductEpilogue::kGelu ||
-          !products.MatmulGelu(args, {.h = result, .g = beside, .rows = s.m, .columns = s.n},
-                               context)) {
-        products.Matmul(args, context);
-      }
-      return;
+// The operation of a shape, and the two that it consists of where it has an epilogue.
+class TimedOperation {
+ public:
+  TimedOperation(const ProductShape& shape, std::byte* memory, const CudaContext& context,
+                 Products& products)
+      : s_(shape), buffers_(BuffersAt(memory, shape)), context_(context), products_(products) {}
+
+  const TimedBuffers& buffers() const { return buffers_; }
+
+  // In one pass. False: the library lacks the epilogue.
+  bool Fused() {
+    switch (s_.kind) {
+      case ProductKind::kForward:
+        if (s_.epilogue == ProductEpilogue::kGelu) {
+          return products_.MatmulGelu(ForwardArgs(), OfGelu(), context_);
+        }
+        products_.Matmul(ForwardArgs(), context_);
+        return true;
+      case ProductKind::kInputGradient:
+        if (s_.epilogue == ProductEpilogue::kGeluGradient) {
+          return products_.MatmulGeluBackward(InputGradientArgs(), OfGeluGradient(), context_);
+        }
+        products_.MatmulBackwardInput(InputGradientArgs(), context_);
+        return true;
+      case ProductKind::kWeightGradient:
+        return products_.MatmulBackwardWeight(
+            WeightGradientArgs(s_.epilogue == ProductEpilogue::kBiasGradient), context_);
+      case ProductKind::kScaled:
+      case ProductKind::kScaledFast:
+        products_.ScaledMatmul(ScaledArgs(), context_);
+        return true;
     }
-    case ProductKind::kInputGradient: {
-      const MatmulBackwardInputArgs args{.dy = first,
-                                         .w = second,
-                                         .dx = result,
-                                         .m = s.m,
-                                         .n = s.n,
-                                         .k = s.k,
-                                         .accumulate = s.accumulate};
-      if (s.epilogue != ProductEpilogue::kGeluGradient ||
-          !products.MatmulGeluBackward(
-              args, {.dg = result, .h = beside, .dh = result, .rows = s.m, .columns = s.k},
-              context)) {
-        products.MatmulBackwardInput(args, context);
-      }
-      return;
-    }
-    case ProductKind::kWeightGradient:
-      products.MatmulBackwardWeight({.dy = first,
-                                     .x = second,
-                                     .dw = reinterpret_cast<float*>(result.data()),
-                                     .dbias = s.epilogue == ProductEpilogue::kBiasGradient
-                                                  ? reinterpret_cast<float*>(bias.data())
-                                                  : nullptr,
-                                     .m = s.m,
-                                     .n = s.n,
-                                     .k = s.k,
-                                     .rows_per_leaf = s.m,
-                                     .accumulate = s.accumulate},
-                                    context);
-      return;
-    case ProductKind::kScaled:
-    case ProductKind::kScaledFast:
-      return PerformScaled(s, buffers, context, products);
+    return true;
   }
+
+  // The product, and then our own kernel.
+  void Separate() {
+    switch (s_.epilogue) {
+      case ProductEpilogue::kNone:
+        return;
+      case ProductEpilogue::kGelu:
+        products_.Matmul(ForwardArgs(), context_);
+        return GeluCuda(OfGelu(), context_);
+      case ProductEpilogue::kGeluGradient:
+        products_.MatmulBackwardInput(InputGradientArgs(), context_);
+        return GeluBackwardCuda(OfGeluGradient(), context_);
+      case ProductEpilogue::kBiasGradient:
+        products_.MatmulBackwardWeight(WeightGradientArgs(false), context_);
+        return ColumnSumsCuda({.value = buffers_.first,
+                               .out = buffers_.bias,
+                               .rows = s_.m,
+                               .columns = s_.n,
+                               .accumulate = s_.accumulate},
+                              context_);
+    }
+  }
+
+ private:
+  MatmulArgs ForwardArgs() const {
+    return {.x = buffers_.first,
+            .w = buffers_.second,
+            .bias = s_.bias ? ConstValues(buffers_.bias) : nullptr,
+            .y = buffers_.result,
+            .m = s_.m,
+            .n = s_.n,
+            .k = s_.k,
+            .accumulate = s_.accumulate};
+  }
+  GeluArgs OfGelu() const {
+    return {.h = buffers_.result, .g = buffers_.beside, .rows = s_.m, .columns = s_.n};
+  }
+  MatmulBackwardInputArgs InputGradientArgs() const {
+    return {.dy = buffers_.first,
+            .w = buffers_.second,
+            .dx = buffers_.result,
+            .m = s_.m,
+            .n = s_.n,
+            .k = s_.k,
+            .accumulate = s_.accumulate};
+  }
+  GeluBackwardArgs OfGeluGradient() const {
+    return {.dg = buffers_.result,
+            .h = buffers_.beside,
+            .dh = buffers_.result,
+            .rows = s_.m,
+            .columns = s_.k};
+  }
+  MatmulBackwardWeightArgs WeightGradientArgs(bool with_bias) const {
+    return {.dy = buffers_.first,
+            .x = buffers_.second,
+            .dw = buffers_.result,
+            .dbias = with_bias ? buffers_.bias.floats() : nullptr,
+            .m = s_.m,
+            .n = s_.n,
+            .k = s_.k,
+            .rows_per_leaf = s_.m,
+            .accumulate = s_.accumulate};
+  }
+  ScaledMatmulArgs ScaledArgs() const {
+    const auto* scale = reinterpret_cast<const Scale*>(buffers_.beside.data());
+    return {.a = buffers_.first,
+            .b = Values(buffers_.second.data(), Format::kE4m3, Format::kE4m3),
+            .a_scale = scale,
+            .b_scale = scale,
+            .bias = s_.bias ? ConstValues(buffers_.bias) : nullptr,
+            .c = buffers_.result,
+            .m = s_.m,
+            .n = s_.n,
+            .k = s_.k,
+            .accumulate = s_.accumulate,
+            .fast_accumulation = s_.kind == ProductKind::kScaledFast};
+  }
+
+  const ProductShape s_;
+  const TimedBuffers buffers_;
+  const CudaContext context_;
+  Products& products_;
+};
+
+// Chooses the algorithm of the shape's product, and of the product without its epilogue, and then
+// the faster way to compute both.
+void Choose(const ProductShape& shape, TimedOperation& operation, cudaStream_t stream,
+            ProductAlgorithms* table) {
+  const bool is_fused = operation.Fused();
+  if (shape.epilogue == ProductEpilogue::kNone) return;
+  operation.Separate();
+  // What the library lacks it has noted in the table by itself.
+  if (!is_fused) return;
+  const float fused = TimeRuns(stream, [&] { return operation.Fused(); });
+  const float separate = TimeRuns(stream, [&] {
+    operation.Separate();
+    return true;
+  });
+  // In doubt one pass is taken, which needs less of the memory's time in a whole step.
+  if (separate < fused * (1 - kTimingNoise)) (*table)[shape] = kSeparateEpilogue;
 }
 
 }  // namespace
@@ -148,24 +231,34 @@ int64_t BytesForTiming(const std::vector<ProductShape>& shapes) {
   return most;
 }
 
+int64_t WorkspaceForTiming(const std::vector<ProductShape>& shapes) {
+  int64_t most = kProductWorkspaceBytes;
+  for (const ProductShape& shape : shapes) {
+    if (shape.epilogue != ProductEpilogue::kBiasGradient) continue;
+    most = std::max(most, ColumnSumBytes(shape.m, shape.n));
+  }
+  return most;
+}
+
 void TimeProducts(const std::vector<ProductShape>& shapes, const TimingMemory& memory,
                   cudaStream_t stream, ProductAlgorithms* table, OperationErrors* errors) {
   const auto check = [errors](cudaError_t error) {
     if (error != cudaSuccess) errors->Report("TimeProducts", cudaGetErrorName(error));
   };
-  check(
-      // One filling serves all shapes, whose operands begin at the same place.
-      cudaMemsetAsync(memory.operands, kFill, static_cast<size_t>(BytesForTiming(shapes)), stream));
   const CudaContext context{.stream = stream,
                             .workspace = memory.workspace,
                             .workspace_bytes = memory.workspace_bytes,
                             .shared_bytes = 0};
+  RandomOperands random(stream);
   // TF32 belongs to the products and not to a shape, so there is one pass for each.
   for (const bool tf32 : {false, true}) {
     Products products({tf32, true}, table, errors, nullptr);
     for (const ProductShape& shape : shapes) {
       if (shape.tf32 != tf32 || table->contains(shape) || errors->first()) continue;
-      Perform(shape, memory.operands, context, products);
+      TimedOperation operation(shape, memory.operands, context, products);
+      check(FillWithNumbers(shape, operation.buffers(), random));
+      Choose(shape, operation, stream, table);
+      check(TakeLaunchError());
     }
   }
   check(cudaStreamSynchronize(stream));

@@ -4,8 +4,10 @@
 // than sqrt(k).
 #include <cmath>
 #include <cstdint>
+#include <set>
 
 #include "kernels/cuda/product_timing.h"
+#include "kernels/cuda/random_operands.h"
 #include "kernels/cuda/scratch.h"
 #include "kernels/cuda/testing/both_backends.h"
 
@@ -224,6 +226,41 @@ TEST_F(ProductsTest, NoRows) {
   }
 }
 
+TEST_F(ProductsTest, OperandsOfTimingAreRandomNumbers) {
+  RandomOperands random(stream_);
+  constexpr int64_t kCount = 1000;
+  DeviceBuffer<float> floats(kCount);
+  DeviceBuffer<uint16_t> halves(kCount);
+  DeviceBuffer<uint8_t> bytes(2 * RandomOperands::kPeriod + 5);
+  ASSERT_EQ(random.Fill(floats.data(), kCount * 4), cudaSuccess);
+  const std::vector<float> numbers = floats.Read(stream_);
+  double squares = 0;
+  for (const float number : numbers) squares += static_cast<double>(number) * number;
+  EXPECT_NEAR(squares / kCount, 1, 0.2);
+  EXPECT_GT(std::set<float>(numbers.begin(), numbers.end()).size(), size_t{kCount * 9 / 10});
+  // The same numbers in any format, and at any time.
+  const Values at(reinterpret_cast<std::byte*>(halves.data()), Format::kFloat16, Format::kFloat16);
+  ASSERT_EQ(random.Fill(at, kCount * 2), cudaSuccess);
+  const std::vector<uint16_t> rounded = halves.Read(stream_);
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    EXPECT_EQ(rounded[i], __half_as_ushort(__float2half_rn(numbers[i]))) << i;
+  }
+  RandomOperands other(stream_);
+  ASSERT_EQ(other.Fill(floats.data(), kCount * 4), cudaSuccess);
+  EXPECT_EQ(floats.Read(stream_), numbers);
+  // More than the period, to the last byte, and nothing that is no number.
+  const auto period = static_cast<size_t>(RandomOperands::kPeriod);
+  for (const Format format : {Format::kE4m3, Format::kE5m2}) {
+    const Values eight(reinterpret_cast<std::byte*>(bytes.data()), format, format);
+    ASSERT_EQ(random.Fill(eight, 2 * RandomOperands::kPeriod + 5), cudaSuccess);
+    const std::vector<uint8_t> all = bytes.Read(stream_);
+    for (size_t i = 0; i < all.size(); ++i) {
+      EXPECT_EQ(all[i], all[i % period]) << i;
+      EXPECT_LT(all[i] & 0x7f, format == Format::kE4m3 ? 0x7f : 0x7c) << i;
+    }
+  }
+}
+
 #ifdef TERCIO_CUDA_EMULATED
 // The emulated library has an algorithm that wants a workspace and has other bits than the other
 // one.
@@ -260,6 +297,25 @@ class AlgorithmsTest : public ProductsTest {
     ops->Matmul(args);
     return y.Read(stream_);
   }
+
+  // The products of a layer with each epilogue.
+  static constexpr int64_t kRows = 16, kColumns = 24, kInner = 32;
+  struct LayerTensors {
+    int x, w, bias, h, g, dy, dx, dw, dbias;
+  };
+  LayerTensors AddLayer() {
+    return {.x = AddValues("x", kRows * kInner, 0, 0.2),
+            .w = AddValues("w", kColumns * kInner),
+            .bias = AddValues("bias", kColumns),
+            .h = AddValues("h", kRows * kColumns),
+            .g = AddValues("g", kRows * kColumns),
+            .dy = AddValues("dy", kRows * kColumns, 0, 0.2),
+            .dx = AddValues("dx", kRows * kInner),
+            .dw = AddFloats("dw", kColumns * kInner),
+            .dbias = AddFloats("dbias", kColumns)};
+  }
+  static void MultiplyLayer(Ops& ops, const Bound& t, const LayerTensors& ids);
+  static std::vector<ProductShape> LayerShapes();
 
   OperationNotes multiply_notes_;
 };
@@ -315,7 +371,8 @@ TEST_F(AlgorithmsTest, TimingTakesTheFastest) {
                 reinterpret_cast<std::byte*>(workspace.data()), kWorkspace},
                stream_, &table, &errors);
   ASSERT_FALSE(errors.first()) << errors.first()->what;
-  EXPECT_EQ(table.size(), shapes.size());
+  // All, and the two with epilogues whose products without are not among them.
+  EXPECT_EQ(table.size(), shapes.size() + 2);
   for (size_t i = 0; i + 1 < shapes.size(); ++i) {
     ASSERT_TRUE(table.contains(shapes[i])) << i;
     EXPECT_EQ(table[shapes[i]].workspace_bytes, 0) << i;
@@ -440,12 +497,7 @@ TEST_F(AlgorithmsTest, WithoutAnyItIsAnErrorWithTheOperationsName) {
       << errors.first()->what;
 }
 
-// The products of a layer with each epilogue.
-constexpr int64_t kRows = 16, kColumns = 24, kInner = 32;
-struct LayerTensors {
-  int x, w, bias, h, g, dy, dx, dw, dbias;
-};
-void MultiplyLayer(Ops& ops, const Bound& t, const LayerTensors& ids) {
+void AlgorithmsTest::MultiplyLayer(Ops& ops, const Bound& t, const LayerTensors& ids) {
   RunWithGelu(ops,
               {.x = t.values(ids.x),
                .w = t.values(ids.w),
@@ -474,6 +526,101 @@ void MultiplyLayer(Ops& ops, const Bound& t, const LayerTensors& ids) {
                             .accumulate = true});
 }
 
+// Those of MultiplyLayer.
+std::vector<ProductShape> AlgorithmsTest::LayerShapes() {
+  using enum ProductEpilogue;
+  std::vector<ProductShape> shapes;
+  for (const auto& [kind, epilogue] : {std::pair(ProductKind::kForward, kGelu),
+                                       std::pair(ProductKind::kInputGradient, kGeluGradient),
+                                       std::pair(ProductKind::kWeightGradient, kBiasGradient)}) {
+    const bool weight = kind == ProductKind::kWeightGradient;
+    shapes.push_back({.kind = kind,
+                      .operands = Format::kBfloat16,
+                      .result = weight ? Format::kFloat32 : Format::kBfloat16,
+                      .m = kRows,
+                      .n = kColumns,
+                      .k = kInner,
+                      .epilogue = epilogue,
+                      .bias = epilogue == kGelu,
+                      .accumulate = weight});
+  }
+  return shapes;
+}
+
+ProductAlgorithms Timed(const std::vector<ProductShape>& shapes, cudaStream_t stream) {
+  const int64_t bytes = WorkspaceForTiming(shapes);
+  DeviceBuffer<unsigned char> operands(BytesForTiming(shapes)), workspace(bytes);
+  ProductAlgorithms table;
+  OperationErrors errors;
+  TimeProducts(shapes,
+               {reinterpret_cast<std::byte*>(operands.data()),
+                reinterpret_cast<std::byte*>(workspace.data()), bytes},
+               stream, &table, &errors);
+  EXPECT_FALSE(errors.first()) << errors.first()->what;
+  return table;
+}
+
+TEST_F(AlgorithmsTest, TimingFusesWhatIsFasterInOnePass) {
+  const std::vector<ProductShape> shapes = LayerShapes();
+  const std::vector<int> epilogues = {CUBLASLT_EPILOGUE_GELU_AUX_BIAS, CUBLASLT_EPILOGUE_DGELU,
+                                      CUBLASLT_EPILOGUE_BGRADB};
+  const ProductAlgorithms fused = Timed(shapes, stream_);
+  for (const ProductShape& shape : shapes) EXPECT_GE(fused.at(shape).workspace_bytes, 0);
+  for (size_t slow = 0; slow < shapes.size(); ++slow) {
+    emulation::SetProductSettings({.epilogue_microseconds = {{epilogues[slow], 1000}}});
+    const ProductAlgorithms table = Timed(shapes, stream_);
+    for (size_t i = 0; i < shapes.size(); ++i) {
+      EXPECT_EQ(table.at(shapes[i]) == kSeparateEpilogue, i == slow) << i;
+      // Whichever way is taken, its product has been timed.
+      ProductShape plain = shapes[i];
+      plain.epilogue = ProductEpilogue::kNone;
+      EXPECT_GE(table.at(plain).workspace_bytes, 0) << i;
+    }
+  }
+}
+
+// A wide layer's bias gradient takes more of a workspace than products do.
+TEST_F(AlgorithmsTest, TimingHasWorkspaceForOurOwnKernels) {
+  ProductShape wide = LayerShapes().back();
+  EXPECT_EQ(WorkspaceForTiming({wide}), kProductWorkspaceBytes);
+  wide.m = 1 << 16;
+  wide.n = 1 << 15;
+  EXPECT_EQ(WorkspaceForTiming({wide}), ColumnSumBytes(wide.m, wide.n));
+}
+
+// The table decides, so that all ranks and attempts have the same bits: a job that has it fuses
+// nothing, even if the library would, and that is no fallback.
+TEST_F(AlgorithmsTest, TheTableSaysWhatIsFused) {
+  const auto run = [&](ProductAlgorithms algorithms, FallbackCounts* fallbacks) {
+    const ProductAlgorithms before = algorithms;
+    OperationNotes notes;
+    algorithms_ = &algorithms;
+    notes_ = &notes;
+    Begin(Format::kBfloat16, "the table decides");
+    random_.seed(kSeed);
+    const LayerTensors ids = AddLayer();
+    const auto bytes =
+        RunOnDevice([&](Ops& ops, const Bound& t) { MultiplyLayer(ops, t, ids); }, 0);
+    algorithms_ = nullptr;
+    notes_ = nullptr;
+    *fallbacks = notes.fallbacks();
+    for (const auto& [shape, algorithm] : before) EXPECT_EQ(algorithms.at(shape), algorithm);
+    return bytes;
+  };
+  FallbackCounts fallbacks;
+  const auto fused = run({}, &fallbacks);
+  ProductAlgorithms table;
+  for (const ProductShape& shape : LayerShapes()) table[shape] = kSeparateEpilogue;
+  const auto separate = run(table, &fallbacks);
+  EXPECT_EQ(fallbacks, FallbackCounts());
+  EXPECT_NE(separate, fused);
+  emulation::SetProductSettings(
+      {.lacking_epilogues = {CUBLASLT_EPILOGUE_GELU_AUX_BIAS, CUBLASLT_EPILOGUE_DGELU,
+                             CUBLASLT_EPILOGUE_BGRADB}});
+  EXPECT_EQ(run({}, &fallbacks), separate);
+  EXPECT_NE(fallbacks, FallbackCounts());
+}
+
 // Each epilogue is refused, at once or when the product runs: the results are those of the CPU all
 // the same, the table remembers it, and it is counted.
 TEST_F(AlgorithmsTest, RefusedEpiloguesAreComputedApart) {
@@ -490,15 +637,7 @@ TEST_F(AlgorithmsTest, RefusedEpiloguesAreComputedApart) {
       algorithms_ = &algorithms;
       notes_ = &notes;
       Begin(Format::kBfloat16, "without an epilogue");
-      const LayerTensors ids = {.x = AddValues("x", kRows * kInner, 0, 0.2),
-                                .w = AddValues("w", kColumns * kInner),
-                                .bias = AddValues("bias", kColumns),
-                                .h = AddValues("h", kRows * kColumns),
-                                .g = AddValues("g", kRows * kColumns),
-                                .dy = AddValues("dy", kRows * kColumns, 0, 0.2),
-                                .dx = AddValues("dx", kRows * kInner),
-                                .dw = AddFloats("dw", kColumns * kInner),
-                                .dbias = AddFloats("dbias", kColumns)};
+      const LayerTensors ids = AddLayer();
       Near(4e-6, {ids.h, ids.dw, ids.dbias});
       Near(1.0 / 128, {ids.g, ids.dx});
       Check([&](Ops& ops, const Bound& t) { MultiplyLayer(ops, t, ids); }, {false, 0});

@@ -65,8 +65,7 @@ void QuantizeStored(const QuantizeArgs& a, cudaStream_t stream) {
 
 void ChooseScaleCuda(const ChooseScaleArgs& a, const CudaContext& context) {
   auto* largest = context.Scratch<float>(kScaleBytes);
-  const cudaError_t error = cudaMemsetAsync(largest, 0, sizeof(float), context.stream);
-  if (IsLaunchMistake(error)) LaunchFailed(error, "cudaMemsetAsync", {});
+  CheckLaunch(cudaMemsetAsync(largest, 0, sizeof(float), context.stream), "cudaMemsetAsync", {});
   const int64_t groups = (a.count + kWidth - 1) / kWidth;
   const int64_t blocks = std::min(kMaxBlocks, (groups + kThreads - 1) / kThreads);
   if (blocks > 0) {

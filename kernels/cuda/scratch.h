@@ -39,16 +39,24 @@ inline int64_t AttentionBackwardBytes(int64_t rows, int64_t heads) { return rows
 // The sizes of a call, by their names in ops.h.
 struct AttentionSizes {
   int64_t sequences, tokens, heads, group, head_dim;
+  bool dropout = false;
 };
+// A mask for a library's attention, of 16 bits for each pair of a query and a key.
+inline int64_t AttentionMaskBytes(const AttentionSizes& sizes) {
+  if (!sizes.dropout) return 0;
+  const int64_t stride = (sizes.tokens + 7) / 8 * 8;
+  return 2 * sizes.sequences * sizes.heads * sizes.tokens * stride;
+}
 // Scratch of AttentionBackward by cuDNN: the gradient of every score, padded to the library's
-// tiles, and, where `group` query heads share a key head, the gradients of each, in 16 bits; a
-// float for each row and head. As plans of 9.19 for A100 and H100 say
+// tiles, in 16 bits, and, where `group` query heads share a key head, the gradients of each, in
+// fp32; a float for each row and head; the mask. As plans of 9.19 say
 // (cudnn/graph_library_test.cc). With less, calls are cut by sequences and heads.
 inline int64_t LibraryAttentionBytes(const AttentionSizes& sizes) {
   const int64_t tokens = sizes.tokens;
   const int64_t scores = (tokens + 63) / 64 * 64 * ((tokens + 127) / 128 * 128);
-  const int64_t keys = sizes.group == 1 ? 0 : 2 * tokens * sizes.head_dim;
-  return sizes.sequences * sizes.heads * (2 * (scores + keys) + 4 * tokens) + 4096;
+  const int64_t keys = sizes.group == 1 ? 0 : 4 * tokens * sizes.head_dim;
+  return sizes.sequences * sizes.heads * (2 * (scores + keys) + 4 * tokens) +
+         AttentionMaskBytes(sizes) + 4096;
 }
 // Scratch of Digest: a number of 8 bytes for each block (elementwise.h).
 inline int64_t DigestBytes(int64_t count) {

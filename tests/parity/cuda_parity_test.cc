@@ -100,6 +100,23 @@ TEST_F(CudaParity, PrecisionsOfSixteenBits) {
   }
 }
 
+// The library's attention has the CPU's dropout masks and padding.
+TEST_F(CudaParity, DropoutAndPaddingByTheLibrary) {
+  for (const v1::JobSpec& given :
+       {SmallJob(), SmallBert(kPost), WithoutDropout(SmallBert(kPre)), SmallClassifier()}) {
+    const v1::JobSpec spec = With(In(given, {1, 1, 1}), v1::PRECISION_BF16);
+    SCOPED_TRACE(spec.model().ShortDebugString());
+    emulation::ConfigureCudnn({});
+    const RunResult library = OnGpus(spec);
+    EXPECT_GT(emulation::GetCudnnCounts().executions, 0);
+    ExpectClose(library, OnCpu(spec), 1e-2);
+    emulation::ConfigureCudnn({.present = false});
+    const RunResult own = OnGpus(spec);
+    emulation::ConfigureCudnn({});
+    EXPECT_NE(own.steps.back().loss, library.steps.back().loss);
+  }
+}
+
 TEST_F(CudaParity, Layouts) {
   for (const Layout& layout :
        {Layout{2, 1, 1}, Layout{1, 2, 1}, Layout{1, 1, 2}, Layout{2, 2, 2}}) {

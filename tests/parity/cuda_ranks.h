@@ -42,7 +42,6 @@ inline v1::JobSpec Cuda(v1::JobSpec spec) {
   return spec;
 }
 
-// cuDNN's attention takes no dropout.
 inline v1::JobSpec WithoutDropout(v1::JobSpec spec) {
   spec.mutable_model()->set_dropout(0);
   return spec;

@@ -39,7 +39,7 @@ std::vector<ProductShape> Missing(const std::vector<ProductShape>& shapes,
 // any job's workspace, since jobs share the choice.
 absl::Status Time(const std::vector<ProductShape>& shapes, device::Device& device,
                   ProductAlgorithms* algorithms) {
-  constexpr int64_t workspace_bytes = kernels::cuda::kProductWorkspaceBytes;
+  const int64_t workspace_bytes = kernels::cuda::WorkspaceForTiming(shapes);
   // Both are given back when the timing ends, before the engine takes its arena.
   auto operands = device.Allocate(kernels::cuda::BytesForTiming(shapes));
   auto workspace = device.Allocate(workspace_bytes);
@@ -101,11 +101,18 @@ absl::StatusOr<v1::ProductTable> ChooseProducts(const v1::TrainerAssignment& ass
   ProductAlgorithms known;
   TakeProducts(cache.Read(), workspace, &known);
   TERCIO_RETURN_IF_ERROR(Time(Missing(missing, known), device, &known));
+  int separate = 0;
   for (ProductShape shape : missing) {
     if (known.contains(shape)) AddProduct(shape, known[shape], &chosen);
     if (shape.epilogue == ProductEpilogue::kNone) continue;
+    if (known.contains(shape) && known[shape] == kernels::cuda::kSeparateEpilogue) ++separate;
     shape.epilogue = ProductEpilogue::kNone;  // as computed with a separate epilogue
     if (known.contains(shape)) AddProduct(shape, known[shape], &chosen);
+  }
+  if (separate > 0) {
+    LogInfo(absl::StrCat(separate,
+                         " products are faster with GELU, its gradient or the gradient of "
+                         "the bias in a pass of its own, and are computed so"));
   }
   take(chosen);
   // The other ranks wait for this, so it precedes the cache.

@@ -37,6 +37,7 @@ TEST(ProductTable, ComesBackAsItWas) {
   v1::ProductTable table;
   AddProduct(ShapeOf(1), kAlgorithm, &table);
   AddProduct(ShapeOf(2), kernels::cuda::kNoAlgorithm, &table);
+  AddProduct(ShapeOf(3), kernels::cuda::kSeparateEpilogue, &table);
   const ProductShape scaled{.kind = ProductKind::kScaled,
                             .operands = Format::kE5m2,
                             .result = Format::kFloat32,
@@ -52,6 +53,7 @@ TEST(ProductTable, ComesBackAsItWas) {
   TakeProducts(table, kWorkspace, &back);
   EXPECT_EQ(back, (ProductAlgorithms{{ShapeOf(1), kAlgorithm},
                                      {ShapeOf(2), kernels::cuda::kNoAlgorithm},
+                                     {ShapeOf(3), kernels::cuda::kSeparateEpilogue},
                                      {scaled, kAlgorithm},
                                      {fast, kAlgorithm}}));
   // What is there stays.

@@ -36,7 +36,7 @@ void CudnnCalls::Check(cudnnStatus_t status) {
 }
 
 CudnnGraph::Id CudnnGraph::Tensor(cudnnDataType_t type, const CudnnDims& dims,
-                                  const CudnnDims& strides, Place place) {
+                                  const CudnnDims& strides, Place place, int64_t alignment) {
   // Ids begin at 1, so that an id that was never set is no tensor.
   const auto id = static_cast<Id>(tensors_.size()) + 1;
   CudnnDescriptor tensor =
@@ -46,7 +46,7 @@ CudnnGraph::Id CudnnGraph::Tensor(cudnnDataType_t type, const CudnnDims& dims,
   calls_.Set(tensor, CUDNN_ATTR_TENSOR_DIMENSIONS, CUDNN_TYPE_INT64, dims.data(), 4);
   calls_.Set(tensor, CUDNN_ATTR_TENSOR_STRIDES, CUDNN_TYPE_INT64, strides.data(), 4);
   // All pointers that Execute gets are multiples of this.
-  calls_.Set(tensor, CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, CUDNN_TYPE_INT64, kCudnnAlignment);
+  calls_.Set(tensor, CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, CUDNN_TYPE_INT64, alignment);
   // A virtual tensor never reaches memory, so the library can fuse the operations around it.
   calls_.Set(tensor, CUDNN_ATTR_TENSOR_IS_VIRTUAL, CUDNN_TYPE_BOOLEAN, place == Place::kGraph);
   calls_.Set(tensor, CUDNN_ATTR_TENSOR_IS_BY_VALUE, CUDNN_TYPE_BOOLEAN, place == Place::kArgument);
@@ -67,7 +67,7 @@ void CudnnGraph::Add(CudnnDescriptor operation) {
   kept_.push_back(std::move(operation));
 }
 
-void CudnnGraph::Matmul(Id a, Id b, Id c) {
+void CudnnGraph::Matmul(Id a, Id b, Id c, const Sizes& sizes) {
   CudnnDescriptor matmul = calls_.Create(CUDNN_BACKEND_MATMUL_DESCRIPTOR, "a product");
   // Sums are fp32 whatever the operands are.
   calls_.Set(matmul, CUDNN_ATTR_MATMUL_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, CUDNN_DATA_FLOAT);
@@ -78,6 +78,12 @@ void CudnnGraph::Matmul(Id a, Id b, Id c) {
   calls_.Set(operation, CUDNN_ATTR_OPERATION_MATMUL_ADESC, At(a));
   calls_.Set(operation, CUDNN_ATTR_OPERATION_MATMUL_BDESC, At(b));
   calls_.Set(operation, CUDNN_ATTR_OPERATION_MATMUL_CDESC, At(c));
+  const auto limit = [&](cudnnBackendAttributeName_t name, std::optional<Id> size) {
+    if (size) calls_.Set(operation, name, At(*size));
+  };
+  limit(CUDNN_ATTR_OPERATION_MATMUL_GEMM_M_OVERRIDE_DESC, sizes.rows);
+  limit(CUDNN_ATTR_OPERATION_MATMUL_GEMM_N_OVERRIDE_DESC, sizes.columns);
+  limit(CUDNN_ATTR_OPERATION_MATMUL_GEMM_K_OVERRIDE_DESC, sizes.depth);
   // The descriptor outlives this call, since the operation refers to it.
   kept_.push_back(std::move(matmul));
   Add(std::move(operation));
@@ -160,6 +166,36 @@ std::vector<CudnnDescriptor> CudnnGraph::Ranking(const CudnnDescriptor& graph,
   return configs;
 }
 
+// The configuration of the engine that the options name.
+CudnnDescriptor CudnnGraph::Configure(const CudnnDescriptor& graph,
+                                      const CudnnPlanOptions& options) {
+  const std::string name = "engine " + std::to_string(options.engine->index);
+  CudnnDescriptor engine = calls_.Create(CUDNN_BACKEND_ENGINE_DESCRIPTOR, name);
+  calls_.Set(engine, CUDNN_ATTR_ENGINE_OPERATION_GRAPH, graph);
+  calls_.Set(engine, CUDNN_ATTR_ENGINE_GLOBAL_INDEX, CUDNN_TYPE_INT64, options.engine->index);
+  if (options.device != nullptr) {
+    calls_.Set(engine, CUDNN_ATTR_ENGINE_DEVICEPROP, CUDNN_TYPE_BACKEND_DESCRIPTOR, options.device);
+  }
+  calls_.Finalize(engine);
+  std::vector<cudnnBackendDescriptor_t> choices;
+  for (const auto& [knob, value] : options.engine->knobs) {
+    CudnnDescriptor choice = calls_.Create(CUDNN_BACKEND_KNOB_CHOICE_DESCRIPTOR,
+                                           name + ", knob " + std::to_string(knob));
+    calls_.Set(choice, CUDNN_ATTR_KNOB_CHOICE_KNOB_TYPE, CUDNN_TYPE_KNOB_TYPE, knob);
+    calls_.Set(choice, CUDNN_ATTR_KNOB_CHOICE_KNOB_VALUE, CUDNN_TYPE_INT64, value);
+    calls_.Finalize(choice);
+    choices.push_back(choice.get());
+    kept_.push_back(std::move(choice));
+  }
+  CudnnDescriptor config = calls_.Create(CUDNN_BACKEND_ENGINECFG_DESCRIPTOR, name);
+  calls_.Set(config, CUDNN_ATTR_ENGINECFG_ENGINE, engine);
+  calls_.Set(config, CUDNN_ATTR_ENGINECFG_KNOB_CHOICES, CUDNN_TYPE_BACKEND_DESCRIPTOR,
+             choices.data(), static_cast<int64_t>(choices.size()));
+  calls_.Finalize(config);
+  kept_.push_back(std::move(engine));
+  return config;
+}
+
 std::optional<CudnnPlan> CudnnGraph::Finish(const CudnnDescriptor& config,
                                             const CudnnPlanOptions& options) {
   // An engine that fails must not end the search, so it has calls of its own.
@@ -207,7 +243,12 @@ std::optional<CudnnPlan> CudnnGraph::Plan(const CudnnPlanOptions& options) {
     calls_.Set(graph, CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, options.handle);
   }
   calls_.Finalize(graph);
-  std::vector<CudnnDescriptor> configs = Ranking(graph, options);
+  std::vector<CudnnDescriptor> configs;
+  if (options.engine) {
+    configs.push_back(Configure(graph, options));
+  } else {
+    configs = Ranking(graph, options);
+  }
   failure_ = calls_.ok() ? "no engine supports it" : calls_.failure();
   if (!calls_.ok()) return std::nullopt;
   // The first engine in the library's order that fits is taken.
@@ -223,8 +264,9 @@ std::optional<CudnnPlan> CudnnGraph::Plan(const CudnnPlanOptions& options) {
   return std::nullopt;
 }
 
-std::string Execute(const CudnnLibrary& library, cudnnHandle_t handle, const CudnnPlan& plan,
-                    const CudnnPointers& pointers, void* workspace) {
+namespace {
+
+CudnnDescriptor Pack(const CudnnPointers& pointers, void* workspace, CudnnCalls& calls) {
   std::vector<int64_t> ids;
   std::vector<void*> addresses;
   for (const auto& [id, pointer] : pointers) {
@@ -233,15 +275,30 @@ std::string Execute(const CudnnLibrary& library, cudnnHandle_t handle, const Cud
     addresses.push_back(const_cast<void*>(pointer));
   }
   const auto count = static_cast<int64_t>(ids.size());
-  CudnnCalls calls(library);
-  const CudnnDescriptor pack = calls.Create(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR, "the pointers");
+  CudnnDescriptor pack = calls.Create(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR, "the pointers");
   calls.Set(pack, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, ids.data(), count);
   calls.Set(pack, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, addresses.data(),
             count);
   calls.Set(pack, CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, workspace);
   calls.Finalize(pack);
-  if (!calls.ok()) return calls.failure();
-  const cudnnStatus_t status = library.execute(handle, plan.plan.get(), pack.get());
+  return pack;
+}
+
+}  // namespace
+
+std::string Execute(const CudnnLibrary& library, cudnnHandle_t handle, CudnnPlan& plan,
+                    const CudnnPointers& pointers, void* workspace) {
+  std::pair key(pointers, workspace);
+  auto known = plan.packs.find(key);
+  if (known == plan.packs.end()) {
+    CudnnCalls calls(library);
+    CudnnDescriptor pack = Pack(pointers, workspace, calls);
+    if (!calls.ok()) return calls.failure();
+    // A caller whose pointers never come back must not fill the memory.
+    if (plan.packs.size() == kMostCudnnPacks) plan.packs.clear();
+    known = plan.packs.emplace(std::move(key), std::move(pack)).first;
+  }
+  const cudnnStatus_t status = library.execute(handle, plan.plan.get(), known->second.get());
   return status == CUDNN_STATUS_SUCCESS ? "" : Explain(library, status);
 }
 

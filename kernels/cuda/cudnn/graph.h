@@ -11,6 +11,7 @@
 
 #include <array>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -93,8 +94,14 @@ class CudnnCalls {
 // Elements, outermost first. For attention: sequences, heads, rows, channels.
 using CudnnDims = std::array<int64_t, 4>;
 
-// Pointers of memory and scalars must be multiples of this.
+// Pointers of memory and scalars must be multiples of this, unless a tensor says less.
 inline constexpr int64_t kCudnnAlignment = 16;
+
+// One of the library's engines, with choices of its own for some of its knobs.
+struct CudnnEngine {
+  int64_t index;
+  std::vector<std::pair<cudnnBackendKnobType_t, int64_t>> knobs;
+};
 
 // The resources of a plan, and the device that it is made for.
 struct CudnnPlanOptions {
@@ -103,11 +110,23 @@ struct CudnnPlanOptions {
   // here: such a plan cannot be executed.
   cudnnBackendDescriptor_t device = nullptr;
   int64_t workspace_bytes = 0;  // at most
+  // Instead of the engines that the library ranks.
+  std::optional<CudnnEngine> engine;
 };
+
+// Pointers of tensors, by their numbers: of the device, or for a scalar of the host, where it has
+// to stay as long as the plan.
+using CudnnPointers = std::vector<std::pair<int64_t, const void*>>;
+
+// The most sets of pointers that a plan remembers: a layer has one for each part of its call.
+inline constexpr size_t kMostCudnnPacks = 1024;
 
 struct CudnnPlan {
   CudnnDescriptor plan;
   int64_t workspace_bytes = 0;
+  // The library's form of the pointers that the plan was executed with, and the workspace: steps
+  // repeat them.
+  std::map<std::pair<CudnnPointers, void*>, CudnnDescriptor> packs;
   // The parts of the plan: the library does not document that it copies them.
   std::vector<CudnnDescriptor> kept;
 };
@@ -119,8 +138,9 @@ class CudnnGraph {
 
   explicit CudnnGraph(const CudnnLibrary& library) : library_(library), calls_(library) {}
 
-  Id Memory(cudnnDataType_t type, const CudnnDims& dims, const CudnnDims& strides) {
-    return Tensor(type, dims, strides, Place::kMemory);
+  Id Memory(cudnnDataType_t type, const CudnnDims& dims, const CudnnDims& strides,
+            int64_t alignment = kCudnnAlignment) {
+    return Tensor(type, dims, strides, Place::kMemory, alignment);
   }
   // One float, which the host gives at execution.
   Id Scalar() { return Tensor(CUDNN_DATA_FLOAT, {1, 1, 1, 1}, {1, 1, 1, 1}, Place::kArgument); }
@@ -131,7 +151,13 @@ class CudnnGraph {
   }
 
   // c = a * b, over the two inner dimensions; if b has fewer heads, several of a share one.
-  void Matmul(Id a, Id b, Id c);
+  void Matmul(Id a, Id b, Id c) { Matmul(a, b, c, {}); }
+  // Tensors of 32-bit integers, one for each of the outermost dimension: how many rows and columns
+  // of its result are wanted, and how many products each sums. Other elements are undefined.
+  struct Sizes {
+    std::optional<Id> rows, columns, depth;
+  };
+  void Matmul(Id a, Id b, Id c, const Sizes& sizes);
   // y = mode(x), mode(x, b).
   void Pointwise(cudnnPointwiseMode_t mode, Id x, Id y) { Pointwise(mode, x, {}, {}, y); }
   void Pointwise(cudnnPointwiseMode_t mode, Id x, Id b, Id y) { Pointwise(mode, x, b, {}, y); }
@@ -161,7 +187,8 @@ class CudnnGraph {
 
   // Where a tensor's values are: in memory, inside the graph, or beside it.
   enum class Place { kMemory, kGraph, kArgument };
-  Id Tensor(cudnnDataType_t type, const CudnnDims& dims, const CudnnDims& strides, Place place);
+  Id Tensor(cudnnDataType_t type, const CudnnDims& dims, const CudnnDims& strides, Place place,
+            int64_t alignment = kCudnnAlignment);
   void Pointwise(cudnnPointwiseMode_t mode, Id x, std::optional<Id> b, std::optional<Id> where,
                  Id y, int64_t axis = -1);
   const MadeTensor& Made(Id id) const { return tensors_[static_cast<size_t>(id - 1)]; }
@@ -170,6 +197,7 @@ class CudnnGraph {
   void Add(CudnnDescriptor operation);
   std::vector<CudnnDescriptor> Ranking(const CudnnDescriptor& graph,
                                        const CudnnPlanOptions& options);
+  CudnnDescriptor Configure(const CudnnDescriptor& graph, const CudnnPlanOptions& options);
   std::optional<CudnnPlan> Finish(const CudnnDescriptor& config, const CudnnPlanOptions& options);
 
   const CudnnLibrary& library_;
@@ -180,11 +208,8 @@ class CudnnGraph {
   std::string failure_;
 };
 
-// A tensor's pointer: of the device, or for a scalar of the host.
-using CudnnPointers = std::vector<std::pair<CudnnGraph::Id, const void*>>;
-
 // Enqueues the plan on the handle's stream. "" or what failed.
-std::string Execute(const CudnnLibrary& library, cudnnHandle_t handle, const CudnnPlan& plan,
+std::string Execute(const CudnnLibrary& library, cudnnHandle_t handle, CudnnPlan& plan,
                     const CudnnPointers& pointers, void* workspace);
 
 }  // namespace tercio::kernels::cuda

@@ -2,8 +2,25 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <utility>
 
 namespace tercio::kernels::cuda {
+namespace {
+
+// Kernels are launched in functions that return nothing, many levels below the code that reports
+// errors.
+thread_local cudaError_t kept = cudaSuccess;
+
+[[noreturn]] void LaunchFailed(cudaError_t error, const char* what, const LaunchShape& shape) {
+  // The message has to come before the end, as nothing else knows the kernel's name.
+  std::fprintf(
+      stderr,
+      "launch of %s with grid (%u, %u, %u), block (%u, %u, %u), %zu bytes of shared memory: "
+      "%s: %s\n",
+      what, shape.blocks.x, shape.blocks.y, shape.blocks.z, shape.threads.x, shape.threads.y,
+      shape.threads.z, shape.shared_bytes, cudaGetErrorName(error), cudaGetErrorString(error));
+  std::abort();
+}
 
 bool IsLaunchMistake(cudaError_t error) {
   // Only a wrong launch has these errors; all others may come from earlier work of the device.
@@ -21,15 +38,17 @@ bool IsLaunchMistake(cudaError_t error) {
   }
 }
 
-void LaunchFailed(cudaError_t error, const char* kernel, const LaunchShape& shape) {
-  // The message has to come before the end, as nothing else knows the kernel's name.
-  std::fprintf(
-      stderr,
-      "launch of %s with grid (%u, %u, %u), block (%u, %u, %u), %zu bytes of shared memory: "
-      "%s: %s\n",
-      kernel, shape.blocks.x, shape.blocks.y, shape.blocks.z, shape.threads.x, shape.threads.y,
-      shape.threads.z, shape.shared_bytes, cudaGetErrorName(error), cudaGetErrorString(error));
-  std::abort();
+}  // namespace
+
+void CheckLaunch(cudaError_t error, const char* what, const LaunchShape& shape) {
+  if (error == cudaSuccess) return;
+  if (IsLaunchMistake(error)) LaunchFailed(error, what, shape);
+  // Nobody else is to find an error that is dealt with here.
+  static_cast<void>(cudaGetLastError());
+  // Later errors are consequences of the first.
+  if (kept == cudaSuccess) kept = error;
 }
+
+cudaError_t TakeLaunchError() { return std::exchange(kept, cudaSuccess); }
 
 }  // namespace tercio::kernels::cuda

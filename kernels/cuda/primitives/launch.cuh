@@ -1,8 +1,8 @@
 // The one way to launch a kernel, and to dynamic shared memory, alike with nvcc and under the
 // emulation. For .cu files.
 //
-// Errors: an impossible launch ends the program; a device that has failed is reported by the next
-// synchronization (launch.h).
+// Errors: an impossible launch ends the program; that of a device that has failed is kept
+// (launch.h).
 #pragma once
 
 #include <cuda_runtime.h>
@@ -29,10 +29,10 @@ void Launch(void (*kernel)(Parameters...), const LaunchShape& shape, cudaStream_
   if (error == cudaSuccess) {
     error = cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...);
   }
-  if (!IsLaunchMistake(error)) return;
+  if (error == cudaSuccess) return;
   const char* name = "";
   static_cast<void>(cudaFuncGetName(&name, kernel));
-  LaunchFailed(error, name, shape);
+  CheckLaunch(error, name, shape);
 }
 
 #ifdef TERCIO_CUDA_EMULATED

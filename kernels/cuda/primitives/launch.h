@@ -1,4 +1,6 @@
-// The errors of a launch that are errors of the program. Used by launch.cuh.
+// What becomes of the error that a launch returns. Used by launch.cuh.
+//
+// Threads: any; what is kept belongs to the thread that launched.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -19,9 +21,12 @@ struct LaunchShape {
   size_t shared_bytes = 0;  // dynamic shared memory of a block
 };
 
-// Errors that only a wrong launch has: they end the program, with the kernel's name. Those of a
-// device that has failed earlier are left for the next synchronization.
-bool IsLaunchMistake(cudaError_t error);
-[[noreturn]] void LaunchFailed(cudaError_t error, const char* kernel, const LaunchShape& shape);
+// Takes what the launch of `what`, or another call that enqueues, has returned. A wrong launch ends
+// the program, with the name. Errors of a device that has failed earlier are kept for
+// TakeLaunchError.
+void CheckLaunch(cudaError_t error, const char* what, const LaunchShape& shape);
+// The first error that was kept since the last call. Unlike the runtime's last error, it is of
+// launches alone: what other calls of the thread have left behind is not among it.
+cudaError_t TakeLaunchError();
 
 }  // namespace tercio::kernels::cuda
