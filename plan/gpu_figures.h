@@ -27,7 +27,4 @@ double PeakFlops(const GpuFigures& figures, const v1::TrainingSpec& training);
 inline constexpr char kAssumedGpu[] = "NVIDIA A100-SXM4-80GB";
 inline constexpr int64_t kAssumedGpuBytes = int64_t{80} << 30;
 
-// Memory of a GPU that no plan counts on: driver, CUDA's context, NCCL's buffers.
-inline constexpr int64_t kGpuReserveBytes = int64_t{2} << 30;
-
 }  // namespace tercio::plan

@@ -12,7 +12,7 @@
 #include "kernels/ops.h"
 #include "plan/buckets.h"
 #include "plan/fp8.h"
-#include "plan/gpu_figures.h"
+#include "plan/gpu_reserve.h"
 #include "plan/lanes.h"
 #include "plan/model_tensors.h"
 #include "plan/model_traits.h"
@@ -578,7 +578,7 @@ v1::MemoryTable MemoryOfStage(const v1::JobSpec& job, const v1::Layout& layout, 
 }
 
 int64_t MostBytesOutside(const v1::JobSpec& job, const v1::Layout& layout, int stage) {
-  if (OnGpu(job)) return kGpuReserveBytes;
+  if (OnGpu(job)) return GpuReserveBytes(job, layout);
   int64_t largest = 0;
   for (const StageTensor& entry : TensorsOfStage(job.model(), layout, stage).tensors) {
     largest = std::max(largest, entry.elements);

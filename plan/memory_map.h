@@ -115,7 +115,7 @@ v1::MemoryTable MemoryOfStage(const v1::JobSpec& job, const v1::Layout& layout, 
 
 // The most memory that a rank should take beside its arena, which is measured but not limited: on
 // the CPU kHostReserveBytes, and one tensor of the stage, which is whole on the host while it is
-// initialised or loaded; on a GPU what plans leave free (kGpuReserveBytes).
+// initialised or loaded; on a GPU what plans leave free (GpuReserveBytes).
 inline constexpr int64_t kHostReserveBytes = int64_t{256} << 20;
 int64_t MostBytesOutside(const v1::JobSpec& job, const v1::Layout& layout, int stage);
 

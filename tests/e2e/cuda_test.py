@@ -73,14 +73,14 @@ class Cuda(Gpus, TercioTest):
         wide = ("--set", "model.hidden=65536", "--set", "model.heads=1024")
         _, err = self.tercio("plan", self.path("job.yaml"), *CUDA, "--ranks", "4")
         self.assertIn("notice: the plan is for the GPUs of this machine: 2 x Fake GPU with 80.0 GiB of memory each, "
-                      "of which a rank may use 39.0 GiB", err)
+                      "of which a rank may use 39.2 GiB", err)
         self.without_gpus = True
         _, err = self.tercio("plan", self.path("job.yaml"), *CUDA, "--ranks", "4")
         self.assertIn("notice: there is no GPU here; the plan assumes that each rank has an NVIDIA A100-SXM4-80GB "
-                      "with 80.0 GiB of memory, and may use 78.0 GiB of it", err)
+                      "with 80.0 GiB of memory, and may use 78.5 GiB of it", err)
         report = self.json("plan", self.path("job.yaml"), *CUDA, *wide, code=2)
         self.assertIsNone(report["chosen"])
-        self.assertRegex(report["layouts"][0]["rejected"], r"needs \d+\.\d MiB per rank, 79872\.0 MiB are available")
+        self.assertRegex(report["layouts"][0]["rejected"], r"needs \d+\.\d MiB per rank, 80384\.0 MiB are available")
 
     def test_ranks_that_share_a_gpu_talk_over_the_host(self):
         job = self.run_job(self.state, *CUDA, *layout(1, 1, 4))
