@@ -1,6 +1,7 @@
 #!/bin/bash
 # Installs NVIDIA's toolkit and libraries from PyPI into one directory, for machines that lack them: compiler, runtime, cuBLASLt,
-# cuDNN with NVRTC, which it compiles with, and NCCL (1.2 GB to download, 1.7 GB on disk). The driver is not included. Needs no root.
+# cuDNN with NVRTC, which it compiles with, and NCCL (1.2 GB to download, 1.7 GB on disk). The driver is not included: CUDA 13 needs
+# branch 580 or newer (docs/operations.md, "Drivers"). Needs no root.
 #   deploy/install_cuda.sh [--prefix DIR] [--force]
 # Then: CUDA_HOME=DIR ./deploy/build.sh. Does nothing if CUDA_HOME or /usr/local/cuda has a toolkit, unless --force.
 set -euo pipefail

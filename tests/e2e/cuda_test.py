@@ -130,6 +130,9 @@ class CudaCluster(Gpus, ClusterTest):
         again = self.submit(*wanted)
         self.tercio(*self.reach("wait", again))
         self.assertEqual(self.curve_of(job), self.curve_of(again))
+        log = self.tercio(*self.reach("logs", again))[0]
+        for when in ("when its groups are made", "after its first step"):
+            self.assertRegex(log, rf"memory of the GPU {when}: \d+ MiB of \d+ MiB are free; the plan leaves \d+ MiB to CUDA and NCCL")
         for ours, theirs in zip(self.steps(job), self.steps(over_host), strict=True):
             self.assertLess(abs(ours["loss"] / theirs["loss"] - 1), 1e-2, ours)
 
