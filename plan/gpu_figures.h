@@ -15,6 +15,7 @@ struct GpuFigures {
   double fp32_flops_per_second = 0;  // products of fp32 values, without tensor cores
   double memory_bytes_per_second = 0;
   double link_bytes_per_second = 0;  // one direction to the GPUs of its node
+  int capability = 0;                // major number of its compute capability
 };
 
 // Looked up by the driver's name of the GPU ("NVIDIA H200"); nullopt: not in the list.

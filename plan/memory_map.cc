@@ -8,6 +8,7 @@
 #include "absl/strings/str_format.h"
 #include "common/check.h"
 #include "kernels/cpu/attention_scratch.h"
+#include "kernels/cuda/attention_choice.h"
 #include "kernels/cuda/scratch.h"
 #include "kernels/ops.h"
 #include "plan/buckets.h"
@@ -144,20 +145,37 @@ int64_t SnapshotElements(const v1::JobSpec& job, const v1::Layout& layout,
                 : SavedElements(job, layout, stage_tensors, guard);
 }
 
-// Workspace of cuDNN's attention, where it takes the model's calls (CudnnTakes).
+// Null: cuDNN takes the model's calls.
+const char* WhyNotCudnn(const v1::JobSpec& job, const StageShape& shape) {
+  return kernels::cuda::WhyNotCudnn({.format = shape.precision.format,
+                                     .sequences = shape.sequences,
+                                     .tokens = shape.tokens,
+                                     .heads = shape.heads,
+                                     .head_dim = shape.head_dim,
+                                     .stride = shape.qkv,
+                                     .has_dropout = job.model().dropout() > 0,
+                                     .has_lengths = !shape.causal});
+}
+
+// Scratch of cuDNN's gradients of attention for some heads of some sequences.
+int64_t AttentionBytes(const StageShape& shape, int64_t sequences, int64_t heads) {
+  return kernels::cuda::LibraryAttentionBytes({.sequences = sequences,
+                                               .tokens = shape.tokens,
+                                               .heads = heads,
+                                               .group = shape.heads / shape.key_heads,
+                                               .head_dim = shape.head_dim});
+}
+int64_t LeastAttentionBytes(const StageShape& shape) {
+  return AttentionBytes(shape, 1, shape.heads / shape.key_heads);
+}
+
+// Workspace of cuDNN's attention, where it takes the model's calls.
 int64_t AttentionWorkspace(const v1::JobSpec& job, const StageShape& shape) {
-  if (!shape.causal || shape.precision.bytes() != 2 || job.model().dropout() > 0) return 0;
-  const int64_t group = shape.heads / shape.key_heads;
-  const auto bytes = [&](int64_t sequences, int64_t heads) {
-    return kernels::cuda::LibraryAttentionBytes({.sequences = sequences,
-                                                 .tokens = shape.tokens,
-                                                 .heads = heads,
-                                                 .group = group,
-                                                 .head_dim = shape.head_dim});
-  };
-  int64_t least = bytes(1, group);
+  if (WhyNotCudnn(job, shape) != nullptr) return 0;
+  int64_t least = LeastAttentionBytes(shape);
   if (least > kMostAttentionWorkspace) least = 0;  // our own kernel does the gradients
-  return std::min(bytes(shape.sequences, shape.heads), std::max(kAttentionWorkspace, least));
+  return std::min(AttentionBytes(shape, shape.sequences, shape.heads),
+                  std::max(kAttentionWorkspace, least));
 }
 
 // For the operations of a GPU: of layers, of the head, and over whole tensors.
@@ -575,6 +593,19 @@ v1::MemoryTable MemoryOfStage(const v1::JobSpec& job, const v1::Layout& layout, 
     table.Add("snapshot", v1::BUFFER_KIND_SNAPSHOT, snapshot);
   }
   return table.Finish();
+}
+
+std::string WhyOwnAttention(const v1::JobSpec& job, const StageShape& shape, int capability) {
+  const char* why = WhyNotCudnn(job, shape);
+  const bool forward = why != nullptr;
+  if (!forward && capability != 0) why = kernels::cuda::WhyNotCudnnGradients(capability);
+  if (why == nullptr && LeastAttentionBytes(shape) > kMostAttentionWorkspace) {
+    why = "needs more workspace for this model.context than plans give it";
+  }
+  if (why == nullptr) return "";
+  return absl::StrCat(
+      forward ? "attention is" : "gradients of attention are",
+      " computed by our own kernels, which are much slower than cuDNN's, whose form of it ", why);
 }
 
 int64_t MostBytesOutside(const v1::JobSpec& job, const v1::Layout& layout, int stage) {

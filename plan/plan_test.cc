@@ -20,6 +20,7 @@
 namespace tercio::plan {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -404,6 +405,38 @@ TEST(PlanBuilder, BucketsTileTheGradients) {
   }
   EXPECT_EQ(SliceForRank(*plan, 5).placement().pipeline_index(), 1);
   EXPECT_EQ(SliceForRank(*plan, 5).groups_size(), 4);
+}
+
+// By the function that decides for each call (kernels/cuda/attention_cudnn.h).
+TEST(MemoryMap, AttentionThatCudnnDoesNotComputeIsNamed) {
+  v1::JobSpec job = Job();
+  job.mutable_resources()->set_device(v1::DEVICE_KIND_CUDA);
+  job.mutable_training()->set_precision(v1::PRECISION_BF16);
+  job.mutable_model()->set_hidden(64 * job.model().heads());
+  const auto why = [](const v1::JobSpec& spec, int capability = 9) {
+    return WhyOwnAttention(spec, ShapeOfStage(spec, LayoutOf(1, 1, 1), 0), capability);
+  };
+  EXPECT_EQ(why(job), "");
+  EXPECT_EQ(why(job, 8), "");
+  EXPECT_EQ(why(job, 0), "");
+  EXPECT_THAT(why(job, 10), AllOf(HasSubstr("gradients of attention are computed by our own"),
+                                  HasSubstr("is not guaranteed to repeat bits on this GPU")));
+  v1::JobSpec other = job;
+  other.mutable_model()->set_dropout(0.1);
+  EXPECT_THAT(why(other), AllOf(HasSubstr("attention is computed by our own kernels"),
+                                HasSubstr("has no dropout (model.dropout)")));
+  other = job;
+  other.mutable_model()->set_hidden(12 * job.model().heads());
+  EXPECT_THAT(why(other), HasSubstr("heads of a multiple of 8"));
+  other = job;
+  other.mutable_model()->set_architecture(v1::ARCHITECTURE_BERT);
+  EXPECT_THAT(why(other), HasSubstr("has no lengths of sequences"));
+  other = job;
+  other.mutable_training()->set_precision(v1::PRECISION_FP32);
+  EXPECT_THAT(why(other), HasSubstr("16-bit values"));
+  other = job;
+  other.mutable_model()->set_context(1 << 17);
+  EXPECT_THAT(why(other), HasSubstr("gradients of attention are computed by our own"));
 }
 
 TEST(PlanBuilder, CollectivesGoOverNcclWhereEveryRankHasAGpuOfItsOwn) {

@@ -70,7 +70,7 @@ absl::StatusOr<ClusterHere> FindClusterHere(const v1::JobSpec& spec, int ranks) 
   // Threads of the host are shared by the ranks of GPUs, too.
   const plan::Cluster cluster = plan::LocalCluster(ranks, MachineCores(), MachineMemoryBytes(),
                                                    spec.resources().threads_per_rank());
-  if (!plan::OnGpu(spec)) return ClusterHere{cluster, ""};
+  if (!plan::OnGpu(spec)) return ClusterHere{cluster, "", ""};
   TERCIO_ASSIGN_OR_RETURN(const Gpus gpus, FindGpus());
   return OnGpusHere(gpus, spec.training(), cluster);
 }
@@ -83,7 +83,7 @@ ClusterHere OnGpusHere(const Gpus& gpus, const v1::TrainingSpec& training, plan:
   cluster.memory_bytes = std::max<int64_t>(0, memory - plan::kGpuContextBytes) / sharing;
   cluster.shares_gpus = sharing > 1;
   plan::UseGpus(summary.model, training, &cluster);
-  return {cluster, TextOf(summary, cluster.memory_bytes)};
+  return {cluster, TextOf(summary, cluster.memory_bytes), summary.model};
 }
 
 }  // namespace tercio::cli

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "kernels/cuda/attention_check.h"
+#include "kernels/cuda/attention_choice.h"
 #include "kernels/cuda/cudnn/attention_graph.h"
 #include "kernels/cuda/cudnn/library.h"
 #include "kernels/cuda/scratch.h"
@@ -16,7 +17,6 @@
 namespace tercio::kernels::cuda {
 namespace {
 
-constexpr int64_t kMaxHeadDim = 256;
 constexpr int64_t kUnit = 256;  // pieces of the workspace begin at multiples
 // Verdicts that are pending or known; more shapes than any model has.
 constexpr int kMostShapes = 64;
@@ -43,15 +43,16 @@ int64_t RoundUp(int64_t value, int64_t unit) { return (value + unit - 1) / unit 
 // The parameters that both directions have.
 template <typename Args>
 bool TakesShape(const Args& a, ConstValues result) {
-  // The library writes 16-bit results only, and the storage must really have that format.
-  if (result.stored() != result.format() || result.format() == Format::kFloat32) return false;
-  // Our graph has neither, though our own kernel does.
-  if (a.dropout.probability != 0 || a.lengths != nullptr) return false;
-  if (a.sequences < 1 || a.tokens < 2 || a.heads < 1) return false;
-  // The library reads 16 bytes at a time, which are eight values.
-  if (a.head_dim % 8 != 0 || a.head_dim > kMaxHeadDim || a.stride % 8 != 0) return false;
-  // The library computes offsets with 32 bits.
-  return a.sequences * a.tokens * a.stride <= std::numeric_limits<int32_t>::max();
+  // The storage must really have the format of the values.
+  if (result.stored() != result.format()) return false;
+  return WhyNotCudnn({.format = result.format(),
+                      .sequences = a.sequences,
+                      .tokens = a.tokens,
+                      .heads = a.heads,
+                      .head_dim = a.head_dim,
+                      .stride = a.stride,
+                      .has_dropout = a.dropout.probability != 0,
+                      .has_lengths = a.lengths != nullptr}) == nullptr;
 }
 
 bool AreAligned(std::initializer_list<const void*> pointers) {
@@ -359,8 +360,8 @@ class CudnnAttention::Library {
     if (direction == Direction::kForward) {
       p.forward = AddAttention(p.part, graph);
     } else {
-      if (major_ != 8 && major_ != 9) {
-        return "the library does not guarantee to repeat bits on this GPU";
+      if (const char* why = WhyNotCudnnGradients(major_)) {
+        return std::string("the library's form ") + why;
       }
       const auto part = PartThatFits(shape, room);
       if (!part) return "the workspace is too small for the gradients of one head's scores";

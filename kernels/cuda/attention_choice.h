@@ -1,0 +1,51 @@
+// Which attention cuDNN computes, and which our own kernels, which are slower. Pure; knows nothing
+// of CUDA, so that plans are told by the same functions as calls.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+
+#include "kernels/values.h"
+
+namespace tercio::kernels::cuda {
+
+// A call, or the largest of a job.
+struct AttentionTraits {
+  Format format;
+  int64_t sequences, tokens, heads, head_dim;
+  int64_t stride;    // values from a row of q, k or v to the next
+  bool has_dropout;  // of the probabilities
+  bool has_lengths;  // sequences end before their last token
+};
+
+// Why cuDNN's graph does not express it, as the end of a sentence about the graph; null: it does.
+inline const char* WhyNotCudnn(const AttentionTraits& a) {
+  // The library writes 16-bit results only.
+  if (a.format != Format::kBfloat16 && a.format != Format::kFloat16) {
+    return "is for 16-bit values (training.precision)";
+  }
+  // Our graph has neither, though our own kernel does.
+  if (a.has_dropout) return "has no dropout (model.dropout)";
+  if (a.has_lengths) return "has no lengths of sequences, which encoders need";
+  if (a.sequences < 1 || a.tokens < 2 || a.heads < 1) return "needs at least two tokens";
+  constexpr int64_t kMaxHeadDim = 256;
+  // The library reads 16 bytes at a time, which are eight values.
+  if (a.head_dim % 8 != 0 || a.head_dim > kMaxHeadDim) {
+    return "takes heads of a multiple of 8 up to 256 (model.hidden / model.heads)";
+  }
+  if (a.stride % 8 != 0) return "takes rows of a multiple of 8 values";
+  // The library computes offsets with 32 bits.
+  if (a.sequences * a.tokens * a.stride > std::numeric_limits<int32_t>::max()) {
+    return "addresses 2^31 values at most (training.micro_batch times model.context)";
+  }
+  return nullptr;
+}
+
+// The same for its gradients, on GPUs of this compute capability (its major number). The library's
+// documentation promises equal bits for these two only.
+inline const char* WhyNotCudnnGradients(int major) {
+  if (major == 8 || major == 9) return nullptr;
+  return "is not guaranteed to repeat bits on this GPU";
+}
+
+}  // namespace tercio::kernels::cuda
