@@ -317,7 +317,7 @@ void AddCommunication(const v1::JobSpec& job, const v1::Layout& layout, const St
   };
   int64_t bucket = 0;
   // Buckets are reduced one after the other, so that the largest one sizes the scratch.
-  for (const v1::BucketRange& range : BucketsOfStage(job.model(), layout, stage)) {
+  for (const v1::BucketRange& range : BucketsOfStage(job, layout, stage)) {
     bucket = std::max(bucket, range.end() - range.begin());
   }
   const int64_t flow = shape.local_rows * shape.hidden;

@@ -6,6 +6,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "plan/buckets.h"
 #include "plan/fp8.h"
 #include "plan/lanes.h"
 #include "plan/limits.h"
@@ -405,6 +406,39 @@ TEST(PlanBuilder, BucketsTileTheGradients) {
   }
   EXPECT_EQ(SliceForRank(*plan, 5).placement().pipeline_index(), 1);
   EXPECT_EQ(SliceForRank(*plan, 5).groups_size(), 4);
+}
+
+// The head's gradient of a tied embedding is reduced with the lookup's where the order may change.
+TEST(PlanBuilder, BucketsOfGpusLeaveOutTheTiedHead) {
+  v1::JobSpec job = Job();
+  const auto reduced = [&](int pipeline, int data) {
+    int64_t elements = 0;
+    for (int stage = 0; stage < pipeline; ++stage) {
+      for (const auto& bucket : BucketsOfStage(job, LayoutOf(1, pipeline, data), stage)) {
+        EXPECT_LT(bucket.begin(), bucket.end());
+        elements += bucket.end() - bucket.begin();
+      }
+    }
+    return elements;
+  };
+  const auto all = [&](int pipeline) {
+    int64_t elements = 0;
+    for (int stage = 0; stage < pipeline; ++stage) {
+      elements += TensorsOfStage(job.model(), LayoutOf(1, pipeline, 2), stage).gradient_elements;
+    }
+    return elements;
+  };
+  EXPECT_EQ(reduced(1, 2), all(1));
+  job.mutable_resources()->set_device(v1::DEVICE_KIND_CUDA);
+  const int64_t table = PaddedVocabulary(job.model().vocab_size(), 1) * job.model().hidden();
+  EXPECT_EQ(reduced(1, 2), all(1) - table);
+  EXPECT_EQ(reduced(1, 1), all(1));
+  EXPECT_EQ(reduced(2, 2), all(2));
+  job.mutable_training()->set_reproducibility(v1::REPRODUCIBILITY_EXACT);
+  EXPECT_EQ(reduced(1, 2), all(1));
+  job.mutable_training()->set_reproducibility(v1::REPRODUCIBILITY_LAYOUT);
+  job.mutable_model()->set_untied_head(true);
+  EXPECT_EQ(reduced(1, 2), all(1));
 }
 
 // By the function that decides for each call (kernels/cuda/attention_cudnn.h).

@@ -66,7 +66,7 @@ void FillVocabulary(v1::JobSpec* spec) {
                plan::kUnknownVocabulary, std::string(vocabulary.status().message()).c_str());
 }
 
-// Of the layout that is chosen: its micro-batch counts, too.
+// For the layout that is chosen: its micro-batch counts, too.
 std::vector<std::string> NoticesOnAttention(v1::JobSpec spec, const v1::PlanReport& report,
                                             const ClusterHere& here) {
   if (!plan::OnGpu(spec) || report.chosen() < 0) return {};

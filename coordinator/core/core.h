@@ -218,7 +218,7 @@ struct RankShare {
   double cores = 1;  // less than one where ranks share them
   int64_t memory_bytes = int64_t{1} << 62;
   bool shares_gpus = false;  // several ranks may be on one GPU
-  std::string gpu;  // model of one of them; empty: none
+  std::string gpu;           // model of one of them; empty: none
 };
 
 // Maximum rollbacks per job; later spikes are only reported.

@@ -5,7 +5,9 @@
 #include <string>
 #include <vector>
 
+#include "plan/model_tensors.h"
 #include "plan/names.h"
+#include "plan/plan_builder.h"
 #include "tests/parity/cuda_ranks.h"
 #include "worker/engine/step_guard.h"
 
@@ -112,6 +114,26 @@ TEST_F(CudaParity, Layouts) {
   spec.mutable_parallelism()->set_sequence_parallel(true);
   spec.mutable_parallelism()->set_recompute(kSelective);
   ExpectClose(OnGpus(spec), OnCpu(spec), 1e-2);
+}
+
+// With one stage data ranks exchange the gradient of a tied table once, unless sums have an order.
+TEST_F(CudaParity, TiedGradientsAreReducedOnce) {
+  const v1::JobSpec spec = With(In(SmallJob(), {1, 1, 2}), v1::PRECISION_FP32);
+  v1::JobSpec exact = spec;
+  exact.mutable_training()->set_reproducibility(v1::REPRODUCIBILITY_EXACT);
+  constexpr int64_t kFloat = 4;
+  const v1::Layout layout = *plan::LayoutOfJob(spec);
+  const int64_t all = plan::TensorsOfStage(spec.model(), layout, 0).gradient_elements;
+  const int64_t table =
+      plan::PaddedVocabulary(spec.model().vocab_size(), 1) * spec.model().hidden();
+  const RunOptions options;
+  const RunResult once = OnGpus(spec);
+  const RunResult twice = OnGpus(exact);
+  EXPECT_EQ(once.sent.at(1).data(), options.steps * (all - table) * kFloat);
+  EXPECT_EQ(twice.sent.at(1).data(), options.steps * all * kFloat);
+  ExpectClose(once, OnCpu(spec), 1e-4);
+  ExpectClose(once, twice, 1e-4);
+  ExpectClose(OnGpusWithNccl(spec), twice, 1e-4);
 }
 
 TEST_F(CudaParity, RepeatedAndResumedWithEqualBits) {
