@@ -20,6 +20,7 @@ done
 packages=(
   nvidia-cuda-nvcc==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-cuda-cccl==13.0.85
   nvidia-cuda-runtime==13.0.96 nvidia-cuda-nvrtc==13.0.88 nvidia-cublas==13.1.0.3 nvidia-cudnn-cu13==9.19.1.2 nvidia-nccl-cu13==2.28.9
+  nvidia-nvtx==13.0.85
 )
 
 if [[ "$force" == no ]]; then

@@ -361,12 +361,14 @@ int Engine::LaunchRepeatedActions(int64_t step) {
     if (graph_ == nullptr) return 0;
   }
   where_.BeginAction(progress::Phase::kOther, "forward and backward");
+  const device::Range range(*compute_, "forward and backward", repeated_actions_);
   compute_->Launch(*graph_);
   return repeated_actions_;
 }
 
 // While a step is traced, waits for a device that works later; its errors stay in the stream.
 void Engine::Measure(const char* name, int micro_batch, int chunk, absl::FunctionRef<void()> work) {
+  const device::Range range(*compute_, name, micro_batch);
   if (!trace_.on()) return work();
   compute_->Synchronize().IgnoreError();
   trace_.Measure(name, micro_batch, chunk, [&] {
@@ -405,6 +407,7 @@ void Engine::ReduceBucket(int layer) {
     tied_gradients_.Join(lanes_.result(), links_, *compute_);
   for (const v1::BucketRange& bucket : plan_.stage().buckets()) {
     if (bucket.ready_after_layer() != layer) continue;
+    const device::Range range(*communication_, "reduce", layer);
     compute_->Record(*bucket_ready_);
     communication_->Wait(*bucket_ready_);
     // Both callbacks run when the stream reaches them, which is after this function has returned.
@@ -489,6 +492,7 @@ absl::StatusOr<StepResult> Engine::Step(int64_t step, double signal) {
   const double start = StepTrace::Now();
   const double waited = where_.engine_wait_seconds();
   where_.BeginStep(step);
+  const device::Range range(*compute_, "step", step);
   where_.phases().Start();
   where_.BeginAction(progress::Phase::kData, "samples");
   ReadSamples(
