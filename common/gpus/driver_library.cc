@@ -4,7 +4,6 @@
 #include <cstdlib>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/strip.h"
 #include "common/file.h"
 #include "common/gpus/gpu_faults.h"
 
@@ -38,9 +37,10 @@ bool IsSeriesOfDataCentres(std::string_view word) {
 }  // namespace
 
 bool IsDataCentreGpu(std::string_view model) {
-  if (absl::ConsumePrefix(&model, "Tesla ")) return true;
+  if (model.starts_with("Tesla ")) return true;
   // GeForce, RTX, TITAN and Quadro come next in other names.
-  absl::ConsumePrefix(&model, "NVIDIA ");
+  constexpr std::string_view kMaker = "NVIDIA ";
+  if (model.starts_with(kMaker)) model.remove_prefix(kMaker.size());
   const size_t end = model.find_first_of(" -");
   return IsSeriesOfDataCentres(model.substr(0, end));
 }

@@ -87,7 +87,7 @@ std::optional<std::string> MemoryOfOthers(const GpuSample& sample, int64_t most)
 }
 
 // The branch of drivers that a major version of CUDA came with (CUDA's release notes, table 3).
-std::string_view FirstDriverOf(int major) {
+const char* FirstDriverOf(int major) {
   switch (major) {
     case 12:
       return "525";

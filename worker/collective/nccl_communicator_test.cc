@@ -367,20 +367,24 @@ TEST_F(NcclCommunicatorTest, PipelinesOfSomeRanksHaveEdgesOnly) {
 
 // NCCL allocates at the first call, when the arena has taken what the plan counts on.
 TEST_F(NcclCommunicatorTest, TooLittleMemoryForBuffersNamesTheReserve) {
-  emulation::SetNcclBufferBytes(size_t{768} << 20);
+  emulation::Settings settings;
+  settings.devices = 2;
+  settings.memory_bytes = size_t{64} << 20;
+  emulation::Configure(settings);
+  emulation::SetNcclBufferBytes(size_t{48} << 20);
   const NcclOptions options = {.reserve_bytes = int64_t{2304} << 20};
   OnRanks(
       2,
       [](const Rank& rank) {
         const auto group = rank.World();
-        const auto arena = rank.Memory(int64_t{3584} << 20);
+        const auto arena = rank.Memory(int64_t{32} << 20);
         const auto stream = rank.MakeStream();
         group->Barrier(*stream);
         const absl::Status status = stream->Synchronize();
         EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
         EXPECT_THAT(
             std::string(status.message()),
-            AllOf(HasSubstr("Failed to CUDA calloc 805306368 bytes"),
+            AllOf(HasSubstr("Failed to CUDA calloc 50331648 bytes"),
                   HasSubstr("that the plan leaves free (2304 MiB)"),
                   HasSubstr("lower training.micro_batch"), HasSubstr("NCCL_NVLS_ENABLE=0")));
       },

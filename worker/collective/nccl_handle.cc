@@ -3,7 +3,6 @@
 #include <chrono>
 #include <thread>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
 #include "common/steady_time.h"
@@ -26,7 +25,8 @@ absl::Status Aborted(std::string_view what) {
 // NCCL has one code for all errors of CUDA: only its words tell this one from others.
 bool IsLackOfMemory(const char* detail) {
   const std::string_view words = detail == nullptr ? "" : detail;
-  return absl::StrContains(words, "out of memory") || absl::StrContains(words, "Failed to CUDA");
+  return words.find("out of memory") != std::string_view::npos ||
+         words.find("Failed to CUDA") != std::string_view::npos;
 }
 
 std::string AdviceOnMemory(int64_t reserve_bytes) {

@@ -92,7 +92,11 @@ class CudaBackend : public Backend {
     size_t total = 0;
     // A failed GPU is reported by the work that waits for it.
     if (cudaMemGetInfo(&free, &total) != cudaSuccess) return;
-    const int64_t reserve = plan::GpuReserveBytes(assignment_.spec(), assignment_.plan().layout());
+    // Ranks that share a GPU have no communicators, whatever the job asks for.
+    const bool has_nccl = assignment_.plan().collectives() == v1::COLLECTIVES_NCCL;
+    const int64_t reserve =
+        has_nccl ? plan::GpuReserveBytes(assignment_.spec(), assignment_.plan().layout())
+                 : plan::kGpuContextBytes;
     constexpr int64_t kMiB = 1 << 20;
     LogInfo(absl::StrCat("memory of the GPU ", when, ": ", static_cast<int64_t>(free) / kMiB,
                          " MiB of ", static_cast<int64_t>(total) / kMiB,
