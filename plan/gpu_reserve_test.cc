@@ -18,6 +18,8 @@ v1::Layout LayoutOf(int tensor, int pipeline, int data, int chunks = 1) {
 v1::JobSpec GpuJob() {
   v1::JobSpec job;
   job.mutable_model()->set_architecture(v1::ARCHITECTURE_GPT2);
+  job.mutable_model()->set_hidden(64);
+  job.mutable_model()->set_heads(4);
   job.mutable_resources()->set_device(v1::DEVICE_KIND_CUDA);
   job.mutable_training()->set_reproducibility(v1::REPRODUCIBILITY_LAYOUT);
   return job;

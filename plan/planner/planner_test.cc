@@ -69,6 +69,8 @@ TEST(Planner, CommunicatorsOfALayoutAreLeftFree) {
   job.mutable_parallelism()->set_pipeline(1);
   job.mutable_parallelism()->set_data(2);
   job.mutable_training()->set_micro_batch(1);
+  job.mutable_resources()->set_ranks(4);
+  job.mutable_checkpoint()->set_keep_last(1);
   Cluster cluster;
   cluster.ranks = 4;
   const int64_t need = PlanLayouts(job, cluster).layouts(0).predicted().memory_bytes_peak();
