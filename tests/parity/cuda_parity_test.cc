@@ -129,8 +129,8 @@ TEST_F(CudaParity, ProfilersSeeRangesOfAStep) {
   const std::vector<std::string> ranges = emulation::TakeRanges();
   emulation::RecordRanges(false);
   const std::vector<std::string> first = {
-      "step 1",       "  wait activation 0",  "  forward 0",  "  wait activation 1",
-      "  forward 1",  "  wait gradient 0",    "  backward 0", "  wait gradient 1",
+      "step 1",       "  wait activation 0",  "  forward 0",  "  wait gradient 0",
+      "  backward 0", "  wait activation 1",  "  forward 1",  "  wait gradient 1",
       "  backward 1", "  finish reduction 0", "  optimizer 0"};
   ASSERT_GT(ranges.size(), first.size());
   EXPECT_EQ(std::vector<std::string>(ranges.begin(), ranges.begin() + 11), first);

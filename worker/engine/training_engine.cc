@@ -205,6 +205,7 @@ class Engine : public TrainingEngine {
   ExchangeVector exchange_;
   StepGuard guard_;
   ReplicaCheck replicas_;
+  const TiedGradients tied_gradients_;
   std::vector<StateSlice> to_save_;
   std::vector<StateSlice> to_load_;
   const bool keeps_copies_;
@@ -218,7 +219,6 @@ class Engine : public TrainingEngine {
   kernels::Values flows_[kGradientFlows];
   float* data_scratch_;
   float* tensor_scratch_;
-  const TiedGradients tied_gradients_;
   double signal_ = 0;
   // Lists of a step, kept so that a step allocates nothing.
   std::vector<kernels::SumOfSquares> squares_;
