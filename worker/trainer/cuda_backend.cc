@@ -98,10 +98,10 @@ class CudaBackend : public Backend {
         has_nccl ? plan::GpuReserveBytes(assignment_.spec(), assignment_.plan().layout())
                  : plan::kGpuContextBytes;
     constexpr int64_t kMiB = 1 << 20;
-    LogInfo(absl::StrCat("memory of the GPU ", when, ": ", static_cast<int64_t>(free) / kMiB,
-                         " MiB of ", static_cast<int64_t>(total) / kMiB,
-                         " MiB are free; the plan leaves ", reserve / kMiB,
-                         " MiB to CUDA and NCCL"));
+    LogInfo(absl::StrCat("memory of the GPU ", std::string(when), ": ",
+                         static_cast<int64_t>(free) / kMiB, " MiB of ",
+                         static_cast<int64_t>(total) / kMiB, " MiB are free; the plan leaves ",
+                         reserve / kMiB, " MiB to CUDA and NCCL"));
   }
 
  private:
