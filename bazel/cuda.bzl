@@ -152,7 +152,7 @@ def tercio_cuda_library(
       hdrs: .h and .cuh files.
       deps: libraries that are the same in both.
       cuda_deps: other tercio_cuda_library targets.
-      libraries: of the toolkit: cudart, cublas_lt, cudnn, nccl.
+      libraries: of the toolkit: cudart, cublas_lt, cudnn, nccl, nvtx.
       visibility: of both.
       **kwargs: of both cc_library rules.
     """

@@ -4,7 +4,7 @@ It is looked for under CUDA_HOME, then /usr/local/cuda: a folder with bin/nvcc, 
 and NCCL among them.
 `@cuda//:defs.bzl` says what was found: CUDA_AVAILABLE, CUDA_HOME, CUDA_LIBRARIES (a folder), CUDA_VERSION, NVCC, CUDA_STATUS (one
 line for people).
-Targets, only where it was found: `@cuda//:cudart`, `:cublas_lt`, `:cudnn`, `:nccl` (headers, and how to link).
+Targets, only where it was found: `@cuda//:cudart`, `:cublas_lt`, `:cudnn`, `:nccl` (headers, and how to link), and `:nvtx` (headers, if it has them).
 """
 
 # Bazel target -> what the linker is given. All have the toolkit's headers. cuDNN is loaded at run time, where it is
@@ -25,6 +25,13 @@ cc_library(
         ["include/*.h", "include/*.hpp", "include/crt/**", "include/nv/**", "include/nccl_device/**"],
         exclude = ["include/cupti*", "include/nvperf*", "include/cuda_egl*", "include/cudaEGL*"],
     ),
+    includes = ["include"],
+)
+
+# Apart from the others, which everything is built with. Header-only, and not in every toolkit.
+cc_library(
+    name = "nvtx",
+    hdrs = glob(["include/nvtx3/**"], allow_empty = True),
     includes = ["include"],
 )
 """

@@ -80,6 +80,7 @@ Settings MakeSettings(const Flags& flags) {
     plan::Cluster cluster;
     cluster.threads_per_rank = share.threads;
     cluster.memory_bytes = share.memory_bytes;
+    cluster.shares_gpus = share.shares_gpus;
     if (share.gpu.empty()) {
       plan::UseCpus(share.cores, &cluster);
     } else {
@@ -90,7 +91,10 @@ Settings MakeSettings(const Flags& flags) {
   settings.smaller_layout = [](const v1::JobSpec& spec, int least, int most, const RankShare& share,
                                int* ranks) {
     // Only memory limits how few ranks can hold the model; speed is not asked here.
-    return plan::SmallerLayout(spec, least, most, share.memory_bytes, ranks);
+    plan::Cluster cluster;
+    cluster.memory_bytes = share.memory_bytes;
+    cluster.shares_gpus = share.shares_gpus;
+    return plan::SmallerLayout(spec, least, most, cluster, ranks);
   };
   return settings;
 }

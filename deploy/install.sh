@@ -141,6 +141,11 @@ files_named() {
 while IFS= read -r -d '' library; do
   put "$from/lib/$library" "$home/lib/$library" 644
 done < <(files_named lib '*.so' '*.so.*[0-9]')
+# NVIDIA's package for forward compatibility, if somebody has put it there: a folder of its own, since a driver must come first that is
+# new enough.
+while IFS= read -r -d '' library; do
+  put "$from/lib/compat/$library" "$home/lib/compat/$library" 644
+done < <(files_named lib/compat '*.so.*[0-9]')
 
 for unit in tercio-coordinator.service tercio-agent.service; do
   put_template "$from/deploy/systemd/$unit" "$prefix/lib/systemd/system/$unit"

@@ -1,6 +1,7 @@
 #!/bin/bash
 # Installs NVIDIA's toolkit and libraries from PyPI into one directory, for machines that lack them: compiler, runtime, cuBLASLt,
-# cuDNN with NVRTC, which it compiles with, and NCCL (1.2 GB to download, 1.7 GB on disk). The driver is not included. Needs no root.
+# cuDNN with NVRTC, which it compiles with, and NCCL (1.2 GB to download, 1.7 GB on disk). The driver is not included: CUDA 13 needs
+# branch 580 or newer (docs/operations.md, "Drivers"). Needs no root.
 #   deploy/install_cuda.sh [--prefix DIR] [--force]
 # Then: CUDA_HOME=DIR ./deploy/build.sh. Does nothing if CUDA_HOME or /usr/local/cuda has a toolkit, unless --force.
 set -euo pipefail
@@ -19,6 +20,7 @@ done
 packages=(
   nvidia-cuda-nvcc==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-cuda-cccl==13.0.85
   nvidia-cuda-runtime==13.0.96 nvidia-cuda-nvrtc==13.0.88 nvidia-cublas==13.1.0.3 nvidia-cudnn-cu13==9.19.1.2 nvidia-nccl-cu13==2.28.9
+  nvidia-nvtx==13.0.85
 )
 
 if [[ "$force" == no ]]; then

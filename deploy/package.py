@@ -5,7 +5,8 @@
 
 Programs lose their debug information, but keep their symbols (stacks of a hang name functions), and a `_portable` at the end of
 their names. lib/ gets what `ldd` says they need, but for glibc and NVIDIA's driver, which belong to the machine, and with --slim but
-for the libraries of the toolkit in DIR; VERSION names what was left out. The same input gives the same bytes.
+for the libraries of the toolkit in DIR; VERSION names what was left out. lib/compat/ gets NVIDIA's libraries for older drivers
+(cuda-compat) where the toolkit's machine has them. The same input gives the same bytes.
 """
 
 import argparse
@@ -87,6 +88,12 @@ class Libraries:
                 self.paths[os.path.basename(part)] = part
                 self.add_needed_by(part)
 
+    def compat(self):
+        """name -> path of NVIDIA's package for forward compatibility, where it is installed beside the toolkit."""
+        folder = os.path.join(os.path.dirname(self.toolkit), "compat") if self.toolkit else ""
+        found = sorted(glob.glob(os.path.join(folder, "lib*.so.[0-9]"))) if folder else []
+        return {os.path.basename(path): path for path in found}
+
     def take_those_of_the_toolkit(self):
         """Removes them; returns their names."""
         names = sorted(name for name, path in self.paths.items()
@@ -148,7 +155,7 @@ def versions_of(packages):
     return dict(line.split(" ", 1) for line in shown.stdout.splitlines())
 
 
-def licenses(libraries, toolkit):
+def licenses(libraries, toolkit, compat):
     """(text of LICENSES, place -> file of each library's copyright)."""
     ours = {name: path for name, path in libraries.paths.items() if not toolkit or os.path.dirname(path) != toolkit}
     packages = packages_of(ours.values())
@@ -160,6 +167,7 @@ def licenses(libraries, toolkit):
             rows.append(f"{name}: Debian's {package} {versions[package]}, licenses/{package}")
         else:
             rows.append(f"{name}: NVIDIA, under the license agreements of its CUDA Toolkit, cuDNN and NCCL (docs.nvidia.com)")
+    rows += [f"compat/{name}: NVIDIA, under the license agreement of its CUDA Toolkit (docs.nvidia.com)" for name in sorted(compat)]
     texts = {f"licenses/{package}": f"/usr/share/doc/{package}/copyright" for package in versions}
     text = "Tercio itself: the Apache License 2.0, LICENSE\n\nLibraries in lib/, where they come from, and their licenses:\n\n"
     return text + "\n".join(rows) + "\n", texts
@@ -209,6 +217,9 @@ def make(options):
         left_out = libraries.take_those_of_the_toolkit() if options.slim else []
         for name, path in libraries.paths.items():
             files[f"lib/{name}"] = path
+        compat = {} if options.slim else libraries.compat()
+        for name, path in compat.items():
+            files[f"lib/compat/{name}"] = path
 
         def add_text(place, text):
             path = os.path.join(scratch, place)
@@ -216,7 +227,7 @@ def make(options):
                 file.write(text)
             files[place] = path
 
-        note, texts = licenses(libraries, options.toolkit)
+        note, texts = licenses(libraries, options.toolkit, compat)
         files.update(texts)
         add_text("LICENSES", note)
         add_text("VERSION", version_text(options, status, libraries, left_out, programs))

@@ -70,6 +70,10 @@ cudaError_t EnqueueWork(cudaStream_t stream, const char* what, std::function<boo
 // [pointer, pointer + bytes) exceeds it.
 bool LiesOnDevice(int device, const void* pointer, size_t bytes, const char* user);
 
+// Memory of a device for such a library; null: there is not as much. Returned with ReturnMemory.
+void* TakeMemory(int device, size_t bytes);
+void ReturnMemory(int device, void* memory);
+
 // Counts since Configure, of all devices.
 struct Counts {
   int64_t kernels = 0;

@@ -25,6 +25,7 @@ constexpr Entry kEntries[] = {
     ENTRY(cudaErrorDevicesUnavailable, "all devices are busy or not available"),
     ENTRY(cudaErrorSystemNotReady, "the system is not ready for CUDA"),
     ENTRY(cudaErrorSystemDriverMismatch, "parts of the driver have different versions"),
+    ENTRY(cudaErrorCompatNotSupportedOnDevice, "the device does not run a newer driver library"),
     ENTRY(cudaErrorInvalidDeviceFunction, "not a kernel of this program"),
     ENTRY(cudaErrorNoDevice, "there is no device"),
     ENTRY(cudaErrorInvalidDevice, "there is no device with this number"),

@@ -2,6 +2,8 @@
 #include <nccl.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <cstring>
 #include <map>
@@ -17,6 +19,8 @@ namespace {
 constexpr char kPrefix[] = "/tercio-nccl-";
 // Far more ranks than a test has; a larger number is a mistake.
 constexpr int kMaxRanks = 1024;
+
+std::atomic<size_t> buffer_bytes = 0;
 
 struct Handles {
   // Communicators are looked up from several threads.
@@ -41,9 +45,13 @@ ncclResult_t Refuse(ncclResult_t result, std::string why) {
 
 // Tercio makes only communicators that never block, as it has to notice ranks that die.
 bool IsUsable(const ncclConfig_t* config) {
-  return config != nullptr && config->size == sizeof(ncclConfig_t) && config->blocking == 0;
+  const auto is_unset = [](int value) { return value == NCCL_CONFIG_UNDEF_INT; };
+  return config != nullptr && config->size == sizeof(ncclConfig_t) && config->blocking == 0 &&
+         is_unset(config->splitShare) && is_unset(config->minCTAs) &&
+         (is_unset(config->maxCTAs) || config->maxCTAs > 0);
 }
-constexpr char kConfig[] = "only communicators whose configuration sets blocking = 0 are emulated";
+constexpr char kConfig[] =
+    "only communicators are emulated whose configuration sets blocking = 0, and at most maxCTAs";
 
 // The handle is gone from here on, while work that still runs keeps the communicator.
 std::shared_ptr<ncclComm> Take(ncclComm_t handle) {
@@ -127,6 +135,11 @@ ncclResult_t Enqueue(const char* what, NcclWork work, ncclComm_t handle, cudaStr
     return Refuse(ncclInvalidUsage, "calls in a captured stream are not emulated");
   }
   auto begin = [comm, work, what, stream]() mutable {
+    // NCCL connects ranks, and allocates, when the first call needs it.
+    if (!comm->TakeBuffers()) {
+      return Refuse(ncclUnhandledCudaError,
+                    "Failed to CUDA calloc " + std::to_string(NcclBufferBytes()) + " bytes");
+    }
     // The number is taken when the call begins, so that ranks agree on the order of calls.
     work.sequence = comm->Issue();
     const cudaError_t error =
@@ -164,6 +177,19 @@ std::shared_ptr<ncclComm> FindNcclComm(ncclComm_t handle) {
   std::lock_guard lock(handles.mutex);
   const auto found = handles.live.find(handle);
   return found == handles.live.end() ? nullptr : found->second;
+}
+
+void SetNcclBufferBytes(size_t bytes) { buffer_bytes = bytes; }
+size_t NcclBufferBytes() { return buffer_bytes; }
+
+std::vector<NcclFacts> NcclCommunicators() {
+  Handles& handles = TheHandles();
+  std::lock_guard lock(handles.mutex);
+  std::vector<NcclFacts> all;
+  for (const auto& [handle, comm] : handles.live) all.push_back(comm->facts());
+  std::sort(all.begin(), all.end(),
+            [](const NcclFacts& a, const NcclFacts& b) { return a.name < b.name; });
+  return all;
 }
 
 ncclComm_t KeepNcclComm(std::shared_ptr<ncclComm> comm) {
@@ -243,7 +269,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int ranks, ncclUniqueId id
     return Refuse(ncclUnhandledCudaError, "the device cannot be used");
   }
   std::string error;
-  auto made = ncclComm::Open(name, rank, ranks, device, &error);
+  auto made = ncclComm::Open(name, rank, ranks, device, *config, &error);
   if (made == nullptr) return Refuse(ncclInvalidArgument, error);
   *comm = tercio::emulation::KeepNcclComm(std::move(made));
   // Joining continues when the state is asked for.
@@ -259,7 +285,7 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* made
     return Refuse(ncclInvalidArgument, "there is no color " + std::to_string(color));
   }
   // The new communicator appears when all ranks have asked for theirs.
-  parent->Split(color, key, made);
+  parent->Split(color, key, *config, made);
   return ncclInProgress;
 }
 
@@ -278,6 +304,7 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
   if (taken == nullptr) return Refuse(ncclInvalidArgument, "not a valid communicator");
   // Work that waits for other ranks ends now, instead of never.
   taken->End();
+  taken->ReturnBuffers();
   return ncclSuccess;
 }
 
@@ -295,6 +322,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   if (!taken->IsFinalized()) {
     std::fprintf(stderr, "NCCL: a communicator was destroyed before it was finalized\n");
   }
+  taken->ReturnBuffers();
   if (!taken->Busy()) return ncclSuccess;
   taken->End();
   // On a GPU such a call may hang or crash, which a test has to see.

@@ -7,6 +7,8 @@
 #include <cstring>
 #include <utility>
 
+#include "emulation/control.h"
+
 using tercio::emulation::NcclBytes;
 using tercio::emulation::NcclCall;
 using tercio::emulation::NcclHeader;
@@ -123,8 +125,10 @@ size_t tercio::emulation::NcclBytes(ncclDataType_t type) {
 }
 
 std::shared_ptr<ncclComm> ncclComm::Open(const std::string& name, int rank, int ranks, int device,
-                                         std::string* error) {
+                                         const ncclConfig_t& config, std::string* error) {
   std::shared_ptr<ncclComm> comm(new ncclComm());
+  if (config.commName != nullptr) comm->label_ = config.commName;
+  if (config.maxCTAs != NCCL_CONFIG_UNDEF_INT) comm->channels_ = config.maxCTAs;
   comm->name_ = name;
   comm->rank_ = rank;
   comm->ranks_ = ranks;
@@ -185,7 +189,7 @@ void ncclComm::Join() {
   }
 }
 
-void ncclComm::Split(int color, int key, ncclComm_t* made) {
+void ncclComm::Split(int color, int key, const ncclConfig_t& config, ncclComm_t* made) {
   std::lock_guard lock(mutex_);
   NcclSlot& mine = segment_->slot(rank_);
   // Two wishes are enough, since no rank can be more than one split ahead of another.
@@ -193,6 +197,9 @@ void ncclComm::Split(int color, int key, ncclComm_t* made) {
   // The counter is raised last, so that whoever sees it sees the wish, too.
   mine.splits = ++splits_;
   splitting_ = true;
+  // The caller's structure and name are its own; NCCL copies them, too.
+  split_label_ = config.commName == nullptr ? "" : config.commName;
+  split_channels_ = config.maxCTAs;
   split_into_ = made;
   state_ = ncclInProgress;
 }
@@ -217,10 +224,13 @@ void ncclComm::FinishSplit() {
   const auto place = std::find_if(members.begin(), members.end(),
                                   [this](const auto& member) { return member.second == rank_; });
   std::string error;
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.commName = split_label_.c_str();
+  config.maxCTAs = split_channels_;
   // The name is the same on all members, and differs from that of any other group.
   auto child = Open(name_ + "." + std::to_string(splits_) + "." + std::to_string(color),
                     static_cast<int>(place - members.begin()), static_cast<int>(members.size()),
-                    device_, &error);
+                    device_, config, &error);
   if (child == nullptr) {
     state_ = ncclSystemError;
     message_ = error;
@@ -242,6 +252,20 @@ bool ncclComm::SeeFault() {
   state_ = ncclInvalidUsage;
   message_ = segment_->header().message;
   return true;
+}
+
+bool ncclComm::TakeBuffers() {
+  const size_t bytes = tercio::emulation::NcclBufferBytes();
+  std::lock_guard lock(mutex_);
+  if (bytes == 0 || buffers_ != nullptr) return true;
+  buffers_ = tercio::emulation::TakeMemory(device_, bytes);
+  return buffers_ != nullptr;
+}
+
+void ncclComm::ReturnBuffers() {
+  std::lock_guard lock(mutex_);
+  if (buffers_ != nullptr)
+    tercio::emulation::ReturnMemory(device_, std::exchange(buffers_, nullptr));
 }
 
 bool ncclComm::Connect(std::function<ncclResult_t()> first_message) {

@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "emulation/nccl_control.h"
 #include "emulation/nccl_segment.h"
 
 namespace tercio::emulation {
@@ -46,7 +47,7 @@ struct ncclComm : std::enable_shared_from_this<ncclComm> {
 
   // Null: `error` holds the reason.
   static std::shared_ptr<ncclComm> Open(const std::string& name, int rank, int ranks, int device,
-                                        std::string* error);
+                                        const ncclConfig_t& config, std::string* error);
 
   int rank() const { return rank_; }
   int ranks() const { return ranks_; }
@@ -56,7 +57,12 @@ struct ncclComm : std::enable_shared_from_this<ncclComm> {
   // error, if there is one.
   ncclResult_t State(std::string* message);
   // REQUIRES: State is ncclSuccess. The new communicator is registered with the handles of nccl.cc.
-  void Split(int color, int key, ncclComm_t* made);
+  void Split(int color, int key, const ncclConfig_t& config, ncclComm_t* made);
+  tercio::emulation::NcclFacts facts() const { return {label_, ranks_, channels_}; }
+
+  // Takes memory of the device for the first call, as NCCL does; false: there is too little.
+  bool TakeBuffers();
+  void ReturnBuffers();
 
   // Two ranks are connected when both have reached their first message. Until then it is a call in
   // progress, which State starts then; false: they are connected, and it was not taken.
@@ -85,6 +91,8 @@ struct ncclComm : std::enable_shared_from_this<ncclComm> {
   int rank_ = 0;
   int ranks_ = 0;
   int device_ = 0;
+  std::string label_;
+  int channels_ = 0;
   std::unique_ptr<tercio::emulation::NcclSegment> segment_;
 
   std::mutex mutex_;  // guards the members below
@@ -95,7 +103,10 @@ struct ncclComm : std::enable_shared_from_this<ncclComm> {
   uint64_t splits_ = 0;
   ncclComm_t* split_into_ = nullptr;  // while a split is in progress
   bool splitting_ = false;
+  std::string split_label_;
+  int split_channels_ = 0;
   bool connected_ = false;
+  void* buffers_ = nullptr;
   std::function<ncclResult_t()> first_message_;  // until it is started
   uint64_t issued_ = 0;
   uint64_t finished_ = 0;

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 
@@ -239,6 +240,21 @@ bool LiesOnDevice(int device, const void* pointer, size_t bytes, const char* use
   Device& owner = Process::Get().device(device);
   std::lock_guard lock(owner.mutex);
   return owner.memory.Contains(pointer, bytes, user);
+}
+
+void* TakeMemory(int device, size_t bytes) {
+  Device& owner = Process::Get().device(device);
+  const size_t limit = Process::Get().settings.memory_bytes;
+  std::lock_guard lock(owner.mutex);
+  // The comparison is written so that it cannot overflow.
+  if (bytes > limit - std::min(limit, owner.memory.used_bytes())) return nullptr;
+  return owner.memory.Allocate(bytes);
+}
+
+void ReturnMemory(int device, void* memory) {
+  Device& owner = Process::Get().device(device);
+  std::lock_guard lock(owner.mutex);
+  TERCIO_CHECK(owner.memory.Free(memory));
 }
 
 Counts GetCounts() {

@@ -3,14 +3,30 @@
 #include <algorithm>
 
 #include "plan/model_tensors.h"
+#include "plan/model_traits.h"
+#include "plan/reproducibility.h"
 
 namespace tercio::plan {
 
-std::vector<v1::BucketRange> BucketsOfStage(const v1::ModelSpec& model, const v1::Layout& layout,
+bool JoinsTiedGradientsFirst(const v1::JobSpec& job, const v1::Layout& layout) {
+  const ModelTraits traits = TraitsOf(job.model());
+  const bool tied = traits.tied_head && traits.head != Head::kNone;
+  // With several stages the two are on different ranks until the end of the step.
+  return tied && layout.pipeline() == 1 && layout.data() > 1 && !OrderIsFixed(job);
+}
+
+std::vector<v1::BucketRange> BucketsOfStage(const v1::JobSpec& job, const v1::Layout& layout,
                                             int stage) {
-  const StageTensors stage_tensors = TensorsOfStage(model, layout, stage);
+  const StageTensors stage_tensors = TensorsOfStage(job.model(), layout, stage);
+  const bool joins_first = JoinsTiedGradientsFirst(job, layout);
+  int64_t end = stage_tensors.gradient_elements;
   std::vector<v1::BucketRange> buckets;
   for (const StageTensor& entry : stage_tensors.tensors) {
+    // It is the last one.
+    if (joins_first && entry.role == TensorRole::kHead) {
+      end = entry.gradient_offset;
+      break;
+    }
     if (buckets.empty() || buckets.back().ready_after_layer() != entry.layer) {
       // Padding between two tensors belongs to the bucket before it, so that buckets leave no gap.
       if (!buckets.empty()) buckets.back().set_end(entry.gradient_offset);
@@ -21,7 +37,7 @@ std::vector<v1::BucketRange> BucketsOfStage(const v1::ModelSpec& model, const v1
     }
   }
   // The stage has at least one tensor: a layer, or the embedding.
-  buckets.back().set_end(stage_tensors.gradient_elements);
+  buckets.back().set_end(end);
   // The backward pass completes the last bucket first.
   std::reverse(buckets.begin(), buckets.end());
   return buckets;

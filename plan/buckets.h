@@ -10,10 +10,15 @@
 
 namespace tercio::plan {
 
+// Whether the gradients of a tied embedding's lookup and head become one before they are summed
+// over data ranks, which then exchange it once (for GPT-2 124M a quarter less). Their sum has
+// another order then, which jobs with one order for all layouts must not have.
+bool JoinsTiedGradientsFirst(const v1::JobSpec& job, const v1::Layout& layout);
+
 // One bucket for the head and the final norm, one per layer, one for the embedding, each only where
-// the stage has it; together they tile the stage's gradients. Layers that come earlier in the
-// backward pass come first.
-std::vector<v1::BucketRange> BucketsOfStage(const v1::ModelSpec& model, const v1::Layout& layout,
+// the stage has it. They tile the stage's gradients, but for the head's of a tied embedding where
+// that is joined with the lookup's first. Layers that come earlier in the backward pass come first.
+std::vector<v1::BucketRange> BucketsOfStage(const v1::JobSpec& job, const v1::Layout& layout,
                                             int stage);
 
 // Elements from the first to the last gradient of the bucket that has most.

@@ -15,6 +15,7 @@ struct GpuFigures {
   double fp32_flops_per_second = 0;  // products of fp32 values, without tensor cores
   double memory_bytes_per_second = 0;
   double link_bytes_per_second = 0;  // one direction to the GPUs of its node
+  int capability = 0;                // major number of its compute capability
 };
 
 // Looked up by the driver's name of the GPU ("NVIDIA H200"); nullopt: not in the list.
@@ -26,8 +27,5 @@ double PeakFlops(const GpuFigures& figures, const v1::TrainingSpec& training);
 // What a plan assumes where there is no GPU to look at, or one that says too little.
 inline constexpr char kAssumedGpu[] = "NVIDIA A100-SXM4-80GB";
 inline constexpr int64_t kAssumedGpuBytes = int64_t{80} << 30;
-
-// Memory of a GPU that no plan counts on: driver, CUDA's context, NCCL's buffers.
-inline constexpr int64_t kGpuReserveBytes = int64_t{2} << 30;
 
 }  // namespace tercio::plan

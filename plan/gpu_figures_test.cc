@@ -24,6 +24,12 @@ TEST(GpuFigures, AreFoundByTheDriversName) {
   EXPECT_EQ(FiguresOf(kAssumedGpu)->memory_bytes_per_second, 2.04e12);
 }
 
+TEST(GpuFigures, HasTheComputeCapability) {
+  EXPECT_EQ(FiguresOf("NVIDIA B200")->capability, 10);
+  EXPECT_EQ(FiguresOf("NVIDIA H200 NVL")->capability, 9);
+  EXPECT_EQ(FiguresOf("NVIDIA L40S")->capability, 8);
+}
+
 TEST(GpuFigures, PeakIsThatOfThePrecision) {
   const GpuFigures figures = *FiguresOf("NVIDIA H200");
   v1::TrainingSpec training;

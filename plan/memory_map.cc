@@ -8,11 +8,12 @@
 #include "absl/strings/str_format.h"
 #include "common/check.h"
 #include "kernels/cpu/attention_scratch.h"
+#include "kernels/cuda/attention_choice.h"
 #include "kernels/cuda/scratch.h"
 #include "kernels/ops.h"
 #include "plan/buckets.h"
 #include "plan/fp8.h"
-#include "plan/gpu_figures.h"
+#include "plan/gpu_reserve.h"
 #include "plan/lanes.h"
 #include "plan/model_tensors.h"
 #include "plan/model_traits.h"
@@ -146,21 +147,37 @@ int64_t SnapshotElements(const v1::JobSpec& job, const v1::Layout& layout,
                 : SavedElements(job, layout, stage_tensors, guard);
 }
 
-// Workspace of cuDNN's attention, where it takes the model's calls (CudnnTakes).
+// Null: cuDNN takes the model's calls.
+const char* WhyNotCudnn(const v1::JobSpec& job, const StageShape& shape) {
+  return kernels::cuda::WhyNotCudnn({.format = shape.precision.format,
+                                     .sequences = shape.sequences,
+                                     .tokens = shape.tokens,
+                                     .heads = shape.heads,
+                                     .head_dim = shape.head_dim,
+                                     .stride = shape.qkv});
+}
+
+// Scratch of cuDNN's gradients of attention for some heads of some sequences.
+int64_t AttentionBytes(const v1::JobSpec& job, const StageShape& shape, int64_t sequences,
+                       int64_t heads) {
+  return kernels::cuda::LibraryAttentionBytes({.sequences = sequences,
+                                               .tokens = shape.tokens,
+                                               .heads = heads,
+                                               .group = shape.heads / shape.key_heads,
+                                               .head_dim = shape.head_dim,
+                                               .dropout = job.model().dropout() > 0});
+}
+int64_t LeastAttentionBytes(const v1::JobSpec& job, const StageShape& shape) {
+  return AttentionBytes(job, shape, 1, shape.heads / shape.key_heads);
+}
+
+// Workspace of cuDNN's attention, where it takes the model's calls.
 int64_t AttentionWorkspace(const v1::JobSpec& job, const StageShape& shape) {
-  if (shape.precision.bytes() != 2) return 0;
-  const int64_t group = shape.heads / shape.key_heads;
-  const auto bytes = [&](int64_t sequences, int64_t heads) {
-    return kernels::cuda::LibraryAttentionBytes({.sequences = sequences,
-                                                 .tokens = shape.tokens,
-                                                 .heads = heads,
-                                                 .group = group,
-                                                 .head_dim = shape.head_dim,
-                                                 .dropout = job.model().dropout() > 0});
-  };
-  int64_t least = bytes(1, group);
+  if (WhyNotCudnn(job, shape) != nullptr) return 0;
+  int64_t least = LeastAttentionBytes(job, shape);
   if (least > kMostAttentionWorkspace) least = 0;  // our own kernel does the gradients
-  return std::min(bytes(shape.sequences, shape.heads), std::max(kAttentionWorkspace, least));
+  return std::min(AttentionBytes(job, shape, shape.sequences, shape.heads),
+                  std::max(kAttentionWorkspace, least));
 }
 
 // For the operations of a GPU: of layers, of the head, and over whole tensors.
@@ -302,7 +319,7 @@ void AddCommunication(const v1::JobSpec& job, const v1::Layout& layout, const St
   };
   // Buckets are reduced one after the other, so that the largest one sizes the scratch.
   int64_t bucket = 0;
-  for (const v1::BucketRange& range : BucketsOfStage(job.model(), layout, stage)) {
+  for (const v1::BucketRange& range : BucketsOfStage(job, layout, stage)) {
     bucket = std::max(bucket, range.end() - range.begin());
   }
   const int64_t flow = shape.local_rows * shape.hidden;
@@ -585,8 +602,25 @@ v1::MemoryTable MemoryOfStage(const v1::JobSpec& job, const v1::Layout& layout, 
   return table.Finish();
 }
 
+std::string WhyOwnAttention(const v1::JobSpec& job, const StageShape& shape, int capability) {
+  const char* why = WhyNotCudnn(job, shape);
+  const bool forward = why != nullptr;
+  if (!forward && capability != 0) {
+    why = kernels::cuda::WhyNotCudnnGradients({.capability = capability,
+                                               .head_dim = shape.head_dim,
+                                               .has_dropout = job.model().dropout() > 0});
+  }
+  if (why == nullptr && LeastAttentionBytes(job, shape) > kMostAttentionWorkspace) {
+    why = "needs more workspace for this model.context than plans give it";
+  }
+  if (why == nullptr) return "";
+  return absl::StrCat(
+      forward ? "attention is" : "gradients of attention are",
+      " computed by our own kernels, which are much slower than cuDNN's, whose form of it ", why);
+}
+
 int64_t MostBytesOutside(const v1::JobSpec& job, const v1::Layout& layout, int stage) {
-  if (OnGpu(job)) return kGpuReserveBytes;
+  if (OnGpu(job)) return GpuReserveBytes(job, layout);
   int64_t largest = 0;
   for (const StageTensor& entry : TensorsOfStage(job.model(), layout, stage).tensors) {
     largest = std::max(largest, entry.elements);

@@ -37,7 +37,7 @@ v1::StagePlan BuildStage(const v1::JobSpec& job, const v1::Layout& layout, int s
   plan.set_activation_slots(ActivationSlots(schedule, stage));
   for (const v1::Action& action : StageActions(schedule, stage)) *plan.add_actions() = action;
   *plan.mutable_memory() = MemoryOfStage(job, layout, stage, threads);
-  for (const v1::BucketRange& bucket : BucketsOfStage(job.model(), layout, stage)) {
+  for (const v1::BucketRange& bucket : BucketsOfStage(job, layout, stage)) {
     *plan.add_buckets() = bucket;
   }
   return plan;

@@ -21,6 +21,7 @@
 namespace tercio::plan {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -470,6 +471,76 @@ TEST(PlanBuilder, BucketsTileTheGradients) {
   }
   EXPECT_EQ(SliceForRank(*plan, 5).placement().pipeline_index(), 1);
   EXPECT_EQ(SliceForRank(*plan, 5).groups_size(), 4);
+}
+
+// The head's gradient of a tied embedding is reduced with the lookup's where the order may change.
+TEST(PlanBuilder, BucketsOfGpusLeaveOutTheTiedHead) {
+  v1::JobSpec job = Job();
+  const auto reduced = [&](int pipeline, int data) {
+    int64_t elements = 0;
+    for (int stage = 0; stage < pipeline; ++stage) {
+      for (const auto& bucket : BucketsOfStage(job, LayoutOf(1, pipeline, data), stage)) {
+        EXPECT_LT(bucket.begin(), bucket.end());
+        elements += bucket.end() - bucket.begin();
+      }
+    }
+    return elements;
+  };
+  const auto all = [&](int pipeline) {
+    int64_t elements = 0;
+    for (int stage = 0; stage < pipeline; ++stage) {
+      elements += TensorsOfStage(job.model(), LayoutOf(1, pipeline, 2), stage).gradient_elements;
+    }
+    return elements;
+  };
+  EXPECT_EQ(reduced(1, 2), all(1));
+  job.mutable_resources()->set_device(v1::DEVICE_KIND_CUDA);
+  const int64_t table = PaddedVocabulary(job.model().vocab_size(), 1) * job.model().hidden();
+  EXPECT_EQ(reduced(1, 2), all(1) - table);
+  EXPECT_EQ(reduced(1, 1), all(1));
+  EXPECT_EQ(reduced(2, 2), all(2));
+  job.mutable_training()->set_reproducibility(v1::REPRODUCIBILITY_EXACT);
+  EXPECT_EQ(reduced(1, 2), all(1));
+  job.mutable_training()->set_reproducibility(v1::REPRODUCIBILITY_LAYOUT);
+  job.mutable_model()->set_untied_head(true);
+  EXPECT_EQ(reduced(1, 2), all(1));
+}
+
+// By the function that decides for each call (kernels/cuda/attention_cudnn.h).
+TEST(MemoryMap, AttentionThatCudnnDoesNotComputeIsNamed) {
+  v1::JobSpec job = Job();
+  job.mutable_resources()->set_device(v1::DEVICE_KIND_CUDA);
+  job.mutable_training()->set_precision(v1::PRECISION_BF16);
+  job.mutable_model()->set_hidden(64 * job.model().heads());
+  const auto why = [](const v1::JobSpec& spec, int capability = 9) {
+    return WhyOwnAttention(spec, ShapeOfStage(spec, LayoutOf(1, 1, 1), 0), capability);
+  };
+  EXPECT_EQ(why(job), "");
+  EXPECT_EQ(why(job, 8), "");
+  EXPECT_EQ(why(job, 0), "");
+  EXPECT_EQ(why(job, 10), "");
+  EXPECT_THAT(why(job, 11), AllOf(HasSubstr("gradients of attention are computed by our own"),
+                                  HasSubstr("is not guaranteed to repeat bits on this GPU")));
+  v1::JobSpec other = job;
+  other.mutable_model()->set_dropout(0.1);
+  EXPECT_EQ(why(other), "");
+  EXPECT_THAT(why(other, 10), HasSubstr("has no dropout on this GPU where it repeats bits"));
+  other = job;
+  other.mutable_model()->set_hidden(256 * job.model().heads());
+  EXPECT_EQ(why(other), "");
+  EXPECT_THAT(why(other, 12), HasSubstr("heads of up to 128 only"));
+  other = job;
+  other.mutable_model()->set_hidden(12 * job.model().heads());
+  EXPECT_THAT(why(other), HasSubstr("heads of a multiple of 8"));
+  other = job;
+  other.mutable_model()->set_architecture(v1::ARCHITECTURE_BERT);
+  EXPECT_EQ(why(other), "");
+  other = job;
+  other.mutable_training()->set_precision(v1::PRECISION_FP32);
+  EXPECT_THAT(why(other), HasSubstr("16-bit values"));
+  other = job;
+  other.mutable_model()->set_context(1 << 17);
+  EXPECT_THAT(why(other), HasSubstr("gradients of attention are computed by our own"));
 }
 
 TEST(PlanBuilder, CollectivesGoOverNcclWhereEveryRankHasAGpuOfItsOwn) {

@@ -13,6 +13,7 @@
 #include "cli/output.h"
 #include "cli/text.h"
 #include "common/exit_codes.h"
+#include "common/gpus/driver_library.h"
 #include "common/gpus/gpus.h"
 #include "common/patient_call.h"
 #include "common/run_program.h"
@@ -80,10 +81,25 @@ absl::StatusOr<nlohmann::json> AskTrainer(const std::string& trainer, const std:
   return report;
 }
 
-absl::StatusOr<nlohmann::json> AskCudaTrainer() {
+std::string CudaTrainer() {
   // Tests and developers name their own trainer.
   const char* named = std::getenv("TERCIO_TRAINER");
-  return AskTrainer(named != nullptr ? named : LocateProgram("tercio-trainer-cuda"), "cuda");
+  return named != nullptr ? named : LocateProgram("tercio-trainer-cuda");
+}
+
+// Chooses the driver library as an agent would, and puts its folder first.
+absl::StatusOr<std::string> ChooseDriver(const Gpus& gpus, const std::string& trainer) {
+  TERCIO_ASSIGN_OR_RETURN(
+      const std::string text,
+      RunProgram({trainer, "--version"}, kTrainerPatience, ErrorOutput::kDiscarded));
+  const nlohmann::json facts = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const int runtime = facts.is_object() ? facts.value("cuda_runtime", 0) : 0;
+  const size_t slash = trainer.rfind('/');
+  const std::string folder = slash == std::string::npos ? "." : trainer.substr(0, slash);
+  TERCIO_ASSIGN_OR_RETURN(const std::string chosen,
+                          ChooseDriverLibrary(QuestionOf(gpus, runtime, folder + "/../lib")));
+  if (!chosen.empty()) PutLibrariesFirst(chosen);
+  return chosen;
 }
 
 // The CPU trainer trains a small model for this check.
@@ -161,7 +177,9 @@ GpuEvidence LookAtGpus() {
   if (evidence.gpus.ok() && !evidence.gpus->list.empty()) {
     // The trainer must count the GPUs as this program does.
     ShowToCuda(*evidence.gpus);
-    evidence.report = AskCudaTrainer();
+    const std::string trainer = CudaTrainer();
+    evidence.driver_library = ChooseDriver(*evidence.gpus, trainer);
+    evidence.report = AskTrainer(trainer, "cuda");
   }
   return evidence;
 }

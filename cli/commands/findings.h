@@ -35,6 +35,8 @@ struct GpuEvidence {
   // The output of `tercio-trainer-cuda --doctor` (worker/trainer/device_report.h). It numbers GPUs
   // by their position among those of `gpus` that have no error.
   absl::StatusOr<nlohmann::json> report = nlohmann::json();
+  // The folder of the driver library that the trainer loads (common/gpus/driver_library.h).
+  absl::StatusOr<std::string> driver_library = "";
 };
 // Collects the evidence; takes as long as the measurements, each step bounded.
 GpuEvidence LookAtGpus();

@@ -118,10 +118,23 @@ TEST(GpuFindings, ADriverThatDoesNotAnswerOrIsTooOld) {
   evidence.gpus = absl::UnavailableError("the NVIDIA driver does not answer");
   EXPECT_EQ(Find(GpuFindings(evidence), "driver").health, Health::kError);
   evidence = TwoGpus();
-  evidence.gpus->cuda_version = 12020;
+  evidence.driver_library = absl::FailedPreconditionError("the NVIDIA driver 535 supports 12.2");
   const Finding finding = Find(GpuFindings(evidence), "driver");
   EXPECT_EQ(finding.health, Health::kError);
-  EXPECT_THAT(finding.detail, HasSubstr("built with CUDA 13.0"));
+  EXPECT_THAT(finding.detail, HasSubstr("535 supports 12.2"));
+}
+
+TEST(GpuFindings, LibrariesForForwardCompatibilityAreNamed) {
+  GpuEvidence evidence = TwoGpus();
+  evidence.driver_library = "/opt/tercio/lib/compat";
+  (*evidence.report)["cuda_driver"] = 13000;
+  const Finding good = Find(GpuFindings(evidence), "driver");
+  EXPECT_EQ(good.health, Health::kOk);
+  EXPECT_THAT(good.detail, HasSubstr("trainers load /opt/tercio/lib/compat"));
+  (*evidence.report)["cuda_driver"] = 12080;
+  const Finding old = Find(GpuFindings(evidence), "driver");
+  EXPECT_EQ(old.health, Health::kError);
+  EXPECT_THAT(old.detail, HasSubstr("library in /opt/tercio/lib/compat supports CUDA 12.8"));
 }
 
 TEST(GpuFindings, WithoutATrainerRatesAreNotKnown) {

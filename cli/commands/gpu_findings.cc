@@ -96,11 +96,7 @@ class GpuDoctor {
     }
     const PlainJson& report = *evidence_.report;
     const auto runtime = static_cast<int>(Number(report, "cuda_runtime"));
-    // The library decides which driver is new enough.
-    const absl::Status fits = CheckDriver(gpus.driver, gpus.cuda_version, runtime);
-    Add(Make("driver", fits.ok() ? Health::kOk : Health::kError,
-             fits.ok() ? driver : std::string(fits.message()),
-             fits.ok() ? "" : "install a newer driver"));
+    CheckDriver(driver, runtime);
     std::string libraries = absl::StrCat("CUDA ", CudaVersionText(runtime));
     for (const auto& [key, name] :
          {std::pair("nccl", "NCCL"), std::pair("cublas", "cuBLAS"), std::pair("cudnn", "cuDNN")}) {
@@ -111,6 +107,23 @@ class GpuDoctor {
     if (const std::string error = Text(report, "error"); !error.empty()) {
       Add(Make("cuda", Health::kError, error));
     }
+  }
+
+  // The trainer's libraries decide which driver is new enough.
+  void CheckDriver(std::string driver, int runtime) {
+    const absl::StatusOr<std::string>& folder = evidence_.driver_library;
+    const std::string mend =
+        "install a newer driver, or NVIDIA's package for forward compatibility";
+    if (!folder.ok()) {
+      return Add(Make("driver", Health::kError, std::string(folder.status().message()), mend));
+    }
+    if (folder->empty()) return Add(Make("driver", Health::kOk, driver));
+    absl::StrAppend(&driver, "; for forward compatibility trainers load ", *folder);
+    const auto loaded = static_cast<int>(Number(*evidence_.report, "cuda_driver"));
+    const absl::Status fits =
+        tercio::CheckDriver(absl::StrCat("library in ", *folder), loaded, runtime);
+    Add(Make("driver", fits.ok() ? Health::kOk : Health::kError,
+             fits.ok() ? driver : std::string(fits.message()), fits.ok() ? "" : mend));
   }
 
   void CheckGpu(const Gpu& gpu, const GpuSample& sample) {

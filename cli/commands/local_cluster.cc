@@ -8,6 +8,7 @@
 #include "common/machine.h"
 #include "common/status_macros.h"
 #include "plan/gpu_figures.h"
+#include "plan/gpu_reserve.h"
 #include "plan/precision.h"
 
 namespace tercio::cli {
@@ -69,7 +70,7 @@ absl::StatusOr<ClusterHere> FindClusterHere(const v1::JobSpec& spec, int ranks) 
   // Threads of the host are shared by the ranks of GPUs, too.
   const plan::Cluster cluster = plan::LocalCluster(ranks, MachineCores(), MachineMemoryBytes(),
                                                    spec.resources().threads_per_rank());
-  if (!plan::OnGpu(spec)) return ClusterHere{cluster, ""};
+  if (!plan::OnGpu(spec)) return ClusterHere{cluster, "", ""};
   TERCIO_ASSIGN_OR_RETURN(const Gpus gpus, FindGpus());
   return OnGpusHere(gpus, spec.training(), cluster);
 }
@@ -79,10 +80,10 @@ ClusterHere OnGpusHere(const Gpus& gpus, const v1::TrainingSpec& training, plan:
   const int64_t memory = summary.memory_bytes > 0 ? summary.memory_bytes : plan::kAssumedGpuBytes;
   // More ranks than GPUs share them evenly.
   const int sharing = summary.count == 0 ? 1 : (cluster.ranks + summary.count - 1) / summary.count;
-  // The reserve is what no plan counts on (plan/gpu_figures.h).
-  cluster.memory_bytes = std::max<int64_t>(0, memory - plan::kGpuReserveBytes) / sharing;
+  cluster.memory_bytes = std::max<int64_t>(0, memory - plan::kGpuContextBytes) / sharing;
+  cluster.shares_gpus = sharing > 1;
   plan::UseGpus(summary.model, training, &cluster);
-  return {cluster, TextOf(summary, cluster.memory_bytes)};
+  return {cluster, TextOf(summary, cluster.memory_bytes), summary.model};
 }
 
 }  // namespace tercio::cli

@@ -2,6 +2,8 @@
 #include <algorithm>
 #include <cstdio>
 #include <iostream>
+#include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -20,8 +22,11 @@
 #include "config/notices.h"
 #include "data/prepared_data.h"
 #include "plan/epochs.h"
+#include "plan/gpu_figures.h"
+#include "plan/memory_map.h"
 #include "plan/plan_builder.h"
 #include "plan/planner/planner.h"
+#include "plan/precision.h"
 
 namespace tercio::cli {
 namespace {
@@ -61,6 +66,22 @@ void FillVocabulary(v1::JobSpec* spec) {
                plan::kUnknownVocabulary, std::string(vocabulary.status().message()).c_str());
 }
 
+// For the layout that is chosen: its micro-batch counts, too.
+std::vector<std::string> NoticesOnAttention(v1::JobSpec spec, const v1::PlanReport& report,
+                                            const ClusterHere& here) {
+  if (!plan::OnGpu(spec) || report.chosen() < 0) return {};
+  // Shapes have a vocabulary, which attention does not depend on.
+  if (spec.model().vocab_size() == 0) {
+    spec.mutable_model()->set_vocab_size(plan::kUnknownVocabulary);
+  }
+  const v1::Layout& layout = report.layouts(report.chosen()).layout();
+  const auto figures = plan::FiguresOf(here.model);
+  const std::string notice = plan::WhyOwnAttention(spec, plan::ShapeOfStage(spec, layout, 0),
+                                                   figures.has_value() ? figures->capability : 0);
+  if (notice.empty()) return {};
+  return {notice};
+}
+
 absl::StatusOr<int> PlanJob(const PlanOptions& options) {
   if (!options.cluster.empty()) {
     return absl::InvalidArgumentError("--cluster is not supported by this version");
@@ -97,6 +118,7 @@ absl::StatusOr<int> PlanJob(const PlanOptions& options) {
   // The notice says which GPUs were assumed, since a plan is often made elsewhere.
   if (!here.gpus.empty()) PrintNotices({here.gpus});
   const v1::PlanReport report = plan::PlanLayouts(spec, here.cluster);
+  PrintNotices(NoticesOnAttention(spec, report, here));
   if (options.format() != Output::kTable) {
     PrintJson(PlanReportToJson(report), options.format());
   } else {

@@ -140,7 +140,7 @@ absl::Status ChooseDevice(v1::JobSpec* spec) {
 
 absl::Status CheckMemoryHere(const v1::JobSpec& spec) {
   TERCIO_ASSIGN_OR_RETURN(const ClusterHere here, FindClusterHere(spec, plan::RanksOfJob(spec)));
-  return plan::AdmitJob(spec, here.cluster.memory_bytes);
+  return plan::AdmitJob(spec, here.cluster.memory_bytes, here.cluster.shares_gpus);
 }
 
 absl::StatusOr<PreparedJob> PrepareHere(const v1::JobSpec& spec, const std::string& state_dir) {

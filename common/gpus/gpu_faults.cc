@@ -86,6 +86,18 @@ std::optional<std::string> MemoryOfOthers(const GpuSample& sample, int64_t most)
                       "; end them, or allow for more with --gpu-others");
 }
 
+// The branch of drivers that a major version of CUDA came with (CUDA's release notes, table 3).
+const char* FirstDriverOf(int major) {
+  switch (major) {
+    case 12:
+      return "525";
+    case 13:
+      return "580";
+    default:
+      return "of its release";
+  }
+}
+
 }  // namespace
 
 // An unknown number must not take a GPU out of service.
@@ -168,10 +180,10 @@ absl::Status CheckDriver(const std::string& driver, int driver_cuda, int runtime
   if (driver_cuda == 0 || runtime == 0 || driver_cuda / 1000 >= runtime / 1000) {
     return absl::OkStatus();
   }
-  return absl::FailedPreconditionError(
-      absl::StrCat("the NVIDIA driver ", driver, " supports CUDA ", CudaVersionText(driver_cuda),
-                   ", but this program is built with CUDA ", CudaVersionText(runtime),
-                   ": install a newer driver, or build with CUDA ", driver_cuda / 1000));
+  return absl::FailedPreconditionError(absl::StrCat(
+      "the NVIDIA driver ", driver, " supports CUDA ", CudaVersionText(driver_cuda),
+      ", but this program is built with CUDA ", CudaVersionText(runtime), ": install driver ",
+      FirstDriverOf(runtime / 1000), " or newer, or build with CUDA ", driver_cuda / 1000));
 }
 
 std::string CudaVersionText(int version) {

@@ -98,6 +98,7 @@ TEST(CheckDriver, ComparesMajorVersions) {
   const absl::Status status = CheckDriver("535.54", 12020, 13000);
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(status.message()), HasSubstr("driver 535.54 supports CUDA 12.2"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("install driver 580 or newer"));
 }
 
 TEST(DeviceErrorIn, FindsErrorsOfTheDeviceOnly) {

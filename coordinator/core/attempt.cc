@@ -290,6 +290,7 @@ RankShare Stepper::ShareOfRanks(const JobState& job) const {
     share.threads = std::min(share.threads, std::max(1, hello.cores() / count));
     share.cores = std::min(share.cores, static_cast<double>(std::max(1, hello.cores())) / count);
     share.memory_bytes = std::min(share.memory_bytes, MemoryOfRank(hello, count));
+    share.shares_gpus = share.shares_gpus || SharesGpus(hello);
     if (hello.device_facts_size() > 0) share.gpu = hello.device_facts(0).model();
   }
   const int wanted = job.record.spec().resources().threads_per_rank();

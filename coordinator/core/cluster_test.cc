@@ -401,9 +401,11 @@ TEST(Devices, AGpusMemoryIsTheRanksAndNotTheNodes) {
   EXPECT_EQ(MemoryOfRank(hello, 2), int64_t{32} << 30);
   hello.add_device_facts()->set_memory_bytes(int64_t{80} << 30);
   hello.add_device_facts()->set_memory_bytes(int64_t{40} << 30);
-  EXPECT_EQ(MemoryOfRank(hello, 1), int64_t{38} << 30);
+  EXPECT_EQ(MemoryOfRank(hello, 1), int64_t{77} << 29);
+  EXPECT_FALSE(SharesGpus(hello));
   hello.set_devices(4);  // two ranks share a GPU
-  EXPECT_EQ(MemoryOfRank(hello, 1), int64_t{19} << 30);
+  EXPECT_EQ(MemoryOfRank(hello, 1), int64_t{77} << 28);
+  EXPECT_TRUE(SharesGpus(hello));
 }
 
 TEST(Drain, JobsSaveAndGoElsewhereAtNoCost) {

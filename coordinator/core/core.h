@@ -217,7 +217,8 @@ struct RankShare {
   int threads = 1;
   double cores = 1;  // less than one where ranks share them
   int64_t memory_bytes = int64_t{1} << 62;
-  std::string gpu;  // model of one of them; empty: none
+  bool shares_gpus = false;  // several ranks may be on one GPU
+  std::string gpu;           // model of one of them; empty: none
 };
 
 // Maximum rollbacks per job; later spikes are only reported.
@@ -467,6 +468,8 @@ bool HasDevicesFor(const NodeState& node, const v1::JobSpec& spec);
 // node's memory, or of a GPU's. kUnknownMemory where the node has not said.
 inline constexpr int64_t kUnknownMemory = int64_t{1} << 62;
 int64_t MemoryOfRank(const v1::AgentHello& hello, int ranks);
+// Whether the node offers more slots than it has GPUs.
+bool SharesGpus(const v1::AgentHello& hello);
 
 // The fault of the slot's GPU, for which it gets no ranks. Empty: there is none.
 std::string FaultOfSlot(const NodeState& node, int slot);

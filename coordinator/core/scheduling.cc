@@ -3,7 +3,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "coordinator/core/stepper.h"
-#include "plan/gpu_figures.h"
+#include "plan/gpu_reserve.h"
 
 namespace tercio::coordinator {
 namespace {
@@ -119,7 +119,11 @@ int64_t MemoryOfRank(const v1::AgentHello& hello, int ranks) {
   // Slots beyond the GPUs share them.
   const int shared = (hello.devices() + hello.device_facts_size() - 1) / hello.device_facts_size();
   // The context of CUDA and its libraries lie in the memory of a GPU, too.
-  return least == kUnknownMemory ? least : (least - plan::kGpuReserveBytes) / std::max(1, shared);
+  return least == kUnknownMemory ? least : (least - plan::kGpuContextBytes) / std::max(1, shared);
+}
+
+bool SharesGpus(const v1::AgentHello& hello) {
+  return hello.device_facts_size() > 0 && hello.devices() > hello.device_facts_size();
 }
 
 std::string FaultOfSlot(const NodeState& node, int slot) {
@@ -317,6 +321,7 @@ bool Stepper::Shrink(JobState& job, int free) {
     if (!TakesRanks(node) || !HasDevicesFor(node, record.spec())) continue;
     share.memory_bytes =
         std::min(share.memory_bytes, MemoryOfRank(node.hello, node.hello.devices()));
+    share.shares_gpus = share.shares_gpus || SharesGpus(node.hello);
   }
   int ranks = 0;
   const absl::StatusOr<v1::ParallelismSpec> layout =

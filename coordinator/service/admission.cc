@@ -18,18 +18,20 @@
 namespace tercio::coordinator {
 namespace {
 
-// Memory for one rank on the roomiest node, with as many ranks beside it as the node can take.
-int64_t MostMemory(const v1::JobSpec& spec, const std::vector<Coordinator::NodeView>& nodes) {
+// Whether the job fits on the roomiest node, with as many ranks beside one as the node can take.
+absl::Status CheckMemory(const v1::JobSpec& spec, const std::vector<Coordinator::NodeView>& nodes) {
   int64_t memory = 0;
+  bool shares_gpus = false;
   for (const Coordinator::NodeView& node : nodes) {
     if (!HasDevicesFor(node.state, spec)) continue;
     const v1::AgentHello& hello = node.state.hello;
     // The node may be shared with other ranks of the same job, which share its memory as well.
     const int ranks = std::max(1, std::min(plan::RanksOfJob(spec), hello.devices()));
     memory = std::max(memory, MemoryOfRank(hello, ranks));
+    shares_gpus = shares_gpus || SharesGpus(hello);
   }
   // Without a node nothing is known; the job is checked again where it is placed.
-  return memory == 0 ? kUnknownMemory : memory;
+  return plan::AdmitJob(spec, memory == 0 ? kUnknownMemory : memory, shares_gpus);
 }
 
 int64_t CheckpointsAtOnce(const v1::JobSpec& spec) {
@@ -128,7 +130,7 @@ absl::Status Admit(v1::JobSpec* wanted, const std::vector<Coordinator::NodeView>
         absl::StrFormat("checkpoint.peer_copies: %d, but it must be between 0 and %d", copies,
                         plan::kMostPeerCopies));
   }
-  TERCIO_RETURN_IF_ERROR(plan::AdmitJob(spec, MostMemory(spec, nodes)));
+  TERCIO_RETURN_IF_ERROR(CheckMemory(spec, nodes));
   const std::string& path = spec.checkpoint().path();
   if (!path.empty()) TERCIO_RETURN_IF_ERROR(CheckPath(path, places));
   return CheckDisk(spec, path.empty() ? places.state_dir : path, jobs);

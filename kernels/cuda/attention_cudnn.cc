@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "kernels/cuda/attention_check.h"
+#include "kernels/cuda/attention_choice.h"
 #include "kernels/cuda/cudnn/attention_graph.h"
 #include "kernels/cuda/cudnn/library.h"
 #include "kernels/cuda/scratch.h"
@@ -16,7 +17,6 @@
 namespace tercio::kernels::cuda {
 namespace {
 
-constexpr int64_t kMaxHeadDim = 256;
 constexpr float kHidden = -std::numeric_limits<float>::infinity();  // the score of a hidden key
 constexpr int64_t kForwardPlanBytes = 4096;  // the workspace of a plan, as those of 9.19 say
 constexpr int64_t kUnit = 256;               // pieces of the workspace begin at multiples
@@ -45,15 +45,16 @@ int64_t RoundUp(int64_t value, int64_t unit) { return (value + unit - 1) / unit 
 // The parameters that both directions have.
 template <typename Args>
 bool TakesShape(const Args& a, ConstValues result) {
-  // The library writes 16-bit results only, and the storage must really have that format.
-  if (result.stored() != result.format() || result.format() == Format::kFloat32) return false;
+  // The storage must really have the format of the values.
+  if (result.stored() != result.format()) return false;
   // What is kept is divided by this.
   if (!(a.dropout.probability < 1)) return false;
-  if (a.sequences < 1 || a.tokens < 2 || a.heads < 1) return false;
-  // The library reads 16 bytes at a time, which are eight values.
-  if (a.head_dim % 8 != 0 || a.head_dim > kMaxHeadDim || a.stride % 8 != 0) return false;
-  // The library computes offsets with 32 bits.
-  return a.sequences * a.tokens * a.stride <= std::numeric_limits<int32_t>::max();
+  return WhyNotCudnn({.format = result.format(),
+                      .sequences = a.sequences,
+                      .tokens = a.tokens,
+                      .heads = a.heads,
+                      .head_dim = a.head_dim,
+                      .stride = a.stride}) == nullptr;
 }
 
 bool AreAligned(std::initializer_list<const void*> pointers) {

@@ -75,7 +75,7 @@ cudaError_t FillWithNumbers(const ProductShape& s, const TimedBuffers& buffers,
     if (error != cudaSuccess || bytes == 0) return;
     error = random.Fill(Values(to.data(), format, format), bytes);
   };
-  const bool scaled = s.kind == ProductKind::kScaled || s.kind == ProductKind::kScaledFast;
+  const bool scaled = IsScaled(s.kind);
   fill(buffers.first, s.operands, sizes.first);
   fill(buffers.second, scaled ? Format::kE4m3 : s.operands, sizes.second);
   fill(buffers.result, s.result, sizes.result);

@@ -3,20 +3,16 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "plan/planner/planner.h"
 #include "plan/rank_layout.h"
 
 namespace tercio::plan {
 namespace {
 
 // The search asks the planner itself, so that a layout that fits here also fits when it is placed.
-bool Fits(v1::JobSpec job, const v1::ParallelismSpec& parallelism, int ranks,
-          int64_t memory_bytes) {
+bool Fits(v1::JobSpec job, const v1::ParallelismSpec& parallelism, int ranks, Cluster cluster) {
   *job.mutable_parallelism() = parallelism;
   job.mutable_resources()->set_ranks(ranks);
-  Cluster cluster;
   cluster.ranks = ranks;
-  cluster.memory_bytes = memory_bytes;
   return ChooseLayout(job, cluster).ok();
 }
 
@@ -45,12 +41,12 @@ v1::ParallelismSpec SpecOf(const v1::Layout& layout) {
 }  // namespace
 
 absl::StatusOr<v1::ParallelismSpec> SmallerLayout(const v1::JobSpec& job, int least, int most,
-                                                  int64_t memory_bytes, int* ranks) {
+                                                  Cluster cluster, int* ranks) {
   // Keeping the degrees is worth more than one rank: it is tried for all numbers first.
   const v1::ParallelismSpec& wanted = job.parallelism();
   for (int count = most; count >= std::max(1, least) && !wanted.automatic(); --count) {
     const v1::ParallelismSpec candidate = WithFewerReplicas(wanted, count);
-    if (candidate.data() == 0 || !Fits(job, candidate, count, memory_bytes)) continue;
+    if (candidate.data() == 0 || !Fits(job, candidate, count, cluster)) continue;
     *ranks = count;
     return candidate;
   }
@@ -61,9 +57,7 @@ absl::StatusOr<v1::ParallelismSpec> SmallerLayout(const v1::JobSpec& job, int le
   // From above, since more ranks are faster.
   for (int count = most; count >= std::max(1, least); --count) {
     free.mutable_resources()->set_ranks(count);
-    Cluster cluster;
     cluster.ranks = count;
-    cluster.memory_bytes = memory_bytes;
     const absl::StatusOr<v1::Layout> layout = ChooseLayout(free, cluster);
     if (!layout.ok()) continue;
     *ranks = count;

@@ -5,7 +5,12 @@
 namespace tercio::plan {
 namespace {
 
-constexpr int64_t kMuch = int64_t{1} << 50;
+Cluster WithMemory(int64_t bytes) {
+  Cluster cluster;
+  cluster.memory_bytes = bytes;
+  return cluster;
+}
+const Cluster kMuch = WithMemory(int64_t{1} << 50);
 
 v1::JobSpec Job(int tensor, int pipeline, int data) {
   v1::JobSpec job;
@@ -50,7 +55,7 @@ TEST(SmallerLayout, ThePlannerPicksWhereADegreeCannotStay) {
 
 TEST(SmallerLayout, MemoryCounts) {
   int ranks = 0;
-  const auto layout = SmallerLayout(Job(2, 2, 2), 2, 7, 1 << 10, &ranks);
+  const auto layout = SmallerLayout(Job(2, 2, 2), 2, 7, WithMemory(1 << 10), &ranks);
   EXPECT_EQ(layout.status().code(), absl::StatusCode::kNotFound);
 }
 

@@ -8,6 +8,7 @@
 #include "common/status_macros.h"
 #include "plan/fp8.h"
 #include "plan/gpu_figures.h"
+#include "plan/gpu_reserve.h"
 #include "plan/limits.h"
 #include "plan/memory_map.h"
 #include "plan/model_tensors.h"
@@ -81,10 +82,24 @@ v1::Prediction Predict(const v1::JobSpec& job, const v1::Layout& layout, const C
   prediction.set_tokens_per_second(tokens / seconds);
   prediction.set_memory_bytes_peak(memory);
   if (cluster.memory_bytes < kUnknownMemoryBytes) {
-    prediction.set_memory_bytes_available(cluster.memory_bytes);
+    const int64_t nccl = cluster.shares_gpus ? 0 : NcclBytes(job, layout);
+    prediction.set_memory_bytes_available(std::max<int64_t>(0, cluster.memory_bytes - nccl));
   }
   prediction.set_bubble_ratio(bubble);
   return prediction;
+}
+
+std::string MissingMemory(const v1::Prediction& predicted, const Cluster& cluster) {
+  constexpr double kMiB = 1 << 20;
+  const int64_t available = predicted.memory_bytes_available();
+  std::string text =
+      absl::StrFormat("does not fit in memory: needs %.1f MiB per rank, %.1f MiB are available",
+                      static_cast<double>(predicted.memory_bytes_peak()) / kMiB,
+                      static_cast<double>(available) / kMiB);
+  if (available == cluster.memory_bytes) return text;
+  absl::StrAppendFormat(&text, " beside %.1f MiB for NCCL's communicators",
+                        static_cast<double>(cluster.memory_bytes - available) / kMiB);
+  return text;
 }
 
 v1::LayoutCandidate Judge(const v1::JobSpec& job, const v1::Layout& layout,
@@ -100,12 +115,10 @@ v1::LayoutCandidate Judge(const v1::JobSpec& job, const v1::Layout& layout,
   // The prediction is made even where the memory does not suffice: the message names the need.
   candidate.set_predicted_valid(true);
   *candidate.mutable_predicted() = Predict(job, layout, cluster);
-  if (candidate.predicted().memory_bytes_peak() > cluster.memory_bytes) {
-    constexpr double kMiB = 1 << 20;
-    candidate.set_rejected(
-        absl::StrFormat("does not fit in memory: needs %.1f MiB per rank, %.1f MiB are available",
-                        static_cast<double>(candidate.predicted().memory_bytes_peak()) / kMiB,
-                        static_cast<double>(cluster.memory_bytes) / kMiB));
+  const v1::Prediction& predicted = candidate.predicted();
+  if (cluster.memory_bytes < kUnknownMemoryBytes &&
+      predicted.memory_bytes_peak() > predicted.memory_bytes_available()) {
+    candidate.set_rejected(MissingMemory(predicted, cluster));
   }
   return candidate;
 }
@@ -328,11 +341,12 @@ absl::StatusOr<v1::Plan> MakePlan(const v1::JobSpec& job,
   return plan;
 }
 
-absl::Status AdmitJob(const v1::JobSpec& job, int64_t memory_bytes) {
+absl::Status AdmitJob(const v1::JobSpec& job, int64_t memory_bytes, bool shares_gpus) {
   TERCIO_RETURN_IF_ERROR(CheckSupported(job));
   TERCIO_RETURN_IF_ERROR(CheckNumbers(job));
   Cluster cluster;
   cluster.memory_bytes = memory_bytes;
+  cluster.shares_gpus = shares_gpus;
   // Whether enough devices are there is decided when the job is placed.
   cluster.ranks = std::max(1, job.resources().ranks());
   if (!job.parallelism().automatic()) {

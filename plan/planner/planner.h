@@ -34,12 +34,14 @@ struct Cluster {
   double peak_flops_per_second = 0;  // peak of its device, the unit of utilisation; 0: the same
   double bytes_per_second = 1e9;     // rate of one rank's link
   double seconds_per_message = 1e-3;
-  int64_t memory_bytes = kUnknownMemoryBytes;  // memory of one rank
+  int64_t memory_bytes = kUnknownMemoryBytes;  // memory of one rank, without a GPU's context
+  bool shares_gpus = false;                    // several ranks on one GPU, which NCCL refuses
 };
 
 // Every layout of the cluster's ranks, rejected ones with the reason; `chosen` is the fastest that
-// fits. Where the job names its layout that is the only candidate. A micro-batch that the job
-// leaves to the planner is halved until it fits. vocab_size 0 counts as kUnknownVocabulary.
+// fits beside the communicators of NCCL that it needs (plan/gpu_reserve.h). Where the job names its
+// layout that is the only candidate. A micro-batch that the job leaves to the planner is halved
+// until it fits. vocab_size 0 counts as kUnknownVocabulary.
 v1::PlanReport PlanLayouts(const v1::JobSpec& job, const Cluster& cluster);
 
 // The layout that the job gets. INVALID_ARGUMENT: impossible; RESOURCE_EXHAUSTED: fits in no layout
@@ -53,7 +55,7 @@ absl::StatusOr<v1::Plan> MakePlan(const v1::JobSpec& job,
 
 // Whether the job can ever run with this much memory for each rank: values that this version
 // supports, a possible layout. INVALID_ARGUMENT (where it does not fit, with its memory table).
-absl::Status AdmitJob(const v1::JobSpec& job, int64_t memory_bytes);
+absl::Status AdmitJob(const v1::JobSpec& job, int64_t memory_bytes, bool shares_gpus = false);
 
 // Bytes of the tensors in one checkpoint: weights and two moments, fp32.
 int64_t CheckpointBytes(const v1::JobSpec& job);

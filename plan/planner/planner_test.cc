@@ -5,6 +5,8 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "plan/gpu_reserve.h"
+#include "plan/plan_builder.h"
 
 namespace tercio::plan {
 namespace {
@@ -57,6 +59,36 @@ TEST(Planner, MicroBatchesOfGpusAreAsLargeAsFit) {
   cluster.memory_bytes = int64_t{1} << 30;
   EXPECT_EQ(PlanLayouts(job, cluster).chosen(), -1);
   EXPECT_TRUE(absl::IsResourceExhausted(ChooseLayout(job, cluster).status()));
+}
+
+// What NCCL takes depends on the layout; ranks that share a GPU do without.
+TEST(Planner, CommunicatorsOfALayoutAreLeftFree) {
+  v1::JobSpec job = Gpt(v1::DEVICE_KIND_CUDA);
+  job.mutable_parallelism()->set_automatic(false);
+  job.mutable_parallelism()->set_tensor(2);
+  job.mutable_parallelism()->set_pipeline(1);
+  job.mutable_parallelism()->set_data(2);
+  job.mutable_training()->set_micro_batch(1);
+  job.mutable_resources()->set_ranks(4);
+  job.mutable_checkpoint()->set_keep_last(1);
+  Cluster cluster;
+  cluster.ranks = 4;
+  const int64_t need = PlanLayouts(job, cluster).layouts(0).predicted().memory_bytes_peak();
+  const int64_t nccl = NcclBytes(job, *LayoutOfJob(job));
+  ASSERT_GT(nccl, 0);
+  cluster.memory_bytes = need + nccl;
+  const v1::LayoutCandidate fits = PlanLayouts(job, cluster).layouts(0);
+  EXPECT_EQ(fits.rejected(), "");
+  EXPECT_EQ(fits.predicted().memory_bytes_available(), need);
+  EXPECT_TRUE(AdmitJob(job, need + nccl).ok());
+  cluster.memory_bytes -= 1;
+  EXPECT_THAT(PlanLayouts(job, cluster).layouts(0).rejected(),
+              HasSubstr("beside 1600.0 MiB for NCCL's communicators"));
+  EXPECT_FALSE(AdmitJob(job, need + nccl - 1).ok());
+  cluster.memory_bytes = need;
+  cluster.shares_gpus = true;
+  EXPECT_EQ(PlanLayouts(job, cluster).layouts(0).rejected(), "");
+  EXPECT_TRUE(AdmitJob(job, need, /*shares_gpus=*/true).ok());
 }
 
 TEST(Planner, UtilisationCountsByThePeak) {

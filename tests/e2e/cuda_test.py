@@ -73,14 +73,25 @@ class Cuda(Gpus, TercioTest):
         wide = ("--set", "model.hidden=65536", "--set", "model.heads=1024")
         _, err = self.tercio("plan", self.path("job.yaml"), *CUDA, "--ranks", "4")
         self.assertIn("notice: the plan is for the GPUs of this machine: 2 x Fake GPU with 80.0 GiB of memory each, "
-                      "of which a rank may use 39.0 GiB", err)
+                      "of which a rank may use 39.2 GiB", err)
         self.without_gpus = True
         _, err = self.tercio("plan", self.path("job.yaml"), *CUDA, "--ranks", "4")
         self.assertIn("notice: there is no GPU here; the plan assumes that each rank has an NVIDIA A100-SXM4-80GB "
-                      "with 80.0 GiB of memory, and may use 78.0 GiB of it", err)
+                      "with 80.0 GiB of memory, and may use 78.5 GiB of it", err)
         report = self.json("plan", self.path("job.yaml"), *CUDA, *wide, code=2)
         self.assertIsNone(report["chosen"])
-        self.assertRegex(report["layouts"][0]["rejected"], r"needs \d+\.\d MiB per rank, 79872\.0 MiB are available")
+        self.assertRegex(report["layouts"][0]["rejected"], r"needs \d+\.\d MiB per rank, 80384\.0 MiB are available")
+
+    def test_plans_tell_of_attention_that_is_not_cudnns(self):
+        job = ("plan", self.path("job.yaml"), *CUDA, "--set", "model.dropout=0")
+        _, err = self.tercio(*job)
+        self.assertNotIn("attention", err)
+        _, err = self.tercio(*job, "--set", "model.dropout=0.1")
+        self.assertNotIn("attention", err)
+        for change, reason in (("model.hidden=48", "takes heads of a multiple of 8"),
+                               ("training.precision=fp32", "is for 16-bit values (training.precision)")):
+            _, err = self.tercio(*job, "--set", change)
+            self.assertIn("notice: attention is computed by our own kernels, which are much slower than cuDNN's, whose form of it " + reason, err)
 
     def test_ranks_that_share_a_gpu_talk_over_the_host(self):
         job = self.run_job(self.state, *CUDA, *layout(1, 1, 4))
@@ -130,6 +141,9 @@ class CudaCluster(Gpus, ClusterTest):
         again = self.submit(*wanted)
         self.tercio(*self.reach("wait", again))
         self.assertEqual(self.curve_of(job), self.curve_of(again))
+        log = self.tercio(*self.reach("logs", again))[0]
+        for when in ("when its groups are made", "after its first step"):
+            self.assertRegex(log, rf"memory of the GPU {when}: \d+ MiB of \d+ MiB are free; the plan leaves \d+ MiB to CUDA and NCCL")
         for ours, theirs in zip(self.steps(job), self.steps(over_host), strict=True):
             self.assertLess(abs(ours["loss"] / theirs["loss"] - 1), 1e-2, ours)
 

@@ -54,6 +54,7 @@ class GpuCheck(TercioTest):
             report = json.load(file)
         with open(os.path.join(self.output, "gpu.md"), encoding="utf-8") as file:
             page = file.read()
+        self.assertRegex(page, r"\nslowest: .* \(\d+\.\d s\)")
         for check in report["checks"]:
             self.assertIn(check["outcome"], ("passed", "failed", "skipped"))
             self.assertEqual(check["outcome"] == "passed", not check["reason"], check)
@@ -75,6 +76,8 @@ class GpuCheck(TercioTest):
             self.assertIn("PyTorch", name)
         numbers = {check["name"]: check["numbers"] for check in report["checks"]}
         self.assertGreater(numbers["elementwise_test"]["cases"], 0)
+        self.assertRegex(numbers["elementwise_test"]["slowest"], r"^[\w/]+\.[\w/]+$")
+        self.assertGreaterEqual(numbers["elementwise_test"]["slowest_seconds"], 0)
         for model in ("gpt2", "llama", "bert"):
             self.assertLess(numbers[f"{model}, fp32, against the CPU in fp32"]["loss_difference"], 1e-4)
         memory = numbers["memory: as planned, and little beside it"]
@@ -101,6 +104,13 @@ class GpuCheck(TercioTest):
         self.assertEqual(outcomes["operations", "cuda_device_test"], "passed")
         self.assertEqual(outcomes["repeat", "a job and its repetition, bf16"], "failed")
         self.assertEqual(outcomes["memory", "memory: as planned, and little beside it"], "failed")
+
+    def test_a_limit_of_all_parts_ends_what_is_left(self):
+        report = self.check("--only", "operations", "--seconds", "0", code=1)
+        reasons = [check["reason"] for check in report["checks"] if check["part"] == "operations"]
+        self.assertTrue(reasons)
+        for reason in reasons:
+            self.assertIn("the time limit of this part", reason)
 
     def test_a_tarball_without_cuda_is_refused(self):
         os.remove(os.path.join(self.tree, "bin", "tercio-trainer-cuda"))

@@ -20,10 +20,11 @@ class FakeGpus:
 
     machine = "a"
     fault = None  # fault of the device, under trainers of agents that are started next
+    compat = {}  # where agents that are started next find NVIDIA's package for forward compatibility
 
     def environment(self):
         fault = {"TERCIO_EMULATED_FAULT": self.fault} if self.fault else {}
-        return {**super().environment(), **fault, "LD_LIBRARY_PATH": os.path.join(BUILT, "common", "gpus", "testing", "fake_nvml"),
+        return {**super().environment(), **fault, **self.compat, "LD_LIBRARY_PATH": os.path.join(BUILT, "common", "gpus", "testing", "fake_nvml"),
                 "TERCIO_FAKE_NVML": self.path("gpus-of-" + self.machine), "TERCIO_GPU_INTERVAL": "0.1",
                 "TERCIO_TRAINER": os.path.join(BUILT, "worker", "trainer", "tercio-trainer-emulated")}
 
@@ -117,6 +118,21 @@ class GpuFaults(FakeGpus, ClusterTest):
         error = wait_for(lambda: self.get(job)["error"], "a reason")
         self.assertIn("the NVIDIA driver 580.1 supports CUDA 12.2", error)
         self.assertEqual(self.nodes()["a"]["free"], 0)
+
+    def test_an_older_driver_with_nvidias_package_for_forward_compatibility(self):
+        compat = self.path("compat")
+        os.mkdir(compat)
+        open(os.path.join(compat, "libcuda.so.1"), "w", encoding="utf-8").close()
+        self.compat = {"TERCIO_CUDA_COMPAT": compat}
+        self.say("a", "cuda_version 12020", "0.model H100", "1.model H100")
+        self.gpu_agent("a")
+        self.assertEqual(self.nodes()["a"]["free"], 2)
+        job = self.submit(*JOB, *layout(1, 1, 1))
+        trainer = wait_for(lambda: self.trainers(job), "a trainer")[0]
+        with open(f"/proc/{trainer}/environ", encoding="utf-8") as file:
+            path = [entry for entry in file.read().split("\0") if entry.startswith("LD_LIBRARY_PATH=")][0]
+        self.assertTrue(path.startswith(f"LD_LIBRARY_PATH={compat}:"), path)
+        self.finish(job)
 
     def test_the_end_of_a_rank_names_what_the_driver_has_said(self):
         self.gpu_agent("a")

@@ -127,9 +127,10 @@ class Layout(TercioTest):
             built = os.path.join(BIN, os.path.basename(path))
             os.symlink(built if place.startswith("bin/") else path, os.path.join(tree, place))
             self.assertTrue(os.path.exists(os.path.join(tree, place)), f"{place}: {path}")
-        os.mkdir(os.path.join(tree, "lib"))
-        with open(os.path.join(tree, "lib", "libone.so.1"), "w", encoding="utf-8") as file:
-            file.write("a library")
+        for folder, name in (("lib", "libone.so.1"), ("lib/compat", "libcuda.so.1")):
+            os.mkdir(os.path.join(tree, folder))
+            with open(os.path.join(tree, folder, name), "w", encoding="utf-8") as file:
+                file.write("a library")
         return tree
 
     def test_from_the_tarball(self):
@@ -139,7 +140,7 @@ class Layout(TercioTest):
         root = self.path("root")
         install("--prefix", "/usr/local", "--from", archive, destdir=root)
         found = files_below(root)
-        for name in ("usr/local/lib/tercio/lib/libone.so.1", "usr/local/lib/systemd/system/tercio-agent.service", "etc/tercio/agent.yaml"):
+        for name in ("usr/local/lib/tercio/lib/libone.so.1", "usr/local/lib/tercio/lib/compat/libcuda.so.1", "usr/local/lib/systemd/system/tercio-agent.service", "etc/tercio/agent.yaml"):
             self.assertIn(name, found)
 
     def test_what_else_lies_in_a_folder_is_not_installed(self):

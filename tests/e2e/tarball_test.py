@@ -132,12 +132,17 @@ class Tarball(TercioTest):
         found = subprocess.run(["ldd", os.path.join(BIN, "tercio")], capture_output=True, text=True, check=True).stdout
         name, path = re.search(r"(libxxhash\.so\.\d+) => (\S+)", found).groups()
         shutil.copy(path, os.path.join(toolkit, name))
+        # NVIDIA's package for older drivers lies beside the toolkit's libraries.
+        os.mkdir(self.path("compat"))
+        for file in ("libcuda.so.1", "libcuda.so.580.65.06"):
+            shutil.copy(path, os.path.join(self.path("compat"), file))
         for slim in ((), ("--slim",)):
             archive = self.pack(f"toolkit{len(slim)}.tar.gz", "--toolkit", toolkit, *slim, programs=("tercio",))
             with tarfile.open(archive) as opened:
                 names = opened.getnames()
                 version = opened.extractfile("tercio/VERSION").read().decode()
             self.assertEqual(f"tercio/lib/{name}" in names, not slim)
+            self.assertEqual([n for n in names if "compat" in n], [] if slim else ["tercio/lib/compat/libcuda.so.1"])
             self.assertEqual(version.count(f"are not included, programs for GPUs look for: {name}\n"), len(slim))
 
     def test_what_a_program_loads_itself_comes_with_its_parts(self):

@@ -43,8 +43,8 @@ class Part:
         """What is measured goes into the numbers that it gives; an exception is the outcome, and is kept."""
         entry = {"part": self.name, "name": name, "outcome": "passed", "reason": "", "seconds": 0.0, "numbers": {}}
         begin = time.monotonic()
+        # Where the time is over, the first program that is started says so: a check that is not entered would end the whole run.
         try:
-            self.remaining()
             yield entry["numbers"]
         except Skip as skip:
             entry.update(outcome="skipped", reason=str(skip))

@@ -21,19 +21,20 @@ from jobs import Jobs
 from machine import Driver, library_folders, library_versions, missing_libraries
 from tree import Tree
 
-# name -> (what runs, seconds that it may take). The last one gets what the others have left of all.
+# name -> (what runs, seconds that it may take). They keep a part that hangs from taking all, and are several times what a part should take:
+# a first run on a machine compiles cuDNN's plans (1 to 3 s for each shape) and reads gigabytes of libraries.
 PARTS = {
-    "operations": (operations.run, 60),
-    "curves": (curves.run, 110),
-    "repeat": (recovery.repeat, 40),
-    "host": (layouts.host, 45),
-    "nccl": (layouts.nccl, 30),
-    "memory": (recovery.memory, 25),
-    "kill": (recovery.kill, 45),
-    "kernels": (kernels.run, 30),
-    "speed": (speed.run, 240),
+    "operations": (operations.run, 300),
+    "curves": (curves.run, 240),
+    "repeat": (recovery.repeat, 90),
+    "host": (layouts.host, 100),
+    "nccl": (layouts.nccl, 90),
+    "memory": (recovery.memory, 60),
+    "kill": (recovery.kill, 100),
+    "kernels": (kernels.run, 60),
+    "speed": (speed.run, 300),
 }
-_ALL_SECONDS = 460
+_START_SECONDS = 60
 # These run only where --only names them, and have their own limit.
 OPTIONAL_PARTS = {"sanitizer": (sanitizer.run, 7200)}
 KNOWN = {**PARTS, **OPTIONAL_PARTS}
@@ -81,6 +82,8 @@ def main():
     parser.add_argument("--output", default="gpu", help="folder of gpu.json, gpu.md and gpu.log")
     parser.add_argument("--quick", action="store_true", help="tiny models")
     parser.add_argument("--only", default=",".join(PARTS), help="parts, with commas between: " + " ".join(KNOWN))
+    parser.add_argument("--seconds", type=float, default=_START_SECONDS + sum(seconds for _, seconds in PARTS.values()),
+                        help="limit of all parts together (default: %(default)s)")
     options = parser.parse_args()
     chosen = options.only.split(",")
     unknown = [name for name in chosen if name not in KNOWN]
@@ -95,13 +98,13 @@ def main():
             tree = Tree(os.path.abspath(options.tree), library_folders(), scratch, log)
             options.jobs = Jobs(options.quick, scratch)
             checks = []
-            start = Part("start", 60)
+            start = Part("start", _START_SECONDS)
             able = first_check(start, tree, machine)
             checks += start.checks
             for name in chosen if able else []:
                 run, seconds = KNOWN[name]
-                left = begin + _ALL_SECONDS - time.monotonic()
-                part = Part(name, seconds if name in OPTIONAL_PARTS else min(seconds, left))
+                left = begin + options.seconds - time.monotonic()
+                part = Part(name, seconds if name in OPTIONAL_PARTS else max(0, min(seconds, left)))
                 part.run(run, tree, machine, options)
                 checks += part.checks
             facts = describe(options, tree, machine)

@@ -13,6 +13,12 @@ def _failed_cases(path):
             yield f"{case.get('classname')}.{case.get('name')}: {' '.join(failure.get('message', '').split())[:200]}"
 
 
+def slowest_case(root):
+    """The case of a program that took longest, and its seconds."""
+    cases = [(float(case.get("time", 0)), f"{case.get('classname')}.{case.get('name')}") for case in root.iter("testcase")]
+    return max(cases, default=(0.0, ""))
+
+
 def programs(tree):
     folder = os.path.join(tree.root, "tests")
     found = sorted(name for name in os.listdir(folder) if name.endswith("_test"))
@@ -27,7 +33,8 @@ def run(part, tree, machine, options):
             code, out, _ = tree.run(part, [tree.program(name, "tests"), f"--gtest_output=xml:{results}"], codes=(0, 1))
             require(os.path.exists(results), f"it ended with {code} and wrote no results: {out.strip()[-300:]}")
             root = ElementTree.parse(results).getroot()
-            numbers.update(cases=int(root.get("tests")), failed=int(root.get("failures")))
+            slowest, name_of_slowest = slowest_case(root)
+            numbers.update(cases=int(root.get("tests")), failed=int(root.get("failures")), slowest=name_of_slowest, slowest_seconds=slowest)
             failed = list(_failed_cases(results))
             if code != 0:
                 tree.log.write(out)

@@ -10,7 +10,7 @@ from tree import curve
 
 _SECONDS_OF_REPORTS = 10  # ranks report their memory twice a second
 _UNITS_OF_ALLOCATION = 4 << 20  # the driver gives memory in pieces of 2 MiB
-_MOST_BESIDE = 2 << 30  # plan/gpu_figures.h: kGpuReserveBytes
+_MOST_BESIDE = 1536 << 20  # plan/gpu_reserve.h: kGpuContextBytes
 
 
 def _first_difference(ours, theirs):

@@ -18,6 +18,18 @@ def _cell(text):
     return text.replace("|", "\\|").replace("\n", " ")
 
 
+def _slowest(checks):
+    """For people: what took longest, and in it the slowest case of a program of tests."""
+    if not checks:
+        return ""
+    check = max(checks, key=lambda one: one["seconds"])
+    text = f"slowest: {check['part']}: {check['name']} ({check['seconds']:.1f} s)"
+    cases = [(one["numbers"]["slowest_seconds"], one["numbers"]["slowest"]) for one in checks if one["numbers"].get("slowest")]
+    if cases:
+        text += "; slowest test: {1} ({0:.1f} s)".format(*max(cases))
+    return text
+
+
 def _markdown(facts, checks, counts):
     gpus = ", ".join(f"{gpu['name']} ({gpu['memory_bytes'] / 2**30:.0f} GiB)" for gpu in facts["gpus"]) or "none"
     lines = ["# Tercio on a GPU", "", f"`{facts['command']}`, {facts['date']}, {facts['seconds']:.0f} s", ""]
@@ -26,7 +38,7 @@ def _markdown(facts, checks, counts):
               f"- libraries: {_text(facts['libraries']) or 'none'}; Python {facts['python']}, {facts['cores']} cores, {facts['system']}"]
     if facts["quick"]:
         lines.append("- **--quick: tiny models; no figure here says how fast anything is**")
-    lines += ["", "{passed} passed, {failed} failed, {skipped} skipped".format(**counts), "",
+    lines += ["", "{passed} passed, {failed} failed, {skipped} skipped".format(**counts), "", _slowest(checks), "",
               "| part | check | outcome | seconds | numbers, or why |", "|---|---|---|---|---|"]
     for check in checks:
         said = "; ".join(([check["reason"]] if check["reason"] else []) +
@@ -43,5 +55,6 @@ def write(folder, facts, checks):
         file.write("\n")
     with open(os.path.join(folder, "gpu.md"), "w", encoding="utf-8") as file:
         file.write(_markdown(facts, checks, counts))
+    print(_slowest(checks))
     print("{passed} passed, {failed} failed, {skipped} skipped".format(**counts))
     return 1 if counts["failed"] or not counts["passed"] else 0

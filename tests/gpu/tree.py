@@ -39,10 +39,11 @@ class Tree:
     def run(self, part, command, environment=None, codes=(0,)):
         """(exit code, stdout, stderr) of a command, which is stopped when the part's time is over."""
         self.log.write(f"$ {' '.join(command)}\n")
+        limit = part.remaining()  # nothing is started that could not be waited for
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                               env=environment or self.environment) as child:
             try:
-                out, err = child.communicate(timeout=part.remaining())
+                out, err = child.communicate(timeout=limit)
             except subprocess.TimeoutExpired:
                 child.terminate()
                 try:

@@ -1,11 +1,15 @@
 // The whole engine on emulated GPUs against the same engine on the CPU (cuda_ranks.h).
 #include <cudnn.h>
 
+#include <algorithm>
 #include <map>
 #include <string>
 #include <vector>
 
+#include "emulation/nvtx_control.h"
+#include "plan/model_tensors.h"
 #include "plan/names.h"
+#include "plan/plan_builder.h"
 #include "tests/parity/cuda_ranks.h"
 #include "worker/engine/step_guard.h"
 
@@ -129,6 +133,64 @@ TEST_F(CudaParity, Layouts) {
   spec.mutable_parallelism()->set_sequence_parallel(true);
   spec.mutable_parallelism()->set_recompute(kSelective);
   ExpectClose(OnGpus(spec), OnCpu(spec), 1e-2);
+}
+
+// What NVIDIA's profilers show of steps: ranges that nest, and end.
+TEST_F(CudaParity, ProfilersSeeRangesOfAStep) {
+  v1::JobSpec spec = With(In(WithoutDropout(SmallJob()), {1, 1, 1}), v1::PRECISION_BF16);
+  spec.mutable_training()->set_global_batch(4);  // two micro-batches
+  RunOptions options;
+  options.steps = 4;
+  emulation::RecordRanges(true);
+  OnGpus(spec, options);
+  const std::vector<std::string> ranges = emulation::TakeRanges();
+  emulation::RecordRanges(false);
+  const std::vector<std::string> first = {
+      "step 1",       "  wait activation 0",  "  forward 0",  "  wait gradient 0",
+      "  backward 0", "  wait activation 1",  "  forward 1",  "  wait gradient 1",
+      "  backward 1", "  finish reduction 0", "  optimizer 0"};
+  ASSERT_GT(ranges.size(), first.size());
+  EXPECT_EQ(std::vector<std::string>(ranges.begin(), ranges.begin() + 11), first);
+  // The last step is a graph, which shows nothing of what is in it.
+  EXPECT_EQ(std::vector<std::string>(ranges.end() - 4, ranges.end()),
+            (std::vector<std::string>{"step 4", "  forward and backward 4", "  finish reduction 0",
+                                      "  optimizer 0"}));
+}
+
+// With several data ranks the sums are in the backward pass.
+TEST_F(CudaParity, ProfilersSeeSumsInTheBackwardPass) {
+  const v1::JobSpec spec = With(In(SmallJob(), {1, 1, 2}), v1::PRECISION_FP32);
+  RunOptions options;
+  options.steps = 1;
+  emulation::RecordRanges(true);
+  OnGpus(spec, options);
+  const std::vector<std::string> ranges = emulation::TakeRanges();
+  emulation::RecordRanges(false);
+  const auto sums = std::count_if(ranges.begin(), ranges.end(), [](const std::string& line) {
+    return line.rfind("    reduce ", 0) == 0;
+  });
+  EXPECT_EQ(sums, 2 * (spec.model().layers() + 2));
+  for (const std::string& line : ranges) EXPECT_EQ(line.find("without"), std::string::npos) << line;
+}
+
+// With one stage data ranks exchange the gradient of a tied table once, unless sums have an order.
+TEST_F(CudaParity, TiedGradientsAreReducedOnce) {
+  const v1::JobSpec spec = With(In(SmallJob(), {1, 1, 2}), v1::PRECISION_FP32);
+  v1::JobSpec exact = spec;
+  exact.mutable_training()->set_reproducibility(v1::REPRODUCIBILITY_EXACT);
+  constexpr int64_t kFloat = 4;
+  const v1::Layout layout = *plan::LayoutOfJob(spec);
+  const int64_t all = plan::TensorsOfStage(spec.model(), layout, 0).gradient_elements;
+  const int64_t table =
+      plan::PaddedVocabulary(spec.model().vocab_size(), 1) * spec.model().hidden();
+  const RunOptions options;
+  const RunResult once = OnGpus(spec);
+  const RunResult twice = OnGpus(exact);
+  EXPECT_EQ(once.sent.at(1).data(), options.steps * (all - table) * kFloat);
+  EXPECT_EQ(twice.sent.at(1).data(), options.steps * all * kFloat);
+  ExpectClose(once, OnCpu(spec), 1e-4);
+  ExpectClose(once, twice, 1e-4);
+  ExpectClose(OnGpusWithNccl(spec), twice, 1e-4);
 }
 
 TEST_F(CudaParity, RepeatedAndResumedWithEqualBits) {

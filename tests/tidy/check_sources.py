@@ -35,7 +35,7 @@ INCLUDES = {
     "emulation/": ["emulation/", "common/check.h"],
     # The memory map asks the kernels' contract how much scratch an operation needs.
     "plan/": ["plan/", "common/check.h", "common/status_macros.h", "proto/", "kernels/ops.h",
-              "kernels/cpu/attention_scratch.h", "kernels/cuda/scratch.h"],
+              "kernels/cpu/attention_scratch.h", "kernels/cuda/attention_choice.h", "kernels/cuda/scratch.h"],
     "plan/planner/": ["plan/", "common/check.h", "common/status_macros.h", "proto/"],
     # The schema of a foreign file, and no message of ours.
     "tokenizer/": ["tokenizer/", "common/", "proto/tercio/sentencepiece/"],

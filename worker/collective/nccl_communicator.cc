@@ -141,14 +141,6 @@ class CallsUnderWay {
   std::vector<cudaEvent_t> idle_;
 };
 
-// One direction of one edge between pipeline stages.
-struct Link {
-  std::unique_ptr<NcclHandle> handle;
-  std::unique_ptr<device::Stream> stream;
-  std::unique_ptr<device::Event> ready;  // the work before the message
-  int64_t messages = 0;
-};
-
 // A message on the stream of its link; `done` is recorded at its end. Null: it could not be
 // started.
 struct NcclMessage : Transfer {
@@ -166,7 +158,7 @@ struct NcclMessage : Transfer {
       std::this_thread::sleep_for(kPollInterval);
     }
   }
-  Link* link = nullptr;
+  NcclLink* link = nullptr;
   progress::CollectivePosition position;
   std::unique_ptr<device::Event> done;
 };
@@ -175,7 +167,7 @@ struct NcclMessage : Transfer {
 // started it: a rank would wait while it enqueues a step, perhaps for one that waits for it at
 // another edge. So that message is sent when an edge is made, in the same order on all ranks.
 // `peer` is its rank in the job; `number` is 8 bytes of the device, the same ones on both.
-absl::Status ConnectEdge(Link& link, bool sends, int peer, std::byte* number,
+absl::Status ConnectEdge(NcclLink& link, bool sends, int peer, std::byte* number,
                          absl::Duration timeout) {
   constexpr size_t kBytes = sizeof(double);
   const cudaStream_t stream = device::HandleOf(*link.stream);
@@ -196,10 +188,8 @@ absl::Status ConnectEdge(Link& link, bool sends, int peer, std::byte* number,
 
 class NcclCommunicator : public Communicator, public device::StreamWatch {
  public:
-  using Links = std::map<std::tuple<bool, int, uint32_t>, Link>;  // whether it sends, peer, tag
-
   NcclCommunicator(CommunicatorOptions options, std::shared_ptr<NcclHandle> world,
-                   std::unique_ptr<NcclHandle> handle, Links links, device::Device& device,
+                   std::shared_ptr<NcclHandle> handle, NcclLinks links, device::Device& device,
                    std::shared_ptr<device::DeviceMemory> number, int rank, int size)
       : options_(std::move(options)),
         world_(std::move(world)),
@@ -330,6 +320,8 @@ class NcclCommunicator : public Communicator, public device::StreamWatch {
   void Call(device::Stream& stream, const char* operation, ncclDataType_t type, int64_t count,
             const Function& call) {
     device::Watch(stream, self_);
+    // Groups that exchange messages have no communicator of their own.
+    TERCIO_CHECK(handle_ != nullptr);
     const cudaStream_t raw = device::HandleOf(stream);
     progress::CollectivePosition position{group(),          sequence_++, operation,
                                           NameOfType(type), count,       -1};
@@ -357,7 +349,7 @@ class NcclCommunicator : public Communicator, public device::StreamWatch {
     auto message = std::make_shared<NcclMessage>();
     const auto found = links_.find({sends, peer, tag});
     TERCIO_CHECK(found != links_.end());
-    Link& link = found->second;
+    NcclLink& link = found->second;
     message->link = &link;
     message->position = {group(), link.messages++, sends ? "pipeline send" : "pipeline receive",
                          "bytes", bytes,           GlobalRank(peer)};
@@ -404,8 +396,8 @@ class NcclCommunicator : public Communicator, public device::StreamWatch {
 
   CommunicatorOptions options_;
   const std::shared_ptr<NcclHandle> world_;  // the communicator that the others were split from
-  std::unique_ptr<NcclHandle> handle_;       // null for a group of one
-  Links links_;
+  std::shared_ptr<NcclHandle> handle_;       // perhaps the world's; null: it makes no such calls
+  NcclLinks links_;
   device::Device& device_;
   const std::shared_ptr<device::DeviceMemory> number_;  // 0, which barriers sum
   const int rank_;
@@ -463,7 +455,8 @@ std::string IdKey() { return "nccl/world"; }
 absl::StatusOr<std::unique_ptr<NcclGroups>> NcclGroups::Join(int rank, int world_size,
                                                              device::Device& device,
                                                              RendezvousStore& rendezvous,
-                                                             absl::Duration timeout) {
+                                                             absl::Duration timeout,
+                                                             const NcclOptions& options) {
   // First, since this makes the device the calling thread's.
   TERCIO_ASSIGN_OR_RETURN(auto number, device.Allocate(sizeof(double)));
   ncclUniqueId id = {};
@@ -479,9 +472,42 @@ absl::StatusOr<std::unique_ptr<NcclGroups>> NcclGroups::Join(int rank, int world
     }
     std::memcpy(id.internal, found[0].data(), sizeof(id.internal));
   }
-  TERCIO_ASSIGN_OR_RETURN(auto handle, NcclHandle::Join(id, rank, world_size, "world", timeout));
-  return std::unique_ptr<NcclGroups>(
-      new NcclGroups(std::move(handle), std::move(number), rank, device, timeout));
+  TERCIO_ASSIGN_OR_RETURN(
+      auto handle,
+      NcclHandle::Join(id, rank, world_size,
+                       {"world", options.world_channels, options.reserve_bytes}, timeout));
+  return std::unique_ptr<NcclGroups>(new NcclGroups(std::move(handle), std::move(number), rank,
+                                                    world_size, device, timeout, options));
+}
+
+// All ranks of the job take part in each split, and a rank can be in one part of it only: edges are
+// made round by round, and stages without one in a round are left out of it.
+absl::StatusOr<NcclLinks> NcclGroups::MakeLinks(const CommunicatorOptions& options, int index) {
+  const auto size = static_cast<int>(options.ranks.size());
+  NcclLinks links;
+  for (const EdgeRound& round : RoundsOfEdges(size, options_.edges)) {
+    const auto mine = std::find_if(round.begin(), round.end(), [&](const PipelineEdge& edge) {
+      return edge.from == index || edge.to == index;
+    });
+    const bool sends = mine != round.end() && mine->from == index;
+    // No other edge of the round, of any group, has the same sender.
+    const int color =
+        mine == round.end() ? NCCL_SPLIT_NOCOLOR : options.ranks[static_cast<size_t>(mine->from)];
+    const NcclSetup setup = {options.group, options_.edge_channels, options_.reserve_bytes};
+    TERCIO_ASSIGN_OR_RETURN(auto pair, world_->Split(color, sends ? 0 : 1, setup, timeout_));
+    if (mine == round.end()) continue;
+    NcclLink link;
+    link.handle = std::move(pair);
+    // On a stream of its own a message does not wait behind those of other edges.
+    TERCIO_ASSIGN_OR_RETURN(link.stream,
+                            device_.CreateStream(device::Device::StreamKind::kCommunication));
+    TERCIO_ASSIGN_OR_RETURN(link.ready, device_.CreateEvent());
+    const int peer = sends ? mine->to : mine->from;
+    TERCIO_RETURN_IF_ERROR(ConnectEdge(link, sends, options.ranks[static_cast<size_t>(peer)],
+                                       number_->data(), timeout_));
+    links[{sends, peer, mine->tag}] = std::move(link);
+  }
+  return links;
 }
 
 absl::StatusOr<std::unique_ptr<Communicator>> NcclGroups::Group(NcclMessages messages,
@@ -490,36 +516,21 @@ absl::StatusOr<std::unique_ptr<Communicator>> NcclGroups::Group(NcclMessages mes
   const auto place = std::find(options.ranks.begin(), options.ranks.end(), rank_);
   TERCIO_CHECK(place != options.ranks.end());
   const auto index = static_cast<int>(place - options.ranks.begin());
-  std::unique_ptr<NcclHandle> handle;
-  NcclCommunicator::Links links;
-  if (size > 1) {
+  const bool is_world =
+      size == world_size_ && std::is_sorted(options.ranks.begin(), options.ranks.end());
+  std::shared_ptr<NcclHandle> handle;
+  NcclLinks links;
+  if (size > 1 && is_world) {
+    // The same ranks in the same order: a second communicator would only take memory.
+    handle = world_;
+  } else if (size > 1 && messages == NcclMessages::kNone) {
     // Groups of one kind share no rank, so the first rank of each is a color that no other one has.
     TERCIO_ASSIGN_OR_RETURN(handle,
-                            world_->Split(options.ranks.front(), index, options.group, timeout_));
-    const bool edges = messages == NcclMessages::kNeighbours;
-    // All ranks of the group take part in each split, and a rank can be in one part of it only:
-    // edges are made round by round, and stages without one in a round are left out of it.
-    for (const EdgeRound& round : edges ? RoundsOfEdges(size) : std::vector<EdgeRound>()) {
-      int color = NCCL_SPLIT_NOCOLOR;
-      for (size_t i = 0; i < round.size(); ++i) {
-        if (round[i].from == index || round[i].to == index) color = static_cast<int>(i);
-      }
-      const PipelineEdge* edge =
-          color == NCCL_SPLIT_NOCOLOR ? nullptr : &round[static_cast<size_t>(color)];
-      const bool sends = edge != nullptr && edge->from == index;
-      TERCIO_ASSIGN_OR_RETURN(auto pair,
-                              handle->Split(color, sends ? 0 : 1, options.group, timeout_));
-      if (edge == nullptr) continue;
-      Link link;
-      link.handle = std::move(pair);
-      // On a stream of its own a message does not wait behind those of other edges.
-      TERCIO_ASSIGN_OR_RETURN(link.stream,
-                              device_.CreateStream(device::Device::StreamKind::kCommunication));
-      TERCIO_ASSIGN_OR_RETURN(link.ready, device_.CreateEvent());
-      const int peer = options.ranks[static_cast<size_t>(sends ? edge->to : edge->from)];
-      TERCIO_RETURN_IF_ERROR(ConnectEdge(link, sends, peer, number_->data(), timeout_));
-      links[{sends, sends ? edge->to : edge->from, edge->tag}] = std::move(link);
-    }
+                            world_->Split(options.ranks.front(), index,
+                                          {options.group, 0, options_.reserve_bytes}, timeout_));
+  }
+  if (size > 1 && messages == NcclMessages::kNeighbours) {
+    TERCIO_ASSIGN_OR_RETURN(links, MakeLinks(options, index));
   }
   return std::unique_ptr<Communicator>(
       std::make_unique<NcclCommunicator>(std::move(options), world_, std::move(handle),

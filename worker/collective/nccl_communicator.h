@@ -20,21 +20,44 @@
 // another thread ends that.
 #pragma once
 
+#include <map>
 #include <memory>
+#include <tuple>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "worker/collective/communicator.h"
 #include "worker/collective/gloo_transport.h"
 #include "worker/collective/nccl_handle.h"
+#include "worker/collective/pipeline_edges.h"
 #include "worker/device/device.h"
 
 namespace tercio::collective {
 
-// Whether neighbours in a group can exchange messages.
+// What a group is for: sums and copies over all of its ranks, or messages between neighbours. One
+// for messages makes other calls only if it has all ranks of the job.
 enum class NcclMessages { kNone, kNeighbours };
 
-// The communicators of one rank.
+struct NcclOptions {
+  int world_channels = 0;  // at most, of the communicator of all ranks; 0: as many as NCCL wants
+  int edge_channels = 0;   // likewise of each edge
+  PipelineEdges edges;
+  int64_t reserve_bytes = 0;  // memory of the GPU that the job leaves free; 0: not known
+};
+
+// One direction of one edge between pipeline stages.
+struct NcclLink {
+  std::unique_ptr<NcclHandle> handle;
+  std::unique_ptr<device::Stream> stream;
+  std::unique_ptr<device::Event> ready;  // the work before the message
+  int64_t messages = 0;
+};
+// Their keys: whether the edge sends, the peer, the tag.
+using NcclLinks = std::map<std::tuple<bool, int, uint32_t>, NcclLink>;
+
+// The communicators of one rank. A group of all ranks has the world's, so that groups of the same
+// ranks share one; others are split from it. None shares NCCL's resources with another
+// (splitShare): such communicators run one after the other on the GPU.
 class NcclGroups {
  public:
   // Joins all ranks of the job, by a unique id that rank 0 puts at the rendezvous. The device must
@@ -42,28 +65,34 @@ class NcclGroups {
   static absl::StatusOr<std::unique_ptr<NcclGroups>> Join(int rank, int world_size,
                                                           device::Device& device,
                                                           RendezvousStore& rendezvous,
-                                                          absl::Duration timeout);
+                                                          absl::Duration timeout,
+                                                          const NcclOptions& options = {});
 
-  // The communicator of the group of options.ranks, split from the world's: collective over the
-  // whole job, so every rank asks for its groups in the same order of kinds, before one of them is
-  // aborted.
+  // The communicator of the group of options.ranks: collective over the whole job, so every rank
+  // asks for its groups in the same order of kinds, before one of them is aborted.
   absl::StatusOr<std::unique_ptr<Communicator>> Group(NcclMessages messages,
                                                       CommunicatorOptions options);
 
  private:
   NcclGroups(std::shared_ptr<NcclHandle> world, std::shared_ptr<device::DeviceMemory> number,
-             int rank, device::Device& device, absl::Duration timeout)
+             int rank, int world_size, device::Device& device, absl::Duration timeout,
+             const NcclOptions& options)
       : world_(std::move(world)),
         number_(std::move(number)),
         rank_(rank),
+        world_size_(world_size),
         device_(device),
-        timeout_(timeout) {}
+        timeout_(timeout),
+        options_(options) {}
+  absl::StatusOr<NcclLinks> MakeLinks(const CommunicatorOptions& options, int index);
 
   const std::shared_ptr<NcclHandle> world_;
   const std::shared_ptr<device::DeviceMemory> number_;
   const int rank_;
+  const int world_size_;
   device::Device& device_;
   const absl::Duration timeout_;
+  const NcclOptions options_;
 };
 
 }  // namespace tercio::collective

@@ -5,14 +5,18 @@
 #include <cuda_fp16.h>
 
 #include <atomic>
+#include <barrier>
 #include <cstring>
 #include <functional>
+#include <map>
 #include <numeric>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "emulation/control.h"
+#include "emulation/nccl_control.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "worker/collective/memory_rendezvous.h"
@@ -67,16 +71,20 @@ class NcclCommunicatorTest : public ::testing::Test {
     settings.seed = 3;
     emulation::Configure(settings);
   }
-  void TearDown() override { EXPECT_EQ(emulation::MemoryReport(), ""); }
+  void TearDown() override {
+    emulation::SetNcclBufferBytes(0);
+    EXPECT_EQ(emulation::MemoryReport(), "");
+  }
 
-  static void OnRanks(int size, const std::function<void(const Rank&)>& body) {
+  static void OnRanks(int size, const std::function<void(const Rank&)>& body,
+                      const NcclOptions& options = {}) {
     MemoryRendezvous store;
     std::vector<std::thread> threads;
     for (int rank = 0; rank < size; ++rank) {
       threads.emplace_back([&, rank] {
         auto device = device::CreateCudaDevice(rank);
         ASSERT_TRUE(device.ok()) << device.status();
-        auto groups = NcclGroups::Join(rank, size, **device, store, absl::Seconds(60));
+        auto groups = NcclGroups::Join(rank, size, **device, store, absl::Seconds(60), options);
         ASSERT_TRUE(groups.ok()) << groups.status();
         body({rank, size, **device, **groups});
       });
@@ -262,6 +270,125 @@ TEST_F(NcclCommunicatorTest, GroupsSplitFromOne) {
     ASSERT_EQ(stream->Synchronize(), absl::OkStatus());
     EXPECT_EQ(value, 15);
   });
+}
+
+// The communicators of all ranks when each has made its groups, as "NAME RANKSxCHANNELS: COUNT".
+class Census {
+ public:
+  explicit Census(int ranks) : barrier_(ranks) {}
+  // Called by each rank; the first count is valid for all.
+  std::map<std::string, int> Take() {
+    barrier_.arrive_and_wait();
+    std::map<std::string, int> found;
+    for (const emulation::NcclFacts& facts : emulation::NcclCommunicators()) {
+      ++found[absl::StrCat(facts.name, " ", facts.ranks, "x", facts.channels)];
+    }
+    barrier_.arrive_and_wait();
+    return found;
+  }
+
+ private:
+  std::barrier<> barrier_;
+};
+
+TEST_F(NcclCommunicatorTest, GroupsOfTheSameRanksShareOne) {
+  Census census(4);
+  OnRanks(4, [&](const Rank& rank) {
+    const auto world = rank.World();
+    const auto data = rank.World();
+    const auto alone = rank.Group({rank.rank});
+    EXPECT_EQ(census.Take(), (std::map<std::string, int>{{"world 4x0", 4}}));
+    // Both groups have calls under way at the same time, in different streams.
+    const auto compute = rank.MakeStream();
+    const auto communication = rank.MakeStream();
+    const auto memory = rank.Memory(16);
+    auto* numbers = reinterpret_cast<double*>(memory->data());
+    const double begin[] = {1, 10};
+    compute->CopyFromHost(numbers, begin, 16);
+    ASSERT_EQ(compute->Synchronize(), absl::OkStatus());
+    for (int i = 0; i < 3; ++i) {
+      data->AllReduceSum(*communication, numbers + 1, 1);
+      world->AllReduceSum(*compute, numbers, 1);
+    }
+    compute->Join(*communication);
+    double sums[2] = {};
+    compute->CopyToHost(sums, numbers, 16);
+    ASSERT_EQ(compute->Synchronize(), absl::OkStatus());
+    EXPECT_EQ(sums[0], 64);
+    EXPECT_EQ(sums[1], 640);
+  });
+}
+
+// As many as plans leave memory for (plan/gpu_reserve_test.cc), with as many channels.
+TEST_F(NcclCommunicatorTest, OnlyEdgesThatAreUsedHaveACommunicator) {
+  using Found = std::map<std::string, int>;
+  const Found all = {{"world 2x1", 2}, {"g 2x8", 12}};
+  const Found tied = {{"world 2x1", 2}, {"g 2x8", 8}};
+  const Found least = {{"world 2x1", 2}, {"g 2x8", 4}};
+  for (const auto& [edges, expected] :
+       {std::pair(PipelineEdges{true, true}, all), std::pair(PipelineEdges{false, true}, tied),
+        std::pair(PipelineEdges{false, false}, least)}) {
+    Census census(2);
+    const NcclOptions options = {.world_channels = 1, .edge_channels = 8, .edges = edges};
+    OnRanks(
+        2,
+        [&, &wanted = expected](const Rank& rank) {
+          const auto group = rank.Group(AllRanks(2), NcclMessages::kNeighbours);
+          EXPECT_EQ(census.Take(), wanted);
+        },
+        options);
+  }
+}
+
+TEST_F(NcclCommunicatorTest, PipelinesOfSomeRanksHaveEdgesOnly) {
+  Census census(4);
+  const NcclOptions options = {.edges = {.closes_ring = false, .is_tied = false}};
+  OnRanks(
+      4,
+      [&](const Rank& rank) {
+        const int first = rank.rank % 2;
+        const auto pipeline = rank.Group({first, first + 2}, NcclMessages::kNeighbours);
+        EXPECT_EQ(census.Take(), (std::map<std::string, int>{{"world 4x0", 4}, {"g 2x0", 8}}));
+        const auto stream = rank.MakeStream();
+        const auto memory = rank.Memory(8);
+        double value = 1 << rank.rank;
+        stream->CopyFromHost(memory->data(), &value, 8);
+        const bool sends = rank.rank < 2;
+        const auto message = sends
+                                 ? pipeline->Send(*stream, memory->data(), 8, 1, kActivationTag)
+                                 : pipeline->Receive(*stream, memory->data(), 8, 0, kActivationTag);
+        pipeline->Wait(*stream, message);
+        stream->CopyToHost(&value, memory->data(), 8);
+        ASSERT_EQ(stream->Synchronize(), absl::OkStatus());
+        EXPECT_EQ(value, 1 << first);
+      },
+      options);
+}
+
+// NCCL allocates at the first call, when the arena has taken what the plan counts on.
+TEST_F(NcclCommunicatorTest, TooLittleMemoryForBuffersNamesTheReserve) {
+  emulation::Settings settings;
+  settings.devices = 2;
+  settings.memory_bytes = size_t{64} << 20;
+  emulation::Configure(settings);
+  emulation::SetNcclBufferBytes(size_t{48} << 20);
+  const NcclOptions options = {.reserve_bytes = int64_t{2304} << 20};
+  OnRanks(
+      2,
+      [](const Rank& rank) {
+        const auto group = rank.World();
+        const auto arena = rank.Memory(int64_t{32} << 20);
+        const auto stream = rank.MakeStream();
+        group->Barrier(*stream);
+        const absl::Status status = stream->Synchronize();
+        EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
+        EXPECT_THAT(
+            std::string(status.message()),
+            AllOf(HasSubstr("Failed to CUDA calloc 50331648 bytes"),
+                  HasSubstr("that the plan leaves free (2304 MiB)"),
+                  HasSubstr("lower training.micro_batch"), HasSubstr("NCCL_NVLS_ENABLE=0")));
+      },
+      options);
 }
 
 TEST_F(NcclCommunicatorTest, DifferentCallsAreNamedOnAllRanks) {

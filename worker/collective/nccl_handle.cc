@@ -22,9 +22,28 @@ absl::Status Aborted(std::string_view what) {
   return absl::AbortedError(absl::StrCat("NCCL, ", std::string(what), ": aborted"));
 }
 
+// NCCL has one code for all errors of CUDA: only its words tell this one from others.
+bool IsLackOfMemory(const char* detail) {
+  const std::string_view words = detail == nullptr ? "" : detail;
+  return words.find("out of memory") != std::string_view::npos ||
+         words.find("Failed to CUDA") != std::string_view::npos;
+}
+
+std::string AdviceOnMemory(int64_t reserve_bytes) {
+  std::string advice =
+      "; NCCL allocates the buffers of a group at its first call, in memory of the GPU that the "
+      "plan leaves free";
+  if (reserve_bytes > 0) absl::StrAppend(&advice, " (", reserve_bytes >> 20, " MiB)");
+  absl::StrAppend(&advice,
+                  ": lower training.micro_batch, let parallelism.recompute keep less, or make NCCL "
+                  "take less (NCCL_NVLS_ENABLE=0, a smaller NCCL_BUFFSIZE); nvidia-smi shows "
+                  "whether other processes use the GPU");
+  return advice;
+}
+
 }  // namespace
 
-absl::Status NcclStatus(ncclResult_t result, std::string_view what) {
+absl::Status NcclStatus(ncclResult_t result, std::string_view what, int64_t reserve_bytes) {
   if (result == ncclSuccess) return absl::OkStatus();
   // NCCL's words name the connection or file that failed; the code does not.
   const char* detail = ncclGetLastError(nullptr);
@@ -35,6 +54,9 @@ absl::Status NcclStatus(ncclResult_t result, std::string_view what) {
   if (result == ncclRemoteError || result == ncclSystemError) {
     return absl::UnavailableError(message);
   }
+  if (result == ncclUnhandledCudaError && IsLackOfMemory(detail)) {
+    return absl::ResourceExhaustedError(absl::StrCat(message, AdviceOnMemory(reserve_bytes)));
+  }
   return absl::InternalError(message);
 }
 
@@ -42,32 +64,34 @@ ncclConfig_t NcclHandle::Config() const {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   // A call that blocks would wait for ever for a rank that does not join.
   config.blocking = 0;
-  config.commName = name_.c_str();
+  config.commName = setup_.name.c_str();
+  if (setup_.channels > 0) config.maxCTAs = setup_.channels;
   return config;
 }
 
 absl::StatusOr<std::unique_ptr<NcclHandle>> NcclHandle::Join(const ncclUniqueId& id, int rank,
-                                                             int size, const std::string& name,
+                                                             int size, const NcclSetup& setup,
                                                              absl::Duration timeout) {
-  std::unique_ptr<NcclHandle> handle(new NcclHandle(name));
+  std::unique_ptr<NcclHandle> handle(new NcclHandle(setup));
   ncclConfig_t config = handle->Config();
   const ncclResult_t result = ncclCommInitRankConfig(&handle->comm_, size, id, rank, &config);
   // In progress is the usual answer: the other ranks have yet to join.
   if (result != ncclSuccess && result != ncclInProgress) {
-    return NcclStatus(result, "joining group " + name);
+    return NcclStatus(result, "joining group " + setup.name, setup.reserve_bytes);
   }
   TERCIO_RETURN_IF_ERROR(handle->AwaitMade(timeout));
   return handle;
 }
 
 absl::StatusOr<std::unique_ptr<NcclHandle>> NcclHandle::Split(int color, int key,
-                                                              const std::string& name,
+                                                              const NcclSetup& setup,
                                                               absl::Duration timeout) {
-  std::unique_ptr<NcclHandle> handle(new NcclHandle(name));
+  std::unique_ptr<NcclHandle> handle(new NcclHandle(setup));
   ncclConfig_t config = handle->Config();
-  const absl::Status split = Enqueue("splitting into " + name, timeout, [&](ncclComm_t parent) {
-    return ncclCommSplit(parent, color, key, &handle->comm_, &config);
-  });
+  const absl::Status split =
+      Enqueue("splitting into " + setup.name, timeout, [&](ncclComm_t parent) {
+        return ncclCommSplit(parent, color, key, &handle->comm_, &config);
+      });
   if (!split.ok()) {
     Abort();
     // NCCL may still write the address of the new communicator into the handle.
@@ -92,12 +116,13 @@ NcclHandle::~NcclHandle() {
 // Destroying does in the background what is left to do, which must not outlive the device. The
 // other ranks of the node finalize theirs, too, unless they have failed.
 absl::Status NcclHandle::Finalize() {
-  return Enqueue("finalizing " + name_, kFinalizePatience,
+  return Enqueue("finalizing " + setup_.name, kFinalizePatience,
                  [](ncclComm_t comm) { return ncclCommFinalize(comm); });
 }
 
 absl::Status NcclHandle::AwaitMade(absl::Duration timeout) {
-  TERCIO_RETURN_IF_ERROR(Settle(ncclInProgress, absl::StrCat("joining group ", name_), timeout));
+  TERCIO_RETURN_IF_ERROR(
+      Settle(ncclInProgress, absl::StrCat("joining group ", setup_.name), timeout));
   made_ = true;
   return absl::OkStatus();
 }
@@ -136,7 +161,7 @@ absl::Status NcclHandle::Settle(ncclResult_t result, std::string_view what,
       std::this_thread::sleep_for(kPollInterval);
     }
   }
-  return NcclStatus(result, what);
+  return NcclStatus(result, what, setup_.reserve_bytes);
 }
 
 absl::Status NcclHandle::AsyncError() {
@@ -146,7 +171,7 @@ absl::Status NcclHandle::AsyncError() {
   TERCIO_RETURN_IF_ERROR(NcclStatus(ncclCommGetAsyncError(comm_, &state), "querying errors"));
   // Another thread may be enqueuing a call.
   if (state == ncclInProgress) return absl::OkStatus();
-  return NcclStatus(state, "a call in progress");
+  return NcclStatus(state, "a call in progress", setup_.reserve_bytes);
 }
 
 void NcclHandle::Abort() {

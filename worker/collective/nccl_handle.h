@@ -7,6 +7,7 @@
 #include <nccl.h>
 
 #include <atomic>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -20,8 +21,16 @@
 
 namespace tercio::collective {
 
-// UNAVAILABLE for faults of the network or another rank, else INTERNAL; with NCCL's own message.
-absl::Status NcclStatus(ncclResult_t result, std::string_view what);
+// UNAVAILABLE for faults of the network or another rank, RESOURCE_EXHAUSTED where memory of the GPU
+// does not suffice, else INTERNAL; with NCCL's own message. `reserve_bytes` is what was left free.
+absl::Status NcclStatus(ncclResult_t result, std::string_view what, int64_t reserve_bytes = 0);
+
+// How a communicator is made.
+struct NcclSetup {
+  std::string name;
+  int channels = 0;           // at most; 0: as many as NCCL wants
+  int64_t reserve_bytes = 0;  // memory of the GPU that the job leaves free; 0: not known
+};
 
 // Threads: any; Abort also while another thread waits.
 class NcclHandle {
@@ -29,11 +38,11 @@ class NcclHandle {
   // Rank `rank` of `size` of a new communicator, on the calling thread's GPU. DEADLINE_EXCEEDED if
   // others do not join.
   static absl::StatusOr<std::unique_ptr<NcclHandle>> Join(const ncclUniqueId& id, int rank,
-                                                          int size, const std::string& name,
+                                                          int size, const NcclSetup& setup,
                                                           absl::Duration timeout);
   // Like MPI_Comm_split; collective over this one. Null for ranks with color NCCL_SPLIT_NOCOLOR.
   // After an error this one is aborted: NCCL may still be working on it.
-  absl::StatusOr<std::unique_ptr<NcclHandle>> Split(int color, int key, const std::string& name,
+  absl::StatusOr<std::unique_ptr<NcclHandle>> Split(int color, int key, const NcclSetup& setup,
                                                     absl::Duration timeout);
   // REQUIRES: all enqueued work has been waited for, or was aborted.
   ~NcclHandle();
@@ -51,13 +60,13 @@ class NcclHandle {
   void Abort();
 
  private:
-  explicit NcclHandle(std::string name) : name_(std::move(name)) {}
+  explicit NcclHandle(NcclSetup setup) : setup_(std::move(setup)) {}
   ncclConfig_t Config() const;
   absl::Status Settle(ncclResult_t result, std::string_view what, absl::Duration timeout);
   absl::Status AwaitMade(absl::Duration timeout);
   absl::Status Finalize();
 
-  const std::string name_;  // also in NCCL's own log, which may read it at any time
+  const NcclSetup setup_;  // NCCL's own log may read the name at any time
   ncclComm_t comm_ = nullptr;
   bool made_ = false;
   std::unique_ptr<NcclHandle> abandoned_;  // a failed split may still write to it

@@ -20,7 +20,7 @@ class NcclHandleTest : public ::testing::Test {
     device_ = *std::move(device);
     ncclUniqueId id;
     ASSERT_EQ(ncclGetUniqueId(&id), ncclSuccess);
-    auto handle = NcclHandle::Join(id, 0, 1, "alone", kTimeout);
+    auto handle = NcclHandle::Join(id, 0, 1, {"alone"}, kTimeout);
     ASSERT_TRUE(handle.ok()) << handle.status();
     handle_ = *std::move(handle);
   }
@@ -46,10 +46,10 @@ class NcclHandleTest : public ::testing::Test {
 };
 
 TEST_F(NcclHandleTest, JoinsSplitsAndCalls) {
-  const auto child = handle_->Split(0, 0, "child", kTimeout);
+  const auto child = handle_->Split(0, 0, {"child"}, kTimeout);
   ASSERT_TRUE(child.ok()) << child.status();
   ASSERT_NE(*child, nullptr);
-  const auto none = handle_->Split(NCCL_SPLIT_NOCOLOR, 0, "none", kTimeout);
+  const auto none = handle_->Split(NCCL_SPLIT_NOCOLOR, 0, {"none"}, kTimeout);
   ASSERT_TRUE(none.ok()) << none.status();
   EXPECT_EQ(*none, nullptr);
   for (NcclHandle* handle : {handle_.get(), child->get()}) {
@@ -63,7 +63,7 @@ TEST_F(NcclHandleTest, JoinsSplitsAndCalls) {
 // The emulated library reports one that is not.
 TEST_F(NcclHandleTest, AreFinalizedBeforeTheyAreDestroyed) {
   testing::internal::CaptureStderr();
-  auto child = handle_->Split(0, 0, "child", kTimeout);
+  auto child = handle_->Split(0, 0, {"child"}, kTimeout);
   ASSERT_TRUE(child.ok()) << child.status();
   child->reset();
   handle_.reset();
@@ -76,7 +76,7 @@ TEST_F(NcclHandleTest, NothingIsPossibleAfterAbort) {
   double number = 1;
   EXPECT_TRUE(absl::IsAborted(Sum(*handle_, &number)));
   EXPECT_TRUE(absl::IsAborted(handle_->AsyncError()));
-  EXPECT_TRUE(absl::IsAborted(handle_->Split(0, 0, "child", kTimeout).status()));
+  EXPECT_TRUE(absl::IsAborted(handle_->Split(0, 0, {"child"}, kTimeout).status()));
 }
 
 TEST_F(NcclHandleTest, RefusedCallsSayWhich) {

@@ -4,7 +4,7 @@
 
 namespace tercio::collective {
 
-std::vector<EdgeRound> RoundsOfEdges(int stages) {
+std::vector<EdgeRound> RoundsOfEdges(int stages, const PipelineEdges& edges) {
   TERCIO_CHECK_GE(stages, 2);
   std::vector<EdgeRound> rounds;
   for (const uint32_t tag : {kActivationTag, kGradientTag}) {
@@ -23,10 +23,12 @@ std::vector<EdgeRound> RoundsOfEdges(int stages) {
     // Two stages have only one edge in a row.
     if (!odd.empty()) rounds.push_back(odd);
     // The edge that closes the ring shares a stage with the first edge and with the last.
-    rounds.push_back({edge(stages - 1)});
+    if (edges.closes_ring) rounds.push_back({edge(stages - 1)});
   }
-  rounds.push_back({{0, stages - 1, kTiedTag}});
-  rounds.push_back({{stages - 1, 0, kTiedTag}});
+  if (edges.is_tied) {
+    rounds.push_back({{0, stages - 1, kTiedTag}});
+    rounds.push_back({{stages - 1, 0, kTiedTag}});
+  }
   return rounds;
 }
 

@@ -19,9 +19,13 @@ struct PipelineEdge {
 };
 using EdgeRound = std::vector<PipelineEdge>;
 
-// Activations go from each stage to the next, and, where stages have several chunks, from the last
-// to the first; gradients the other way; gradients of a tied embedding between first and last.
-// REQUIRES: stages >= 2.
-std::vector<EdgeRound> RoundsOfEdges(int stages);
+// Which edges there are beside those between neighbours.
+struct PipelineEdges {
+  bool closes_ring = true;  // from the last stage to the first, since stages have several chunks
+  bool is_tied = true;      // both ways between first and last, for a tied embedding's gradients
+};
+
+// Activations go from each stage to the next, gradients the other way. REQUIRES: stages >= 2.
+std::vector<EdgeRound> RoundsOfEdges(int stages, const PipelineEdges& edges);
 
 }  // namespace tercio::collective

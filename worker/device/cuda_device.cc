@@ -17,6 +17,7 @@
 #include "kernels/cuda/cuda_ops.h"
 #include "worker/device/cuda_status.h"
 #include "worker/device/pinned_ring.h"
+#include "worker/device/profiler_range.h"
 
 namespace tercio::device {
 namespace {
@@ -278,6 +279,9 @@ class CudaStream : public Stream {
   void Launch(WorkGraph& graph) override {
     Note(cudaGraphLaunch(static_cast<CudaGraph&>(graph).handle(), stream_), "launching a graph");
   }
+
+  void PushRange(const char* name, int64_t number) override { PushProfilerRange(name, number); }
+  void PopRange() override { PopProfilerRange(); }
 
   absl::Status Synchronize() override {
     Note(Await());

@@ -45,7 +45,14 @@ absl::Status CudaStatus(cudaError_t error, std::string_view what) {
       return absl::FailedPreconditionError(
           absl::StrCat(Words(error, what),
                        "; the kernel module and the libraries belong to different driver versions: "
-                       "restart the node"));
+                       "restart the node, or, if it has NVIDIA's package for forward compatibility "
+                       "(cuda-compat), take one that supports this driver"));
+    case cudaErrorCompatNotSupportedOnDevice:
+      return absl::FailedPreconditionError(
+          absl::StrCat(Words(error, what),
+                       "; NVIDIA's package for forward compatibility (cuda-compat) supports GPUs "
+                       "of data centres "
+                       "only: install a newer driver instead"));
     case cudaErrorNoKernelImageForDevice:
       return absl::FailedPreconditionError(absl::StrCat(
           Words(error, what), "; this build has no code for this GPU (bazel/cuda.bzl)"));

@@ -81,8 +81,27 @@ class Stream {
   virtual std::unique_ptr<WorkGraph> RecordGraph(const std::function<void()>& enqueue) = 0;
   virtual void Launch(WorkGraph& graph) = 0;
 
+  // For profilers: names what the calling thread enqueues until PopRange. Ranges nest. Without a
+  // device that has profilers they do nothing. `name` lives as long as the program.
+  virtual void PushRange(const char* /*name*/, int64_t /*number*/) {}
+  virtual void PopRange() {}
+
   // Blocks until everything enqueued has run. Returns the first error since the stream was made.
   virtual absl::Status Synchronize() = 0;
+};
+
+// A range from its making to its end.
+class Range {
+ public:
+  Range(Stream& stream, const char* name, int64_t number) : stream_(stream) {
+    stream_.PushRange(name, number);
+  }
+  ~Range() { stream_.PopRange(); }
+  Range(const Range&) = delete;
+  Range& operator=(const Range&) = delete;
+
+ private:
+  Stream& stream_;
 };
 
 class Event {

@@ -31,6 +31,7 @@
 #include "worker/engine/stage_model.h"
 #include "worker/engine/state_slices.h"
 #include "worker/engine/step_trace.h"
+#include "worker/engine/tied_gradients.h"
 #include "worker/engine/weight_update.h"
 
 namespace tercio::engine {
@@ -80,6 +81,7 @@ class Engine : public TrainingEngine {
         guard_(spec),
         replicas_(plan_, tensors_, arena_.Get<double>("replica_exchange"), *communicators.world,
                   *communicators.tensor, *communicators.data),
+        tied_gradients_(plan_, tensors_, arena_.Floats("tied_gradient")),
         to_save_(SlicesToSave(tensors_, plan)),
         to_load_(SlicesToLoad(tensors_, plan)),
         keeps_copies_(plan::KeepsCopies(spec)) {
@@ -96,7 +98,6 @@ class Engine : public TrainingEngine {
     }
     data_scratch_ = arena_.Floats("data_scratch");
     tensor_scratch_ = arena_.Floats("tensor_scratch");
-    tied_gradient_ = arena_.Floats("tied_gradient");
     snapshot_ = arena_.Floats("snapshot");
     before_update_ = std::move(before_update);
     // A checkpoint has the weights and the moments of each tensor side by side.
@@ -160,7 +161,6 @@ class Engine : public TrainingEngine {
   void SumOverSequenceParts();
   void ReduceBucket(int layer);
   void FinishReduction();
-  void JoinTiedGradients();
   void MeasureGradients();
   void ClearForeignSums();
   void SetZero(double* begin, const double* end) {
@@ -181,7 +181,6 @@ class Engine : public TrainingEngine {
     return absl::MakeSpan(arena_.Get<std::byte>(name), static_cast<size_t>(arena_.Bytes(name)));
   }
   void CopyAside(const StateSlice& state, float* to);
-  const plan::StageTensor* FindRole(plan::TensorRole role) const;
 
   const v1::JobSpec spec_;
   const plan::Precision precision_;
@@ -209,6 +208,7 @@ class Engine : public TrainingEngine {
   ExchangeVector exchange_;
   StepGuard guard_;
   ReplicaCheck replicas_;
+  const TiedGradients tied_gradients_;
   std::vector<StateSlice> to_save_;
   std::vector<StateSlice> to_load_;
   const bool keeps_copies_;
@@ -222,7 +222,6 @@ class Engine : public TrainingEngine {
   kernels::Values flows_[kGradientFlows];
   float* data_scratch_;
   float* tensor_scratch_;
-  float* tied_gradient_;
   double signal_ = 0;
   // Lists of a step, kept so that a step allocates nothing.
   std::vector<kernels::SumOfSquares> squares_;
@@ -365,12 +364,14 @@ int Engine::LaunchRepeatedActions(int64_t step) {
     if (graph_ == nullptr) return repeated_actions_ = 0;
   }
   where_.BeginAction(progress::Phase::kOther, "forward and backward");
+  const device::Range range(*compute_, "forward and backward", repeated_actions_);
   compute_->Launch(*graph_);
   return repeated_actions_;
 }
 
 // While a step is traced, waits for a device that works later; its errors stay in the stream.
 void Engine::Measure(const char* name, int micro_batch, int chunk, absl::FunctionRef<void()> work) {
+  const device::Range range(*compute_, name, micro_batch);
   if (!trace_.on()) return work();
   compute_->Synchronize().IgnoreError();
   trace_.Measure(name, micro_batch, chunk, [&] {
@@ -404,8 +405,12 @@ void Engine::SumOverSequenceParts() {
 // continues.
 void Engine::ReduceBucket(int layer) {
   if (plan_.layout().data() == 1) return;
+  // The embedding is the last of a pass, so the head's gradient is there, too.
+  if (layer < 0 && tied_gradients_.comes_first())
+    tied_gradients_.Join(lanes_.result(), links_, *compute_);
   for (const v1::BucketRange& bucket : plan_.stage().buckets()) {
     if (bucket.ready_after_layer() != layer) continue;
+    const device::Range range(*communication_, "reduce", layer);
     compute_->Record(*bucket_ready_);
     communication_->Wait(*bucket_ready_);
     // Both callbacks run when the stream reaches them, which is after this function has returned.
@@ -433,38 +438,9 @@ void Engine::FinishReduction() {
     compute_->Join(*communication_);
   }
   SumOverSequenceParts();
-  JoinTiedGradients();
+  if (!tied_gradients_.comes_first()) tied_gradients_.Join(lanes_.result(), links_, *compute_);
   links_.WaitAll();
   MeasureGradients();
-}
-
-const plan::StageTensor* Engine::FindRole(plan::TensorRole role) const {
-  for (const plan::StageTensor& entry : tensors_.tensors) {
-    if (entry.role == role) return &entry;
-  }
-  return nullptr;
-}
-
-// The tied embedding's gradient is lookup + head, added once, on both stages that hold it.
-void Engine::JoinTiedGradients() {
-  const plan::StageTensor* lookup = FindRole(plan::TensorRole::kLookup);
-  const plan::StageTensor* head = FindRole(plan::TensorRole::kHead);
-  float* gradients = lanes_.result();
-  if (lookup != nullptr && head != nullptr) {
-    compute_->ops().Add(gradients + lookup->gradient_offset, gradients + head->gradient_offset,
-                        lookup->elements);
-    return;
-  }
-  const plan::StageTensor* mine = lookup != nullptr ? lookup : head;
-  if (mine == nullptr) return;
-  // The lookup is on the first stage, the head on the last.
-  const int peer = lookup != nullptr ? stages() - 1 : 0;
-  const int64_t bytes = mine->elements * static_cast<int64_t>(sizeof(float));
-  links_.Receive(PipelineLinks::kTied, 0, tied_gradient_, bytes, peer);
-  links_.Send(PipelineLinks::kTied, 0, gradients + mine->gradient_offset, bytes, peer);
-  links_.WaitReceive(PipelineLinks::kTied, 0);
-  links_.WaitSend(PipelineLinks::kTied, 0);
-  compute_->ops().Add(gradients + mine->gradient_offset, tied_gradient_, mine->elements);
 }
 
 // Every entry of the exchange vector has one contributor over all ranks: losses come from the last
@@ -519,6 +495,7 @@ absl::StatusOr<StepResult> Engine::Step(int64_t step, double signal) {
   const double start = StepTrace::Now();
   const double waited = where_.engine_wait_seconds();
   where_.BeginStep(step);
+  const device::Range range(*compute_, "step", step);
   where_.phases().Start();
   where_.BeginAction(progress::Phase::kData, "samples");
   ReadSamples(

@@ -6,6 +6,7 @@
 
 #include <memory>
 #include <optional>
+#include <string_view>
 
 #include "absl/status/statusor.h"
 #include "proto/tercio/v1/events.pb.h"
@@ -41,6 +42,10 @@ class Backend {
 
   // What the rank's GPU computes in a slower way than was meant, so far; none without a GPU.
   virtual std::optional<v1::GpuFallbacks> Fallbacks() { return std::nullopt; }
+
+  // Logs how much memory of the GPU is free at some point, beside what the plan leaves free;
+  // without a GPU nothing.
+  virtual void LogMemory(std::string_view /*when*/) {}
 };
 
 // The assignment must outlive it.

@@ -3,8 +3,11 @@
 #include <memory>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "common/log.h"
 #include "common/status_macros.h"
+#include "plan/gpu_reserve.h"
 #include "plan/precision.h"
 #include "worker/collective/host_staged.h"
 #include "worker/collective/nccl_communicator.h"
@@ -84,14 +87,39 @@ class CudaBackend : public Backend {
     return ToGpuFallbacks(device::FallbacksOf(*device_));
   }
 
+  void LogMemory(std::string_view when) override {
+    size_t free = 0;
+    size_t total = 0;
+    // A failed GPU is reported by the work that waits for it.
+    if (cudaMemGetInfo(&free, &total) != cudaSuccess) return;
+    // Ranks that share a GPU have no communicators, whatever the job asks for.
+    const bool has_nccl = assignment_.plan().collectives() == v1::COLLECTIVES_NCCL;
+    const int64_t reserve =
+        has_nccl ? plan::GpuReserveBytes(assignment_.spec(), assignment_.plan().layout())
+                 : plan::kGpuContextBytes;
+    constexpr int64_t kMiB = 1 << 20;
+    LogInfo(absl::StrCat("memory of the GPU ", std::string(when), ": ",
+                         static_cast<int64_t>(free) / kMiB, " MiB of ",
+                         static_cast<int64_t>(total) / kMiB, " MiB are free; the plan leaves ",
+                         reserve / kMiB, " MiB to CUDA and NCCL"));
+  }
+
  private:
   absl::Status JoinNccl(collective::RendezvousStore& rendezvous) {
     // NCCL looks at the variable when it makes its first communicator.
     UseInterfaceOf(assignment_.data_address());
+    const v1::Layout& layout = assignment_.plan().layout();
+    const plan::NcclCommunicators counted =
+        plan::CommunicatorsOf(assignment_.spec().model(), layout);
+    collective::NcclOptions options;
+    options.world_channels = counted.wide_world ? 0 : plan::kNarrowChannels;
+    options.edge_channels = plan::kEdgeChannels;
+    options.edges = {counted.closes_ring, counted.is_tied};
+    options.reserve_bytes = plan::GpuReserveBytes(assignment_.spec(), layout);
     TERCIO_ASSIGN_OR_RETURN(
-        nccl_,
-        collective::NcclGroups::Join(assignment_.plan().placement().rank(),
-                                     assignment_.world_size(), *device_, rendezvous, kJoinTimeout));
+        nccl_, collective::NcclGroups::Join(assignment_.plan().placement().rank(),
+                                            assignment_.world_size(), *device_, rendezvous,
+                                            kJoinTimeout, options));
     return absl::OkStatus();
   }
 

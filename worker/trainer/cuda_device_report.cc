@@ -53,6 +53,9 @@ Json Libraries() {
   Json libraries = {{"device", "cuda"}};
   int runtime = 0;
   if (cudaRuntimeGetVersion(&runtime) == cudaSuccess) libraries["cuda_runtime"] = runtime;
+  // That of the library which this process loads: it may be NVIDIA's for forward compatibility.
+  int driver = 0;
+  if (cudaDriverGetVersion(&driver) == cudaSuccess) libraries["cuda_driver"] = driver;
   int nccl = 0;
   if (ncclGetVersion(&nccl) == ncclSuccess) libraries["nccl"] = VersionText(nccl);
   libraries["cublas"] = VersionText(static_cast<int64_t>(cublasLtGetVersion()));

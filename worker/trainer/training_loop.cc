@@ -223,9 +223,8 @@ absl::StatusOr<TrainingOutcome> TrainingLoop::RunAll() {
   // Timing needs memory of the device, which the engine's arena takes below.
   TERCIO_RETURN_IF_ERROR(ChooseProducts());
   TERCIO_ASSIGN_OR_RETURN(stream_, device_->CreateStream(device::Device::StreamKind::kCompute));
-  const std::string precision = plan::TextOf(assignment_.spec().training().precision());
-  const std::string products =
-      device_->DescribeProducts(plan::FormatOf(assignment_.spec().training()));
+  const std::string precision = plan::TextOf(training().precision());
+  const std::string products = device_->DescribeProducts(plan::FormatOf(training()));
   if (!products.empty()) LogInfo(absl::StrCat(precision, " products: ", products));
   engine::EngineOptions options;
   // A checkpoint would overwrite all of them.
@@ -326,6 +325,7 @@ absl::Status TrainingLoop::Connect() {
     if (group.kind() == v1::GROUP_KIND_DATA) communicators_.data = made;
     if (group.kind() == v1::GROUP_KIND_PIPELINE) communicators_.pipeline = made;
   }
+  backend_->LogMemory("when its groups are made");
   figures_.ReadCommunication([this] { return engine::SentBytes(communicators_); });
   figures_.ReadFallbacks([this] { return backend_->Fallbacks(); });
   return absl::OkStatus();
@@ -673,6 +673,7 @@ void TrainingLoop::Report(v1::StepRecord record, double communication_seconds,
   const int64_t steps = record.step() - assignment_.resume_step();
   // Libraries take most of their memory in the first step, so that one is always measured.
   if (steps == 1 || now - last_measurement_ >= kReportInterval) MeasureMemory(steps);
+  if (steps == 1) backend_->LogMemory("after its first step");
   const bool last = record.step() == training().steps();
   // Reports of the other ranks only feed the page of their agent.
   if (!IsRankZero() && now - last_report_ < kReportInterval && !last) return;

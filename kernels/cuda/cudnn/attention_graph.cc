@@ -2,12 +2,13 @@
 
 #include <optional>
 
+#include "kernels/cuda/attention_choice.h"
+
 namespace tercio::kernels::cuda {
 namespace {
 
 using Id = CudnnGraph::Id;
 
-constexpr int64_t kMaxHeadDimOfBlackwell = 128;
 // The engine of compute capability 10 came with 9.18, and its knobs changed with 9.23.
 constexpr size_t kLeastVersionOfEngine = 91800;
 constexpr size_t kEndOfVersionsOfEngine = 92300;
@@ -214,16 +215,16 @@ CudnnBackwardIds AddAttentionBackward(const CudnnAttentionShape& s, CudnnGraph& 
 }
 
 CudnnRepetition RepetitionOf(const CudnnAttentionShape& shape, int capability, size_t version) {
-  // The library's documentation says so of this graph.
-  if (capability / 10 == 8 || capability / 10 == 9) return {true, {}};
-  // The rest is what NVIDIA's cudnn-frontend does where a deterministic algorithm is wanted.
-  if (shape.head_dim > kMaxHeadDimOfBlackwell) return {false, {}};
-  // The kernels of 12 are those of 8.
-  if (capability / 10 == 12) return {true, {}};
-  const bool is_known = version >= kLeastVersionOfEngine && version < kEndOfVersionsOfEngine;
-  if ((capability != 100 && capability != 103) || !is_known || shape.dropout > 0) {
+  const int major = capability / 10;
+  if (WhyNotCudnnGradients(
+          {.capability = major, .head_dim = shape.head_dim, .has_dropout = shape.dropout > 0}) !=
+      nullptr) {
     return {false, {}};
   }
+  // The kernels of 12 are those of 8.
+  if (major != 10) return {true, {}};
+  const bool is_known = version >= kLeastVersionOfEngine && version < kEndOfVersionsOfEngine;
+  if ((capability != 100 && capability != 103) || !is_known) return {false, {}};
   return {true,
           CudnnEngine{.index = 5,
                       .knobs = {{CUDNN_KNOB_TYPE_KERNEL_CFG, 31}, {CUDNN_KNOB_TYPE_STAGES, 2}}}};

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/daemon/daemon.h"
 #include "common/file.h"
+#include "common/gpus/driver_library.h"
 #include "common/gpus/gpu_faults.h"
 #include "common/log.h"
 #include "common/patient_call.h"
@@ -41,17 +42,37 @@ absl::StatusOr<Gpus> FindUsableGpus() {
   return visible == nullptr ? **found : VisibleGpus(**found, visible);
 }
 
+// The libraries that the trainer is linked with.
+absl::StatusOr<nlohmann::json> LibrariesOf(const std::string& trainer) {
+  TERCIO_ASSIGN_OR_RETURN(const std::string text,
+                          RunProgram({trainer, "--version"}, kTrainerPatience));
+  nlohmann::json facts = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (facts.is_object()) return facts;
+  return absl::InternalError(absl::StrCat(trainer, " --version does not print JSON"));
+}
+
+// Makes trainers load a newer driver library, if they need one and it runs them.
+absl::Status ChooseDriver(const AgentOptions& options, int runtime) {
+  const Gpus& gpus = options.gpus;
+  TERCIO_ASSIGN_OR_RETURN(
+      const std::string folder,
+      ChooseDriverLibrary(QuestionOf(gpus, runtime, ProgramDirectory() + "/../lib")));
+  if (folder.empty()) return absl::OkStatus();
+  PutLibrariesFirst(folder);
+  TERCIO_ASSIGN_OR_RETURN(const nlohmann::json facts, LibrariesOf(options.trainer));
+  const int loaded = facts.value("cuda_driver", 0);
+  TERCIO_RETURN_IF_ERROR(CheckDriver(absl::StrCat("library in ", folder), loaded, runtime));
+  LogInfo(absl::StrCat("the NVIDIA driver ", gpus.driver, " is older than CUDA ",
+                       CudaVersionText(runtime),
+                       ": trainers load the libraries for forward compatibility in ", folder));
+  return absl::OkStatus();
+}
+
 // Asks the trainer which libraries it is linked with, and checks whether this driver runs them.
 absl::Status AskTrainer(AgentOptions* options) {
-  TERCIO_ASSIGN_OR_RETURN(const std::string text,
-                          RunProgram({options->trainer, "--version"}, kTrainerPatience));
-  const nlohmann::json facts = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (!facts.is_object()) {
-    return absl::InternalError(absl::StrCat(options->trainer, " --version does not print JSON"));
-  }
+  TERCIO_ASSIGN_OR_RETURN(const nlohmann::json facts, LibrariesOf(options->trainer));
   options->nccl = facts.value("nccl", "");
-  const absl::Status driver =
-      CheckDriver(options->gpus.driver, options->gpus.cuda_version, facts.value("cuda_runtime", 0));
+  const absl::Status driver = ChooseDriver(*options, facts.value("cuda_runtime", 0));
   options->gpus_unusable = std::string(driver.message());
   return absl::OkStatus();
 }
