@@ -148,7 +148,7 @@ int64_t SnapshotElements(const v1::JobSpec& job, const v1::Layout& layout,
 }
 
 // Null: cuDNN takes the model's calls.
-const char* WhyNotCudnn(const v1::JobSpec& job, const StageShape& shape) {
+const char* WhyNotCudnn(const StageShape& shape) {
   return kernels::cuda::WhyNotCudnn({.format = shape.precision.format,
                                      .sequences = shape.sequences,
                                      .tokens = shape.tokens,
@@ -173,7 +173,7 @@ int64_t LeastAttentionBytes(const v1::JobSpec& job, const StageShape& shape) {
 
 // Workspace of cuDNN's attention, where it takes the model's calls.
 int64_t AttentionWorkspace(const v1::JobSpec& job, const StageShape& shape) {
-  if (WhyNotCudnn(job, shape) != nullptr) return 0;
+  if (WhyNotCudnn(shape) != nullptr) return 0;
   int64_t least = LeastAttentionBytes(job, shape);
   if (least > kMostAttentionWorkspace) least = 0;  // our own kernel does the gradients
   return std::min(AttentionBytes(job, shape, shape.sequences, shape.heads),
@@ -603,7 +603,7 @@ v1::MemoryTable MemoryOfStage(const v1::JobSpec& job, const v1::Layout& layout, 
 }
 
 std::string WhyOwnAttention(const v1::JobSpec& job, const StageShape& shape, int capability) {
-  const char* why = WhyNotCudnn(job, shape);
+  const char* why = WhyNotCudnn(shape);
   const bool forward = why != nullptr;
   if (!forward && capability != 0) {
     why = kernels::cuda::WhyNotCudnnGradients({.capability = capability,

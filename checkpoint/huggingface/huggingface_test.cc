@@ -446,10 +446,10 @@ TEST(HuggingFace, AShorterContextTakesTheFirstPositions) {
   std::vector<float> whole = ReadWhole(**source, plan::ModelTensors((*source)->model())[1]);
   whole.resize(values.size());
   EXPECT_EQ(values, whole);
-  const auto model = inference::LanguageModel::Load(Fixture("gpt2"), 1, 5);
+  const auto model = inference::LanguageModel::Load(Fixture("gpt2"), 1, {.context = 5});
   ASSERT_TRUE(model.ok()) << model.status();
   EXPECT_EQ((*model)->context(), 5);
-  EXPECT_FALSE(inference::LanguageModel::Load(Fixture("gpt2"), 1, 17).ok());
+  EXPECT_FALSE(inference::LanguageModel::Load(Fixture("gpt2"), 1, {.context = 17}).ok());
   shorter.set_context(17);
   EXPECT_THAT(std::string(CheckStartsFrom(shorter, (*source)->model()).message()),
               HasSubstr("model.context is 17, but it has only 16"));

@@ -57,7 +57,7 @@ inline double BertLogitError(const std::string& directory, const nlohmann::json&
 inline double LogitErrorOf(const std::string& directory, const nlohmann::json& expected,
                            int64_t context = 0) {
   if (expected.contains("types")) return BertLogitError(directory, expected);
-  const auto model = inference::LanguageModel::Load(directory, 1, context);
+  const auto model = inference::LanguageModel::Load(directory, 1, {.context = context});
   EXPECT_TRUE(model.ok()) << model.status();
   if (!model.ok()) return INFINITY;
   const auto tokens = expected["tokens"].get<std::vector<int32_t>>();

@@ -138,7 +138,7 @@ class TrainingLoop {
   std::function<void()> GiveCopies(int64_t step, const engine::StateSnapshot& snapshot);
   absl::Status WaitForUpload();
   // UNAVAILABLE, with what follows from it, where a write of the last save hangs.
-  absl::Status EndLastSave(std::string_view consequence);
+  absl::Status EndLastSave(const std::string& consequence);
   bool EvaluatesAfter(int64_t step) const;
   int64_t TokensPerStep() const {
     return training().global_batch() * assignment_.spec().model().context();
@@ -592,7 +592,7 @@ std::function<void()> TrainingLoop::GiveCopies(int64_t step,
 }
 
 // The snapshot is in use until then. If the coordinator is away, the previous checkpoint is lost.
-absl::Status TrainingLoop::EndLastSave(std::string_view consequence) {
+absl::Status TrainingLoop::EndLastSave(const std::string& consequence) {
   checkpoints_->StopRetrying();
   if (WaitForUpload().ok()) {  // a failure was reported when it ended
     std::erase_if(unsaved_steps_,
