@@ -212,23 +212,32 @@ TEST(StateLoaderTest, ValuesAreReadStraightIntoTheirPlaces) {
 // As in the kernel, on a file system that hangs.
 class HangingSource : public Source {
  public:
-  explicit HangingSource(absl::Notification* over) : over_(*over) {}
+  // `begun`: the read that hangs has begun. It ends after `over`.
+  HangingSource(absl::Notification* begun, absl::Notification* over)
+      : begun_(*begun), over_(*over) {}
   absl::Status Read(const v1::TensorSlice& slice, absl::Span<float> values, const Arrived& arrived,
                     Check* check) override {
     if (slice.tensor() != "b") return Source::Read(slice, values, arrived, check);
-    if (slice.row_begin() == 0) return absl::DataLossError("damaged");
+    if (slice.row_begin() == 0) {
+      // A failure before the other read would leave that one out.
+      begun_.WaitForNotification();
+      return absl::DataLossError("damaged");
+    }
+    begun_.Notify();
     over_.WaitForNotification();
     values.front() = 1;
     return absl::OkStatus();
   }
 
  private:
+  absl::Notification& begun_;
   absl::Notification& over_;
 };
 
 // Rank 0 fails while rank 1 reads ahead what never comes.
 TEST(StateLoaderTest, AReadThatHangsHoldsNobodyWhenAnotherRankFails) {
-  static absl::Notification over;  // outlives the thread that is left behind
+  static absl::Notification begun;
+  static absl::Notification over;  // both outlive the thread that is left behind
   static std::atomic<int64_t> read{0};
   auto transports = collective::CreateThreadTransports(2);
   std::vector<absl::Status> statuses(2);
@@ -243,7 +252,7 @@ TEST(StateLoaderTest, AReadThatHangsHoldsNobodyWhenAnotherRankFails) {
       FakeEngine engine;
       engine.places = {PlaceOf(Rows("b", 0, 1000)), PlaceOf(Rows("b", 1, 1000))};
       if (rank == 1) wanted = engine.places[1];
-      auto source = std::make_shared<HangingSource>(&over);
+      auto source = std::make_shared<HangingSource>(&begun, &over);
       source->read = &read;
       engine.slices = {Rows("b", 0, 1000), Rows("b", 1, 1000)};
       statuses[rank] = LoadState(
