@@ -72,14 +72,16 @@ HWY_INLINE void StoreTile(GemmVector (&acc0)[Rows], GemmVector (&acc1)[Rows], fl
 }
 
 // acc[r] = fma(a[r * row_stride + k * column_stride], panel[k * PanelColumns() + c], acc[r]) for k
-// ascending.
-template <int Rows>
+// ascending; each_time() before each of them.
+template <int Rows, typename EachTime>
 HWY_INLINE void Accumulate(GemmVector (&acc0)[Rows], GemmVector (&acc1)[Rows],
                            const float* HWY_RESTRICT a, int64_t row_stride, int64_t column_stride,
-                           const float* HWY_RESTRICT panel, int64_t depth) {
+                           const float* HWY_RESTRICT panel, int64_t depth,
+                           const EachTime& each_time) {
   const GemmTag d;
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
   for (int64_t k = 0; k < depth; ++k) {
+    each_time();
     const GemmVector b0 = hn::Load(d, panel);
     const GemmVector b1 = hn::Load(d, panel + lanes);
     panel += 2 * lanes;
@@ -100,7 +102,6 @@ HWY_INLINE void Tile(const float* HWY_RESTRICT a, int64_t row_stride, int64_t co
                      const float* HWY_RESTRICT panel, int64_t depth, float* HWY_RESTRICT c,
                      int64_t c_stride, int64_t columns, Store store) {
   const GemmTag d;
-  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
   GemmVector acc0[Rows];
   GemmVector acc1[Rows];
 #pragma GCC unroll 16
@@ -113,24 +114,14 @@ HWY_INLINE void Tile(const float* HWY_RESTRICT a, int64_t row_stride, int64_t co
   const float* line = c;
   const float* const end = c + Rows * c_stride;
   int64_t column = 0;
-  for (int64_t k = 0; k < depth; ++k) {
+  Accumulate<Rows>(acc0, acc1, a, row_stride, column_stride, panel, depth, [&]() HWY_ATTR {
     hwy::Prefetch(line + column);
     line += c_stride;
     if (line == end) {
       line = c;
       column ^= columns - 1;
     }
-    const GemmVector b0 = hn::Load(d, panel);
-    const GemmVector b1 = hn::Load(d, panel + lanes);
-    panel += 2 * lanes;
-#pragma GCC unroll 16
-    for (int r = 0; r < Rows; ++r) {
-      const GemmVector x = hn::Set(d, a[r * row_stride]);
-      acc0[r] = hn::MulAdd(x, b0, acc0[r]);
-      acc1[r] = hn::MulAdd(x, b1, acc1[r]);
-    }
-    a += column_stride;
-  }
+  });
   StoreTile<Rows>(acc0, acc1, c, c_stride, columns, store);
 }
 
@@ -148,7 +139,7 @@ HWY_INLINE void ContinueTile(const float* HWY_RESTRICT a, int64_t row_stride, in
     acc0[r] = hn::Load(d, sums + 2 * r * lanes);
     acc1[r] = hn::Load(d, sums + (2 * r + 1) * lanes);
   }
-  Accumulate<Rows>(acc0, acc1, a, row_stride, column_stride, panel, depth);
+  Accumulate<Rows>(acc0, acc1, a, row_stride, column_stride, panel, depth, [] {});
 #pragma GCC unroll 16
   for (int r = 0; r < Rows; ++r) {
     hn::Store(acc0[r], d, sums + 2 * r * lanes);

@@ -1,6 +1,8 @@
 // Measures this machine's FMA peak and the CPU's matrix products in one run, so that the share of
 // the peak does not depend on what the machine did at another time.
-//   product_bench [THREADS [PRODUCT]]     default: as many as there are cores, all products
+//   product_bench [--avx2] [THREADS [PRODUCT]]     default: as many as there are cores, all
+//   products
+// --avx2: with this instruction set, also where the processor has AVX-512.
 // Prints a table: GFLOP/s of the peak, of 2048^3, and of the products of a layer and of the head of
 // two models, forward and both gradients, each as a share of the peak. Every figure is the best of
 // several repetitions: what disturbs a run only ever makes it slower.
@@ -17,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "hwy/targets.h"
 #include "worker/device/cpu_device.h"
 
 namespace tercio::testing {
@@ -73,9 +76,10 @@ double FmaRate(int threads, float (*chains)(), int lanes) {
   return best;
 }
 
-double PeakRate(int threads) {
+double PeakRate(int threads, bool avx2) {
   double peak = FmaRate(threads, FmaChains256, 8);
-  if (__builtin_cpu_supports("avx512f")) peak = std::max(peak, FmaRate(threads, FmaChains512, 16));
+  if (!avx2 && __builtin_cpu_supports("avx512f"))
+    peak = std::max(peak, FmaRate(threads, FmaChains512, 16));
   return peak;
 }
 
@@ -189,8 +193,8 @@ class Bench {
   std::unique_ptr<device::Stream> stream_;
 };
 
-int Main(int threads, const std::string& only) {
-  const double peak = PeakRate(threads);
+int Main(int threads, bool avx2, const std::string& only) {
+  const double peak = PeakRate(threads, avx2);
   std::printf("%d threads, FMA peak %.1f GFLOP/s\n\n", threads, peak);
   std::printf("| model | product | rows x n x k | pass | GFLOP/s | of the peak |\n");
   std::printf("|---|---|---|---|---|---|\n");
@@ -222,11 +226,18 @@ int Main(int threads, const std::string& only) {
 }  // namespace tercio::testing
 
 int main(int argc, char** argv) {
+  bool avx2 = false;
+  if (argc > 1 && std::string(argv[1]) == "--avx2") {
+    avx2 = true;
+    hwy::SetSupportedTargetsForTest(HWY_AVX2);
+    --argc;
+    ++argv;
+  }
   const int threads =
       argc > 1 ? std::atoi(argv[1]) : static_cast<int>(std::thread::hardware_concurrency());
   if (argc > 3 || threads < 1) {
-    std::fprintf(stderr, "usage: product_bench [THREADS [PRODUCT]]\n");
+    std::fprintf(stderr, "usage: product_bench [--avx2] [THREADS [PRODUCT]]\n");
     return 2;
   }
-  return tercio::testing::Main(threads, argc > 2 ? argv[2] : "");
+  return tercio::testing::Main(threads, avx2, argc > 2 ? argv[2] : "");
 }
