@@ -15,7 +15,7 @@ struct ClusterHere {
   // Which GPUs the plan is for and how much of their memory a rank may use, in words; empty for
   // CPUs.
   std::string gpus;
-  std::string model;  // of the GPUs of this machine; empty: none, or not known
+  std::string model;  // this machine's GPUs; empty: none, or not known
 };
 
 // The machine's cores and memory, or its GPUs (the kind of device that the job names), shared by

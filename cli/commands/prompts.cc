@@ -1,5 +1,6 @@
 #include "cli/commands/prompts.h"
 
+#include <limits>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -22,8 +23,10 @@ absl::StatusOr<Prompt> PromptFromJson(const std::string& line) {
   }
   if (json.is_object() && json.contains("prompt_ids") && json["prompt_ids"].is_array()) {
     for (const Json& id : json["prompt_ids"]) {
-      if (!id.is_number_integer()) break;
-      prompt.ids.push_back(id.get<int32_t>());
+      const int64_t value = id.is_number_integer() ? id.get<int64_t>() : -1;
+      // A larger number would come out of the conversion as another id.
+      if (value < 0 || value > std::numeric_limits<int32_t>::max()) break;
+      prompt.ids.push_back(static_cast<int32_t>(value));
     }
     if (prompt.ids.size() == json["prompt_ids"].size()) return prompt;
   }

@@ -46,7 +46,8 @@ TEST_F(Prompts, ObjectsHaveATextOrIds) {
 
 TEST_F(Prompts, AnErrorNamesFileAndLine) {
   for (const char* bad : {"nonsense", "[]", R"({"text": "x"})", R"({"prompt_ids": [1, "2"]})",
-                          R"({"prompt_ids": [1.5]})", R"({"prompt": 3})"}) {
+                          R"({"prompt_ids": [1.5]})", R"({"prompt_ids": [4294967297]})",
+                          R"({"prompt_ids": [-1]})", R"({"prompt": 3})"}) {
     const auto prompts = Read("p.jsonl", std::string("{\"prompt\": \"x\"}\n") + bad + "\n");
     EXPECT_THAT(std::string(prompts.status().message()),
                 AllOf(HasSubstr("p.jsonl:2: "), HasSubstr("\"prompt_ids\"")))

@@ -17,7 +17,7 @@ struct DriverQuestion {
   std::string driver;               // its version, "550.54.15"
   int driver_cuda = 0;              // the newest CUDA that it runs: 12040 is 12.4; 0: not known
   int runtime = 0;                  // CUDA of the program; 0: not known
-  std::vector<std::string> models;  // of the GPUs that are used
+  std::vector<std::string> models;  // the GPUs in use
   std::string compat_folder;        // where the package's libraries are; empty: nowhere
 };
 

@@ -1,5 +1,5 @@
-// Which attention cuDNN computes, and which our own kernels, which are slower. Pure; knows nothing
-// of CUDA, so that plans are told by the same functions as calls.
+// Which attention cuDNN computes, and which our own kernels, which are slower. Pure and
+// free of CUDA, so that plans and calls ask the same functions.
 #pragma once
 
 #include <cstdint>
@@ -38,9 +38,9 @@ inline const char* WhyNotCudnn(const AttentionTraits& a) {
 
 // What decides whether gradients have the same bits every time.
 struct GradientTraits {
-  int capability;  // of the GPU, its major number
+  int capability;  // the GPU's, its major number
   int64_t head_dim;
-  bool has_dropout;  // of the probabilities
+  bool has_dropout;  // probabilities are dropped
 };
 
 // The same for its gradients: what NVIDIA says of repeated bits. Versions of the library may have

@@ -68,25 +68,36 @@ TEST_F(Fp8Parity, RepeatedAndResumedWithEqualBits) {
   ExpectEqualBits(llama);
 }
 
-// One magnitude of each factor and step, of all ranks: so the layout has next to no part in them,
-// and a job may resume in another one. Dropout is left out: with it a gradient's largest value, of
-// which there are few bits, was seen to differ by a third between these layouts.
-TEST_F(Fp8Parity, ScalesAreStateOfTheTraining) {
-  RunOptions options;
-  options.steps = 2;
-  const v1::JobSpec job = WithoutDropout(SmallJob());
-  const RunResult one = OnGpus(Fp8(job), options);
-  const RunResult many = OnGpus(Fp8(job, {2, 2, 2}), options);
+// How many scales of the two runs are further apart than the tolerance.
+int ScalesApart(const RunResult& one, const RunResult& many, float tolerance) {
+  int apart = 0;
   for (int layer = 0; layer < 4; ++layer) {
     const std::vector<float>& a = one.state.at(engine::Fp8Tensor(layer));
     const std::vector<float>& b = many.state.at(engine::Fp8Tensor(layer));
-    ASSERT_EQ(a.size(), static_cast<size_t>(plan::kFp8StateOfLayer));
-    ASSERT_EQ(b.size(), a.size());
-    for (size_t i = 0; i < a.size(); ++i) {
-      EXPECT_NEAR(b[i], a[i], 0.1f * a[i]) << layer << " " << i;
+    EXPECT_EQ(a.size(), static_cast<size_t>(plan::kFp8StateOfLayer));
+    EXPECT_EQ(b.size(), a.size());
+    for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
+      apart += std::abs(b[i] - a[i]) > tolerance * a[i];
       EXPECT_EQ(a[i] > 0, i % plan::kFp8History < 2) << layer << " " << i;
     }
   }
+  return apart;
+}
+
+// One magnitude of each factor and step, of all ranks: so the layout has next to no part in them,
+// and a job may resume in another one.
+TEST_F(Fp8Parity, ScalesAreStateOfTheTraining) {
+  RunOptions options;
+  options.steps = 2;
+  const v1::JobSpec job = SmallJob();
+  const v1::JobSpec plain = WithoutDropout(job);
+  EXPECT_EQ(ScalesApart(OnGpus(Fp8(plain), options), OnGpus(Fp8(plain, {2, 2, 2}), options), 0.1f),
+            0);
+  const RunResult many = OnGpus(Fp8(job, {2, 2, 2}), options);
+  const RunResult one = OnGpus(Fp8(job), options);
+  // With dropout a gradient's largest value, which has two bits of mantissa, once falls elsewhere.
+  EXPECT_LE(ScalesApart(one, many, 0.1f), 1);
+  EXPECT_EQ(ScalesApart(one, many, 0.5f), 0);
   RunOptions rest = options;
   rest.first_step = 3;
   rest.state = &many.state;
