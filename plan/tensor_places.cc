@@ -38,8 +38,8 @@ std::vector<TensorPlaces> PlacesOfTensors(const v1::ModelSpec& model, const v1::
       if (entry.role == TensorRole::kHead && layout.pipeline() == 1) continue;
       TensorPlaces& places = all[static_cast<size_t>(entry.tensor.index)];
       for (int index = 0; index < layout.tensor(); ++index) {
-        AddHolders(layout, stage, index,
-                   ShardOfRank(entry.tensor, layout.tensor(), index, padded), &places);
+        AddHolders(layout, stage, index, ShardOfRank(entry.tensor, layout.tensor(), index, padded),
+                   &places);
       }
     }
   }

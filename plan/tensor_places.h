@@ -1,6 +1,6 @@
 // Which rank holds what of each tensor. Two rules give it for any model: layers are dealt to stages
-// (LayersOfStage; the embedding is with the first, the head with the last), and a tensor is cut over
-// the tensor ranks of its stage as its declaration says. Data ranks hold copies. Pure.
+// (LayersOfStage; the embedding is with the first, the head with the last), and a tensor is cut
+// over the tensor ranks of its stage as its declaration says. Data ranks hold copies. Pure.
 #pragma once
 
 #include <vector>

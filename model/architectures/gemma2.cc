@@ -17,10 +17,10 @@ Layer LayerWith(const v1::ModelSpec& model, const AttentionOptions& attention,
                 const NormOptions& norm) {
   MlpOptions mlp = MlpOf(model, Activation::kGeluTanh);
   mlp.gated = true;
-  return {{{.branches = {Normed({.name = "attention", .block = attention}, "attention_norm",
-                                "attention_post_norm", norm)}},
-           {.branches = {
-                Normed({.name = "mlp", .block = mlp}, "mlp_norm", "mlp_post_norm", norm)}}}};
+  return {
+      {{.branches = {Normed({.name = "attention", .block = attention}, "attention_norm",
+                            "attention_post_norm", norm)}},
+       {.branches = {Normed({.name = "mlp", .block = mlp}, "mlp_norm", "mlp_post_norm", norm)}}}};
 }
 
 }  // namespace

@@ -10,8 +10,8 @@ Architecture DescribeGptJ(const v1::ModelSpec& model) {
   attention.output_bias = false;
   attention.rotary = RotaryOf(model);
   attention.rotary->interleaved = true;
-  Architecture gptj = RepeatedLayer(
-      model, ParallelLayer(norm, ParallelNorms::kOne, attention, MlpOf(model, Activation::kGeluTanh)));
+  Architecture gptj = RepeatedLayer(model, ParallelLayer(norm, ParallelNorms::kOne, attention,
+                                                         MlpOf(model, Activation::kGeluTanh)));
   gptj.head = LanguageHead(model, norm);
   gptj.head.language->bias = model.bias();
   return gptj;

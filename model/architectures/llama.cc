@@ -5,8 +5,8 @@ namespace tercio::model {
 
 Architecture DescribeLlama(const v1::ModelSpec& model) {
   const NormOptions norm = RmsNormOf(model);
-  Architecture llama = RepeatedLayer(
-      model, PreNormLayer(norm, RotaryAttentionOf(model), GatedMlpOf(model)));
+  Architecture llama =
+      RepeatedLayer(model, PreNormLayer(norm, RotaryAttentionOf(model), GatedMlpOf(model)));
   llama.head = LanguageHead(model, norm);
   llama.keys_by_place = true;
   return llama;

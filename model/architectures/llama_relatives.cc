@@ -7,8 +7,7 @@ namespace {
 
 Architecture LlamaWith(const v1::ModelSpec& model, const AttentionOptions& attention) {
   const NormOptions norm = RmsNormOf(model);
-  Architecture relative =
-      RepeatedLayer(model, PreNormLayer(norm, attention, GatedMlpOf(model)));
+  Architecture relative = RepeatedLayer(model, PreNormLayer(norm, attention, GatedMlpOf(model)));
   relative.head = LanguageHead(model, norm);
   return relative;
 }

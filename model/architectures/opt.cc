@@ -11,8 +11,8 @@ constexpr int64_t kFirstPosition = 2;
 
 Architecture DescribeOpt(const v1::ModelSpec& model) {
   const NormOptions norm = LayerNormOf(model);
-  Architecture opt = RepeatedLayer(
-      model, PreNormLayer(norm, AttentionOf(model), MlpOf(model, Activation::kRelu)));
+  Architecture opt =
+      RepeatedLayer(model, PreNormLayer(norm, AttentionOf(model), MlpOf(model, Activation::kRelu)));
   opt.embedding.positions = model.context() + kFirstPosition;
   opt.embedding.first_position = kFirstPosition;
   opt.head = LanguageHead(model, norm);

@@ -91,8 +91,8 @@ Layer PreNormLayer(const NormOptions& norm, const AttentionOptions& attention,
   return {{{.branches = {first}}, {.branches = {second}}}};
 }
 
-Layer ParallelLayer(const NormOptions& norm, ParallelNorms norms,
-                    const AttentionOptions& attention, const MlpOptions& mlp) {
+Layer ParallelLayer(const NormOptions& norm, ParallelNorms norms, const AttentionOptions& attention,
+                    const MlpOptions& mlp) {
   Branch first = AttentionBranch(attention);
   Branch second = MlpBranch(mlp);
   first.norm = Norm{"attention_norm", norm};

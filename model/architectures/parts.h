@@ -26,8 +26,8 @@ Layer PostNormLayer(const NormOptions& norm, AttentionOptions attention, MlpOpti
 // x + attention(y) + mlp(y), y = norm(x) (Wang and Komatsuzaki 2021), or, with a second norm,
 // x + attention(norm(x)) + mlp(second norm(x)) (Black et al. 2022).
 enum class ParallelNorms { kOne, kTwo };
-Layer ParallelLayer(const NormOptions& norm, ParallelNorms norms,
-                    const AttentionOptions& attention, const MlpOptions& mlp);
+Layer ParallelLayer(const NormOptions& norm, ParallelNorms norms, const AttentionOptions& attention,
+                    const MlpOptions& mlp);
 
 // Llama's attention and feed-forward part: rotary positions, a gate with SiLU.
 AttentionOptions RotaryAttentionOf(const v1::ModelSpec& model);
