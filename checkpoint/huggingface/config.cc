@@ -6,7 +6,6 @@
 #include "absl/strings/str_join.h"
 #include "common/status_macros.h"
 #include "nlohmann/json.hpp"
-#include "plan/model_traits.h"
 #include "plan/names.h"
 
 namespace tercio::checkpoint {
@@ -342,21 +341,21 @@ absl::Status CheckHasHuggingFaceForm(const v1::ModelSpec& model) {
 namespace {
 
 nlohmann::ordered_json BertConfig(const v1::ModelSpec& model) {
-  const plan::ModelTraits traits = plan::TraitsOf(model);
+  const bool post_norm = model.norm() != v1::NORM_PLACEMENT_PRE;
   const std::string task = model.labels() > 0       ? "ForSequenceClassification"
                            : model.sentence_order() ? "ForPreTraining"
                                                     : "ForMaskedLM";
   nlohmann::ordered_json json = {
       // The name of the class tells transformers where the norms are.
-      {"architectures", {(traits.post_norm ? "Bert" : "MegatronBert") + task}},
-      {"model_type", traits.post_norm ? "bert" : "megatron-bert"},
+      {"architectures", {(post_norm ? "Bert" : "MegatronBert") + task}},
+      {"model_type", post_norm ? "bert" : "megatron-bert"},
       {"hidden_act", "gelu"},
       {"num_hidden_layers", model.layers()},
       {"hidden_size", model.hidden()},
       {"intermediate_size", model.ffn_hidden()},
       {"num_attention_heads", model.heads()},
       {"max_position_embeddings", model.context()},
-      {"type_vocab_size", traits.token_types},
+      {"type_vocab_size", model.token_types() > 0 ? model.token_types() : 2},
       {"layer_norm_eps", model.norm_eps() > 0 ? model.norm_eps() : 1e-12},
       {"hidden_dropout_prob", model.dropout()},
       {"attention_probs_dropout_prob", model.dropout()}};
