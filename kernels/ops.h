@@ -185,37 +185,46 @@ struct ResidualBackwardArgs {
   Dropout dropout;
 };
 
-// g = gelu(h): the tanh form of GPT-2, or, where `exact`, h * Phi(h) with the distribution function
-// of the normal distribution (Hendrycks and Gimpel 2016).
-struct GeluArgs {
+// A function of feed-forward layers.
+enum class Activation {
+  kGeluTanh,  // the form of GPT-2, by tanh
+  kGelu,      // x Phi(x) (Hendrycks and Gimpel 2016)
+  kRelu,      // its slope at 0 is 0
+  kSilu,      // x / (1 + exp(-x))
+};
+
+// g = f(h), f the function.
+struct ActivationArgs {
   ConstValues h;
   Values g;
   int64_t rows, columns;
-  bool exact = false;
+  Activation function = Activation::kGeluTanh;
 };
 
-// dh = dg * gelu'(h); dh may be dg.
-struct GeluBackwardArgs {
+// dh = dg * f'(h); dh may be dg.
+struct ActivationBackwardArgs {
   ConstValues dg;
   ConstValues h;
   Values dh;
   int64_t rows, columns;
-  bool exact = false;
+  Activation function = Activation::kGeluTanh;
 };
 
-// g = silu(gate) * up, silu(x) = x / (1 + exp(-x)); a row of h is gate, then up (Shazeer 2020).
-struct SwigluArgs {
+// g = f(gate) * up; a row of h is gate, then up (Shazeer 2020).
+struct GatedArgs {
   ConstValues h;  // (rows, 2 columns)
   Values g;       // (rows, columns)
   int64_t rows, columns;
+  Activation function = Activation::kSilu;
 };
 
-// dh must not be h.
-struct SwigluBackwardArgs {
+// dgate = dg * up * f'(gate), dup = dg * f(gate), side by side as in h; dh must not be h.
+struct GatedBackwardArgs {
   ConstValues dg;
   ConstValues h;
   Values dh;  // (rows, 2 columns)
   int64_t rows, columns;
+  Activation function = Activation::kSilu;
 };
 
 // Rotary positions (Su et al. 2021), the pairs (d, d + D/2) of Hugging Face's llama, in place. Head
@@ -449,8 +458,8 @@ struct SumOfSquares {
 // asks for all of it at once, and a backend computes as much of it in one pass as it has kernels
 // for.
 //
-// Every result is written. The bits are those of the operations one by one, except that GELU and
-// its gradient may take the sum of `product` or `input_gradient` before it is rounded.
+// Every result is written. The bits are those of the operations one by one, except that kGeluTanh
+// and its gradient may take the sum of `product` or `input_gradient` before it is rounded.
 struct Chain {
   std::optional<ResidualArgs> residual = std::nullopt;
   std::optional<LayerNormArgs> norm = std::nullopt;  // of residual->out, where that is there
@@ -459,10 +468,11 @@ struct Chain {
   std::optional<ScaledMatmulArgs> scaled_product = std::nullopt;
   std::optional<MatmulBackwardInputArgs> input_gradient = std::nullopt;
   // One of them at most; after a product, of its result:
-  std::optional<GeluArgs> gelu = std::nullopt;
-  std::optional<SwigluArgs> swiglu = std::nullopt;
-  std::optional<GeluBackwardArgs> gelu_gradient = std::nullopt;  // in place after a product
-  std::optional<SwigluBackwardArgs> swiglu_gradient = std::nullopt;
+  std::optional<ActivationArgs> activation = std::nullopt;
+  std::optional<GatedArgs> gated = std::nullopt;
+  // In place after a product:
+  std::optional<ActivationBackwardArgs> activation_gradient = std::nullopt;
+  std::optional<GatedBackwardArgs> gated_gradient = std::nullopt;
   // What the last of the above has written is rounded.
   std::optional<QuantizeArgs> quantize = std::nullopt;
 };
@@ -486,10 +496,10 @@ class Ops {
   virtual void LayerNormBackward(const LayerNormBackwardArgs& args) = 0;
   virtual void Residual(const ResidualArgs& args) = 0;
   virtual void ResidualBackward(const ResidualBackwardArgs& args) = 0;
-  virtual void Gelu(const GeluArgs& args) = 0;
-  virtual void GeluBackward(const GeluBackwardArgs& args) = 0;
-  virtual void Swiglu(const SwigluArgs& args) = 0;
-  virtual void SwigluBackward(const SwigluBackwardArgs& args) = 0;
+  virtual void Activate(const ActivationArgs& args) = 0;
+  virtual void ActivateBackward(const ActivationBackwardArgs& args) = 0;
+  virtual void Gated(const GatedArgs& args) = 0;
+  virtual void GatedBackward(const GatedBackwardArgs& args) = 0;
   virtual void Rotary(const RotaryArgs& args) = 0;
   virtual void Attention(const AttentionArgs& args) = 0;
   virtual void AttentionBackward(const AttentionBackwardArgs& args) = 0;

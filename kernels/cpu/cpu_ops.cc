@@ -114,14 +114,14 @@ class CpuOps : public Ops {
     // Without dropout the gradient of the branch is that of the sum, and nothing was written.
     if (a.dropout.probability > 0) Round(a.dbranch, a.rows * a.columns);
   }
-  void Gelu(const GeluArgs& a) override { GeluCpu(a, pool_); }
-  void GeluBackward(const GeluBackwardArgs& a) override {
-    GeluBackwardCpu(a, pool_);
+  void Activate(const ActivationArgs& a) override { ActivateCpu(a, pool_); }
+  void ActivateBackward(const ActivationBackwardArgs& a) override {
+    ActivateBackwardCpu(a, pool_);
     Round(a.dh, a.rows * a.columns);
   }
-  void Swiglu(const SwigluArgs& a) override { SwigluCpu(a, pool_); }
-  void SwigluBackward(const SwigluBackwardArgs& a) override {
-    SwigluBackwardCpu(a, pool_);
+  void Gated(const GatedArgs& a) override { GatedCpu(a, pool_); }
+  void GatedBackward(const GatedBackwardArgs& a) override {
+    GatedBackwardCpu(a, pool_);
     Round(a.dh, a.rows * 2 * a.columns);
   }
   void Rotary(const RotaryArgs& a) override {

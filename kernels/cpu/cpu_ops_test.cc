@@ -209,70 +209,6 @@ TEST_F(CpuOpsTest, GradientsOfNoRowsAreZero) {
   }
 }
 
-TEST_F(CpuOpsTest, GeluAndItsGradient) {
-  for (const int64_t count : {1, 15, 16, 17, 1000}) {
-    Floats h = Random(count, 3.0f);
-    const Floats before = h;
-    Floats g(h.size());
-    ops_->Gelu({.h = h.data(), .g = g.data(), .rows = 1, .columns = count});
-    ExpectRows(g, reference::Gelu(Exact(before)), count, 1e-6, "gelu");
-    const Floats dg = Random(count);
-    Floats dh(h.size());
-    ops_->GeluBackward(
-        {.dg = dg.data(), .h = h.data(), .dh = dh.data(), .rows = 1, .columns = count});
-    ExpectRows(dh,
-               reference::NumericGradient([](const Values& x) { return reference::Gelu(x); },
-                                          Exact(before), Exact(dg)),
-               count, 1e-6, "gelu gradient");
-  }
-}
-
-TEST_F(CpuOpsTest, ExactGeluAndItsGradient) {
-  for (const float range : {0.1f, 1.0f, 4.0f, 14.0f}) {
-    const int64_t count = 1000;
-    Floats h = Random(count, range);
-    const Floats before = h;
-    Floats g(h.size());
-    ops_->Gelu({.h = h.data(), .g = g.data(), .rows = 1, .columns = count, .exact = true});
-    ExpectRows(g, reference::ExactGelu(Exact(before)), count, 1e-6, "exact gelu");
-    const Floats dg = Random(count);
-    Floats dh(h.size());
-    ops_->GeluBackward({.dg = dg.data(),
-                        .h = h.data(),
-                        .dh = dh.data(),
-                        .rows = 1,
-                        .columns = count,
-                        .exact = true});
-    ExpectRows(dh,
-               reference::NumericGradient([](const Values& x) { return reference::ExactGelu(x); },
-                                          Exact(before), Exact(dg)),
-               count, 1e-6, "exact gelu gradient");
-  }
-}
-
-TEST_F(CpuOpsTest, TanhAndItsGradient) {
-  const int64_t rows = 3;
-  const int64_t columns = 37;
-  for (const float range : {1e-3f, 1.0f, 30.0f}) {
-    Floats y = Random(rows * columns, range);
-    const Floats bias = Random(columns, range);
-    Values x = Exact(y);
-    for (size_t i = 0; i < x.size(); ++i) x[i] += static_cast<double>(bias[i % columns]);
-    const auto tanh = [](const Values& at) {
-      Values out;
-      for (const double value : at) out.push_back(std::tanh(value));
-      return out;
-    };
-    ops_->BiasTanh({.y = y.data(), .bias = bias.data(), .rows = rows, .columns = columns});
-    ExpectRows(y, tanh(x), columns, 1e-6, "tanh");
-    Floats dy = Random(rows * columns);
-    const Values weights = Exact(dy);
-    ops_->TanhBackward({.dy = dy.data(), .y = y.data(), .dx = dy.data(), .count = rows * columns});
-    ExpectRows(dy, reference::NumericGradient(tanh, x, weights), rows * columns, 1e-6,
-               "tanh gradient");
-  }
-}
-
 TEST_F(CpuOpsTest, GatheredRowsAndTheirGradient) {
   const int64_t columns = 70;
   const std::vector<int32_t> index = {4, 0, 4, 2};
@@ -376,23 +312,6 @@ TEST_F(CpuOpsTest, RmsNormAndItsGradients) {
                reference::NumericGradient([&](const Values& w) { return norm(Exact(x), w); },
                                           Exact(weight), Exact(dy)),
                columns, 2e-6, "dweight");
-  }
-}
-
-TEST_F(CpuOpsTest, SwigluAndItsGradient) {
-  for (const int64_t columns : {1, 5, 16, 257}) {
-    const int64_t rows = 3;
-    const Floats h = Random(rows * 2 * columns, 3.0f);
-    Floats g(static_cast<size_t>(rows * columns));
-    ops_->Swiglu({.h = h.data(), .g = g.data(), .rows = rows, .columns = columns});
-    const auto swiglu = [&](const Values& x) { return reference::Swiglu(x, rows, columns); };
-    ExpectRows(g, swiglu(Exact(h)), columns, 1e-6, "swiglu");
-    const Floats dg = Random(rows * columns);
-    Floats dh(h.size());
-    ops_->SwigluBackward(
-        {.dg = dg.data(), .h = h.data(), .dh = dh.data(), .rows = rows, .columns = columns});
-    ExpectRows(dh, reference::NumericGradient(swiglu, Exact(h), Exact(dg)), 2 * columns, 1e-6,
-               "gradient");
   }
 }
 

@@ -45,14 +45,14 @@ void LayerNormBackwardCpu(const LayerNormBackwardArgs& args, ThreadPool& pool);
 void ResidualCpu(const ResidualArgs& args, const LayerNormArgs* norm, ThreadPool& pool);
 void ResidualBackwardCpu(const ResidualBackwardArgs& args, ThreadPool& pool);
 
-void GeluCpu(const GeluArgs& args, ThreadPool& pool);
-void GeluBackwardCpu(const GeluBackwardArgs& args, ThreadPool& pool);
+void ActivateCpu(const ActivationArgs& args, ThreadPool& pool);
+void ActivateBackwardCpu(const ActivationBackwardArgs& args, ThreadPool& pool);
 
 void BiasTanhCpu(const BiasTanhArgs& args, ThreadPool& pool);
 void TanhBackwardCpu(const TanhBackwardArgs& args, ThreadPool& pool);
 
-void SwigluCpu(const SwigluArgs& args, ThreadPool& pool);
-void SwigluBackwardCpu(const SwigluBackwardArgs& args, ThreadPool& pool);
+void GatedCpu(const GatedArgs& args, ThreadPool& pool);
+void GatedBackwardCpu(const GatedBackwardArgs& args, ThreadPool& pool);
 void RotaryCpu(const RotaryArgs& args, ThreadPool& pool);
 
 // out[c] += leaf sums over rows of value[row, c].

@@ -266,14 +266,14 @@ TEST_F(RoundedResults, OfNormsAndResiduals) {
 
 TEST_F(RoundedResults, OfActivations) {
   Expect("gelu", [&](Values out) {
-    ops_->Gelu({.h = x_.data(), .g = out, .rows = kRows, .columns = kColumns, .exact = false});
+    ops_->Activate({.h = x_.data(), .g = out, .rows = kRows, .columns = kColumns});
   });
   Expect("gelu backward", [&](Values out) {
-    ops_->GeluBackward(
+    ops_->ActivateBackward(
         {.dg = x_.data(), .h = other_, .dh = out, .rows = kRows, .columns = kColumns});
   });
   Expect("swiglu", [&](Values out) {
-    ops_->Swiglu({.h = x_.data(), .g = out, .rows = kRows, .columns = kColumns});
+    ops_->Gated({.h = x_.data(), .g = out, .rows = kRows, .columns = kColumns});
   });
   Expect("tanh", [&](Values out) {
     ops_->Zero(out, kCount);

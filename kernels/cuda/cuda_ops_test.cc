@@ -16,6 +16,8 @@ namespace tercio::kernels::cuda {
 namespace {
 
 constexpr Format kFormats[] = {Format::kFloat32, Format::kBfloat16, Format::kFloat16};
+constexpr Activation kFunctions[] = {Activation::kGeluTanh, Activation::kGelu, Activation::kRelu,
+                                     Activation::kSilu};
 constexpr double kNear = 2e-6;
 constexpr int kNone = Bound::kNone;
 
@@ -240,43 +242,31 @@ TEST_F(CudaOpsTest, ResidualBackward) {
   }
 }
 
-TEST_F(CudaOpsTest, Gelu) {
+TEST_F(CudaOpsTest, Activations) {
   for (const Format format : kFormats) {
     for (const auto& [rows, columns] : kShapes) {
-      for (const bool exact : {false, true}) {
-        Begin(format, NameOf("Gelu", rows, columns));
+      for (const Activation function : kFunctions) {
+        Begin(format, NameOf("Activate", rows, columns));
         const int h = AddValues("h", rows * columns, 0, 3);
         const int g = AddValues("g", rows * columns, columns);
-        Near(kNear, {g});
-        Check([&](Ops& ops, const Bound& t) {
-          ops.Gelu({.h = t.values(h),
-                    .g = t.values(g),
-                    .rows = rows,
-                    .columns = columns,
-                    .exact = exact});
-        });
-      }
-    }
-  }
-}
-
-TEST_F(CudaOpsTest, GeluBackward) {
-  for (const Format format : kFormats) {
-    for (const auto& [rows, columns] : kShapes) {
-      for (const bool exact : {false, true}) {
-        Begin(format, NameOf("GeluBackward", rows, columns));
         const int dg = AddValues("dg", rows * columns, columns);
-        const int h = AddValues("h", rows * columns, 0, 3);
         const int dh = AddValues("dh", rows * columns, columns);
-        Near(kNear, {dg, dh});
+        Near(kNear, {g, dg, dh});
+        Check([&](Ops& ops, const Bound& t) {
+          ops.Activate({.h = t.values(h),
+                        .g = t.values(g),
+                        .rows = rows,
+                        .columns = columns,
+                        .function = function});
+        });
         for (const int to : {dh, dg}) {  // dh may be dg
           Check([&](Ops& ops, const Bound& t) {
-            ops.GeluBackward({.dg = t.values(dg),
-                              .h = t.values(h),
-                              .dh = t.values(to),
-                              .rows = rows,
-                              .columns = columns,
-                              .exact = exact});
+            ops.ActivateBackward({.dg = t.values(dg),
+                                  .h = t.values(h),
+                                  .dh = t.values(to),
+                                  .rows = rows,
+                                  .columns = columns,
+                                  .function = function});
           });
         }
       }
@@ -284,23 +274,30 @@ TEST_F(CudaOpsTest, GeluBackward) {
   }
 }
 
-TEST_F(CudaOpsTest, Swiglu) {
+TEST_F(CudaOpsTest, GatedActivations) {
   for (const Format format : kFormats) {
     for (const auto& [rows, columns] : kShapes) {
-      Begin(format, NameOf("Swiglu", rows, columns));
-      const int h = AddValues("h", rows * 2 * columns, 0, 3);
-      const int g = AddValues("g", rows * columns, columns);
-      const int dg = AddValues("dg", rows * columns);
-      const int dh = AddValues("dh", rows * 2 * columns, 2 * columns);
-      Near(kNear, {g, dh});
-      Check([&](Ops& ops, const Bound& t) {
-        ops.Swiglu({.h = t.values(h), .g = t.values(g), .rows = rows, .columns = columns});
-        ops.SwigluBackward({.dg = t.values(dg),
-                            .h = t.values(h),
-                            .dh = t.values(dh),
-                            .rows = rows,
-                            .columns = columns});
-      });
+      for (const Activation function : kFunctions) {
+        Begin(format, NameOf("Gated", rows, columns));
+        const int h = AddValues("h", rows * 2 * columns, 0, 3);
+        const int g = AddValues("g", rows * columns, columns);
+        const int dg = AddValues("dg", rows * columns);
+        const int dh = AddValues("dh", rows * 2 * columns, 2 * columns);
+        Near(kNear, {g, dh});
+        Check([&](Ops& ops, const Bound& t) {
+          ops.Gated({.h = t.values(h),
+                     .g = t.values(g),
+                     .rows = rows,
+                     .columns = columns,
+                     .function = function});
+          ops.GatedBackward({.dg = t.values(dg),
+                             .h = t.values(h),
+                             .dh = t.values(dh),
+                             .rows = rows,
+                             .columns = columns,
+                             .function = function});
+        });
+      }
     }
   }
 }
@@ -640,7 +637,7 @@ TEST_F(CudaOpsTest, NothingOfNoRows) {
                            .rows_per_leaf = 1});
     ops.Residual(
         {.residual = v, .branch = v, .bias = v, .out = v, .rows = 0, .columns = 8, .dropout = {}});
-    ops.GeluBackward({.dg = v, .h = v, .dh = v, .rows = 0, .columns = 8, .exact = false});
+    ops.ActivateBackward({.dg = v, .h = v, .dh = v, .rows = 0, .columns = 8});
     ops.EmbeddingBackward({.tokens = nullptr,
                            .dx = v,
                            .dweight = f,

@@ -79,14 +79,14 @@ Values RmsNorm(const Values& x, const Values& weight, int64_t rows, int64_t colu
   return y;
 }
 
-Values Swiglu(const Values& x, int64_t rows, int64_t columns) {
-  Values y(static_cast<size_t>(rows * columns));
+Values Gated(const std::function<Values(const Values&)>& function, const Values& x, int64_t rows,
+             int64_t columns) {
+  Values y;
   for (int64_t i = 0; i < rows; ++i) {
     // Gate and up lie side by side in a row.
-    const double* gate = x.data() + i * 2 * columns;
-    for (int64_t c = 0; c < columns; ++c) {
-      y[static_cast<size_t>(i * columns + c)] =
-          gate[c] / (1 + std::exp(-gate[c])) * gate[columns + c];
+    const auto gate = x.begin() + i * 2 * columns;
+    for (const double value : function(Values(gate, gate + columns))) {
+      y.push_back(value * gate[columns + static_cast<int64_t>(y.size()) % columns]);
     }
   }
   return y;
@@ -107,6 +107,18 @@ Values ExactGelu(const Values& x) {
   Values y;
   // erfc keeps its digits for large negative values, where 1 + erf would not.
   for (const double value : x) y.push_back(0.5 * value * std::erfc(-value / std::numbers::sqrt2));
+  return y;
+}
+
+Values Relu(const Values& x) {
+  Values y;
+  for (const double value : x) y.push_back(std::max(value, 0.0));
+  return y;
+}
+
+Values Silu(const Values& x) {
+  Values y;
+  for (const double value : x) y.push_back(value / (1 + std::exp(-value)));
   return y;
 }
 

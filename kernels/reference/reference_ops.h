@@ -25,8 +25,11 @@ Values LayerNorm(const Values& x, const Values& weight, const Values& bias, int6
 Values RmsNorm(const Values& x, const Values& weight, int64_t rows, int64_t columns, double eps);
 Values Gelu(const Values& x);
 Values ExactGelu(const Values& x);
-// x: (rows, 2 columns), gate then up.
-Values Swiglu(const Values& x, int64_t rows, int64_t columns);
+Values Relu(const Values& x);
+Values Silu(const Values& x);
+// function(gate) * up. x: (rows, 2 columns), gate then up.
+Values Gated(const std::function<Values(const Values&)>& function, const Values& x, int64_t rows,
+             int64_t columns);
 
 // q, k, v: (tokens, head_dim) of one head of one sequence; mask: multipliers of the probabilities
 // (tokens, tokens), empty for none. length 0: causal; else every query attends to the first

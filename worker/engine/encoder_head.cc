@@ -81,11 +81,13 @@ void EncoderHead::LogitsOfChunk(const MicroBatch& batch, kernels::ConstValues hi
                                                 .m = rows,
                                                 .n = c,
                                                 .k = c},
-                 .gelu = kernels::GeluArgs{.h = at_.transform,
-                                           .g = at_.activation,
-                                           .rows = rows,
-                                           .columns = c,
-                                           .exact = traits_.exact_gelu}});
+                 .activation = kernels::ActivationArgs{
+                     .h = at_.transform,
+                     .g = at_.activation,
+                     .rows = rows,
+                     .columns = c,
+                     .function = traits_.exact_gelu ? kernels::Activation::kGelu
+                                                    : kernels::Activation::kGeluTanh}});
   ops_.LayerNorm({.x = at_.activation,
                   .weight = weights_.norm.In(parameters_),
                   .bias = weights_.norm_bias.In(parameters_),
@@ -176,12 +178,13 @@ void EncoderHead::BackwardChunk(const MicroBatch& batch, const Chunk& chunk,
                           .rows = rows,
                           .columns = c,
                           .rows_per_leaf = shape_.tokens});
-  ops_.GeluBackward({.dg = at_.gradient,
-                     .h = at_.transform,
-                     .dh = at_.transform_gradient,
-                     .rows = rows,
-                     .columns = c,
-                     .exact = traits_.exact_gelu});
+  ops_.ActivateBackward({.dg = at_.gradient,
+                         .h = at_.transform,
+                         .dh = at_.transform_gradient,
+                         .rows = rows,
+                         .columns = c,
+                         .function = traits_.exact_gelu ? kernels::Activation::kGelu
+                                                        : kernels::Activation::kGeluTanh});
   ops_.MatmulBackwardWeight({.dy = at_.transform_gradient,
                              .x = at_.rows,
                              .dw = weights_.transform.GradientIn(gradients),

@@ -290,10 +290,15 @@ kernels::Chain StageModel::Activation(kernels::ConstValues up, kernels::Values o
                                       int64_t rows) const {
   kernels::Chain chain;
   if (traits_.gated_mlp) {
-    chain.swiglu = kernels::SwigluArgs{.h = up, .g = out, .rows = rows, .columns = shape_.ffn};
+    chain.gated = kernels::GatedArgs{.h = up, .g = out, .rows = rows, .columns = shape_.ffn};
   } else {
-    chain.gelu = kernels::GeluArgs{
-        .h = up, .g = out, .rows = rows, .columns = shape_.ffn, .exact = traits_.exact_gelu};
+    chain.activation =
+        kernels::ActivationArgs{.h = up,
+                                .g = out,
+                                .rows = rows,
+                                .columns = shape_.ffn,
+                                .function = traits_.exact_gelu ? kernels::Activation::kGelu
+                                                               : kernels::Activation::kGeluTanh};
   }
   return chain;
 }

@@ -139,15 +139,17 @@ void StageModel::BackwardDown(LinearLayers::Part part, LinearLayers::Part before
                                                           .n = shape_.hidden,
                                                           .k = shape_.ffn};
   if (traits_.gated_mlp) {
-    chain.swiglu_gradient = kernels::SwigluBackwardArgs{
+    chain.gated_gradient = kernels::GatedBackwardArgs{
         .dg = gradient, .h = up, .dh = wide_gradient_, .rows = extent_.rows, .columns = shape_.ffn};
   } else {
-    chain.gelu_gradient = kernels::GeluBackwardArgs{.dg = gradient,
-                                                    .h = up,
-                                                    .dh = wide_gradient_,
-                                                    .rows = extent_.rows,
-                                                    .columns = shape_.ffn,
-                                                    .exact = traits_.exact_gelu};
+    chain.activation_gradient = kernels::ActivationBackwardArgs{
+        .dg = gradient,
+        .h = up,
+        .dh = wide_gradient_,
+        .rows = extent_.rows,
+        .columns = shape_.ffn,
+        .function =
+            traits_.exact_gelu ? kernels::Activation::kGelu : kernels::Activation::kGeluTanh};
   }
   linear_.BackwardAndMakeGradient(part, before, chain);
 }

@@ -116,22 +116,23 @@ class Cases {
 
   void Activations() {
     const int64_t count = rows_ * inner_;
-    const kernels::GeluArgs gelu = {.h = Inner(), .g = Inner(), .rows = rows_, .columns = inner_};
-    Moves("Gelu", 2 * kBytes * count, [gelu](Ops& ops) { ops.Gelu(gelu); });
-    const kernels::GeluBackwardArgs gelu_backward = {
+    const kernels::ActivationArgs gelu = {
+        .h = Inner(), .g = Inner(), .rows = rows_, .columns = inner_};
+    Moves("Activate, GELU", 2 * kBytes * count, [gelu](Ops& ops) { ops.Activate(gelu); });
+    const kernels::ActivationBackwardArgs gelu_backward = {
         .dg = Inner(), .h = Inner(), .dh = Inner(), .rows = rows_, .columns = inner_};
-    Moves("GeluBackward", 3 * kBytes * count,
-          [gelu_backward](Ops& ops) { ops.GeluBackward(gelu_backward); });
-    const kernels::SwigluArgs swiglu = {
+    Moves("ActivateBackward, GELU", 3 * kBytes * count,
+          [gelu_backward](Ops& ops) { ops.ActivateBackward(gelu_backward); });
+    const kernels::GatedArgs gated = {
         .h = arena_.Values(2 * count), .g = Inner(), .rows = rows_, .columns = inner_};
-    Moves("Swiglu", 3 * kBytes * count, [swiglu](Ops& ops) { ops.Swiglu(swiglu); });
-    const kernels::SwigluBackwardArgs swiglu_backward = {.dg = Inner(),
-                                                         .h = arena_.Values(2 * count),
-                                                         .dh = arena_.Values(2 * count),
-                                                         .rows = rows_,
-                                                         .columns = inner_};
-    Moves("SwigluBackward", 5 * kBytes * count,
-          [swiglu_backward](Ops& ops) { ops.SwigluBackward(swiglu_backward); });
+    Moves("Gated, SiLU", 3 * kBytes * count, [gated](Ops& ops) { ops.Gated(gated); });
+    const kernels::GatedBackwardArgs gated_backward = {.dg = Inner(),
+                                                       .h = arena_.Values(2 * count),
+                                                       .dh = arena_.Values(2 * count),
+                                                       .rows = rows_,
+                                                       .columns = inner_};
+    Moves("GatedBackward, SiLU", 5 * kBytes * count,
+          [gated_backward](Ops& ops) { ops.GatedBackward(gated_backward); });
     const int64_t head_dim = hidden_ / sizes_.heads;
     const kernels::RotaryArgs rotary = {.x = States(),
                                         .table = arena_.Floats(sizes_.context * head_dim),
@@ -280,9 +281,10 @@ class Cases {
     plain("Matmul, second of feed-forward", rows_, hidden_, inner_, true);
     plain("Matmul, logits", head_rows_, vocabulary_, hidden_, false);
     const kernels::MatmulArgs up = Product(rows_, inner_, hidden_, true);
-    const kernels::GeluArgs gelu = {.h = up.y, .g = Inner(), .rows = rows_, .columns = inner_};
-    Computes("Matmul, Gelu, first of feed-forward", Flops(rows_, inner_, hidden_),
-             [up, gelu](Ops& ops) { ops.RunChain({.product = up, .gelu = gelu}); });
+    const kernels::ActivationArgs gelu = {
+        .h = up.y, .g = Inner(), .rows = rows_, .columns = inner_};
+    Computes("Matmul, Activate, first of feed-forward", Flops(rows_, inner_, hidden_),
+             [up, gelu](Ops& ops) { ops.RunChain({.product = up, .activation = gelu}); });
   }
 
   // dy (m, n), w (n, k), dx (m, k)
@@ -299,11 +301,12 @@ class Cases {
     Computes("MatmulBackwardInput, first of feed-forward", Flops(rows_, inner_, hidden_),
              [a = InputGradient(rows_, inner_, hidden_)](Ops& ops) { ops.MatmulBackwardInput(a); });
     const kernels::MatmulBackwardInputArgs down = InputGradient(rows_, hidden_, inner_);
-    const kernels::GeluBackwardArgs gelu = {
+    const kernels::ActivationBackwardArgs gelu = {
         .dg = down.dx, .h = Inner(), .dh = down.dx, .rows = rows_, .columns = inner_};
-    Computes(
-        "MatmulBackwardInput, GeluBackward, second of feed-forward", Flops(rows_, inner_, hidden_),
-        [down, gelu](Ops& ops) { ops.RunChain({.input_gradient = down, .gelu_gradient = gelu}); });
+    Computes("MatmulBackwardInput, ActivateBackward, second of feed-forward",
+             Flops(rows_, inner_, hidden_), [down, gelu](Ops& ops) {
+               ops.RunChain({.input_gradient = down, .activation_gradient = gelu});
+             });
     const kernels::MatmulBackwardWeightArgs weight = {.dy = Inner(),
                                                       .x = States(),
                                                       .dw = arena_.Floats(inner_ * hidden_),
