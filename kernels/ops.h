@@ -227,14 +227,18 @@ struct GatedBackwardArgs {
   Activation function = Activation::kSilu;
 };
 
-// Rotary positions (Su et al. 2021), the pairs (d, d + D/2) of Hugging Face's llama, in place. Head
-// h of row n starts at x[n * stride + h * D]; the row's angles are table row (n mod T): D/2
-// cosines, then D/2 sines. inverse: the other way round, which is the gradient.
+// Rotary positions (Su et al. 2021), in place: the first R channels of each head are turned, in the
+// pairs (i, i + R/2) of Hugging Face's llama and GPT-NeoX, or (2i, 2i + 1) of GPT-J. Head h of row
+// n starts at x[n * stride + h * D]; the row's angles are table row (n mod T): R/2 cosines, then
+// R/2 sines. inverse: the other way round, which is the gradient.
 struct RotaryArgs {
   Values x;
-  const float* table;  // (T, D)
+  const float* table;  // (T, R)
   int64_t rows, tokens, stride, heads, head_dim;
+  int64_t rotary_dim = 0;    // R, even; 0: D
+  bool interleaved = false;  // the pairs (2i, 2i + 1)
   bool inverse = false;
+  int64_t turned() const { return rotary_dim == 0 ? head_dim : rotary_dim; }
 };
 
 // Attention: causal, or every query with all keys of its sequence. q, k, v: element (row, head*D +

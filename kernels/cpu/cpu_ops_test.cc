@@ -315,64 +315,6 @@ TEST_F(CpuOpsTest, RmsNormAndItsGradients) {
   }
 }
 
-// A turn and its inverse give back what was there; a turn is the formula's.
-TEST_F(CpuOpsTest, RotaryTurnsPairsOfChannels) {
-  const int64_t tokens = 5, heads = 3, head_dim = 12, stride = 50;
-  const int64_t rows = 2 * tokens;
-  const Floats table = Random(tokens * head_dim);
-  const Floats before = Random(rows * stride);
-  Floats x = before;
-  ops_->Rotary({.x = x.data(),
-                .table = table.data(),
-                .rows = rows,
-                .tokens = tokens,
-                .stride = stride,
-                .heads = heads,
-                .head_dim = head_dim,
-                .inverse = false});
-  for (int64_t row = 0; row < rows; ++row) {
-    for (int64_t c = 0; c < stride; ++c) {
-      const auto at = static_cast<size_t>(row * stride + c);
-      if (c >= heads * head_dim) {
-        ASSERT_EQ(x[at], before[at]) << "beyond the heads";
-        continue;
-      }
-      const int64_t channel = c % head_dim, half = head_dim / 2, i = channel % half;
-      const double cosine = table[static_cast<size_t>(row % tokens * head_dim + i)];
-      const double sine = table[static_cast<size_t>(row % tokens * head_dim + half + i)];
-      const double other = before[at + static_cast<size_t>(channel < half ? half : -half)];
-      const double expected = before[at] * cosine + (channel < half ? -other : other) * sine;
-      ASSERT_NEAR(x[at], expected, 2e-6) << row << " " << c;
-    }
-  }
-  Floats unit = table;  // a turn keeps lengths only where cos^2 + sin^2 = 1
-  for (int64_t t = 0; t < tokens; ++t) {
-    for (int64_t i = 0; i < head_dim / 2; ++i) {
-      unit[static_cast<size_t>(t * head_dim + i)] = std::cos(static_cast<float>(t * i));
-      unit[static_cast<size_t>(t * head_dim + head_dim / 2 + i)] =
-          std::sin(static_cast<float>(t * i));
-    }
-  }
-  x = before;
-  ops_->Rotary({.x = x.data(),
-                .table = unit.data(),
-                .rows = rows,
-                .tokens = tokens,
-                .stride = stride,
-                .heads = heads,
-                .head_dim = head_dim,
-                .inverse = false});
-  ops_->Rotary({.x = x.data(),
-                .table = unit.data(),
-                .rows = rows,
-                .tokens = tokens,
-                .stride = stride,
-                .heads = heads,
-                .head_dim = head_dim,
-                .inverse = true});
-  for (size_t i = 0; i < x.size(); ++i) ASSERT_NEAR(x[i], before[i], 1e-5);
-}
-
 // Over one rank and over three that share the vocabulary, the last of them with padding only.
 TEST_F(CpuOpsTest, CrossEntropyOverTensorRanks) {
   const int64_t rows = 7;

@@ -1,4 +1,4 @@
-// Gated activations and rotary positions: element-wise, so that nothing depends on how rows are
+// Gated activations: element-wise, so that nothing depends on how rows are
 // split.
 #include <algorithm>
 
@@ -58,31 +58,6 @@ void GatedBackwardRows(const GatedBackwardArgs& a, int64_t begin, int64_t end) {
                              HWY_ATTR { GatedBackwardRange<decltype(function)>(a, begin, end); });
 }
 
-void RotaryRows(const RotaryArgs& a, int64_t begin, int64_t end) {
-  const Tag d;
-  const int64_t half = a.head_dim / 2;
-  // The inverse of a rotation has the opposite sine, and is also its gradient.
-  const Vector sign = hn::Set(d, a.inverse ? -1.0f : 1.0f);
-  for (int64_t i = begin; i < end; ++i) {
-    // The table has one row for each position, cosines before sines.
-    const float* cosine = a.table + i % a.tokens * a.head_dim;
-    const float* sine = cosine + half;
-    for (int64_t head = 0; head < a.heads; ++head) {
-      // Pairs are half a head apart, as in Llama's weights from Hugging Face.
-      float* low = a.x + i * a.stride + head * a.head_dim;
-      float* high = low + half;
-      ForVectors(half, [&](auto load, auto store) HWY_ATTR {
-        const Vector c = load(cosine);
-        const Vector s = hn::Mul(load(sine), sign);
-        const Vector x = load(low);
-        const Vector y = load(high);
-        store(hn::NegMulAdd(y, s, hn::Mul(x, c)), low);
-        store(hn::MulAdd(x, s, hn::Mul(y, c)), high);
-      });
-    }
-  }
-}
-
 }  // namespace tercio::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
@@ -91,7 +66,6 @@ namespace tercio::kernels {
 
 HWY_EXPORT(GatedRows);
 HWY_EXPORT(GatedBackwardRows);
-HWY_EXPORT(RotaryRows);
 
 void GatedCpu(const GatedArgs& args, ThreadPool& pool) {
   OverRows(args.rows, args.columns, pool, [&](int64_t begin, int64_t end) {
@@ -102,12 +76,6 @@ void GatedCpu(const GatedArgs& args, ThreadPool& pool) {
 void GatedBackwardCpu(const GatedBackwardArgs& args, ThreadPool& pool) {
   OverRows(args.rows, args.columns, pool, [&](int64_t begin, int64_t end) {
     HWY_DYNAMIC_DISPATCH(GatedBackwardRows)(args, begin, end);
-  });
-}
-
-void RotaryCpu(const RotaryArgs& args, ThreadPool& pool) {
-  OverRows(args.rows, args.heads * args.head_dim, pool, [&](int64_t begin, int64_t end) {
-    HWY_DYNAMIC_DISPATCH(RotaryRows)(args, begin, end);
   });
 }
 

@@ -122,6 +122,18 @@ Values Silu(const Values& x) {
   return y;
 }
 
+Values Rotary(const Values& x, const Values& cosines, const Values& sines, bool neighbours) {
+  Values y = x;
+  const size_t half = cosines.size();
+  for (size_t i = 0; i < half; ++i) {
+    const size_t first = neighbours ? 2 * i : i;
+    const size_t second = neighbours ? 2 * i + 1 : i + half;
+    y[first] = x[first] * cosines[i] - x[second] * sines[i];
+    y[second] = x[first] * sines[i] + x[second] * cosines[i];
+  }
+  return y;
+}
+
 Values Attention(const Values& q, const Values& k, const Values& v, const Values& mask,
                  int64_t tokens, int64_t head_dim, int64_t length) {
   Values out(q.size());

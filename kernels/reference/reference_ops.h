@@ -31,6 +31,10 @@ Values Silu(const Values& x);
 Values Gated(const std::function<Values(const Values&)>& function, const Values& x, int64_t rows,
              int64_t columns);
 
+// The first cosines.size() + sines.size() channels of x, a head of one position, turned in pairs:
+// of neighbours, or of channels half of their number apart.
+Values Rotary(const Values& x, const Values& cosines, const Values& sines, bool neighbours);
+
 // q, k, v: (tokens, head_dim) of one head of one sequence; mask: multipliers of the probabilities
 // (tokens, tokens), empty for none. length 0: causal; else every query attends to the first
 // `length` keys.
