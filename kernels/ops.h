@@ -146,6 +146,7 @@ struct LayerNormArgs {
   int64_t rows, columns;
   float eps = 1e-5f;
   bool rms = false;  // RMSNorm (Zhang and Sennrich 2019): the mean counts as 0, and is stored as 0
+  bool unit_offset = false;  // 1 + weight in the place of weight, in fp32, as in Gemma
 };
 
 // dx (= or +=) gradient through the norm; dweight, dbias += leaf sums.
@@ -162,6 +163,7 @@ struct LayerNormBackwardArgs {
   int64_t rows_per_leaf;
   bool accumulate = false;
   bool rms = false;
+  bool unit_offset = false;
 };
 
 // out = residual + dropout(branch + bias). out may be residual.

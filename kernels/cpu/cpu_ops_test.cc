@@ -142,54 +142,6 @@ TEST_F(CpuOpsTest, WeightGradientsOfSeveralCallsEqualOne) {
   EXPECT_EQ(whole_bias, parts_bias);
 }
 
-TEST_F(CpuOpsTest, LayerNormAndItsGradients) {
-  for (const auto& [rows, columns] :
-       {std::pair<int64_t, int64_t>{1, 1}, {3, 7}, {5, 16}, {9, 33}, {4, 100}}) {
-    const Floats x = Random(rows * columns);
-    const Floats weight = Random(columns);
-    const Floats bias = Random(columns);
-    Floats y(x.size());
-    Floats mean(static_cast<size_t>(rows));
-    Floats rstd(static_cast<size_t>(rows));
-    ops_->LayerNorm({.x = x.data(),
-                     .weight = weight.data(),
-                     .bias = bias.data(),
-                     .y = y.data(),
-                     .mean = mean.data(),
-                     .rstd = rstd.data(),
-                     .rows = rows,
-                     .columns = columns,
-                     .eps = 1e-5f});
-    const auto norm = [&, r = rows, c = columns](const Values& in) {
-      return reference::LayerNorm(in, Exact(weight), Exact(bias), r, c, 1e-5);
-    };
-    ExpectRows(y, norm(Exact(x)), columns, 1e-6, "norm");
-    if (columns == 1) continue;  // its gradient is zero but for the epsilon
-    const Floats dy = Random(rows * columns);
-    Floats dx(x.size());
-    Floats dweight(static_cast<size_t>(columns), 0.0f);
-    Floats dbias(static_cast<size_t>(columns), 0.0f);
-    ops_->LayerNormBackward({.dy = dy.data(),
-                             .x = x.data(),
-                             .weight = weight.data(),
-                             .mean = mean.data(),
-                             .rstd = rstd.data(),
-                             .dx = dx.data(),
-                             .dweight = dweight.data(),
-                             .dbias = dbias.data(),
-                             .rows = rows,
-                             .columns = columns,
-                             .rows_per_leaf = rows,
-                             .accumulate = false});
-    ExpectRows(dx, reference::NumericGradient(norm, Exact(x), Exact(dy)), columns, 2e-6, "dx");
-    const auto by_weight = [&, r = rows, c = columns](const Values& w) {
-      return reference::LayerNorm(Exact(x), w, Exact(bias), r, c, 1e-5);
-    };
-    ExpectRows(dweight, reference::NumericGradient(by_weight, Exact(weight), Exact(dy)), columns,
-               2e-6, "dweight");
-  }
-}
-
 TEST_F(CpuOpsTest, GradientsOfNoRowsAreZero) {
   const Floats before = Random(6);
   for (const bool accumulate : {false, true}) {
@@ -263,55 +215,6 @@ TEST_F(CpuOpsTest, TypesAreAddedToPositions) {
       if (type == 1) ones += x[n * columns + c];
     }
     EXPECT_EQ(gradient[columns + c], ones);
-  }
-}
-
-TEST_F(CpuOpsTest, RmsNormAndItsGradients) {
-  for (const int64_t columns : {1, 7, 64, 300}) {
-    const int64_t rows = 3;
-    const Floats x = Random(rows * columns);
-    const Floats weight = Random(columns);
-    Floats y(x.size()), mean(3, 9.0f), rstd(3);
-    LayerNormArgs args{.x = x.data(),
-                       .weight = weight.data(),
-                       .bias = nullptr,
-                       .y = y.data(),
-                       .mean = mean.data(),
-                       .rstd = rstd.data(),
-                       .rows = rows,
-                       .columns = columns};
-    args.eps = 1e-6f;
-    args.rms = true;
-    ops_->LayerNorm(args);
-    const auto norm = [&](const Values& values, const Values& w) {
-      return reference::RmsNorm(values, w, rows, columns, 1e-6);
-    };
-    ExpectRows(y, norm(Exact(x), Exact(weight)), columns, 1e-6, "norm");
-    EXPECT_EQ(mean, (Floats{0, 0, 0}));
-    if (columns == 1) continue;  // its gradient is zero but for the epsilon
-    const Floats dy = Random(rows * columns);
-    Floats dx(x.size()), dweight(static_cast<size_t>(columns));
-    LayerNormBackwardArgs back{.dy = dy.data(),
-                               .x = x.data(),
-                               .weight = weight.data(),
-                               .mean = mean.data(),
-                               .rstd = rstd.data(),
-                               .dx = dx.data(),
-                               .dweight = dweight.data(),
-                               .dbias = nullptr,
-                               .rows = rows,
-                               .columns = columns,
-                               .rows_per_leaf = rows};
-    back.rms = true;
-    ops_->LayerNormBackward(back);
-    ExpectRows(dx,
-               reference::NumericGradient([&](const Values& v) { return norm(v, Exact(weight)); },
-                                          Exact(x), Exact(dy)),
-               rows * columns, 2e-6, "dx");
-    ExpectRows(dweight,
-               reference::NumericGradient([&](const Values& w) { return norm(Exact(x), w); },
-                                          Exact(weight), Exact(dy)),
-               columns, 2e-6, "dweight");
   }
 }
 

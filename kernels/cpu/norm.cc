@@ -25,6 +25,11 @@ inline constexpr int64_t kColumnChunk = 64;
 HWY_BEFORE_NAMESPACE();
 namespace tercio::kernels::HWY_NAMESPACE {
 
+// What a norm multiplies with. Without an offset the weight keeps its bits.
+HWY_INLINE Vector Factor(Vector weight, bool unit_offset) {
+  return unit_offset ? hn::Add(weight, hn::Set(Tag(), 1.0f)) : weight;
+}
+
 // y = (x - mean) * rstd * weight + bias for one row; mean and variance in two passes of fixed
 // order.
 void NormRow(const LayerNormArgs& a, const float* x, float* y, float* mean_out, float* rstd_out) {
@@ -47,7 +52,7 @@ void NormRow(const LayerNormArgs& a, const float* x, float* y, float* mean_out, 
   *mean_out = mean;
   *rstd_out = rstd;
   ForVectors(a.columns, [&](auto load, auto store) HWY_ATTR {
-    const Vector n = hn::Mul(hn::Mul(hn::Sub(load(x), m), r), load(weight));
+    const Vector n = hn::Mul(hn::Mul(hn::Sub(load(x), m), r), Factor(load(weight), a.unit_offset));
     store(bias == nullptr ? n : hn::Add(n, load(bias)), y);
   });
   RoundRow(y, a.columns, a.y.format());
@@ -72,17 +77,17 @@ void LayerNormBackwardRows(const LayerNormBackwardArgs& a, int64_t begin, int64_
     const Vector rstd = hn::Set(d, a.rstd[i]);
     // RMSNorm subtracts no mean, so its gradient has no such term.
     const float sum_h = a.rms ? 0.0f : SumRow(a.columns, [&](auto load) HWY_ATTR {
-      return hn::Mul(load(dy), load(weight));
+      return hn::Mul(load(dy), Factor(load(weight), a.unit_offset));
     });
     const float sum_hn = SumRow(a.columns, [&](auto load) HWY_ATTR {
       const Vector n = hn::Mul(hn::Sub(load(x), mean), rstd);
-      return hn::Mul(hn::Mul(load(dy), load(weight)), n);
+      return hn::Mul(hn::Mul(load(dy), Factor(load(weight), a.unit_offset)), n);
     });
     const Vector mean_h = hn::Set(d, sum_h / a.columns);
     const Vector mean_hn = hn::Set(d, sum_hn / a.columns);
     ForVectors(a.columns, [&](auto load, auto store) HWY_ATTR {
       const Vector n = hn::Mul(hn::Sub(load(x), mean), rstd);
-      const Vector h = hn::Mul(load(dy), load(weight));
+      const Vector h = hn::Mul(load(dy), Factor(load(weight), a.unit_offset));
       const Vector g = hn::Mul(rstd, hn::NegMulAdd(n, mean_hn, hn::Sub(h, mean_h)));
       // With accumulate the gradient of another path is there already.
       store(a.accumulate ? hn::Add(load(dx), g) : g, dx);

@@ -18,6 +18,10 @@ namespace {
 constexpr Format kFormats[] = {Format::kFloat32, Format::kBfloat16, Format::kFloat16};
 constexpr Activation kFunctions[] = {Activation::kGeluTanh, Activation::kGelu, Activation::kRelu,
                                      Activation::kSilu};
+struct NormKind {
+  bool rms, unit_offset;
+};
+constexpr NormKind kNorms[] = {{false, false}, {true, false}, {false, true}, {true, true}};
 constexpr double kNear = 2e-6;
 constexpr int kNone = Bound::kNone;
 
@@ -70,7 +74,8 @@ class CudaOpsTest : public BothBackendsTest {
                                .dbias = nullptr,
                                .rows = 1,
                                .columns = columns,
-                               .rows_per_leaf = 1});
+                               .rows_per_leaf = 1,
+                               .unit_offset = format == Format::kFloat16});
       } else {
         ops.LayerNorm({.x = t.values(x),
                        .weight = t.values(weight),
@@ -88,7 +93,7 @@ class CudaOpsTest : public BothBackendsTest {
 TEST_F(CudaOpsTest, LayerNorm) {
   for (const Format format : kFormats) {
     for (const auto& [rows, columns] : kShapes) {
-      for (const bool rms : {false, true}) {
+      for (const auto& [rms, unit_offset] : kNorms) {
         Begin(format, NameOf("LayerNorm", rows, columns));
         const int x = AddValues("x", rows * columns, columns, 1, 0.5);
         const int weight = AddValues("weight", columns);
@@ -98,7 +103,7 @@ TEST_F(CudaOpsTest, LayerNorm) {
         const int rstd = AddFloats("rstd", rows);
         // A row of two nearly equal numbers has a large 1 / deviation, and its error with it.
         Near(columns < 3 ? 1e-3 : kNear, {y, mean, rstd});
-        Check([&](Ops& ops, const Bound& t) {
+        Check([&, rms = rms, unit_offset = unit_offset](Ops& ops, const Bound& t) {
           ops.LayerNorm({.x = t.values(x),
                          .weight = t.values(weight),
                          .bias = t.values(bias),
@@ -108,7 +113,8 @@ TEST_F(CudaOpsTest, LayerNorm) {
                          .rows = rows,
                          .columns = columns,
                          .eps = 1e-5f,
-                         .rms = rms});
+                         .rms = rms,
+                         .unit_offset = unit_offset});
         });
       }
     }
@@ -118,7 +124,7 @@ TEST_F(CudaOpsTest, LayerNorm) {
 TEST_F(CudaOpsTest, LayerNormBackward) {
   for (const Format format : kFormats) {
     for (const auto& [rows, columns] : {Shape{1, 5}, {3, 64}, {33, 40}, {70, 257}, {520, 12}}) {
-      for (const bool rms : {false, true}) {
+      for (const auto& [rms, unit_offset] : kNorms) {
         const bool accumulate = rms;
         Begin(format, NameOf("LayerNormBackward", rows, columns));
         const int dy = AddValues("dy", rows * columns);
@@ -130,7 +136,7 @@ TEST_F(CudaOpsTest, LayerNormBackward) {
         const int dweight = AddFloats("dweight", columns);
         const int dbias = rms ? kNone : AddFloats("dbias", columns);
         Near(kNear, {dx, dweight, dbias});
-        Check([&](Ops& ops, const Bound& t) {
+        Check([&, rms = rms, unit_offset = unit_offset](Ops& ops, const Bound& t) {
           ops.LayerNormBackward({.dy = t.values(dy),
                                  .x = t.values(x),
                                  .weight = t.values(weight),
@@ -143,7 +149,8 @@ TEST_F(CudaOpsTest, LayerNormBackward) {
                                  .columns = columns,
                                  .rows_per_leaf = rows,
                                  .accumulate = accumulate,
-                                 .rms = rms});
+                                 .rms = rms,
+                                 .unit_offset = unit_offset});
         });
       }
     }

@@ -354,13 +354,13 @@ TEST_F(ChainsOfEightBits, Norms) {
   for (const bool rms : {false, true}) {
     ExpectOnePass("norm", Format::kE4m3, [rms](const Bound& t, const ChainTensors& ids) {
       Chain chain{.norm = NormOf(t, ids)};
-      chain.norm->rms = rms;
+      chain.norm->rms = chain.norm->unit_offset = rms;
       return chain;
     });
     ExpectOnePass("residual and norm", Format::kE4m3,
                   [rms](const Bound& t, const ChainTensors& ids) {
                     Chain chain{.residual = ResidualOf(t, ids), .norm = NormOf(t, ids)};
-                    chain.norm->rms = rms;
+                    chain.norm->rms = chain.norm->unit_offset = rms;
                     return chain;
                   });
   }
