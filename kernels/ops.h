@@ -166,6 +166,30 @@ struct LayerNormBackwardArgs {
   bool unit_offset = false;
 };
 
+// RMSNorm of each head of queries and keys (Qwen3): head h of row n, which starts at
+// x[n * stride + h * D], likewise in y, is multiplied with rstd of its own and weight. y may be x.
+struct HeadNormArgs {
+  ConstValues x;
+  ConstValues weight;  // (D)
+  Values y;
+  float* rstd;  // (N, heads)
+  int64_t rows, heads, head_dim, stride;
+  float eps = 1e-6f;
+};
+
+// dx = gradient through the norm, dweight += leaf sums, of a row over its heads in ascending order.
+// dy and dx have x's stride; dx may be dy.
+struct HeadNormBackwardArgs {
+  ConstValues dy;
+  ConstValues x;
+  ConstValues weight;
+  const float* rstd;
+  Values dx;
+  float* dweight;  // (D)
+  int64_t rows, heads, head_dim, stride;
+  int64_t rows_per_leaf;
+};
+
 // out = residual + dropout(branch + bias). out may be residual.
 struct ResidualArgs {
   ConstValues residual;
@@ -500,6 +524,8 @@ class Ops {
   virtual void ScaledMatmul(const ScaledMatmulArgs& args) = 0;
   virtual void LayerNorm(const LayerNormArgs& args) = 0;
   virtual void LayerNormBackward(const LayerNormBackwardArgs& args) = 0;
+  virtual void HeadNorm(const HeadNormArgs& args) = 0;
+  virtual void HeadNormBackward(const HeadNormBackwardArgs& args) = 0;
   virtual void Residual(const ResidualArgs& args) = 0;
   virtual void ResidualBackward(const ResidualBackwardArgs& args) = 0;
   virtual void Activate(const ActivationArgs& args) = 0;

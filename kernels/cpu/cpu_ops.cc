@@ -108,6 +108,12 @@ class CpuOps : public Ops {
     // Kernels that read a row several times leave its rounding to the end.
     Round(a.dx, a.rows * a.columns);
   }
+  void HeadNorm(const HeadNormArgs& a) override { HeadNormCpu(a, pool_); }
+  void HeadNormBackward(const HeadNormBackwardArgs& a) override {
+    HeadNormBackwardCpu(a, pool_);
+    RoundRowsCpu({.x = a.dx, .rows = a.rows, .columns = a.heads * a.head_dim, .stride = a.stride},
+                 pool_);
+  }
   void Residual(const ResidualArgs& a) override { ResidualCpu(a, nullptr, pool_); }
   void ResidualBackward(const ResidualBackwardArgs& a) override {
     ResidualBackwardCpu(a, pool_);

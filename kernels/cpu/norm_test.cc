@@ -1,5 +1,6 @@
 // Norms on the CPU against the double-precision reference, and their gradients against finite
 // differences.
+#include <algorithm>
 #include <cstdint>
 #include <utility>
 #include <vector>
@@ -155,6 +156,111 @@ TEST_F(CpuOpsTest, NormsWithAnOffsetAreThoseOfGreaterWeights) {
     };
     EXPECT_TRUE(run(weight, true) == run(greater, false));
     EXPECT_FALSE(run(weight, true) == run(weight, false));
+  }
+}
+
+struct HeadNormCase {
+  int64_t rows, heads, head_dim;
+  int64_t stride() const { return heads * head_dim + 5; }
+};
+
+struct HeadNormRun {
+  Floats y, rstd, dx, dweight;
+  bool operator==(const HeadNormRun&) const = default;
+};
+
+struct HeadNormInputs {
+  Floats x, dy, weight;
+};
+
+// Rows [begin, end), whose weight gradient is added to `run`'s.
+void RunHeadNorm(Ops& ops, const HeadNormCase& c, const HeadNormInputs& in, int64_t leaf,
+                 int64_t begin, int64_t end, HeadNormRun& run) {
+  const int64_t at = begin * c.stride();
+  ops.HeadNorm({.x = in.x.data() + at,
+                .weight = in.weight.data(),
+                .y = run.y.data() + at,
+                .rstd = run.rstd.data() + begin * c.heads,
+                .rows = end - begin,
+                .heads = c.heads,
+                .head_dim = c.head_dim,
+                .stride = c.stride(),
+                .eps = 1e-6f});
+  // The gradient comes in dx.
+  std::copy_n(in.dy.begin() + at, (end - begin) * c.stride(), run.dx.begin() + at);
+  ops.HeadNormBackward({.dy = run.dx.data() + at,
+                        .x = in.x.data() + at,
+                        .weight = in.weight.data(),
+                        .rstd = run.rstd.data() + begin * c.heads,
+                        .dx = run.dx.data() + at,
+                        .dweight = run.dweight.data(),
+                        .rows = end - begin,
+                        .heads = c.heads,
+                        .head_dim = c.head_dim,
+                        .stride = c.stride(),
+                        .rows_per_leaf = leaf});
+}
+
+HeadNormRun EmptyRun(const HeadNormCase& c) {
+  const auto values = static_cast<size_t>(c.rows * c.stride());
+  return {Floats(values, 7.0f), Floats(static_cast<size_t>(c.rows * c.heads)), Floats(values, 7.0f),
+          Floats(static_cast<size_t>(c.head_dim))};
+}
+
+// The heads of all rows, one after the other.
+Values Heads(const Floats& from, const HeadNormCase& c) {
+  Values heads;
+  for (int64_t row = 0; row < c.rows; ++row) {
+    const auto at = from.begin() + row * c.stride();
+    heads.insert(heads.end(), at, at + c.heads * c.head_dim);
+  }
+  return heads;
+}
+
+TEST_F(CpuOpsTest, NormsOfHeadsAndTheirGradients) {
+  for (const HeadNormCase& c : {HeadNormCase{1, 1, 2}, {5, 3, 8}, {4, 2, 33}, {3, 4, 64}}) {
+    const HeadNormInputs in{Random(c.rows * c.stride()), Random(c.rows * c.stride()),
+                            Random(c.head_dim)};
+    HeadNormRun run = EmptyRun(c);
+    RunHeadNorm(*ops_, c, in, c.rows, 0, c.rows, run);
+    const auto norm = [&](const Values& x, const Values& weight) {
+      return reference::RmsNorm(x, weight, c.rows * c.heads, c.head_dim, 1e-6);
+    };
+    const auto floats = [](const Values& values) { return Floats(values.begin(), values.end()); };
+    const Values x = Heads(in.x, c), dy = Heads(in.dy, c), weight = Exact(in.weight);
+    ExpectRows(floats(Heads(run.y, c)), norm(x, weight), c.head_dim, 1e-6, "norm");
+    ExpectRows(
+        floats(Heads(run.dx, c)),
+        reference::NumericGradient([&](const Values& at) { return norm(at, weight); }, x, dy),
+        c.rows * c.heads * c.head_dim, 2e-6, "dx");
+    ExpectRows(
+        run.dweight,
+        reference::NumericGradient([&](const Values& at) { return norm(x, at); }, weight, dy),
+        c.head_dim, 2e-6, "dweight");
+    for (int64_t row = 0; row < c.rows; ++row) {
+      for (int64_t i = c.heads * c.head_dim; i < c.stride(); ++i) {
+        const auto at = static_cast<size_t>(row * c.stride() + i);
+        ASSERT_EQ(run.y[at], 7) << "beyond the heads";
+        ASSERT_EQ(run.dx[at], in.dy[at]) << "beyond the heads";
+      }
+    }
+  }
+}
+
+TEST_F(CpuOpsTest, NormsOfHeadsHaveTheSameBitsForAnyNumberOfRowsAndThreads) {
+  const int64_t leaf = 300;  // two pieces each
+  const HeadNormCase c{3 * leaf, 3, 40};
+  const HeadNormInputs in{Random(c.rows * c.stride()), Random(c.rows * c.stride()),
+                          Random(c.head_dim)};
+  HeadNormRun whole = EmptyRun(c);
+  RunHeadNorm(*ops_, c, in, leaf, 0, c.rows, whole);
+  for (const int threads : {1, 3}) {
+    const auto other = CreateCpuOps(threads);
+    HeadNormRun parts = EmptyRun(c);
+    for (int64_t i = 0; i < 3; ++i) {
+      RunHeadNorm(*other, c, in, leaf, i * leaf, (i + 1) * leaf, parts);
+    }
+    EXPECT_TRUE(parts == whole) << threads;
   }
 }
 

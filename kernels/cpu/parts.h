@@ -42,6 +42,8 @@ void DropoutMultipliers(const Dropout& dropout, const DropoutSpan& span, float* 
 
 void LayerNormCpu(const LayerNormArgs& args, ThreadPool& pool);
 void LayerNormBackwardCpu(const LayerNormBackwardArgs& args, ThreadPool& pool);
+void HeadNormCpu(const HeadNormArgs& args, ThreadPool& pool);
+void HeadNormBackwardCpu(const HeadNormBackwardArgs& args, ThreadPool& pool);
 void ResidualCpu(const ResidualArgs& args, const LayerNormArgs* norm, ThreadPool& pool);
 void ResidualBackwardCpu(const ResidualBackwardArgs& args, ThreadPool& pool);
 

@@ -241,6 +241,31 @@ TEST_F(RoundedResults, OfNormsAndResiduals) {
                              .columns = kColumns,
                              .rows_per_leaf = kRows});
   });
+  Expect("norm of heads", [&](Values out) {
+    ops_->HeadNorm({.x = x_.data(),
+                    .weight = weight_.data(),
+                    .y = out,
+                    .rstd = rstd_,
+                    .rows = kRows,
+                    .heads = 1,
+                    .head_dim = kColumns,
+                    .stride = kColumns});
+  });
+  std::fill_n(rstd_, kRows, 1.5f);
+  Expect("its gradient", [&](Values out) {
+    std::vector<float> gradient(kColumns);
+    ops_->HeadNormBackward({.dy = other_,
+                            .x = x_.data(),
+                            .weight = weight_.data(),
+                            .rstd = rstd_,
+                            .dx = out,
+                            .dweight = gradient.data(),
+                            .rows = kRows,
+                            .heads = 1,
+                            .head_dim = kColumns,
+                            .stride = kColumns,
+                            .rows_per_leaf = kRows});
+  });
   Expect("residual", [&](Values out) {
     ops_->Residual({.residual = x_.data(),
                     .branch = other_,

@@ -117,6 +117,12 @@ class CudaOps : public Ops {
   void LayerNormBackward(const LayerNormBackwardArgs& a) override {
     Run("LayerNormBackward", [&] { LayerNormBackwardCuda(a, context_); });
   }
+  void HeadNorm(const HeadNormArgs& a) override {
+    Run("HeadNorm", [&] { HeadNormCuda(a, context_); });
+  }
+  void HeadNormBackward(const HeadNormBackwardArgs& a) override {
+    Run("HeadNormBackward", [&] { HeadNormBackwardCuda(a, context_); });
+  }
   void Residual(const ResidualArgs& a) override {
     Run("Residual", [&] { ResidualCuda(a, context_); });
   }

@@ -327,43 +327,6 @@ TEST_F(CudaOpsTest, Tanh) {
   }
 }
 
-TEST_F(CudaOpsTest, Rotary) {
-  for (const Format format : kFormats) {
-    for (const auto& [head_dim, turned] : {std::pair<int64_t, int64_t>{2, 0},
-                                           {6, 0},
-                                           {16, 0},
-                                           {64, 64},
-                                           {64, 32},
-                                           {80, 32},
-                                           {20, 8},
-                                           {24, 14}}) {
-      for (const bool interleaved : {false, true}) {
-        for (const bool inverse : {false, true}) {
-          const int64_t rows = 21;
-          const int64_t tokens = 7;
-          const int64_t heads = 3;
-          const int64_t stride = heads * head_dim + (inverse ? 5 : 16);
-          Begin(format, NameOf("Rotary", rows, head_dim));
-          const int x = AddValues("x", rows * stride);
-          const int table = AddFloats("table", tokens * (turned == 0 ? head_dim : turned));
-          Check([&, head_dim = head_dim, turned = turned](Ops& ops, const Bound& t) {
-            ops.Rotary({.x = t.values(x),
-                        .table = t.floats(table),
-                        .rows = rows,
-                        .tokens = tokens,
-                        .stride = stride,
-                        .heads = heads,
-                        .head_dim = head_dim,
-                        .rotary_dim = turned,
-                        .interleaved = interleaved,
-                        .inverse = inverse});
-          });
-        }
-      }
-    }
-  }
-}
-
 TEST_F(CudaOpsTest, Embedding) {
   for (const Format format : kFormats) {
     // The last but one takes several rounds of the search, with and without hits, and the last one

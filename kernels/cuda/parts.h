@@ -36,6 +36,9 @@ bool LayerNormCuda(const LayerNormArgs& args, const ResidualArgs* residual,
                    const QuantizeArgs* quantize, const CudaContext& context);
 void LayerNormBackwardCuda(const LayerNormBackwardArgs& args, const CudaContext& context);
 
+void HeadNormCuda(const HeadNormArgs& args, const CudaContext& context);
+void HeadNormBackwardCuda(const HeadNormBackwardArgs& args, const CudaContext& context);
+
 void ResidualCuda(const ResidualArgs& args, const CudaContext& context);
 void ResidualBackwardCuda(const ResidualBackwardArgs& args, const CudaContext& context);
 // out[c] = or += the sum of value[row, c].
