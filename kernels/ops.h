@@ -19,6 +19,7 @@
 // asks.
 #pragma once
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -269,10 +270,10 @@ struct RotaryArgs {
 
 // Attention: causal, or every query with all keys of its sequence. q, k, v: element (row, head*D +
 // d) at pointer[row * stride + head*D + d]. k and v have H / group heads; query head h uses theirs
-// number h / group (Ainslie et al. 2023). s[i,j] = q_i . k_j / sqrt(D), j <= i, or j < length of
-// the sequence where not causal; p = softmax(s); out_i = sum_j dropout(p)[i,j] v_j. lse (sequences,
-// H, T): log sum exp of s[i,:]. Attention dropout is keyed by the global head first_head + head,
-// query position and key position.
+// number h / group (Ainslie et al. 2023). s[i,j] = q_i . k_j * scale, with a soft cap (Gemma 2) cap
+// * tanh of that / cap; i - window < j <= i, or j < length of the sequence where not causal; p =
+// softmax(s); out_i = sum_j dropout(p)[i,j] v_j. lse (sequences, H, T): log sum exp of s[i,:].
+// Attention dropout is keyed by the global head first_head + head, query position and key position.
 struct AttentionArgs {
   ConstValues q;
   ConstValues k;
@@ -286,6 +287,9 @@ struct AttentionArgs {
   int64_t first_head = 0;
   bool causal = true;
   const int32_t* lengths = nullptr;  // (sequences), each in [1, T], where not causal; null: all T
+  float scale = 0;                   // 0: 1 / sqrt(D)
+  float softcap = 0;                 // 0: none
+  int64_t window = 0;  // keys that a query sees, its own included (causal only); 0: all
   Dropout dropout;
   // AttentionScratch(...) elements (cpu/attention_scratch.h), for backends without a workspace.
   float* scratch;
@@ -308,9 +312,19 @@ struct AttentionBackwardArgs {
   int64_t first_head = 0;
   bool causal = true;
   const int32_t* lengths = nullptr;
+  float scale = 0;
+  float softcap = 0;
+  int64_t window = 0;
   Dropout dropout;
   float* scratch;
 };
+
+// What scores are multiplied with.
+template <typename Args>
+float ScaleOf(const Args& attention) {
+  if (attention.scale != 0) return attention.scale;
+  return 1.0f / std::sqrt(static_cast<float>(attention.head_dim));
+}
 
 // out[n] = weight[token[n] - vocabulary_begin] for tokens in [begin, begin + rows), zeros for
 // others.

@@ -135,32 +135,38 @@ Values Rotary(const Values& x, const Values& cosines, const Values& sines, bool 
 }
 
 Values Attention(const Values& q, const Values& k, const Values& v, const Values& mask,
-                 int64_t tokens, int64_t head_dim, int64_t length) {
+                 int64_t tokens, int64_t head_dim, int64_t length, const ScoreOptions& options) {
+  const double scale =
+      options.scale == 0 ? 1 / std::sqrt(static_cast<double>(head_dim)) : options.scale;
   Values out(q.size());
   for (int64_t i = 0; i < tokens; ++i) {
     Values p;
     // Any score is above this, so the first key sets the maximum.
     double largest = -1e300;
-    // A causal query sees the keys up to itself.
+    // A causal query sees the keys up to itself, of which a window has the last.
     const int64_t keys = length > 0 ? length : i + 1;
-    for (int64_t j = 0; j < keys; ++j) {
+    const int64_t begin = options.window > 0 ? std::max<int64_t>(0, keys - options.window) : 0;
+    for (int64_t j = begin; j < keys; ++j) {
       double score = 0;
       for (int64_t d = 0; d < head_dim; ++d) {
         score +=
             q[static_cast<size_t>(i * head_dim + d)] * k[static_cast<size_t>(j * head_dim + d)];
       }
-      p.push_back(score / std::sqrt(static_cast<double>(head_dim)));
+      score *= scale;
+      if (options.softcap > 0) score = options.softcap * std::tanh(score / options.softcap);
+      p.push_back(score);
       largest = std::max(largest, p.back());
     }
     double sum = 0;
     // With the maximum subtracted no exponential overflows.
     for (double& score : p) sum += score = std::exp(score - largest);
-    for (int64_t j = 0; j < keys; ++j) {
+    for (int64_t j = begin; j < keys; ++j) {
       // The multipliers apply to probabilities that already sum to 1, as in training with dropout.
       const double keep = mask.empty() ? 1 : mask[static_cast<size_t>(i * tokens + j)];
       for (int64_t d = 0; d < head_dim; ++d) {
-        out[static_cast<size_t>(i * head_dim + d)] +=
-            p[static_cast<size_t>(j)] / sum * keep * v[static_cast<size_t>(j * head_dim + d)];
+        out[static_cast<size_t>(i * head_dim + d)] += p[static_cast<size_t>(j - begin)] / sum *
+                                                      keep *
+                                                      v[static_cast<size_t>(j * head_dim + d)];
       }
     }
   }

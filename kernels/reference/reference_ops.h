@@ -35,11 +35,17 @@ Values Gated(const std::function<Values(const Values&)>& function, const Values&
 // of neighbours, or of channels half of their number apart.
 Values Rotary(const Values& x, const Values& cosines, const Values& sines, bool neighbours);
 
+// Scores of attention: 0 for 1 / sqrt(head_dim), no cap, and no window.
+struct ScoreOptions {
+  double scale = 0, softcap = 0;
+  int64_t window = 0;
+};
 // q, k, v: (tokens, head_dim) of one head of one sequence; mask: multipliers of the probabilities
 // (tokens, tokens), empty for none. length 0: causal; else every query attends to the first
 // `length` keys.
 Values Attention(const Values& q, const Values& k, const Values& v, const Values& mask,
-                 int64_t tokens, int64_t head_dim, int64_t length = 0);
+                 int64_t tokens, int64_t head_dim, int64_t length = 0,
+                 const ScoreOptions& options = {});
 
 // Sum over rows of log-sum-exp minus the weighted logits: 1 - smoothing for the target, the rest
 // shared by all columns.
