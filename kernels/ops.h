@@ -326,23 +326,25 @@ float ScaleOf(const Args& attention) {
   return 1.0f / std::sqrt(static_cast<float>(attention.head_dim));
 }
 
-// out[n] = weight[token[n] - vocabulary_begin] for tokens in [begin, begin + rows), zeros for
-// others.
+// out[n] = scale * weight[token[n] - vocabulary_begin] for tokens in [begin, begin + rows), zeros
+// for others. Gemma's scale is sqrt(C), rounded to the format by the caller.
 struct EmbeddingArgs {
   const int32_t* tokens;  // (N)
   ConstValues weight;     // (rows, C)
   Values out;             // (N,C)
   int64_t count, columns;
   int64_t vocabulary_begin, vocabulary_rows;
+  float scale = 1;
 };
 
-// dweight[token[n] - begin] += dx[n], n ascending; others are skipped.
+// dweight[token[n] - begin] += dx[n] * scale, n ascending; others are skipped.
 struct EmbeddingBackwardArgs {
   const int32_t* tokens;
   ConstValues dx;
   float* dweight;
   int64_t count, columns;
   int64_t vocabulary_begin, vocabulary_rows;
+  float scale = 1;
 };
 
 // x[n] = dropout(x[n] + weight[(first_row + n) mod T] + type_weight[type[n]])

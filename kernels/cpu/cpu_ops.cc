@@ -159,7 +159,7 @@ class CpuOps : public Ops {
   void Embedding(const EmbeddingArgs& a) override {
     EmbeddingCpu(a, pool_);
     // Rows that are copied in their own format are rounded already.
-    if (a.out.format() != a.weight.format()) Round(a.out, a.count * a.columns);
+    if (a.out.format() != a.weight.format() || a.scale != 1) Round(a.out, a.count * a.columns);
   }
   void EmbeddingBackward(const EmbeddingBackwardArgs& a) override {
     EmbeddingBackwardCpu(a, pool_);

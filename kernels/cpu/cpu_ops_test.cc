@@ -364,6 +364,39 @@ TEST_F(CpuOpsTest, EmbeddingsAndTheirGradients) {
   }
 }
 
+// Gemma's: what is looked up is multiplied, and so is the gradient.
+TEST_F(CpuOpsTest, EmbeddingsAreScaled) {
+  const int64_t columns = 70;
+  const std::vector<int32_t> tokens = {3, 0, 3};
+  const Floats weight = Random(4 * columns);
+  const Floats dx = Random(3 * columns);
+  Floats out(dx.size());
+  ops_->Embedding({.tokens = tokens.data(),
+                   .weight = weight.data(),
+                   .out = out.data(),
+                   .count = 3,
+                   .columns = columns,
+                   .vocabulary_begin = 0,
+                   .vocabulary_rows = 4,
+                   .scale = 5.5f});
+  Floats dweight(weight.size());
+  ops_->EmbeddingBackward({.tokens = tokens.data(),
+                           .dx = dx.data(),
+                           .dweight = dweight.data(),
+                           .count = 3,
+                           .columns = columns,
+                           .vocabulary_begin = 0,
+                           .vocabulary_rows = 4,
+                           .scale = 5.5f});
+  for (size_t c = 0; c < static_cast<size_t>(columns); ++c) {
+    const size_t row = static_cast<size_t>(columns);
+    EXPECT_EQ(out[c], weight[3 * row + c] * 5.5f);
+    EXPECT_EQ(out[row + c], weight[c] * 5.5f);
+    EXPECT_EQ(dweight[3 * row + c], dx[c] * 5.5f + dx[2 * row + c] * 5.5f);
+    EXPECT_EQ(dweight[row + c], 0);
+  }
+}
+
 TEST_F(CpuOpsTest, AdamWFollowsItsFormula) {
   for (const int64_t count : {1, 16, 37}) {
     Floats parameter = Random(count);

@@ -336,6 +336,20 @@ TEST_F(RoundedResults, OfLookupsAndSums) {
                      .vocabulary_begin = 0,
                      .vocabulary_rows = kRows});
   });
+  // Numbers of all formats, whose products with a third are of none: rows in the result's own
+  // format are rounded, too.
+  std::vector<float> weight(kCount);
+  for (size_t i = 0; i < weight.size(); ++i) weight[i] = static_cast<float>(i % 50) / 16;
+  Expect("scaled embedding", [&](Values out) {
+    ops_->Embedding({.tokens = order_.data(),
+                     .weight = Values(weight.data(), out.format()),
+                     .out = out,
+                     .count = kRows,
+                     .columns = kColumns,
+                     .vocabulary_begin = 0,
+                     .vocabulary_rows = kRows,
+                     .scale = 1.0f / 3});
+  });
   Expect("positions", [&](Values out) {
     ops_->Zero(out, kCount);
     ops_->PositionEmbedding(

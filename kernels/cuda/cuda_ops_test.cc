@@ -332,7 +332,8 @@ TEST_F(CudaOpsTest, Embedding) {
     // The last but one takes several rounds of the search, with and without hits, and the last one
     // several blocks of columns.
     for (const auto& [rows, columns] :
-         {Shape{1, 5}, {40, 16}, {300, 33}, {5, 530}, {1700, 24}, {9, 1100}}) {
+         {Shape{1, 5}, {40, 16}, {301, 33}, {5, 530}, {1700, 24}, {9, 1100}}) {
+      const float scale = rows % 2 == 0 ? 1.0f : 5.5f;
       Begin(format, NameOf("Embedding", rows, columns));
       const int tokens = AddInts("tokens", rows, 0, 40);
       // One that is far from all others of its kind, at both ends.
@@ -353,14 +354,16 @@ TEST_F(CudaOpsTest, Embedding) {
                        .count = rows,
                        .columns = columns,
                        .vocabulary_begin = 5,
-                       .vocabulary_rows = 30});
+                       .vocabulary_rows = 30,
+                       .scale = scale});
         ops.EmbeddingBackward({.tokens = t.ints(tokens),
                                .dx = t.values(out),
                                .dweight = t.floats(dweight),
                                .count = rows,
                                .columns = columns,
                                .vocabulary_begin = 5,
-                               .vocabulary_rows = 30});
+                               .vocabulary_rows = 30,
+                               .scale = scale});
       });
     }
   }
