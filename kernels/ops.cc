@@ -47,7 +47,8 @@ void Ops::CrossEntropy(const CrossEntropyArgs& a) {
                         .stride = a.stride,
                         .vocabulary_begin = 0,
                         .scale = a.scale,
-                        .smoothing = a.smoothing});
+                        .smoothing = a.smoothing,
+                        .softcap = a.softcap});
 }
 
 }  // namespace tercio::kernels

@@ -401,6 +401,13 @@ struct TanhBackwardArgs {
   int64_t count;
 };
 
+// x = cap * tanh(x / cap), in place: the soft cap of logits (Gemma 2).
+struct SoftCapArgs {
+  Values x;
+  int64_t count;
+  float cap;
+};
+
 // Label smoothing (Szegedy et al. 2016): a target keeps 1 - amount of its weight, and all
 // `vocabulary` tokens of the model share the rest.
 struct LabelSmoothing {
@@ -433,7 +440,8 @@ struct CrossEntropyCombineArgs {
 };
 
 // logits[r,c] = (exp(logits[r,c] - lse[r]) - weight of c) * scale in place, weight = (1 - amount)
-// [c is the target] + amount / vocabulary; columns from `valid` to `stride` become 0.
+// [c is the target] + amount / vocabulary; columns from `valid` to `stride` become 0. softcap: the
+// logits l are those of SoftCap with it, and their gradients are multiplied by 1 - (l / softcap)^2.
 struct CrossEntropyBackwardArgs {
   Values logits;
   const float* lse;
@@ -442,6 +450,7 @@ struct CrossEntropyBackwardArgs {
   int64_t vocabulary_begin;
   float scale;
   LabelSmoothing smoothing;
+  float softcap = 0;  // 0: none
 };
 
 // sums[(first_row + i) / rows_per_sum] += loss[i] in double, i ascending.
@@ -466,6 +475,7 @@ struct CrossEntropyArgs {
   float scale;
   LabelSmoothing smoothing;
   int64_t first_row, rows_per_sum;
+  float softcap = 0;  // 0: none
 };
 
 // Weights p with their gradient and moments, and what the model reads where that is not fp32, else
@@ -559,6 +569,7 @@ class Ops {
   virtual void ScatterAdd(const ScatterAddArgs& args) = 0;
   virtual void BiasTanh(const BiasTanhArgs& args) = 0;
   virtual void TanhBackward(const TanhBackwardArgs& args) = 0;
+  virtual void SoftCap(const SoftCapArgs& args) = 0;
   virtual void CrossEntropyLocal(const CrossEntropyLocalArgs& args) = 0;
   virtual void CrossEntropyCombine(const CrossEntropyCombineArgs& args) = 0;
   virtual void CrossEntropyBackward(const CrossEntropyBackwardArgs& args) = 0;

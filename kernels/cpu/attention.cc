@@ -115,7 +115,7 @@ void ScoreBlock(const Args& a, const MatrixView& q, const float* packed_keys, in
     float* row = scores + i * stride + keys.begin;
     ForVectors(keys.count(), [&](auto load, auto store) HWY_ATTR {
       const Vector score = hn::Mul(load(row), factor);
-      store(capped ? hn::Mul(cap, Tanh(hn::Div(score, cap))) : score, row);
+      store(capped ? Capped(score, cap) : score, row);
     });
   }
 }
@@ -178,12 +178,6 @@ void AttentionItem(const AttentionArgs& a, int64_t item, float* scratch) {
                  rows, a.head_dim, keys, out, out_stride);
     first += rows;
   }
-}
-
-// The gradient of a score before it was capped at `cap`, from that of the capped one.
-HWY_INLINE Vector ThroughCap(Vector gradient, Vector score, Vector cap) {
-  const Vector share = hn::Div(score, cap);
-  return hn::Mul(gradient, hn::NegMulAdd(share, share, hn::Set(Tag(), 1.0f)));
 }
 
 // One row of the block: scores become dropped-out probabilities, gradients the gradient of the

@@ -190,6 +190,10 @@ class CpuOps : public Ops {
     TanhBackwardCpu(a, pool_);
     Round(a.dx, a.count);
   }
+  void SoftCap(const SoftCapArgs& a) override {
+    SoftCapCpu(a, pool_);
+    Round(a.x, a.count);
+  }
   void CrossEntropyLocal(const CrossEntropyLocalArgs& a) override {
     CrossEntropyLocalCpu(a, pool_);
   }

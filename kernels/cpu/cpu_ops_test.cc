@@ -290,6 +290,71 @@ TEST_F(CpuOpsTest, CrossEntropyOverTensorRanks) {
   }
 }
 
+TEST_F(CpuOpsTest, SoftCapsKeepTheDigitsOfSmallValues) {
+  for (const float range : {1e-4f, 0.1f, 10.0f, 200.0f}) {
+    for (const int64_t count : {1, 16, 37, 1000}) {
+      const Floats before = Random(count, range);
+      Floats x = before;
+      ops_->SoftCap({.x = x.data(), .count = count, .cap = 30});
+      const Values exact = reference::SoftCap(Exact(before), 30);
+      for (size_t i = 0; i < x.size(); ++i) {
+        ASSERT_NEAR(x[i], exact[i], 1e-6 * std::abs(exact[i])) << before[i];
+      }
+    }
+  }
+  Floats bad = {std::nanf(""), INFINITY, -INFINITY};
+  ops_->SoftCap({.x = bad.data(), .count = 3, .cap = 30});
+  EXPECT_TRUE(std::isnan(bad[0]));
+  EXPECT_EQ(bad[1], 30);
+  EXPECT_EQ(bad[2], -30);
+}
+
+TEST_F(CpuOpsTest, CrossEntropyGoesThroughASoftCap) {
+  const int64_t rows = 5, vocabulary = 37, stride = 40;
+  const double cap = 4;
+  const Floats logits = Random(rows * vocabulary, 3.0f);
+  std::vector<int32_t> targets;
+  for (int64_t i = 0; i < rows; ++i) targets.push_back(static_cast<int32_t>(i * 6 % vocabulary));
+  for (const double smoothing : {0.0, 0.2}) {
+    Floats x(static_cast<size_t>(rows * stride), 5.0f);
+    for (int64_t i = 0; i < rows; ++i) {
+      std::copy_n(logits.begin() + i * vocabulary, vocabulary, x.begin() + i * stride);
+    }
+    ops_->SoftCap({.x = x.data(), .count = rows * stride, .cap = static_cast<float>(cap)});
+    Floats stats(static_cast<size_t>(rows * kCrossEntropyStats));
+    Floats lse(static_cast<size_t>(rows)), loss(lse.size());
+    double sum = 0;
+    ops_->CrossEntropy(
+        {.logits = x.data(),
+         .targets = targets.data(),
+         .stats = stats.data(),
+         .lse = lse.data(),
+         .loss = loss.data(),
+         .sums = &sum,
+         .rows = rows,
+         .valid = vocabulary,
+         .stride = stride,
+         .scale = 1,
+         .smoothing = {.amount = static_cast<float>(smoothing), .vocabulary = vocabulary},
+         .first_row = 0,
+         .rows_per_sum = rows,
+         .softcap = static_cast<float>(cap)});
+    const auto loss_of = [&](const Values& at) {
+      return Values{reference::CrossEntropySum(reference::SoftCap(at, cap), targets, rows,
+                                               vocabulary, smoothing)};
+    };
+    EXPECT_NEAR(sum, loss_of(Exact(logits))[0], 1e-5 * sum);
+    const Values gradient = reference::NumericGradient(loss_of, Exact(logits), {1.0});
+    for (int64_t i = 0; i < rows; ++i) {
+      for (int64_t c = 0; c < stride; ++c) {
+        const double expected =
+            c < vocabulary ? gradient[static_cast<size_t>(i * vocabulary + c)] : 0.0;
+        ASSERT_NEAR(x[static_cast<size_t>(i * stride + c)], expected, 1e-5);
+      }
+    }
+  }
+}
+
 TEST_F(CpuOpsTest, ResidualWithDropoutKeepsTheRightElements) {
   const int64_t rows = 6;  // two sequences of three tokens
   const int64_t columns = 21;

@@ -77,6 +77,7 @@ void PositionEmbeddingBackwardCpu(const PositionEmbeddingBackwardArgs& args, Thr
 void GatherCpu(const GatherArgs& args, ThreadPool& pool);
 void ScatterAddCpu(const ScatterAddArgs& args, ThreadPool& pool);
 
+void SoftCapCpu(const SoftCapArgs& args, ThreadPool& pool);
 void CrossEntropyLocalCpu(const CrossEntropyLocalArgs& args, ThreadPool& pool);
 void CrossEntropyCombineCpu(const CrossEntropyCombineArgs& args);
 void CrossEntropyBackwardCpu(const CrossEntropyBackwardArgs& args, ThreadPool& pool);

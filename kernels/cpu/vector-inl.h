@@ -142,6 +142,13 @@ HWY_INLINE Vector Tanh(Vector x) {
   return hn::IfThenElse(hn::Lt(magnitude, hn::Set(d, 0.625f)), small, hn::CopySign(large, x));
 }
 
+// A soft cap, and the gradient of what is capped from that of the result.
+HWY_INLINE Vector Capped(Vector x, Vector cap) { return hn::Mul(cap, Tanh(hn::Div(x, cap))); }
+HWY_INLINE Vector ThroughCap(Vector gradient, Vector capped, Vector cap) {
+  const Vector share = hn::Div(capped, cap);
+  return hn::Mul(gradient, hn::NegMulAdd(share, share, hn::Set(Tag(), 1.0f)));
+}
+
 }  // namespace tercio::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 

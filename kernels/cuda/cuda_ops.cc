@@ -179,6 +179,9 @@ class CudaOps : public Ops {
   void TanhBackward(const TanhBackwardArgs& a) override {
     Run("TanhBackward", [&] { TanhBackwardCuda(a, context_); });
   }
+  void SoftCap(const SoftCapArgs& a) override {
+    Run("SoftCap", [&] { SoftCapCuda(a, context_); });
+  }
   void CrossEntropyLocal(const CrossEntropyLocalArgs& a) override {
     Run("CrossEntropyLocal", [&] { CrossEntropyLocalCuda(a, context_); });
   }

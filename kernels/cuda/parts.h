@@ -97,6 +97,7 @@ void PositionEmbeddingBackwardCuda(const PositionEmbeddingBackwardArgs& args,
 void GatherCuda(const GatherArgs& args, const CudaContext& context);
 void ScatterAddCuda(const ScatterAddArgs& args, const CudaContext& context);
 
+void SoftCapCuda(const SoftCapArgs& args, const CudaContext& context);
 void CrossEntropyLocalCuda(const CrossEntropyLocalArgs& args, const CudaContext& context);
 void CrossEntropyCombineCuda(const CrossEntropyCombineArgs& args, const CudaContext& context);
 void CrossEntropyBackwardCuda(const CrossEntropyBackwardArgs& args, const CudaContext& context);

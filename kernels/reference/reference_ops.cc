@@ -173,6 +173,12 @@ Values Attention(const Values& q, const Values& k, const Values& v, const Values
   return out;
 }
 
+Values SoftCap(const Values& x, double cap) {
+  Values y;
+  for (const double value : x) y.push_back(cap * std::tanh(value / cap));
+  return y;
+}
+
 double CrossEntropySum(const Values& logits, const std::vector<int32_t>& targets, int64_t rows,
                        int64_t columns, double smoothing) {
   double total = 0;

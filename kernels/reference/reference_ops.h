@@ -47,6 +47,8 @@ Values Attention(const Values& q, const Values& k, const Values& v, const Values
                  int64_t tokens, int64_t head_dim, int64_t length = 0,
                  const ScoreOptions& options = {});
 
+Values SoftCap(const Values& x, double cap);
+
 // Sum over rows of log-sum-exp minus the weighted logits: 1 - smoothing for the target, the rest
 // shared by all columns.
 double CrossEntropySum(const Values& logits, const std::vector<int32_t>& targets, int64_t rows,
