@@ -31,6 +31,7 @@ class Cases {
 
   std::vector<Case> Make() && {
     Norms();
+    NormsOfHeads();
     Residuals();
     Activations();
     Embeddings();
@@ -87,6 +88,33 @@ class Cases {
                                                      .rows_per_leaf = sizes_.context};
     Moves("LayerNormBackward", 3 * kBytes * count,
           [backward](Ops& ops) { ops.LayerNormBackward(backward); });
+  }
+
+  void NormsOfHeads() {
+    const int64_t count = rows_ * hidden_;
+    const int64_t head_dim = hidden_ / sizes_.heads;
+    const kernels::HeadNormArgs forward = {.x = States(),
+                                           .weight = arena_.Values(head_dim),
+                                           .y = States(),
+                                           .rstd = arena_.Floats(rows_ * sizes_.heads),
+                                           .rows = rows_,
+                                           .heads = sizes_.heads,
+                                           .head_dim = head_dim,
+                                           .stride = hidden_};
+    Moves("HeadNorm", 2 * kBytes * count, [forward](Ops& ops) { ops.HeadNorm(forward); });
+    const kernels::HeadNormBackwardArgs backward = {.dy = States(),
+                                                    .x = States(),
+                                                    .weight = arena_.Values(head_dim),
+                                                    .rstd = arena_.Floats(rows_ * sizes_.heads),
+                                                    .dx = States(),
+                                                    .dweight = arena_.Floats(head_dim),
+                                                    .rows = rows_,
+                                                    .heads = sizes_.heads,
+                                                    .head_dim = head_dim,
+                                                    .stride = hidden_,
+                                                    .rows_per_leaf = sizes_.context};
+    Moves("HeadNormBackward", 3 * kBytes * count,
+          [backward](Ops& ops) { ops.HeadNormBackward(backward); });
   }
 
   void Residuals() {
@@ -183,6 +211,8 @@ class Cases {
 
   void Losses() {
     const int64_t count = head_rows_ * vocabulary_;
+    const kernels::SoftCapArgs cap = {.x = arena_.Values(count), .count = count, .cap = 30};
+    Moves("SoftCap", 2 * kBytes * count, [cap](Ops& ops) { ops.SoftCap(cap); });
     const kernels::CrossEntropyLocalArgs local = {
         .logits = arena_.Values(count),
         .targets = indices_,
