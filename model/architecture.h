@@ -1,0 +1,75 @@
+// A model as a list of units: what is computed, reduced and recomputed together. Everything that is
+// known of a model before the first buffer (tensors, memory, products, FLOPs, which layouts divide
+// it) follows from this value. Pure.
+//
+//   unit 0             the embedding
+//   units 1 .. L       layers 0 .. L-1
+//   unit L + 1         the head: final norm, predictions
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "model/options.h"
+#include "proto/tercio/v1/job.pb.h"
+
+namespace tercio::model {
+
+struct Head {
+  std::optional<Norm> norm;  // of the last layer's output
+  std::optional<LanguageHeadOptions> language;
+  std::optional<MaskedHeadOptions> masked;
+  std::optional<ClassHeadOptions> classes;
+  bool tied = true;  // the matrix of the vocabulary is the token table
+
+  bool predicts_tokens() const { return language.has_value() || masked.has_value(); }
+  // Whether the token table has a second use here.
+  bool reads_token_table() const { return tied && predicts_tokens(); }
+};
+
+struct Architecture {
+  int64_t hidden = 0;
+  int64_t context = 0;
+  EmbeddingOptions embedding;
+  // The different layers of the model, and which of them each layer is: most models repeat one.
+  std::vector<Layer> kinds;
+  std::vector<int> layers;
+  Head head;
+  // Whether every token is predicted from those before it. Else the tokens of a sequence all see
+  // each other, sequences may be padded, and the data says what is predicted.
+  bool causal = true;
+  // Whether keys of randomness are a tensor's place in the model, as in the first architectures.
+  // Keys of all others follow from names, and stay when a model gets further tensors.
+  bool keys_by_place = false;
+
+  const Layer& layer(int i) const {
+    return kinds[static_cast<size_t>(layers[static_cast<size_t>(i)])];
+  }
+};
+
+// The token table, and every other tensor outside the layers, with full names.
+inline constexpr char kTokenTable[] = "embedding.token.weight";
+std::vector<Tensor> EmbeddingTensors(const Architecture& architecture);
+std::vector<Tensor> HeadTensors(const Architecture& architecture);
+
+// REQUIRES: a supported architecture, and sizes that passed CheckModel or come from a plan.
+Architecture ArchitectureOf(const v1::ModelSpec& model);
+
+// A size of the model that tensor ranks divide among them, under its name in job files.
+struct DividedSize {
+  const char* key;
+  int64_t size;
+};
+std::vector<DividedSize> SizesThatTensorDivides(const Architecture& architecture);
+
+// The weights that one token is multiplied with in the layers, without attention's own products.
+double WeightsInProducts(const Architecture& architecture);
+
+// Elements that attention multiplies with each of the keys that a token sees, summed over all
+// layers times those keys: all of the context's, or those of a window.
+double ElementsTimesKeys(const Architecture& architecture);
+
+}  // namespace tercio::model

@@ -1,0 +1,31 @@
+// Parts that several architectures are made of, with the sizes of a ModelSpec. Pure.
+#pragma once
+
+#include "model/architecture.h"
+#include "model/options.h"
+#include "proto/tercio/v1/job.pb.h"
+
+namespace tercio::model {
+
+// The spec's epsilon, or `otherwise`.
+NormOptions LayerNormOf(const v1::ModelSpec& model, double otherwise = 1e-5);
+NormOptions RmsNormOf(const v1::ModelSpec& model, double otherwise = 1e-5);
+
+// Biases everywhere or nowhere, as the spec says; no positions.
+AttentionOptions AttentionOf(const v1::ModelSpec& model);
+RotaryOptions RotaryOf(const v1::ModelSpec& model);
+MlpOptions MlpOf(const v1::ModelSpec& model, Activation usual);
+
+// x + attention(norm(x)), then x + mlp(norm(x)).
+Layer PreNormLayer(const NormOptions& norm, const AttentionOptions& attention,
+                   const MlpOptions& mlp);
+// norm(x + attention(x)), then norm(x + mlp(x)): Vaswani et al. 2017. Its residual sums do not grow
+// with the depth, so that its last products begin like all others.
+Layer PostNormLayer(const NormOptions& norm, AttentionOptions attention, MlpOptions mlp);
+
+// Sizes, the token table, and `layers` times the layer; a language model's tied or untied head
+// behind the norm.
+Architecture RepeatedLayer(const v1::ModelSpec& model, const Layer& layer);
+Head LanguageHead(const v1::ModelSpec& model, const NormOptions& norm);
+
+}  // namespace tercio::model

@@ -1,0 +1,75 @@
+#include "model/blocks/attention.h"
+
+#include <string>
+
+namespace tercio::model {
+namespace {
+
+std::vector<Tensor> TensorsOf(const AttentionOptions& o) {
+  std::vector<Tensor> tensors;
+  const int64_t queries = o.heads * o.head_dim;
+  const int64_t keys = o.key_heads * o.head_dim;
+  const auto part = [&](const char* name, int64_t rows, bool continues) {
+    tensors.push_back(Matrix(std::string(name) + ".weight", rows, o.hidden, Cut::kRows));
+    tensors.back().continues = continues;
+  };
+  // Weights come first, then biases: each three lie side by side as one matrix and one vector.
+  part("query", queries, false);
+  part("key", keys, true);
+  part("value", keys, true);
+  const auto bias = [&](const char* name, int64_t size, bool continues) {
+    if (!o.bias) return;
+    tensors.push_back(Vector(std::string(name) + ".bias", size, Cut::kRows));
+    tensors.back().continues = continues;
+  };
+  bias("query", queries, false);
+  bias("key", keys, true);
+  bias("value", keys, true);
+  if (o.head_norm.has_value()) {
+    for (const char* name : {"query_norm.weight", "key_norm.weight"}) {
+      tensors.push_back(Vector(name, o.head_dim, Cut::kWhole, Initialization::kOnes));
+    }
+  }
+  // A product cut by columns needs one sum after it, and its bias is added once, after the sum.
+  tensors.push_back(
+      Matrix("output.weight", o.hidden, queries, Cut::kColumns, o.output_initialization));
+  if (o.output_bias) tensors.push_back(Vector("output.bias", o.hidden, Cut::kWhole));
+  return tensors;
+}
+
+}  // namespace
+
+AttentionWidths WidthsOf(const AttentionOptions& o, int tensor) {
+  AttentionWidths widths{};
+  widths.heads = o.heads / tensor;
+  widths.key_heads = o.key_heads / tensor;
+  widths.head_dim = o.head_dim;
+  widths.queries = widths.heads * o.head_dim;
+  widths.keys = widths.key_heads * o.head_dim;
+  return widths;
+}
+
+BlockDescription Describe(const AttentionOptions& options, int tensor) {
+  const AttentionWidths at = WidthsOf(options, tensor);
+  BlockDescription block;
+  block.tensors = TensorsOf(options);
+  block.fields = {{"qkv", Rows::kAll, at.qkv(), false, Kept::kUnlessFull},
+                  {"attention", Rows::kAll, at.queries, false, Kept::kUnlessFull},
+                  // The probabilities follow from it, and are never kept.
+                  {"log_sum_exp", Rows::kAll, at.heads, true, Kept::kUnlessFull}};
+  if (options.head_norm.has_value()) {
+    block.fields.push_back({"raw_qkv", Rows::kAll, at.qkv(), false, Kept::kUnlessFull});
+    block.fields.push_back(
+        {"head_rstd", Rows::kAll, at.heads + at.key_heads, true, Kept::kUnlessFull});
+  }
+  block.scratch = {{"wide_gradient", Rows::kAll, at.qkv()},
+                   {"attention_gradient", Rows::kAll, at.queries}};
+  block.products = {{.outputs = at.qkv(),
+                     .inputs = options.hidden,
+                     .bias = options.bias,
+                     .summed = Summed::kBackward},
+                    {.outputs = options.hidden, .inputs = at.queries, .summed = Summed::kForward}};
+  return block;
+}
+
+}  // namespace tercio::model

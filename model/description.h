@@ -1,0 +1,60 @@
+// What a block needs on one tensor rank, declared once: its tensors, the values that its forward
+// pass keeps for the backward pass, scratch, and products. Plans, the engine's buffers, FP8's slots
+// and predictions of speed all follow from these. Pure.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "model/options.h"
+#include "model/tensor.h"
+
+namespace tercio::model {
+
+// Rows of a field or of scratch: all of the micro-batch, or those of the residual stream that this
+// rank works on (a share of them with sequence parallelism).
+enum class Rows { kAll, kLocal };
+
+// Until which level of recomputation a field is kept; above it, the backward pass makes it again.
+enum class Kept { kAlways, kUnlessCheap, kUnlessFull };
+
+struct Field {
+  const char* name;
+  Rows rows = Rows::kAll;
+  int64_t width = 0;       // elements of a row, on this rank
+  bool statistic = false;  // fp32 in every precision
+  Kept kept = Kept::kAlways;
+};
+
+// A buffer whose contents are needed only while the block is computed. Blocks share those of equal
+// name, which are as large as the largest needs.
+struct Scratch {
+  const char* name;
+  Rows rows = Rows::kAll;
+  int64_t width = 0;
+};
+
+// In which direction the results of a product are summed over tensor ranks: it is cut by the rows
+// of its weight (backward) or by the columns (forward).
+enum class Summed { kForward, kBackward };
+
+// y (rows x outputs) = x (rows x inputs) times a weight (outputs x inputs), sizes of this rank.
+struct Product {
+  int64_t outputs = 0;
+  int64_t inputs = 0;
+  bool bias = false;  // added by the product, not after the sum
+  Summed summed = Summed::kForward;
+  // An activation without a gate follows the forward product, or precedes the gradient's.
+  bool activates = false;
+  bool activates_gradient = false;
+  Activation activation = Activation::kGeluTanh;
+};
+
+struct BlockDescription {
+  std::vector<Tensor> tensors;  // names within the block: "query.weight"
+  std::vector<Field> fields;
+  std::vector<Scratch> scratch;
+  std::vector<Product> products;  // the first reads x, the last makes the branch
+};
+
+}  // namespace tercio::model

@@ -1,0 +1,113 @@
+// What a model is made of: options of its blocks, in sizes of the whole model. Values only; what
+// follows from them (tensors, fields, products) is in model/blocks/. Pure.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "model/tensor.h"
+
+namespace tercio::model {
+
+enum class Activation { kGeluTanh, kGelu, kRelu, kSilu };
+
+struct NormOptions {
+  bool rms = false;  // RMSNorm (Zhang and Sennrich 2019); else LayerNorm
+  bool bias = true;
+  bool unit_offset = false;  // multiplies with 1 + weight (Gemma)
+  float eps = 1e-5f;
+};
+
+// A norm with the name of its tensors, e.g. "attention_norm".
+struct Norm {
+  std::string name;
+  NormOptions options;
+};
+
+struct RotaryOptions {
+  int64_t width = 0;         // channels of each head that are turned, from its first
+  bool interleaved = false;  // pairs (2i, 2i + 1); else (i, i + width / 2)
+};
+
+// Self-attention with grouped keys (Ainslie et al. 2023): query, key, value, output.
+struct AttentionOptions {
+  int64_t hidden = 0;
+  int64_t heads = 0;
+  int64_t key_heads = 0;
+  int64_t head_dim = 0;
+  std::optional<RotaryOptions> rotary;
+  std::optional<NormOptions> head_norm;  // of each head's query and key, before they are turned
+  bool bias = false;                     // of query, key and value
+  bool output_bias = false;
+  bool causal = true;
+  int64_t window = 0;  // keys that a query sees, its own included; 0: all before it
+  float softcap = 0;   // scores become cap * tanh(score / cap); 0: as they are
+  float scale = 0;     // scores are multiplied by it; 0: 1 / sqrt(head_dim)
+  Initialization output_initialization = Initialization::kResidualNormal;
+};
+
+// down(f(up x)), or, gated, down(f(gate x) * up x) (Shazeer 2020).
+struct MlpOptions {
+  int64_t hidden = 0;
+  int64_t width = 0;
+  Activation activation = Activation::kGeluTanh;
+  bool gated = false;
+  bool bias = false;
+  Initialization output_initialization = Initialization::kResidualNormal;
+};
+
+using BlockOptions = std::variant<AttentionOptions, MlpOptions>;
+
+// x + dropout(block(x') + bias), x' = norm(x).
+struct Branch {
+  std::string name;  // prefix of the block's tensors: "attention", "mlp"
+  BlockOptions block;
+  // Absent: x' is what the branch before it in the same sublayer reads, or, in the first, x.
+  std::optional<Norm> norm;
+  // Of the block's result, before it is added (Gemma 2); the block has no bias and drops nothing.
+  std::optional<Norm> result_norm;
+  uint32_t dropout_site = 0;  // kernels/random.h
+};
+
+// Branches that all read the same x, and are added to it one after the other.
+struct Sublayer {
+  std::vector<Branch> branches;
+  std::optional<Norm> sum_norm;  // of the sum, which is replaced by it (post-norm)
+};
+
+struct Layer {
+  std::vector<Sublayer> sublayers;
+};
+
+struct EmbeddingOptions {
+  int64_t vocabulary = 0;
+  int64_t hidden = 0;
+  int64_t positions = 0;       // rows of the table of positions; 0: none
+  int64_t first_position = 0;  // row of a sequence's first token
+  int64_t types = 0;           // rows of the table of token types; 0: none
+  std::optional<Norm> norm;    // of the sum
+  float scale = 1;             // of the token's row
+};
+
+// The vocabulary's logits at every position.
+struct LanguageHeadOptions {
+  bool bias = false;
+  float softcap = 0;
+};
+
+// Tokens at chosen positions, behind a transform: dense, GELU, norm (Devlin et al. 2019).
+struct MaskedHeadOptions {
+  NormOptions norm;
+};
+
+// Classes of whole sequences, from the first token through a pooler: dense, tanh, dense.
+struct ClassHeadOptions {
+  std::string name;  // of the last product: "classifier" or "sentence_order"
+  int64_t classes = 0;
+  bool drops = false;  // before the last product
+};
+
+}  // namespace tercio::model
