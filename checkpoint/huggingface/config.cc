@@ -58,8 +58,8 @@ absl::StatusOr<v1::ModelSpec> ModelOfHuggingFaceConfig(std::string_view text,
   if (type.empty()) {
     config.Damaged("model_type is missing");
   } else if (form == nullptr || !plan::IsNamed(form->architecture)) {
-    config.Unsupported(absl::StrCat("model_type: ", ConfigReader::Shown(type), " (supported: ",
-                                    SupportedTypes(), ")"));
+    config.Unsupported(absl::StrCat("model_type: ", ConfigReader::Shown(type),
+                                    " (supported: ", SupportedTypes(), ")"));
   } else {
     model = ReadHuggingFaceModel(*form, &config);
   }

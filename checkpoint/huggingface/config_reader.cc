@@ -74,8 +74,8 @@ void ConfigReader::OnlyText(const char* key, const std::string& fallback,
                             const std::vector<std::string>& values) {
   const std::string text = TextOr(key, fallback);
   if (std::find(values.begin(), values.end(), text) != values.end()) return;
-  Unsupported(absl::StrCat(key, ": ", Shown(Json(text)), " (supported: ",
-                           absl::StrJoin(values, ", "), ")"));
+  Unsupported(absl::StrCat(key, ": ", Shown(Json(text)),
+                           " (supported: ", absl::StrJoin(values, ", "), ")"));
 }
 
 void ConfigReader::Without(std::initializer_list<const char*> keys) {

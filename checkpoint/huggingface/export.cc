@@ -85,9 +85,8 @@ class Exporter {
     v1::ModelSpec model = reader.model();
     if (FormOf(model).always_biased && !model.bias()) {
       model.set_bias(true);
-      result_.notes.push_back(
-          absl::StrCat("transformers' ", FormOf(model).model_types.front(),
-                       " has biases: they are written as zeros"));
+      result_.notes.push_back(absl::StrCat("transformers' ", FormOf(model).model_types.front(),
+                                           " has biases: they are written as zeros"));
     }
     forms_ = HuggingFaceTensors(model);
     other_forms_ = OtherTaskTensors(model);

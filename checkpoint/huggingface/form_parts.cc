@@ -204,8 +204,8 @@ void ReadSwitchedWindow(ConfigReader& config, v1::ModelSpec* model) {
     slides = AllLayersSlide(config);
   } else {
     // The first layers have no window.
-    const bool from_first = config.json().contains("max_window_layers") &&
-                            config.Value("max_window_layers") == 0;
+    const bool from_first =
+        config.json().contains("max_window_layers") && config.Value("max_window_layers") == 0;
     const int64_t whole = from_first ? 0 : config.SizeOr("max_window_layers", 28);
     slides = whole < model->layers();
     if (slides && whole > 0) {
@@ -247,10 +247,9 @@ std::string ActivationText(const v1::ModelSpec& model, const std::vector<Activat
 
 absl::Status CheckUngrouped(const char* model_type, const v1::ModelSpec& model) {
   if (model.kv_heads() == 0 || model.kv_heads() == model.heads()) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("transformers' ", model_type,
-                   " has as many key heads as query heads; this model has ", model.kv_heads(),
-                   " for ", model.heads()));
+  return absl::InvalidArgumentError(absl::StrCat(
+      "transformers' ", model_type, " has as many key heads as query heads; this model has ",
+      model.kv_heads(), " for ", model.heads()));
 }
 
 absl::Status CheckConstant(const char* model_type, const char* key, double value, double constant) {

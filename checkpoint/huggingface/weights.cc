@@ -128,7 +128,7 @@ void HuggingFaceModel::Place(const HuggingFaceTensor& tensor, const StoredTensor
   if (*format == FloatFormat::kF64) rounded_ = stored.name;
   for (const HuggingFacePart& part : tensor.parts) {
     // The view stays valid: its file lives as long as this model.
-    places_[part.tensor] = {stored.bytes.data(), *format,       part,           tensor.transposed,
+    places_[part.tensor] = {stored.bytes.data(), *format,       part,          tensor.transposed,
                             tensor.is_vector,    tensor.inputs, tensor.outputs};
   }
 }
@@ -214,7 +214,8 @@ void HuggingFaceModel::ReadTransposed(const TensorPlace& place, const v1::Tensor
       const int64_t columns = std::min(kBlockColumns, width - column);
       for (int64_t i = 0; i < columns; ++i) {
         // The matrix is stored with a row for each input, and `place` begins at one of its outputs.
-        const int64_t at = (slice.column_begin() + column + i) * place.outputs + place.part.begin + row;
+        const int64_t at =
+            (slice.column_begin() + column + i) * place.outputs + place.part.begin + row;
         WidenFloats(place.format, place.data + at * bytes, rows, block + i * kBlockRows);
       }
       Transpose(block, columns, rows, kBlockRows, out + (row - slice.row_begin()) * width + column,
@@ -248,8 +249,8 @@ void HuggingFaceModel::ReadRuns(const TensorPlace& place, const v1::TensorSlice&
   // Whole rows lie one after the other within a run, and need one call instead of one each.
   const int64_t most = width == place.inputs ? place.part.run : 1;
   for (int64_t row = slice.row_begin(); row < slice.row_end();) {
-    const int64_t rows = std::min(std::min(most, slice.row_end() - row),
-                                  place.part.run - row % place.part.run);
+    const int64_t rows =
+        std::min(std::min(most, slice.row_end() - row), place.part.run - row % place.part.run);
     const int64_t at = place.part.OutputOf(row) * place.inputs + slice.column_begin();
     WidenFloats(place.format, place.data + at * bytes, rows * width, out);
     out += rows * width;

@@ -33,6 +33,7 @@ INCLUDES = {
                       "common/check.h"],
     "kernels/cuda/testing/": ["kernels/cuda/", "kernels/cpu/", "emulation/control.h"],
     "emulation/": ["emulation/", "common/check.h"],
+    "model/": ["model/", "common/check.h", "kernels/random.h", "proto/"],
     # The memory map asks the kernels' contract how much scratch an operation needs.
     "plan/": ["plan/", "common/check.h", "common/status_macros.h", "proto/", "kernels/ops.h",
               "kernels/cpu/attention_scratch.h", "kernels/cuda/attention_choice.h", "kernels/cuda/scratch.h"],
@@ -40,9 +41,9 @@ INCLUDES = {
     # The schema of a foreign file, and no message of ours.
     "tokenizer/": ["tokenizer/", "common/", "proto/tercio/sentencepiece/"],
     "data/": ["data/", "tokenizer/", "common/", "plan/", "proto/", "kernels/random.h"],
-    "checkpoint/": ["checkpoint/", "tokenizer/export/", "common/", "plan/", "proto/"],
+    "checkpoint/": ["checkpoint/", "tokenizer/export/", "common/", "model/architectures/section.h", "plan/", "proto/"],
     # `model.from` takes its sizes from a directory; reading its weights stays with the trainers.
-    "config/": ["config/", "checkpoint/model_description.h", "common/", "plan/", "proto/"],
+    "config/": ["config/", "checkpoint/model_description.h", "common/", "model/architectures/section.h", "plan/", "proto/"],
     "coordinator/core/": ["coordinator/core/", "plan/", "common/check.h", "common/status_macros.h",
                           "proto/"],
     "coordinator/": ["coordinator/", "checkpoint/", "common/", "config/", "plan/", "proto/"],
@@ -72,7 +73,7 @@ INCLUDES = {
 NAMESPACES = {
     "common/": "tercio", "config/": "tercio::config",
     "kernels/": "tercio::kernels", "kernels/cuda/": "tercio::kernels::cuda", "kernels/reference/": "tercio::kernels::reference",
-    "emulation/": "tercio::emulation", "plan/": "tercio::plan", "tokenizer/": "tercio::tokenizer", "data/": "tercio::data",
+    "emulation/": "tercio::emulation", "model/": "tercio::model", "plan/": "tercio::plan", "tokenizer/": "tercio::tokenizer", "data/": "tercio::data",
     "checkpoint/": "tercio::checkpoint", "coordinator/": "tercio::coordinator", "worker/agent/": "tercio::agent",
     "worker/device/": "tercio::device", "worker/progress/": "tercio::progress", "worker/collective/": "tercio::collective",
     "worker/engine/": "tercio::engine", "worker/inference/": "tercio::inference", "worker/trainer/": "tercio::trainer",
@@ -84,7 +85,7 @@ NAMESPACE = re.compile(r"^namespace (tercio[\w:]*) \{")
 PROJECT_FOLDERS = {folder.split("/")[0] for folder in INCLUDES} | {"proto"}
 
 # The deciding parts: values in, values out.
-PURE = ["plan/", "cli/plot/", "cli/report/", "cli/compare/", "coordinator/core/", "plan/planner/", "worker/agent/core/"]
+PURE = ["model/", "plan/", "cli/plot/", "cli/report/", "cli/compare/", "coordinator/core/", "plan/planner/", "worker/agent/core/"]
 OUTSIDE_WORLD = re.compile(
     r'^#include [<"](thread|mutex|shared_mutex|condition_variable|future|fstream|filesystem|chrono|ctime|'
     r"time\.h|unistd\.h|pthread\.h|fcntl\.h|signal\.h|random|sys/.*|grpcpp/.*|grpc/.*|sqlite3\.h|gloo/.*|"

@@ -54,8 +54,8 @@ nlohmann::ordered_json WriteGemma2(const v1::ModelSpec& model) {
   json["hidden_activation"] = "gelu_pytorch_tanh";
   json["head_dim"] = HeadOf(model);
   // transformers takes whole numbers only.
-  json["query_pre_attn_scalar"] =
-      WholeOrNot(model.query_scale() > 0 ? model.query_scale() : static_cast<double>(HeadOf(model)));
+  json["query_pre_attn_scalar"] = WholeOrNot(
+      model.query_scale() > 0 ? model.query_scale() : static_cast<double>(HeadOf(model)));
   for (const auto& [key, cap] : {std::pair("attn_logit_softcapping", model.attention_softcap()),
                                  std::pair("final_logit_softcapping", model.logit_softcap())}) {
     json[key] = nullptr;
@@ -82,8 +82,8 @@ absl::Status CheckGemma2(const v1::ModelSpec& model) {
     return absl::InvalidArgumentError(
         "transformers' gemma2 predicts with its embedding; this model has a head of its own");
   }
-  if (const double scale = model.query_scale(); scale != static_cast<double>(
-                                                             static_cast<int64_t>(scale))) {
+  if (const double scale = model.query_scale();
+      scale != static_cast<double>(static_cast<int64_t>(scale))) {
     return absl::InvalidArgumentError(absl::StrCat(
         "transformers' gemma2 has whole numbers as query_scale; this model has ", scale));
   }

@@ -40,9 +40,7 @@ nlohmann::ordered_json WriteGpt2(const v1::ModelSpec& model) {
           {"resid_pdrop", model.dropout()}};
 }
 
-absl::Status CheckGpt2(const v1::ModelSpec& model) {
-  return CheckUngrouped("gpt2", model);
-}
+absl::Status CheckGpt2(const v1::ModelSpec& model) { return CheckUngrouped("gpt2", model); }
 
 FormTable MakeGpt2() {
   FormTable table;
@@ -62,8 +60,8 @@ FormTable MakeGpt2() {
       {theirs + "attn.c_attn.bias",
        {attention + "query.bias", attention + "key.bias", attention + "value.bias"}});
   const auto transposed = [&](const std::string& name, const std::string& part) {
-    table.layer.push_back({theirs + name + ".weight", {ours + part + ".weight"},
-                           RowForm::kTransposed});
+    table.layer.push_back(
+        {theirs + name + ".weight", {ours + part + ".weight"}, RowForm::kTransposed});
     table.layer.push_back({theirs + name + ".bias", {ours + part + ".bias"}});
   };
   transposed("attn.c_proj", "attention.output");

@@ -54,11 +54,10 @@ FormTable MakeGptNeox() {
   const std::string ours = "layers.*.";
   AddPair(theirs + "input_layernorm", ours + "attention_norm", &table.layer);
   for (const std::string kind : {".weight", ".bias"}) {
-    table.layer.push_back(
-        {theirs + "attention.query_key_value" + kind,
-         {ours + "attention.query" + kind, ours + "attention.key" + kind,
-          ours + "attention.value" + kind},
-         RowForm::kInterleaved});
+    table.layer.push_back({theirs + "attention.query_key_value" + kind,
+                           {ours + "attention.query" + kind, ours + "attention.key" + kind,
+                            ours + "attention.value" + kind},
+                           RowForm::kInterleaved});
   }
   AddPair(theirs + "attention.dense", ours + "attention.output", &table.layer);
   AddPair(theirs + "post_attention_layernorm", ours + "mlp_norm", &table.layer);

@@ -42,9 +42,8 @@ absl::Status CheckPhi3(const v1::ModelSpec& model) {
 FormTable MakePhi3() {
   FormTable table = LlamaTable();
   const std::string at = "layers.*.";
-  std::erase_if(table.layer, [](const FormRow& row) {
-    return row.theirs.find("proj") != std::string::npos;
-  });
+  std::erase_if(table.layer,
+                [](const FormRow& row) { return row.theirs.find("proj") != std::string::npos; });
   table.layer.push_back({at + "self_attn.qkv_proj.weight",
                          {at + "attention.query.weight", at + "attention.key.weight",
                           at + "attention.value.weight"}});
