@@ -99,6 +99,16 @@ Architecture ArchitectureOf(const v1::ModelSpec& model) {
   return FormOf(model.architecture()).describe(model);
 }
 
+std::vector<const AttentionOptions*> AttentionsOf(const Architecture& architecture) {
+  std::vector<const AttentionOptions*> found;
+  for (const Layer& kind : architecture.kinds) {
+    ForBlocks(kind, [&](const BlockOptions& block) {
+      if (const auto* attention = std::get_if<AttentionOptions>(&block)) found.push_back(attention);
+    });
+  }
+  return found;
+}
+
 std::vector<DividedSize> SizesThatTensorDivides(const Architecture& architecture) {
   std::vector<DividedSize> sizes;
   for (const Layer& kind : architecture.kinds) {

@@ -68,6 +68,9 @@ std::vector<DividedSize> SizesThatTensorDivides(const Architecture& architecture
 // The weights that one token is multiplied with in the layers, without attention's own products.
 double WeightsInProducts(const Architecture& architecture);
 
+// Options of all attention of the model, once for each kind of layer that has some.
+std::vector<const AttentionOptions*> AttentionsOf(const Architecture& architecture);
+
 // Elements that attention multiplies with each of the keys that a token sees, summed over all
 // layers times those keys: all of the context's, or those of a window.
 double ElementsTimesKeys(const Architecture& architecture);

@@ -25,6 +25,10 @@ class LayerBuilder {
     // Recomputation leaves out a layer's last product, so that what it makes is kept.
     const Kept of_last = is_last ? Kept::kAlways : Kept::kUnlessFull;
     NormFields norm;
+    // All branches take the gradient of the sum as it was before the first of them adds its own.
+    if (sublayer.branches.size() > 1) {
+      layer_.scratch.push_back({"sum_gradient", Rows::kLocal, hidden_});
+    }
     for (const Branch& branch : sublayer.branches) {
       places.branches.push_back(AddBranch(branch, of_last, &norm));
     }
@@ -58,6 +62,7 @@ class LayerBuilder {
       AddTensors(TensorsOf(*branch.result_norm, hidden_), "");
       places.result = Local("result", of_last);
       places.result_norm = Statistics(of_last);
+      layer_.scratch.push_back({"result_gradient", Rows::kLocal, hidden_});
     }
     return places;
   }

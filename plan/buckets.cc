@@ -3,16 +3,13 @@
 #include <algorithm>
 
 #include "plan/model_tensors.h"
-#include "plan/model_traits.h"
 #include "plan/reproducibility.h"
 
 namespace tercio::plan {
 
 bool JoinsTiedGradientsFirst(const v1::JobSpec& job, const v1::Layout& layout) {
-  const ModelTraits traits = TraitsOf(job.model());
-  const bool tied = traits.tied_head && traits.head != Head::kNone;
   // With several stages the two are on different ranks until the end of the step.
-  return tied && layout.pipeline() == 1 && layout.data() > 1 && !OrderIsFixed(job);
+  return IsTied(job.model()) && layout.pipeline() == 1 && layout.data() > 1 && !OrderIsFixed(job);
 }
 
 std::vector<v1::BucketRange> BucketsOfStage(const v1::JobSpec& job, const v1::Layout& layout,

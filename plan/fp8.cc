@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "absl/strings/str_cat.h"
 #include "plan/precision.h"
 
 namespace tercio::plan {
@@ -14,35 +15,23 @@ int64_t RoundUpToAlignment(int64_t value) {
   return (value + kScaleAlignment - 1) / kScaleAlignment * kScaleAlignment;
 }
 
-int64_t MatrixBytes(const StageShape& shape, Linear linear) {
-  const LinearSize size = SizeOfLinear(shape, linear);
-  // A matrix that stays in the job's precision takes no room here.
-  return TakesFp8(shape, linear) ? RoundUpToAlignment(size.n * size.k) : 0;
-}
-
 }  // namespace
 
 absl::Status CheckFp8(const v1::JobSpec& job) {
+  if (!HasFp8(job)) return absl::OkStatus();
   // Scaled products exist on tensor cores only, and their results are rounded to bf16.
-  if (!HasFp8(job) || (OnGpu(job) && FormatOf(job.training()) == kernels::Format::kBfloat16)) {
-    return absl::OkStatus();
+  if (!OnGpu(job) || FormatOf(job.training()) != kernels::Format::kBfloat16) {
+    return absl::InvalidArgumentError(
+        "training.fp8 needs resources.device: cuda and training.precision: bf16");
   }
-  return absl::InvalidArgumentError(
-      "training.fp8 needs resources.device: cuda and training.precision: bf16");
-}
-
-LinearSize SizeOfLinear(const StageShape& shape, Linear linear) {
-  switch (linear) {
-    case Linear::kQkv:
-      return {shape.qkv, shape.hidden};
-    case Linear::kOutput:
-      return {shape.hidden, shape.attention};
-    case Linear::kUp:
-      return {shape.up, shape.hidden};
-    case Linear::kDown:
-      return {shape.hidden, shape.ffn};
+  for (const model::Layer& kind : model::ArchitectureOf(job.model()).kinds) {
+    if (model::Describe(kind, job.model().hidden(), 1).products.size() != kFp8ProductsOfLayer) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("training.fp8 is supported for models with ", kFp8ProductsOfLayer,
+                       " products in each layer; leave it out for this one"));
+    }
   }
-  return {0, 0};
+  return absl::OkStatus();
 }
 
 bool TakesFp8(const StageShape& shape, int64_t m, int64_t n, int64_t k) {
@@ -50,33 +39,33 @@ bool TakesFp8(const StageShape& shape, int64_t m, int64_t n, int64_t k) {
   return shape.fp8 && m > 0 && (m | n | k) % kernels::kScaledUnit == 0;
 }
 
-int64_t Fp8LayerBytes(const StageShape& shape) {
-  int64_t bytes = 0;
-  // Each weight is there twice, for the factors of the forward and of the backward product.
-  for (const Linear linear : kLinears) bytes += 2 * MatrixBytes(shape, linear);
-  return bytes;
-}
-
-Fp8Weight Fp8WeightOf(const StageShape& shape, Linear linear) {
-  int64_t at = 0;
-  for (const Linear before : kLinears) {
-    if (before == linear) break;
-    // The order of kLinears is that of the memory, which Fp8LayerBytes sums up.
-    at += 2 * MatrixBytes(shape, before);
+Fp8Weights Fp8WeightsOf(const StageShape& shape, const StageUnits& units) {
+  Fp8Weights weights;
+  for (size_t i = 0; i < units.layers.size(); ++i) {
+    for (const model::Product& product : units.layer(i).products) {
+      // A matrix that stays in the job's precision takes no room here.
+      const int64_t bytes =
+          TakesFp8(shape, product) ? RoundUpToAlignment(product.outputs * product.inputs) : 0;
+      weights.products.push_back({weights.bytes, weights.bytes + bytes});
+      weights.bytes += 2 * bytes;
+    }
   }
-  return {at, at + MatrixBytes(shape, linear)};
+  return weights;
 }
 
-int64_t MostFp8Inputs(const StageShape& shape) {
+int64_t MostFp8Inputs(const StageUnits& units) {
   int64_t most = 0;
-  // Inputs of the linear parts are used one after the other, so the widest sizes the buffer.
-  for (const Linear linear : kLinears) most = std::max(most, SizeOfLinear(shape, linear).k);
+  for (const model::LayerDescription& kind : units.kinds) {
+    for (const model::Product& product : kind.products) most = std::max(most, product.inputs);
+  }
   return most;
 }
 
-int64_t MostFp8Outputs(const StageShape& shape) {
+int64_t MostFp8Outputs(const StageUnits& units) {
   int64_t most = 0;
-  for (const Linear linear : kLinears) most = std::max(most, SizeOfLinear(shape, linear).n);
+  for (const model::LayerDescription& kind : units.kinds) {
+    for (const model::Product& product : kind.products) most = std::max(most, product.outputs);
+  }
   return most;
 }
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "plan/model_traits.h"
+#include "plan/model_tensors.h"
 #include "plan/precision.h"
 #include "plan/rank_layout.h"
 #include "plan/reproducibility.h"
@@ -22,12 +22,11 @@ int EdgesOfStage(int stages, const NcclCommunicators& communicators) {
 
 NcclCommunicators CommunicatorsOf(const v1::ModelSpec& model, const v1::Layout& layout) {
   const int world = WorldSize(layout);
-  const ModelTraits traits = TraitsOf(model);
   NcclCommunicators found;
   if (world == 1) return found;
   found.wide_world = layout.tensor() == world || layout.data() == world;
   found.closes_ring = layout.pipeline() > 1 && layout.virtual_pipeline() > 1;
-  found.is_tied = layout.pipeline() > 1 && traits.tied_head && traits.head != Head::kNone;
+  found.is_tied = layout.pipeline() > 1 && IsTied(model);
   found.wide = (layout.tensor() > 1 ? 1 : 0) + (layout.data() > 1 ? 1 : 0);
   found.narrow = found.wide_world ? 0 : 1;
   found.edges = EdgesOfStage(layout.pipeline(), found);

@@ -11,12 +11,12 @@
 #include "kernels/cuda/attention_choice.h"
 #include "kernels/cuda/scratch.h"
 #include "kernels/ops.h"
+#include "model/blocks/attention.h"
 #include "plan/buckets.h"
 #include "plan/fp8.h"
 #include "plan/gpu_reserve.h"
 #include "plan/lanes.h"
 #include "plan/model_tensors.h"
-#include "plan/model_traits.h"
 #include "plan/precision.h"
 #include "plan/reduction_scratch.h"
 #include "plan/reproducibility.h"
@@ -28,11 +28,6 @@ namespace {
 
 constexpr int64_t kAlignment = 256;  // bytes: of vector accesses on any device
 constexpr int64_t kFloat = sizeof(float);
-// Full vectors of every instruction set, and no more lengths than are worth telling apart.
-constexpr int64_t kLengthUnit = 16;
-// Rows of the head at once on a GPU: its products are as fast as larger ones, and the logits of
-// 50,304 tokens take 0.8 GB in 16 bits.
-constexpr int64_t kGpuChunkRows = 8192;
 // The workspace of cuDNN's gradients of attention: all scores of 32 heads of 2,048 tokens. Calls
 // that want more are cut (kernels/cuda/attention_cudnn.h), at the least to the queries of one key
 // head; that these fit is worth this much, for our own kernel is far slower.
@@ -40,25 +35,6 @@ constexpr int64_t kAttentionWorkspace = int64_t{296} << 20;
 constexpr int64_t kMostAttentionWorkspace = int64_t{2304} << 20;
 
 int64_t RoundUp(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
-
-// Hands out consecutive pieces, in bytes.
-class Cutter {
- public:
-  int64_t Take(int64_t bytes) {
-    const int64_t at = next_;
-    // A piece without bytes, such as a buffer this stage does not need, leaves the end where it is.
-    if (bytes > 0) end_ = at + bytes;
-    next_ += RoundUp(bytes, kAlignment);
-    return at;
-  }
-  int64_t total() const { return next_; }
-  // The end of the last piece.
-  int64_t end() const { return end_; }
-
- private:
-  int64_t next_ = 0;
-  int64_t end_ = 0;
-};
 
 class TableBuilder {
  public:
@@ -147,51 +123,74 @@ int64_t SnapshotElements(const v1::JobSpec& job, const v1::Layout& layout,
                 : SavedElements(job, layout, stage_tensors, guard);
 }
 
+// What a rank computes of one kind of attention.
+struct AttentionCall {
+  const StageShape& shape;
+  model::AttentionWidths at;
+  bool has_dropout;
+};
+
+std::vector<AttentionCall> AttentionCalls(const v1::JobSpec& job, const StageShape& shape,
+                                          const model::Architecture& architecture) {
+  std::vector<AttentionCall> calls;
+  for (const model::AttentionOptions* options : model::AttentionsOf(architecture)) {
+    calls.push_back({shape, model::WidthsOf(*options, shape.tensor), job.model().dropout() > 0});
+  }
+  return calls;
+}
+
 // Null: cuDNN takes the model's calls.
-const char* WhyNotCudnn(const StageShape& shape) {
-  return kernels::cuda::WhyNotCudnn({.format = shape.precision.format,
-                                     .sequences = shape.sequences,
-                                     .tokens = shape.tokens,
-                                     .heads = shape.heads,
-                                     .head_dim = shape.head_dim,
-                                     .stride = shape.qkv});
+const char* WhyNotCudnn(const AttentionCall& call) {
+  return kernels::cuda::WhyNotCudnn({.format = call.shape.precision.format,
+                                     .sequences = call.shape.sequences,
+                                     .tokens = call.shape.tokens,
+                                     .heads = call.at.heads,
+                                     .head_dim = call.at.head_dim,
+                                     .stride = call.at.qkv()});
 }
 
 // Scratch of cuDNN's gradients of attention for some heads of some sequences.
-int64_t AttentionBytes(const v1::JobSpec& job, const StageShape& shape, int64_t sequences,
-                       int64_t heads) {
+int64_t AttentionBytes(const AttentionCall& call, int64_t sequences, int64_t heads) {
   return kernels::cuda::LibraryAttentionBytes({.sequences = sequences,
-                                               .tokens = shape.tokens,
+                                               .tokens = call.shape.tokens,
                                                .heads = heads,
-                                               .group = shape.heads / shape.key_heads,
-                                               .head_dim = shape.head_dim,
-                                               .dropout = job.model().dropout() > 0});
+                                               .group = call.at.heads / call.at.key_heads,
+                                               .head_dim = call.at.head_dim,
+                                               .dropout = call.has_dropout});
 }
-int64_t LeastAttentionBytes(const v1::JobSpec& job, const StageShape& shape) {
-  return AttentionBytes(job, shape, 1, shape.heads / shape.key_heads);
+int64_t LeastAttentionBytes(const AttentionCall& call) {
+  return AttentionBytes(call, 1, call.at.heads / call.at.key_heads);
 }
 
 // Workspace of cuDNN's attention, where it takes the model's calls.
-int64_t AttentionWorkspace(const v1::JobSpec& job, const StageShape& shape) {
-  if (WhyNotCudnn(shape) != nullptr) return 0;
-  int64_t least = LeastAttentionBytes(job, shape);
+int64_t AttentionWorkspace(const AttentionCall& call) {
+  if (WhyNotCudnn(call) != nullptr) return 0;
+  int64_t least = LeastAttentionBytes(call);
   if (least > kMostAttentionWorkspace) least = 0;  // our own kernel does the gradients
-  return std::min(AttentionBytes(job, shape, shape.sequences, shape.heads),
+  return std::min(AttentionBytes(call, call.shape.sequences, call.at.heads),
                   std::max(kAttentionWorkspace, least));
 }
 
 // For the operations of a GPU: of layers, of the head, and over whole tensors.
-int64_t DeviceWorkspace(const v1::JobSpec& job, const StageShape& shape,
+int64_t DeviceWorkspace(const v1::JobSpec& job, const StageShape& shape, const StageUnits& units,
                         const StageTensors& tensors) {
   // Operations of the CPU have buffers of their own, which are sized for their threads.
   if (!OnGpu(job)) return 0;
   kernels::cuda::ScratchShapes layers;
   layers.rows = shape.rows;
   layers.norm_columns = shape.hidden;
-  layers.sum_columns = std::max({shape.qkv, shape.up, shape.hidden});
-  layers.heads = shape.heads;
+  layers.sum_columns = shape.hidden;
+  for (const model::LayerDescription& kind : units.kinds) {
+    for (const model::Product& product : kind.products) {
+      layers.sum_columns = std::max(layers.sum_columns, product.outputs);
+    }
+  }
   layers.product_bytes = kernels::cuda::kProductWorkspaceBytes;
-  layers.library_attention_bytes = AttentionWorkspace(job, shape);
+  for (const AttentionCall& call : AttentionCalls(job, shape, units.architecture)) {
+    layers.heads = std::max(layers.heads, call.at.heads);
+    layers.library_attention_bytes =
+        std::max(layers.library_attention_bytes, AttentionWorkspace(call));
+  }
   for (const StageTensor& entry : tensors.tensors) {
     // Digests look at one tensor at a time, norms at all of them in one pass.
     layers.digest_count = std::max(layers.digest_count, entry.elements);
@@ -204,11 +203,31 @@ int64_t DeviceWorkspace(const v1::JobSpec& job, const StageShape& shape,
   return std::max(kernels::cuda::CudaScratchBytes(layers), kernels::cuda::CudaScratchBytes(head));
 }
 
-void AddWorkspace(const v1::JobSpec& job, const StageShape& shape, const StageTensors& tensors,
-                  int threads, TableBuilder* table) {
-  // The widest gradient is that of query, key and value or that of
-  // the feed-forward part, and only one of them is alive.
-  const int64_t wide = std::max(shape.qkv, shape.up);
+// Scratch that blocks declare: those of equal name share a buffer.
+void AddBlockScratch(const StageShape& shape, const StageUnits& units, TableBuilder* table) {
+  std::vector<std::pair<const char*, int64_t>> buffers;
+  for (const model::LayerDescription& kind : units.kinds) {
+    for (const model::Scratch& scratch : kind.scratch) {
+      const int64_t rows = scratch.rows == model::Rows::kAll ? shape.rows : shape.local_rows;
+      const auto same = [&](const auto& buffer) {
+        return std::string_view(buffer.first) == scratch.name;
+      };
+      const auto found = std::find_if(buffers.begin(), buffers.end(), same);
+      if (found == buffers.end()) {
+        buffers.emplace_back(scratch.name, rows * scratch.width);
+      } else {
+        found->second = std::max(found->second, rows * scratch.width);
+      }
+    }
+  }
+  for (const auto& [name, count] : buffers) {
+    table->Values(absl::StrCat("workspace.", name), v1::BUFFER_KIND_WORKSPACE, shape.precision,
+                  count);
+  }
+}
+
+void AddWorkspace(const v1::JobSpec& job, const StageShape& shape, const StageUnits& units,
+                  const StageTensors& tensors, int threads, TableBuilder* table) {
   const auto add = [&](const char* name, int64_t count) {
     table->Values(name, v1::BUFFER_KIND_WORKSPACE, shape.precision, count);
   };
@@ -219,26 +238,29 @@ void AddWorkspace(const v1::JobSpec& job, const StageShape& shape, const StageTe
   add("workspace.gathered", shape.sequence_parallel ? shape.rows * shape.hidden : 0);
   add("workspace.local_sum", shape.sequence_parallel ? shape.local_rows * shape.hidden : 0);
   add("workspace.norm_gradient", shape.rows * shape.hidden);
-  add("workspace.wide_gradient", shape.rows * wide);
-  add("workspace.attention_gradient", shape.rows * shape.attention);
-  // The gradient of a gated MLP's product cannot be made in place.
-  add("workspace.gated_gradient", shape.up > shape.ffn ? shape.rows * shape.ffn : 0);
-  table->Floats("workspace.rotary", v1::BUFFER_KIND_WORKSPACE,
-                shape.rotary ? shape.tokens * shape.head_dim : 0);
-  table->Add("workspace.device", v1::BUFFER_KIND_WORKSPACE, DeviceWorkspace(job, shape, tensors));
-  table->Floats("workspace.attention", v1::BUFFER_KIND_WORKSPACE,
-                OnGpu(job) ? 0 : kernels::AttentionScratch(shape.tokens, shape.head_dim, threads));
+  AddBlockScratch(shape, units, table);
+  int64_t rotary = 0;
+  int64_t attention = 0;
+  for (const model::AttentionOptions* options : model::AttentionsOf(units.architecture)) {
+    if (options->rotary.has_value()) rotary = std::max(rotary, options->rotary->width);
+    if (OnGpu(job)) continue;
+    attention =
+        std::max(attention, kernels::AttentionScratch(shape.tokens, options->head_dim, threads));
+  }
+  table->Floats("workspace.rotary", v1::BUFFER_KIND_WORKSPACE, shape.tokens * rotary);
+  table->Add("workspace.device", v1::BUFFER_KIND_WORKSPACE,
+             DeviceWorkspace(job, shape, units, tensors));
+  table->Floats("workspace.attention", v1::BUFFER_KIND_WORKSPACE, attention);
 }
 
 // Classes of whole sequences: everything has one row per sequence.
-void AddClasses(const StageShape& shape, TableBuilder* table) {
-  if (shape.classes == 0) return;
+void AddClasses(const StageShape& shape, const model::ClassHeadOptions& head, TableBuilder* table) {
   for (const char* name : {"classes.first", "classes.pooled", "classes.dropped", "classes.gradient",
                            "classes.pooled_gradient"}) {
     table->Values(name, v1::BUFFER_KIND_WORKSPACE, shape.precision, shape.sequences * shape.hidden);
   }
   table->Values("classes.logits", v1::BUFFER_KIND_WORKSPACE, shape.precision,
-                shape.sequences * shape.classes);
+                shape.sequences * head.classes);
   const auto add = [&](const char* name, int64_t count) {
     table->Floats(name, v1::BUFFER_KIND_WORKSPACE, shape.sequences * count);
   };
@@ -247,15 +269,15 @@ void AddClasses(const StageShape& shape, TableBuilder* table) {
   add("classes.loss", 1);
 }
 
-void AddHead(const StageShape& shape, int tensor, TableBuilder* table) {
+void AddHead(const StageShape& shape, const model::Head& head, TableBuilder* table) {
   if (!shape.last) return;
   const auto add = [&](const char* name, int64_t count) {
     table->Floats(name, v1::BUFFER_KIND_WORKSPACE, count);
   };
-  AddClasses(shape, table);
+  if (head.classes.has_value()) AddClasses(shape, *head.classes, table);
   // A classifier predicts no tokens, so there is nothing more to make room for.
-  if (shape.classes > 0 && !shape.masked_head) return;
-  if (shape.masked_head) {
+  if (!head.predicts_tokens()) return;
+  if (head.masked.has_value()) {
     for (const char* name : {"head.rows", "head.transform", "head.activation", "head.norm",
                              "head.gradient", "head.transform_gradient"}) {
       table->Values(name, v1::BUFFER_KIND_WORKSPACE, shape.precision,
@@ -270,7 +292,7 @@ void AddHead(const StageShape& shape, int tensor, TableBuilder* table) {
                 shape.chunk_rows * shape.vocabulary);
   add("head.stats", shape.chunk_rows * kernels::kCrossEntropyStats);
   // The statistics of all tensor ranks are gathered, since each has a part of the vocabulary.
-  add("head.all_stats", shape.chunk_rows * kernels::kCrossEntropyStats * tensor);
+  add("head.all_stats", shape.chunk_rows * kernels::kCrossEntropyStats * shape.tensor);
   add("head.lse", shape.chunk_rows);
   add("head.loss", shape.chunk_rows);
 }
@@ -289,21 +311,22 @@ int64_t LargestTensorSum(const v1::ModelSpec& model, const v1::Layout& layout,
 
 // Weights of 8 bits; the factors of one product; scales, and what they are made from: the largest
 // values of this rank's step, then of all tensor and data ranks (worker/engine/linear_layers.h).
-void AddFp8(const v1::Layout& layout, const StageShape& shape, TableBuilder* table) {
+void AddFp8(const v1::Layout& layout, const StageShape& shape, const StageUnits& units,
+            TableBuilder* table) {
   if (!shape.fp8) return;
   const int64_t layers = int64_t{shape.layers} * shape.chunks;
-  table->Add("parameters.fp8", v1::BUFFER_KIND_PARAMETER, layers * Fp8LayerBytes(shape));
+  table->Add("parameters.fp8", v1::BUFFER_KIND_PARAMETER, Fp8WeightsOf(shape, units).bytes);
   const auto add = [&](const char* name, int64_t bytes) {
     table->Add(name, v1::BUFFER_KIND_WORKSPACE, bytes);
   };
-  add("fp8.input", shape.rows * MostFp8Inputs(shape));
-  // One linear part is computed at a time, so the largest of the four sizes the buffers.
-  add("fp8.gradient", shape.rows * MostFp8Outputs(shape));
-  add("fp8.turned_gradient", shape.rows * MostFp8Outputs(shape));
+  add("fp8.input", shape.rows * MostFp8Inputs(units));
+  // One linear part is computed at a time, so the largest one sizes the buffers.
+  add("fp8.gradient", shape.rows * MostFp8Outputs(units));
+  add("fp8.turned_gradient", shape.rows * MostFp8Outputs(units));
   const int64_t slots = layers * kFp8SlotsOfLayer;
   const auto scale = static_cast<int64_t>(sizeof(kernels::Scale));
   add("fp8.scales", slots * scale);
-  add("fp8.weight_scales", layers * static_cast<int64_t>(kLinears.size()) * scale);
+  add("fp8.weight_scales", layers * kFp8ProductsOfLayer * scale);
   add("fp8.largest", slots * kFloat);
   const auto gathered = [&](const char* name, int64_t ranks) {
     table->Floats(name, v1::BUFFER_KIND_COMMUNICATION, slots * ranks);
@@ -334,10 +357,9 @@ void AddCommunication(const v1::JobSpec& job, const v1::Layout& layout, const St
   add_scratch("tensor_scratch", LargestTensorSum(job.model(), layout, shape, stage),
               layout.tensor());
   add_scratch("data_scratch", bucket, layout.data());
-  const ModelTraits traits = TraitsOf(job.model());
-  const bool tied = traits.tied_head && traits.head != Head::kNone;
   // On one stage both uses of the table add to the same rank, so that nothing is exchanged.
-  const bool tied_exchange = tied && layout.pipeline() > 1 && (shape.first || shape.last);
+  const bool tied_exchange =
+      IsTied(job.model()) && layout.pipeline() > 1 && (shape.first || shape.last);
   add("tied_gradient", tied_exchange ? shape.vocabulary * shape.hidden : 0);
   const auto here = static_cast<int64_t>(TensorsOfStage(job.model(), layout, stage).tensors.size());
   table->Add("replica_exchange", v1::BUFFER_KIND_COMMUNICATION,
@@ -352,21 +374,23 @@ void AddCommunication(const v1::JobSpec& job, const v1::Layout& layout, const St
 }
 
 // The embedding reads inputs, and types; a head what it predicts; a bert's attention lengths.
-void AddTokens(const StageShape& shape, TableBuilder* table) {
+void AddTokens(const StageShape& shape, const model::Architecture& architecture,
+               TableBuilder* table) {
   const auto add = [&](const char* name, bool needed, int64_t of_sequence) {
     // All tokens of a step are loaded at once, so they cost memory for every micro-batch.
     const int64_t bytes =
         shape.sequences_per_rank * of_sequence * static_cast<int64_t>(sizeof(int32_t));
     table->Add(name, v1::BUFFER_KIND_WORKSPACE, needed ? bytes : 0);
   };
-  const bool encoder = !shape.causal;
+  const model::Head& head = architecture.head;
+  const bool has_classes = shape.last && head.classes.has_value();
   add("tokens.inputs", shape.first, shape.tokens);
-  add("tokens.targets", shape.last && (shape.causal || shape.masked_head), shape.tokens);
-  add("tokens.types", shape.first && encoder, shape.tokens);
-  add("tokens.predicted", shape.last && shape.masked_head, shape.tokens);
-  add("tokens.lengths", encoder, 1);
-  add("tokens.labels", shape.last && shape.classes > 0, 1);
-  add("tokens.first_rows", shape.last && shape.classes > 0, 1);
+  add("tokens.targets", shape.last && head.predicts_tokens(), shape.tokens);
+  add("tokens.types", shape.first && architecture.embedding.types > 0, shape.tokens);
+  add("tokens.predicted", shape.last && head.masked.has_value(), shape.tokens);
+  add("tokens.lengths", !architecture.causal, 1);
+  add("tokens.labels", has_classes, 1);
+  add("tokens.first_rows", has_classes, 1);
 }
 
 const char* KindName(v1::BufferKind kind) {
@@ -390,144 +414,11 @@ const char* KindName(v1::BufferKind kind) {
   }
 }
 
-// Layouts of older versions lack the word.
-Recompute RecomputeOf(const v1::Layout& layout) {
-  switch (layout.recompute()) {
-    case v1::RECOMPUTE_SELECTIVE:
-      return Recompute::kSelective;
-    case v1::RECOMPUTE_FULL:
-      return Recompute::kFull;
-    case v1::RECOMPUTE_UNSPECIFIED:
-    case v1::RECOMPUTE_NONE:
-    case v1::Recompute_INT_MIN_SENTINEL_DO_NOT_USE_:
-    case v1::Recompute_INT_MAX_SENTINEL_DO_NOT_USE_:
-      break;
-  }
-  return Recompute::kNone;
-}
-
 }  // namespace
 
-std::vector<RowPiece> PiecesOfRows(int64_t rows, int parts) {
-  std::vector<RowPiece> pieces;
-  for (int64_t i = 0; i < parts; ++i) {
-    // Multiplying before dividing keeps the lengths within one row of each other.
-    const int64_t first = rows * i / parts;
-    const int64_t end = rows * (i + 1) / parts;
-    if (end > first) pieces.push_back({first, end - first});
-  }
-  return pieces;
-}
-
-int64_t ComputedTokens(const StageShape& shape, int64_t longest) {
-  const int64_t unit = shape.length_unit;
-  if (unit == 0) return shape.tokens;
-  return std::min((longest + unit - 1) / unit * unit, shape.tokens);
-}
-
-StageShape ShapeOfStage(const v1::JobSpec& job, const v1::Layout& layout, int stage) {
-  const v1::ModelSpec& model = job.model();
-  const ModelTraits traits = TraitsOf(model);
-  StageShape shape;
-  shape.sequences = layout.micro_batch();
-  shape.tokens = model.context();
-  shape.rows = shape.sequences * shape.tokens;
-  shape.precision = PrecisionOf(job);
-  shape.fp8 = HasFp8(job);
-  shape.sequence_parallel = layout.sequence_parallel() && layout.tensor() > 1;
-  shape.local_rows = shape.sequence_parallel ? shape.rows / layout.tensor() : shape.rows;
-  shape.tensor_overlap =
-      // Sums in pieces are not built for rows that are divided already (config/job_file.cc).
-      layout.tensor() > 1 && !shape.sequence_parallel ? std::max(1, layout.tensor_overlap()) : 1;
-  shape.hidden = model.hidden();
-  shape.attention = model.hidden() / layout.tensor();
-  shape.heads = model.heads() / layout.tensor();
-  shape.head_dim = traits.head_dim;
-  shape.key_heads = traits.kv_heads / layout.tensor();
-  shape.qkv = shape.attention + 2 * shape.key_heads * shape.head_dim;
-  shape.ffn = model.ffn_hidden() / layout.tensor();
-  shape.up = traits.gated_mlp ? 2 * shape.ffn : shape.ffn;
-  shape.rotary = !traits.learned_positions;
-  shape.causal = traits.causal;
-  shape.post_norm = traits.post_norm;
-  shape.masked_head = traits.head == Head::kMaskedToken;
-  shape.classes = traits.classes;
-  shape.vocabulary = PaddedVocabulary(model.vocab_size(), layout.tensor()) / layout.tensor();
-  // A layout without interleaving may leave this at 0.
-  shape.chunks = std::max(1, layout.virtual_pipeline());
-  shape.layers = model.layers() / (layout.pipeline() * shape.chunks);
-  shape.recompute = RecomputeOf(layout);
-  shape.first = stage == 0;
-  shape.last = stage == layout.pipeline() - 1;
-  shape.sequences_per_rank = int64_t{layout.micro_batch()} * layout.micro_batches();
-  // Only encoders have padding. A GPU's products are timed and planned for one number of rows.
-  if (!shape.causal && !OnGpu(job)) {
-    shape.length_unit = std::lcm(kLengthUnit, shape.sequence_parallel ? layout.tensor() : 1);
-  }
-  // Whole sequences where they are short, pieces of one sequence where they are long.
-  const int64_t most = OnGpu(job) ? kGpuChunkRows : kernels::kPieceRows;
-  const int64_t whole = std::max<int64_t>(1, most / shape.tokens);
-  shape.chunk_rows = std::min(most, std::min(whole, shape.sequences) * shape.tokens);
-  // A masked head goes from sequence to sequence: each has its own number of rows.
-  if (shape.masked_head) shape.chunk_rows = std::min(most, shape.tokens);
-  return shape;
-}
-
-LayerActivations ActivationsOfLayer(const StageShape& shape) {
-  Cutter own;
-  Cutter shared;
-  // What is computed again lies in a buffer that all
-  // layers share, for one layer needs it at a time.
-  const auto take = [&](bool again, int64_t bytes) {
-    return LayerField{again ? shared.Take(bytes) : own.Take(bytes), again};
-  };
-  const int64_t value = shape.precision.bytes();
-  const bool full = shape.recompute == Recompute::kFull;
-  const bool cheap = shape.recompute != Recompute::kNone;
-  const int64_t residual = shape.local_rows * shape.hidden * value;
-  const int64_t statistic = shape.local_rows * kFloat;
-  LayerActivations at;
-  at.input = take(false, residual);
-  at.norm1 = take(cheap && !shape.post_norm, residual);
-  at.mean1 = take(full && !shape.post_norm, statistic);
-  at.rstd1 = take(full && !shape.post_norm, statistic);
-  at.qkv = take(full, shape.rows * shape.qkv * value);
-  at.attention = take(full, shape.rows * shape.attention * value);
-  at.lse = take(full, shape.rows * shape.heads * kFloat);
-  at.middle = take(full, residual);
-  at.norm2 = take(cheap, residual);
-  at.mean2 = take(full, statistic);
-  at.rstd2 = take(full, statistic);
-  at.up = take(full, shape.rows * shape.up * value);
-  at.gelu = take(cheap, shape.rows * shape.ffn * value);
-  at.total = own.total();
-  at.shared_total = shared.end();
-  return at;
-}
-
-SlotActivations ActivationsOfSlot(const StageShape& shape) {
-  Cutter cut;
-  SlotActivations at;
-  const int64_t value = shape.precision.bytes();
-  at.layer_stride = ActivationsOfLayer(shape).total;
-  cut.Take(at.layer_stride * shape.layers);
-  at.output = cut.Take(shape.local_rows * shape.hidden * value);
-  // The final norm belongs to the last stage alone, and post-norm models have none.
-  const int64_t final_rows = shape.last && !shape.post_norm ? shape.local_rows : 0;
-  at.final_norm = cut.Take(final_rows * shape.hidden * value);
-  at.final_mean = cut.Take(final_rows * kFloat);
-  at.final_rstd = cut.Take(final_rows * kFloat);
-  const int64_t embedding_rows = shape.first && shape.post_norm ? shape.local_rows : 0;
-  at.embedding_sum = cut.Take(embedding_rows * shape.hidden * value);
-  at.embedding_mean = cut.Take(embedding_rows * kFloat);
-  at.embedding_rstd = cut.Take(embedding_rows * kFloat);
-  at.total = cut.end();
-  return at;
-}
-
-int SumsPerSequence(const v1::ModelSpec& model) {
+int SumsPerSequence(const v1::ModelSpec& spec) {
   // The number of predicted tokens is known beforehand only where every token is predicted.
-  return TraitsOf(model).head == Head::kNextToken ? 1 : 3;
+  return model::ArchitectureOf(spec).head.language.has_value() ? 1 : 3;
 }
 
 // Two halves of each digest of each replica; or a vote for each rank of the job.
@@ -561,7 +452,9 @@ std::vector<int> SavingDataRanks(const StageTensors& tensors, int data) {
 v1::MemoryTable MemoryOfStage(const v1::JobSpec& job, const v1::Layout& layout, int stage,
                               int threads) {
   const StageShape shape = ShapeOfStage(job, layout, stage);
+  const StageUnits units = UnitsOfStage(job.model(), layout, stage);
   const StageTensors tensors = TensorsOfStage(job.model(), layout, stage);
+  const SlotActivations activations = ActivationsOfSlot(shape, units);
   const int slots = ActivationSlots(ShapeOfSchedule(layout), stage);
   const int lanes = LanesPerDataRank(LanesOf(job, layout), layout.data());
   TableBuilder table;
@@ -583,16 +476,14 @@ v1::MemoryTable MemoryOfStage(const v1::JobSpec& job, const v1::Layout& layout, 
   table.Floats("adamw.m", v1::BUFFER_KIND_OPTIMIZER, tensors.parameter_elements);
   table.Floats("adamw.v", v1::BUFFER_KIND_OPTIMIZER, tensors.parameter_elements);
   for (int slot = 0; slot < slots; ++slot) {
-    table.Add(absl::StrCat("activations.", slot), v1::BUFFER_KIND_ACTIVATION,
-              ActivationsOfSlot(shape).total);
+    table.Add(absl::StrCat("activations.", slot), v1::BUFFER_KIND_ACTIVATION, activations.total);
   }
-  table.Add("activations.shared", v1::BUFFER_KIND_ACTIVATION,
-            ActivationsOfLayer(shape).shared_total);
-  AddWorkspace(job, shape, tensors, threads, &table);
-  AddFp8(layout, shape, &table);
-  AddHead(shape, layout.tensor(), &table);
+  table.Add("activations.shared", v1::BUFFER_KIND_ACTIVATION, activations.shared_total);
+  AddWorkspace(job, shape, units, tensors, threads, &table);
+  AddFp8(layout, shape, units, &table);
+  AddHead(shape, units.architecture.head, &table);
   AddCommunication(job, layout, shape, stage, &table);
-  AddTokens(shape, &table);
+  AddTokens(shape, units.architecture, &table);
   const int64_t snapshot = SnapshotElements(job, layout, tensors, stage) * kFloat;
   if (OnGpu(job)) {
     table.AddOnHost("snapshot", v1::BUFFER_KIND_SNAPSHOT, snapshot);
@@ -602,21 +493,33 @@ v1::MemoryTable MemoryOfStage(const v1::JobSpec& job, const v1::Layout& layout, 
   return table.Finish();
 }
 
-std::string WhyOwnAttention(const v1::JobSpec& job, const StageShape& shape, int capability) {
-  const char* why = WhyNotCudnn(shape);
+namespace {
+
+std::string WhyOwnAttention(const AttentionCall& call, int capability) {
+  const char* why = WhyNotCudnn(call);
   const bool forward = why != nullptr;
   if (!forward && capability != 0) {
-    why = kernels::cuda::WhyNotCudnnGradients({.capability = capability,
-                                               .head_dim = shape.head_dim,
-                                               .has_dropout = job.model().dropout() > 0});
+    why = kernels::cuda::WhyNotCudnnGradients(
+        {.capability = capability, .head_dim = call.at.head_dim, .has_dropout = call.has_dropout});
   }
-  if (why == nullptr && LeastAttentionBytes(job, shape) > kMostAttentionWorkspace) {
+  if (why == nullptr && LeastAttentionBytes(call) > kMostAttentionWorkspace) {
     why = "needs more workspace for this model.context than plans give it";
   }
   if (why == nullptr) return "";
   return absl::StrCat(
       forward ? "attention is" : "gradients of attention are",
       " computed by our own kernels, which are much slower than cuDNN's, whose form of it ", why);
+}
+
+}  // namespace
+
+std::string WhyOwnAttention(const v1::JobSpec& job, const v1::Layout& layout, int capability) {
+  const StageShape shape = ShapeOfStage(job, layout, 0);
+  const model::Architecture architecture = model::ArchitectureOf(job.model());
+  for (const AttentionCall& call : AttentionCalls(job, shape, architecture)) {
+    if (std::string why = WhyOwnAttention(call, capability); !why.empty()) return why;
+  }
+  return "";
 }
 
 int64_t MostBytesOutside(const v1::JobSpec& job, const v1::Layout& layout, int stage) {

@@ -26,13 +26,14 @@
 #include <string_view>
 #include <vector>
 
+#include "model/architecture.h"
 #include "proto/tercio/v1/job.pb.h"
 #include "proto/tercio/v1/plan.pb.h"
 
 namespace tercio::plan {
 
-enum class Shard { kWhole, kRows, kColumns };  // how tensor ranks cut the matrix view
-enum class Initialization { kZeros, kOnes, kNormal, kResidualNormal };
+using Shard = model::Cut;
+using Initialization = model::Initialization;
 
 // The matrix view of a vector of n elements is n rows x 1 column, so that kRows cuts it.
 struct LogicalTensor {
@@ -41,18 +42,25 @@ struct LogicalTensor {
   int64_t columns = 1;
   bool is_vector = false;
   bool vocabulary = false;  // rows are token ids: padded where they are cut
+  bool continues = false;   // lies right behind the tensor before it, as one matrix
+  bool of_task = false;     // a model of another task may bring its own
+  int layer = -1;           // -1: embedding; `layers`: final norm and head
   Shard shard = Shard::kWhole;
   bool weight_decay = false;
   Initialization initialization = Initialization::kZeros;
-  int index = 0;  // position in ModelTensors(): the canonical order and the randomness key
+  int index = 0;     // position in ModelTensors(): the canonical order
+  uint32_t key = 0;  // of its random numbers: the same in every later version of the model
 };
 
 // All tensors of the model in canonical order. REQUIRES: vocab_size > 0.
 std::vector<LogicalTensor> ModelTensors(const v1::ModelSpec& model);
 
-// Whether a bert that starts from another's weights may bring this tensor itself, when the other
-// has another task: everything behind the last layer but the token table.
-bool BelongsToTask(std::string_view name);
+// Whether the model, when it starts from the weights of one with another task, may bring this
+// tensor itself: that of a masked head, a pooler or a classifier.
+bool BelongsToTask(const v1::ModelSpec& model, std::string_view name);
+
+// Whether the token table is read by the head, too.
+bool IsTied(const v1::ModelSpec& model);
 
 // Vocabulary rounded up to a multiple of 16 * tensor.
 int64_t PaddedVocabulary(int64_t vocab_size, int tensor);
@@ -80,7 +88,7 @@ enum class TensorRole { kPlain, kLookup, kHead };
 struct StageTensor {
   LogicalTensor tensor;
   TensorRole role = TensorRole::kPlain;
-  int layer = -1;                // -1: embedding; `layers`: final norm and head
+  int layer = -1;                // as in `tensor`, but `layers` for a tied head
   int64_t elements = 0;          // local
   int64_t parameter_offset = 0;  // kHead beside kLookup: the same offset as the lookup
   int64_t gradient_offset = 0;

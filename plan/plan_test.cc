@@ -369,19 +369,22 @@ TEST(MemoryMap, Fp8AddsWeightsFactorsAndScales) {
   const v1::MemoryTable with = MemoryOfStage(job, layout, 1, 1);
   const StageShape shape = ShapeOfStage(job, layout, 1);
   const int64_t layers = job.model().layers() / 2;
-  int64_t weights = 0;
-  for (const Linear linear : kLinears) {
-    const LinearSize size = SizeOfLinear(shape, linear);
-    ASSERT_TRUE(TakesFp8(shape, linear));
-    const Fp8Weight at = Fp8WeightOf(shape, linear);
-    EXPECT_EQ(at.plain, weights);
-    EXPECT_GE(at.transposed - at.plain, size.n * size.k);
-    EXPECT_LE(at.transposed + size.n * size.k, Fp8LayerBytes(shape));
-    weights = 2 * at.transposed - at.plain;
+  const StageUnits units = UnitsOfStage(job.model(), layout, 1);
+  const Fp8Weights weights = Fp8WeightsOf(shape, units);
+  ASSERT_EQ(weights.products.size(), layers * kFp8ProductsOfLayer);
+  int64_t end = 0;
+  for (size_t i = 0; i < weights.products.size(); ++i) {
+    const model::Product& product =
+        units.layer(i / kFp8ProductsOfLayer).products[i % kFp8ProductsOfLayer];
+    ASSERT_TRUE(TakesFp8(shape, product));
+    const Fp8Weight& at = weights.products[i];
+    EXPECT_EQ(at.plain, end);
+    EXPECT_GE(at.transposed - at.plain, product.outputs * product.inputs);
+    end = 2 * at.transposed - at.plain;
   }
-  EXPECT_EQ(weights, Fp8LayerBytes(shape));
-  EXPECT_EQ(FindBuffer(with, "parameters.fp8").size_bytes(), layers * weights);
-  EXPECT_EQ(FindBuffer(with, "fp8.input").size_bytes(), shape.rows * MostFp8Inputs(shape));
+  EXPECT_EQ(weights.bytes, end);
+  EXPECT_EQ(FindBuffer(with, "parameters.fp8").size_bytes(), end);
+  EXPECT_EQ(FindBuffer(with, "fp8.input").size_bytes(), shape.rows * MostFp8Inputs(units));
   EXPECT_EQ(FindBuffer(with, "fp8.all_largest").size_bytes(), layers * kFp8SlotsOfLayer * 4 * 4);
   EXPECT_EQ(FindBuffer(with, "snapshot").size_bytes(),
             FindBuffer(without, "snapshot").size_bytes() + layers * kFp8StateOfLayer * 4);
@@ -513,7 +516,7 @@ TEST(MemoryMap, AttentionThatCudnnDoesNotComputeIsNamed) {
   job.mutable_training()->set_precision(v1::PRECISION_BF16);
   job.mutable_model()->set_hidden(64 * job.model().heads());
   const auto why = [](const v1::JobSpec& spec, int capability = 9) {
-    return WhyOwnAttention(spec, ShapeOfStage(spec, LayoutOf(1, 1, 1), 0), capability);
+    return WhyOwnAttention(spec, LayoutOf(1, 1, 1), capability);
   };
   EXPECT_EQ(why(job), "");
   EXPECT_EQ(why(job, 8), "");

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
+#include "model/architecture.h"
 #include "plan/names.h"
 
 namespace tercio::plan {
@@ -111,7 +112,7 @@ int IndexInGroup(const v1::ProcessGroup& group, int rank) {
 }
 
 absl::Status CheckLayout(const v1::JobSpec& job, const v1::Layout& layout, int ranks) {
-  const v1::ModelSpec& model = job.model();
+  const v1::ModelSpec& spec = job.model();
   const int tensor = layout.tensor();
   const int pipeline = layout.pipeline();
   const int data = layout.data();
@@ -125,30 +126,24 @@ absl::Status CheckLayout(const v1::JobSpec& job, const v1::Layout& layout, int r
                                    " = ", WorldSize(layout), " ranks, but resources.ranks is ",
                                    ranks));
   }
-  // Heads are what attention is cut by; a half one cannot be computed.
-  if (model.heads() % tensor != 0) {
+  // Heads and feed-forward columns are what tensor ranks divide among them.
+  for (const model::DividedSize& divided :
+       model::SizesThatTensorDivides(model::ArchitectureOf(spec))) {
+    if (divided.size % tensor == 0) continue;
     return Impossible(
-        absl::StrCat("tensor ", tensor, " does not divide model.heads ", model.heads()));
-  }
-  if (model.kv_heads() % tensor != 0) {
-    return Impossible(
-        absl::StrCat("tensor ", tensor, " does not divide model.kv_heads ", model.kv_heads()));
+        absl::StrCat("tensor ", tensor, " does not divide ", divided.key, " ", divided.size));
   }
   // Ranks hold equal parts of every sequence's rows.
-  if (layout.sequence_parallel() && model.context() % tensor != 0) {
+  if (layout.sequence_parallel() && spec.context() % tensor != 0) {
     return Impossible(absl::StrCat("sequence_parallel: tensor ", tensor,
-                                   " does not divide model.context ", model.context()));
-  }
-  if (model.ffn_hidden() % tensor != 0) {
-    return Impossible(
-        absl::StrCat("tensor ", tensor, " does not divide model.ffn_hidden ", model.ffn_hidden()));
+                                   " does not divide model.context ", spec.context()));
   }
   const int chunks = std::max(1, layout.virtual_pipeline());
   // Every stage has equally many layers: their memory and time are planned as one.
-  if (model.layers() % (int64_t{pipeline} * chunks) != 0) {
+  if (spec.layers() % (int64_t{pipeline} * chunks) != 0) {
     return Impossible(absl::StrCat("pipeline ", pipeline,
                                    chunks > 1 ? absl::StrCat(" x virtual_pipeline ", chunks) : "",
-                                   " does not divide model.layers ", model.layers()));
+                                   " does not divide model.layers ", spec.layers()));
   }
   if ((layout.schedule() == v1::PIPELINE_SCHEDULE_INTERLEAVED) != (chunks > 1)) {
     return Impossible(absl::StrCat("schedule ", TextOf(layout.schedule()),

@@ -104,7 +104,7 @@ const StoredTensor* HuggingFaceModel::FindOrCopy(const Found& found,
 
 // Heads that a base model or a new classifier lacks are initialised by the job.
 bool HuggingFaceModel::MayLack(const HuggingFaceTensor& tensor) const {
-  return (base_ || model_.labels() > 0) && plan::BelongsToTask(tensor.parts.front().tensor);
+  return (base_ || model_.labels() > 0) && plan::BelongsToTask(model_, tensor.parts.front().tensor);
 }
 
 void HuggingFaceModel::Place(const HuggingFaceTensor& tensor, const StoredTensor& stored,

@@ -76,8 +76,8 @@ std::vector<std::string> NoticesOnAttention(v1::JobSpec spec, const v1::PlanRepo
   }
   const v1::Layout& layout = report.layouts(report.chosen()).layout();
   const auto figures = plan::FiguresOf(here.model);
-  const std::string notice = plan::WhyOwnAttention(spec, plan::ShapeOfStage(spec, layout, 0),
-                                                   figures.has_value() ? figures->capability : 0);
+  const std::string notice =
+      plan::WhyOwnAttention(spec, layout, figures.has_value() ? figures->capability : 0);
   if (notice.empty()) return {};
   return {notice};
 }

@@ -58,7 +58,10 @@ AttentionOptions AttentionOf(const v1::ModelSpec& model) {
   attention.hidden = model.hidden();
   attention.heads = model.heads();
   attention.key_heads = model.kv_heads() > 0 ? model.kv_heads() : model.heads();
-  attention.head_dim = model.head_dim() > 0 ? model.head_dim() : model.hidden() / model.heads();
+  attention.head_dim = model.head_dim();
+  if (attention.head_dim == 0 && model.heads() > 0) {
+    attention.head_dim = model.hidden() / model.heads();
+  }
   attention.bias = model.bias();
   attention.output_bias = model.bias();
   return attention;

@@ -9,7 +9,6 @@ namespace tercio::model {
 
 struct ArchitectureForm {
   v1::Architecture architecture;
-  // REQUIRES: heads > 0.
   Architecture (*describe)(const v1::ModelSpec& model);
 };
 

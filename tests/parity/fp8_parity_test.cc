@@ -8,7 +8,7 @@
 
 #include "plan/names.h"
 #include "tests/parity/cuda_ranks.h"
-#include "worker/engine/fp8_scaling.h"
+#include "worker/blocks/fp8_scaling.h"
 
 namespace tercio::testing {
 namespace {
@@ -72,8 +72,8 @@ TEST_F(Fp8Parity, RepeatedAndResumedWithEqualBits) {
 int ScalesApart(const RunResult& one, const RunResult& many, float tolerance) {
   int apart = 0;
   for (int layer = 0; layer < 4; ++layer) {
-    const std::vector<float>& a = one.state.at(engine::Fp8Tensor(layer));
-    const std::vector<float>& b = many.state.at(engine::Fp8Tensor(layer));
+    const std::vector<float>& a = one.state.at(blocks::Fp8Tensor(layer));
+    const std::vector<float>& b = many.state.at(blocks::Fp8Tensor(layer));
     EXPECT_EQ(a.size(), static_cast<size_t>(plan::kFp8StateOfLayer));
     EXPECT_EQ(b.size(), a.size());
     for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
@@ -115,7 +115,7 @@ TEST_F(Fp8Parity, BeginsInTheMiddleOfABf16Run) {
   RunOptions options;
   options.steps = 4;
   const RunResult bf16 = OnGpus(WithoutFp8(spec), options);
-  EXPECT_FALSE(bf16.state.contains(engine::Fp8Tensor(0)));
+  EXPECT_FALSE(bf16.state.contains(blocks::Fp8Tensor(0)));
   options.first_step = 5;
   options.state = &bf16.state;
   ExpectNear(OnGpus(spec, options), OnGpus(WithoutFp8(spec), options));
@@ -227,7 +227,7 @@ TEST_F(Fp8Parity, ProductsOfOtherSizesStayInBf16) {
   none.mutable_model()->set_context(24);
   RunResult fp8 = OnGpus(none, options);
   const RunResult bf16 = OnGpus(WithoutFp8(none), options);
-  for (int layer = 0; layer < 4; ++layer) fp8.state.erase(engine::Fp8Tensor(layer));
+  for (int layer = 0; layer < 4; ++layer) fp8.state.erase(blocks::Fp8Tensor(layer));
   ExpectSameBits(fp8, bf16);
 }
 

@@ -54,7 +54,7 @@ class OneRank {
     std::vector<std::vector<float>> all(ids.size());
     std::vector<int64_t> known(ids.size());
     for (size_t pass = 0;; ++pass) {
-      std::vector<engine::SequencePart> parts;
+      std::vector<blocks::SequencePart> parts;
       for (size_t i = 0; i < std::min(ids.size(), pass + 1); ++i) {
         const int64_t rows = std::min(step, static_cast<int64_t>(ids[i].size()) - known[i]);
         if (rows > 0) parts.push_back({static_cast<int64_t>(i), known[i], rows});
@@ -62,7 +62,7 @@ class OneRank {
       if (parts.empty()) return all;
       Pass(parts, ids);
       int64_t row = 0;
-      for (const engine::SequencePart& part : parts) {
+      for (const blocks::SequencePart& part : parts) {
         const auto i = static_cast<size_t>(part.sequence);
         for (int64_t last = row + part.rows; row < last; ++row) AppendLogits(row, &all[i]);
         known[i] += part.rows;
@@ -71,15 +71,15 @@ class OneRank {
   }
 
  private:
-  void Pass(const std::vector<engine::SequencePart>& parts,
+  void Pass(const std::vector<blocks::SequencePart>& parts,
             const std::vector<std::vector<int32_t>>& ids) {
     std::vector<int32_t> inputs;
-    for (const engine::SequencePart& part : parts) {
+    for (const blocks::SequencePart& part : parts) {
       const auto begin = ids[static_cast<size_t>(part.sequence)].begin() +
                          static_cast<ptrdiff_t>(part.first_position);
       inputs.insert(inputs.end(), begin, begin + static_cast<ptrdiff_t>(part.rows));
     }
-    engine::MicroBatch batch;
+    blocks::MicroBatch batch;
     batch.training = false;
     batch.inputs = inputs.data();
     batch.parts = parts;

@@ -33,9 +33,10 @@ INCLUDES = {
                       "common/check.h"],
     "kernels/cuda/testing/": ["kernels/cuda/", "kernels/cpu/", "emulation/control.h"],
     "emulation/": ["emulation/", "common/check.h"],
-    "model/": ["model/", "common/check.h", "kernels/random.h", "proto/"],
+    # What a model is, before any plan: the sites of dropout are a part of that.
+    "model/": ["model/", "common/check.h", "proto/", "kernels/random.h"],
     # The memory map asks the kernels' contract how much scratch an operation needs.
-    "plan/": ["plan/", "common/check.h", "common/status_macros.h", "proto/", "kernels/ops.h",
+    "plan/": ["plan/", "model/", "common/check.h", "common/status_macros.h", "proto/", "kernels/ops.h",
               "kernels/cpu/attention_scratch.h", "kernels/cuda/attention_choice.h", "kernels/cuda/scratch.h"],
     "plan/planner/": ["plan/", "common/check.h", "common/status_macros.h", "proto/"],
     # The schema of a foreign file, and no message of ours.
@@ -56,9 +57,11 @@ INCLUDES = {
     "worker/progress/": ["worker/progress/", "common/"],
     "worker/collective/": ["worker/collective/", "worker/device/", "worker/progress/", "common/",
                            "plan/reduction_scratch.h"],
-    "worker/engine/": ["worker/engine/", "worker/collective/", "worker/progress/", "worker/device/", "kernels/", "plan/",
+    "worker/blocks/": ["worker/blocks/", "worker/engine/arena.h", "worker/collective/", "worker/progress/", "worker/device/",
+                       "kernels/", "model/", "plan/", "common/", "proto/"],
+    "worker/engine/": ["worker/engine/", "worker/blocks/", "worker/collective/", "worker/progress/", "worker/device/", "kernels/", "model/", "plan/",
                        "data/sample_source.h", "common/", "proto/"],
-    "worker/inference/": ["worker/", "checkpoint/", "data/", "tokenizer/", "kernels/", "plan/", "common/", "proto/"],
+    "worker/inference/": ["worker/", "checkpoint/", "data/", "tokenizer/", "kernels/", "model/", "plan/", "common/", "proto/"],
     "worker/trainer/": ["worker/", "checkpoint/", "data/", "tokenizer/", "kernels/", "plan/", "common/", "proto/"],
     "cli/plot/": ["cli/plot/", "common/utf8.h"],
     "cli/report/": ["cli/report/", "cli/plot/", "config/", "plan/epochs.h", "plan/names.h", "plan/quality.h", "proto/"],
@@ -76,7 +79,7 @@ NAMESPACES = {
     "emulation/": "tercio::emulation", "model/": "tercio::model", "plan/": "tercio::plan", "tokenizer/": "tercio::tokenizer", "data/": "tercio::data",
     "checkpoint/": "tercio::checkpoint", "coordinator/": "tercio::coordinator", "worker/agent/": "tercio::agent",
     "worker/device/": "tercio::device", "worker/progress/": "tercio::progress", "worker/collective/": "tercio::collective",
-    "worker/engine/": "tercio::engine", "worker/inference/": "tercio::inference", "worker/trainer/": "tercio::trainer",
+    "worker/blocks/": "tercio::blocks", "worker/engine/": "tercio::engine", "worker/inference/": "tercio::inference", "worker/trainer/": "tercio::trainer",
     "cli/": "tercio::cli", "cli/plot/": "tercio::plot", "cli/report/": "tercio::report", "cli/compare/": "tercio::compare",
     "tests/": "tercio",
 }

@@ -11,7 +11,7 @@ ExchangeVector::ExchangeVector(const v1::JobSpec& spec, const v1::RankPlan& plan
       first_of_rank_(plan.placement().data_index() * shape.sequences_per_rank),
       sum_count_(plan::SumsPerSequence(spec.model()) * global_batch_),
       tensor_ranks_(plan.layout().tensor()),
-      encoder_(!shape.causal),
+      encoder_(plan::SumsPerSequence(spec.model()) > 1),
       predicts_tokens_(spec.model().labels() == 0),
       device_(device),
       known_(static_cast<size_t>(sum_count_ + int64_t{tensors} * tensor_ranks_ + 1)) {}

@@ -19,7 +19,7 @@ bool IsHostState(StateKind kind) {
 }
 
 std::vector<float> HostState(const StateSlice& state, const StepGuard& guard,
-                             const Fp8Scaling& scaling) {
+                             const blocks::Fp8Scaling& scaling) {
   TERCIO_CHECK(IsHostState(state.kind));
   if (state.kind == StateKind::kSpikes) return guard.spikes().state();
   if (state.kind == StateKind::kGuard) {
@@ -31,7 +31,7 @@ std::vector<float> HostState(const StateSlice& state, const StepGuard& guard,
 }
 
 absl::Status RestoreHostState(const StateSlice& state, absl::Span<const float> values,
-                              StepGuard& guard, Fp8Scaling& scaling) {
+                              StepGuard& guard, blocks::Fp8Scaling& scaling) {
   TERCIO_CHECK(IsHostState(state.kind));
   if (state.kind == StateKind::kSpikes) return guard.spikes().Restore(values);
   if (state.kind == StateKind::kGuard) return guard.Restore(values);

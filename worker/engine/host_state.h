@@ -5,7 +5,7 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
-#include "worker/engine/fp8_scaling.h"
+#include "worker/blocks/fp8_scaling.h"
 #include "worker/engine/state_slices.h"
 #include "worker/engine/step_guard.h"
 
@@ -15,10 +15,10 @@ bool IsHostState(StateKind kind);
 
 // The values of a slice. REQUIRES: IsHostState(state.kind).
 std::vector<float> HostState(const StateSlice& state, const StepGuard& guard,
-                             const Fp8Scaling& scaling);
+                             const blocks::Fp8Scaling& scaling);
 
 // INVALID_ARGUMENT if `values` are not a possible result of HostState. REQUIRES: as there.
 absl::Status RestoreHostState(const StateSlice& state, absl::Span<const float> values,
-                              StepGuard& guard, Fp8Scaling& scaling);
+                              StepGuard& guard, blocks::Fp8Scaling& scaling);
 
 }  // namespace tercio::engine

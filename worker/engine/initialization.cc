@@ -28,7 +28,7 @@ std::vector<float> InitialValues(const plan::LogicalTensor& tensor, const v1::Ra
   // Numbers are keyed by their place in the whole tensor, so that every layout starts alike.
   for (int64_t row = shard.row_begin; row < shard.row_end; ++row) {
     kernels::NormalRow({.seed = seed,
-                        .tensor = static_cast<uint32_t>(tensor.index),
+                        .tensor = tensor.key,
                         .row = row,
                         .column_begin = shard.column_begin,
                         .count = shard.local_columns,

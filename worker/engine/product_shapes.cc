@@ -6,10 +6,8 @@
 
 #include "plan/fp8.h"
 #include "plan/lanes.h"
-#include "plan/memory_map.h"
-#include "plan/model_traits.h"
 #include "plan/precision.h"
-#include "worker/engine/stage_weights.h"
+#include "plan/stage_units.h"
 
 namespace tercio::engine {
 namespace {
@@ -26,13 +24,10 @@ class Shapes {
  public:
   Shapes(const v1::JobSpec& job, const v1::RankPlan& plan)
       : shape_(plan::ShapeOfStage(job, plan.layout(), plan.placement().pipeline_index())),
-        traits_(plan::TraitsOf(job.model())),
         format_(shape_.precision.format),
         // TF32 is a way to multiply fp32 factors, so jobs in 16 bits have no such algorithms.
         tf32_(job.training().tf32() && format_ == Format::kFloat32),
-        weights_(FindWeights(
-            plan::TensorsOfStage(job.model(), plan.layout(), plan.placement().pipeline_index()),
-            plan.stage().layers())) {
+        units_(plan::UnitsOfStage(job.model(), plan.layout(), plan.placement().pipeline_index())) {
     // A weight gradient is one product per segment of a lane, and adds unless it starts the lane.
     const int lanes = plan::LanesPerDataRank(plan.lanes(), plan.layout().data());
     for (int i = 0; i < plan.layout().micro_batches(); ++i) {
@@ -44,24 +39,11 @@ class Shapes {
   }
 
   std::vector<ProductShape> Get() {
-    // All layers of a model have the same sizes.
-    const LayerWeights& layer = weights_.layers.front();
-    const auto& s = shape_;
-    Linear({s.qkv, s.hidden, layer.qkv_bias.elements > 0, Sum::kBackward});
-    Linear({s.hidden, s.attention, false, Sum::kForward});
-    const auto gelu = [&](ProductEpilogue epilogue) {
-      // Where the library's GELU does not fit, the operations take a plain
-      // product and a kernel of their own (GeluFits in kernels/cuda).
-      const bool fits = !traits_.gated_mlp && !traits_.exact_gelu && format_ != Format::kFloat32 &&
-                        s.ffn % kGeluColumns == 0;
-      return fits ? epilogue : ProductEpilogue::kNone;
-    };
-    Linear(
-        {s.up, s.hidden, layer.up_bias.elements > 0, Sum::kBackward, gelu(ProductEpilogue::kGelu)});
-    Linear({s.hidden, s.ffn, false, Sum::kForward, ProductEpilogue::kNone,
-            gelu(ProductEpilogue::kGeluGradient)});
+    for (size_t kind = 0; kind < units_.kinds.size(); ++kind) {
+      Layer(units_.architecture.kinds[kind], units_.kinds[kind]);
+    }
     // The rows of an encoder's head are known only when the data is.
-    if (s.last && s.causal) Head();
+    if (shape_.last && units_.architecture.head.language.has_value()) Head();
     return {shapes_.begin(), shapes_.end()};
   }
 
@@ -73,7 +55,7 @@ class Shapes {
     shapes_.insert({kind, format_, result, m, n, k, epilogue, bias, accumulate, tf32_});
   }
 
-  // Forward products have fast accumulation, gradients do not (LinearLayers).
+  // Forward products have fast accumulation, gradients do not (blocks::Products).
   void AddScaled(ProductKind kind, Format result, int64_t m, int64_t n, int64_t k, bool bias,
                  bool accumulate) {
     const Format operands = kind == ProductKind::kScaledFast ? Format::kE4m3 : Format::kE5m2;
@@ -81,42 +63,67 @@ class Shapes {
         {kind, operands, result, m, n, k, ProductEpilogue::kNone, bias, accumulate, false});
   }
 
-  // y (rows x n) of x (rows x k), forward and backward. In one of the two directions the result is
-  // summed over tensor ranks, in pieces; the bias after such a sum is added elsewhere.
-  enum class Sum { kForward, kBackward };
-  struct LinearLayer {
-    int64_t n;
-    int64_t k;
-    bool bias;
-    Sum summed;
-    ProductEpilogue forward = ProductEpilogue::kNone;
-    ProductEpilogue backward = ProductEpilogue::kNone;
-  };
-  void Linear(const LinearLayer& layer) {
-    for (const plan::RowPiece& piece : Pieces(layer.summed == Sum::kForward)) {
-      if (plan::TakesFp8(shape_, piece.count, layer.n, layer.k)) {
-        AddScaled(ProductKind::kScaledFast, format_, piece.count, layer.n, layer.k, layer.bias,
-                  false);
+  void Layer(const model::Layer& layer, const model::LayerDescription& description) {
+    std::set<int> added;  // products whose input gradient is added to another branch's
+    for (size_t i = 0; i < layer.sublayers.size(); ++i) {
+      const std::vector<model::Branch>& branches = layer.sublayers[i].branches;
+      for (size_t j = 0; j + 1 < branches.size(); ++j) {
+        if (branches[j + 1].norm.has_value()) continue;
+        added.insert(description.sublayers[i].branches[j].first_product);
+      }
+    }
+    for (size_t i = 0; i < description.products.size(); ++i) {
+      Linear(description.products[i], added.contains(static_cast<int>(i)));
+    }
+  }
+
+  ProductEpilogue EpilogueOf(bool activates, const model::Product& product, int64_t columns,
+                             ProductEpilogue epilogue) const {
+    // Where the library's GELU does not fit, the operations take a plain
+    // product and a kernel of their own (GeluFits in kernels/cuda).
+    const bool fits = activates && product.activation == model::Activation::kGeluTanh &&
+                      format_ != Format::kFloat32 && columns % kGeluColumns == 0;
+    return fits ? epilogue : ProductEpilogue::kNone;
+  }
+
+  // Forward and backward. In one of the two directions the result is summed over tensor ranks, in
+  // pieces; the bias after such a sum is added elsewhere.
+  void Linear(const model::Product& product, bool adds_input_gradient) {
+    const int64_t n = product.outputs;
+    const int64_t k = product.inputs;
+    const ProductEpilogue forward =
+        EpilogueOf(product.activates, product, n, ProductEpilogue::kGelu);
+    const ProductEpilogue backward =
+        EpilogueOf(product.activates_gradient, product, k, ProductEpilogue::kGeluGradient);
+    for (const plan::RowPiece& piece : Pieces(product.summed == model::Summed::kForward)) {
+      if (plan::TakesFp8(shape_, piece.count, n, k)) {
+        AddScaled(ProductKind::kScaledFast, format_, piece.count, n, k, product.bias, false);
         continue;
       }
-      Add(ProductKind::kForward, piece.count, layer.n, layer.k, layer.forward, layer.bias, false);
+      Add(ProductKind::kForward, piece.count, n, k, forward, product.bias, false);
     }
-    for (const plan::RowPiece& piece : Pieces(layer.summed == Sum::kBackward)) {
-      if (plan::TakesFp8(shape_, piece.count, layer.n, layer.k)) {
+    for (const plan::RowPiece& piece : Pieces(product.summed == model::Summed::kBackward)) {
+      if (plan::TakesFp8(shape_, piece.count, n, k)) {
         // The sum is over the last dimension of both factors, so n and k change places.
-        AddScaled(ProductKind::kScaled, format_, piece.count, layer.k, layer.n, false, false);
+        AddScaled(ProductKind::kScaled, format_, piece.count, k, n, false, adds_input_gradient);
         continue;
       }
-      Add(ProductKind::kInputGradient, piece.count, layer.n, layer.k, layer.backward, false, false);
+      Add(ProductKind::kInputGradient, piece.count, n, k, backward, false, adds_input_gradient);
     }
+    WeightGradients(product);
+  }
+
+  void WeightGradients(const model::Product& product) {
+    const int64_t n = product.outputs;
+    const int64_t k = product.inputs;
     for (const auto& [rows, accumulate] : segments_) {
-      if (plan::TakesFp8(shape_, rows, layer.n, layer.k)) {
-        AddScaled(ProductKind::kScaled, Format::kFloat32, layer.n, layer.k, rows, false,
-                  accumulate);
+      if (plan::TakesFp8(shape_, rows, n, k)) {
+        AddScaled(ProductKind::kScaled, Format::kFloat32, n, k, rows, false, accumulate);
         continue;
       }
-      Add(ProductKind::kWeightGradient, rows, layer.n, layer.k,
-          layer.bias ? ProductEpilogue::kBiasGradient : ProductEpilogue::kNone, false, accumulate);
+      Add(ProductKind::kWeightGradient, rows, n, k,
+          product.bias ? ProductEpilogue::kBiasGradient : ProductEpilogue::kNone, false,
+          accumulate);
     }
   }
   std::vector<plan::RowPiece> Pieces(bool summed) const {
@@ -124,7 +131,7 @@ class Shapes {
     return plan::PiecesOfRows(shape_.rows, summed ? shape_.tensor_overlap : 1);
   }
 
-  // In chunks of rows, as StageModel::ForChunks cuts them; evaluation cuts whole micro-batches.
+  // In chunks of rows, as blocks::LanguageHead cuts them; evaluation cuts whole micro-batches.
   void Head() {
     const int64_t evaluated = shape_.tokens > shape_.chunk_rows ? shape_.tokens : shape_.rows;
     for (int64_t at = 0; at < evaluated; at += shape_.chunk_rows) {
@@ -150,10 +157,9 @@ class Shapes {
   }
 
   const plan::StageShape shape_;
-  const plan::ModelTraits traits_;
   const Format format_;
   const bool tf32_;
-  const StageWeights weights_;
+  const plan::StageUnits units_;
   std::set<std::pair<int64_t, bool>> segments_;  // rows, and whether they add to what is there
   std::set<ProductShape> shapes_;
 };

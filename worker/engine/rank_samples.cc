@@ -6,7 +6,8 @@
 
 namespace tercio::engine {
 
-RankSamples::RankSamples(const plan::StageShape& shape, Arena& arena) : shape_(shape) {
+RankSamples::RankSamples(const plan::StageShape& shape, bool causal, Arena& arena)
+    : shape_(shape), causal_(causal) {
   const auto sequences = static_cast<size_t>(shape.sequences_per_rank);
   const auto tokens = sequences * static_cast<size_t>(shape.tokens);
   const auto make = [&](const char* name, size_t count, Buffer* buffer) {
@@ -19,7 +20,7 @@ RankSamples::RankSamples(const plan::StageShape& shape, Arena& arena) : shape_(s
   };
   make("tokens.inputs", tokens, &inputs_);
   make("tokens.targets", tokens, &targets_);
-  if (shape.causal) return;
+  if (causal) return;
   make("tokens.types", tokens, &types_);
   make("tokens.predicted", tokens, &predicted_);
   make("tokens.lengths", sequences, &lengths_);
@@ -38,7 +39,7 @@ void RankSamples::Store(int64_t sequence, const data::Sample& sample) {
   store(sample.inputs, inputs_);
   // A causal model predicts every token. A bert's few targets
   // move together, so that its head works on dense rows.
-  if (shape_.causal) return store(sample.targets, targets_);
+  if (causal_) return store(sample.targets, targets_);
   const auto at = static_cast<size_t>(sequence);
   // The head gathers from the rows of one micro-batch, so they are counted from its first.
   const int64_t first_row = sequence % shape_.sequences * shape_.tokens;
@@ -87,7 +88,7 @@ void RankSamples::LeaveOutPadding(int64_t micro_batch, int64_t tokens) {
 }
 
 void RankSamples::Copy(device::Stream& stream) {
-  for (size_t i = 0; !shape_.causal && i < tokens_.size(); ++i) {
+  for (size_t i = 0; !causal_ && i < tokens_.size(); ++i) {
     tokens_[i] = TokensOf(static_cast<int64_t>(i));
     LeaveOutPadding(static_cast<int64_t>(i), tokens_[i]);
   }
@@ -100,14 +101,14 @@ void RankSamples::Copy(device::Stream& stream) {
   }
 }
 
-void RankSamples::Point(MicroBatch* batch) const {
+void RankSamples::Point(blocks::MicroBatch* batch) const {
   const int64_t row = batch->index * shape_.rows;
   const auto at = [](const Buffer& buffer, int64_t offset) -> const int32_t* {
     return buffer.host.empty() ? nullptr : buffer.device + offset;
   };
   batch->inputs = at(inputs_, row);
   batch->targets = at(targets_, row);
-  if (shape_.causal) return;
+  if (causal_) return;
   const int64_t sequence = batch->index * shape_.sequences;
   batch->types = at(types_, row);
   batch->predicted = at(predicted_, row);

@@ -9,16 +9,16 @@
 
 #include "data/sample_source.h"
 #include "plan/memory_map.h"
+#include "worker/blocks/micro_batch.h"
 #include "worker/device/device.h"
 #include "worker/engine/arena.h"
-#include "worker/engine/micro_batch.h"
 
 namespace tercio::engine {
 
 class RankSamples {
  public:
   // The arguments must outlive it.
-  RankSamples(const plan::StageShape& shape, Arena& arena);
+  RankSamples(const plan::StageShape& shape, bool causal, Arena& arena);
 
   // Stores `sample` as the rank's sequence number `sequence`. A bert's targets are moved together,
   // with the rows that they belong to.
@@ -29,7 +29,7 @@ class RankSamples {
 
   // Sets where the micro-batch's sequences lie on the device; null for those that this stage does
   // not need. Counts of predictions are on the host.
-  void Point(MicroBatch* batch) const;
+  void Point(blocks::MicroBatch* batch) const;
 
   // The class of each sequence; empty if this stage does not need it.
   const std::vector<int32_t>& labels() const { return labels_.host; }
@@ -49,6 +49,7 @@ class RankSamples {
   void LeaveOutPadding(int64_t micro_batch, int64_t tokens);
 
   const plan::StageShape& shape_;
+  const bool causal_;  // every token is predicted, and no sequence is padded
   Buffer inputs_, targets_;
   Buffer types_, predicted_, lengths_, labels_, first_rows_;  // bert only
   std::vector<int64_t> tokens_;                               // of each micro-batch

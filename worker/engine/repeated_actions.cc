@@ -2,7 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/log.h"
-#include "plan/model_traits.h"
+#include "model/architecture.h"
 #include "plan/precision.h"
 
 namespace tercio::engine {
@@ -13,7 +13,7 @@ constexpr int kMostMicroBatches = 32;
 // Dropout is keyed by the step, the loss scale changes, and an encoder's head counts on the host.
 bool DependsOnStep(const v1::JobSpec& job) {
   return job.model().dropout() > 0 || plan::ScalesLoss(job.training()) ||
-         !plan::TraitsOf(job.model()).causal;
+         !model::ArchitectureOf(job.model()).causal;
 }
 
 }  // namespace

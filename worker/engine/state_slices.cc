@@ -7,7 +7,7 @@
 #include "common/check.h"
 #include "plan/memory_map.h"
 #include "plan/precision.h"
-#include "worker/engine/fp8_scaling.h"
+#include "worker/blocks/fp8_scaling.h"
 #include "worker/engine/step_guard.h"
 
 namespace tercio::engine {
@@ -47,7 +47,8 @@ void AddTensor(const plan::StageTensor& entry, const v1::RankPlan& plan,
 }  // namespace
 
 bool IsOptionalState(std::string_view tensor) {
-  return tensor == kGuardTensor || tensor == kSpikeTensor || tensor.starts_with(kFp8TensorPrefix);
+  return tensor == kGuardTensor || tensor == kSpikeTensor ||
+         tensor.starts_with(blocks::kFp8TensorPrefix);
 }
 
 std::vector<StateSlice> SlicesToSave(const plan::StageTensors& tensors, const v1::RankPlan& plan) {
@@ -125,7 +126,7 @@ void AddFp8Slices(const v1::JobSpec& job, const v1::RankPlan& plan,
     state.kind = StateKind::kFp8;
     state.offset = layer;
     state.elements = plan::kFp8StateOfLayer;
-    state.slice.set_tensor(Fp8Tensor(plan.stage().layers(layer)));
+    state.slice.set_tensor(blocks::Fp8Tensor(plan.stage().layers(layer)));
     state.slice.add_shape(plan::kFp8SlotsOfLayer);
     state.slice.add_shape(plan::kFp8History);
     state.slice.set_row_end(plan::kFp8SlotsOfLayer);

@@ -16,11 +16,11 @@
 #include "plan/quality.h"
 #include "plan/snapshots.h"
 #include "plan/tensor_policy.h"
+#include "worker/blocks/gradient_lanes.h"
 #include "worker/engine/arena.h"
 #include "worker/engine/bad_numbers.h"
 #include "worker/engine/class_outcomes.h"
 #include "worker/engine/exchange_vector.h"
-#include "worker/engine/gradient_lanes.h"
 #include "worker/engine/host_state.h"
 #include "worker/engine/initialization.h"
 #include "worker/engine/pages_ahead.h"
@@ -36,6 +36,10 @@
 
 namespace tercio::engine {
 namespace {
+
+using blocks::GradientLanes;
+using blocks::LossSums;
+using blocks::MicroBatch;
 
 constexpr int kGradientFlows = 2;  // buffers; see plan/schedule.h
 
@@ -69,10 +73,11 @@ class Engine : public TrainingEngine {
         tensor_sums_(std::move(machine.tensor_sums)),
         product_done_(std::move(machine.product_done)),
         shape_(plan::ShapeOfStage(spec, plan.layout(), stage())),
+        encoder_(!model::ArchitectureOf(spec.model()).causal),
         tensors_(plan::TensorsOfStage(spec.model(), plan.layout(), stage())),
         model_(spec, plan, tensors_, arena_, *compute_, *communicators.tensor,
-               StageModel::OverlappedSums{tensor_sums_.get(), product_done_.get(), &where_}),
-        samples_(shape_, arena_),
+               blocks::OverlappedSums{tensor_sums_.get(), product_done_.get(), &where_}),
+        samples_(shape_, !encoder_, arena_),
         lanes_(arena_, plan.stage().buckets(), plan.layout().micro_batch(),
                shape_.sequences_per_rank, LanesPerRank()),
         links_(*communicators.pipeline, *compute_),
@@ -151,7 +156,7 @@ class Engine : public TrainingEngine {
     return model_.LocalRowsOf(batch) * shape_.hidden * precision_.bytes();
   }
   using Sum = ExchangeVector::Sum;
-  bool encoder() const { return !shape_.causal; }
+  bool encoder() const { return encoder_; }
 
   MicroBatch BatchAt(int64_t step, const v1::Action& action) const;
   void Run(const v1::Action& action, int64_t step);
@@ -200,6 +205,8 @@ class Engine : public TrainingEngine {
   std::unique_ptr<device::Stream> tensor_sums_;
   std::unique_ptr<device::Event> product_done_;
   plan::StageShape shape_;
+  // The data says what is predicted, and sequences are padded.
+  const bool encoder_;
   plan::StageTensors tensors_;
   StageModel model_;
   RankSamples samples_;
@@ -252,7 +259,7 @@ void Engine::Initialize() {
 void Engine::RoundParameters(int64_t offset, int64_t count) {
   if (rounded_parameters_ == nullptr) return;
   compute_->ops().Copy(rounded_parameters_ + offset, parameters_ + offset, count);
-  model_.layers().WeightsChanged();
+  model_.products().WeightsChanged();
 }
 
 // A bert's stages all know which tokens are padding.
@@ -354,7 +361,7 @@ void Engine::Run(const v1::Action& action, int64_t step) {
 
 // Returns how many of the step's actions it has launched.
 int Engine::LaunchRepeatedActions(int64_t step) {
-  if (repeated_actions_ == 0 || trace_.on() || !model_.layers().RepeatsItself()) return 0;
+  if (repeated_actions_ == 0 || trace_.on() || !model_.products().RepeatsItself()) return 0;
   ++steps_;
   if (graph_ == nullptr) {
     if (!RecordsNow(steps_, compute_->ops().ReadyToRecord(), &repeated_actions_)) return 0;
@@ -505,15 +512,15 @@ absl::StatusOr<StepResult> Engine::Step(int64_t step, double signal) {
   SetZero(exchange_.begin(), exchange_.SumsEnd());
   signal_ = signal;
   model_.SetLossScale(guard_.loss_scale());
-  model_.layers().BeginStep();
+  model_.products().BeginStep();
   const int launched = LaunchRepeatedActions(step);
   for (int i = launched; i < plan_.stage().actions_size(); ++i) Run(plan_.stage().actions(i), step);
-  model_.layers().EndStep(*communicators_.tensor, *communicators_.data);
+  model_.products().EndStep(*communicators_.tensor, *communicators_.data);
   // Waits here for all work that a device was given and does later.
   where_.phases().Enter(progress::Phase::kOther);
   TERCIO_RETURN_IF_ERROR(LearnExchange(exchange_.count()));
   where_.phases().Enter(progress::Phase::kOptimizer);
-  model_.layers().RecordStep();
+  model_.products().RecordStep();
 
   StepResult result;
   ExchangeVector::Totals totals;
@@ -567,7 +574,7 @@ absl::Status Engine::JudgeStep(int64_t step, StepResult* result) {
 }
 
 void Engine::UpdateWeights(int64_t taken_step, const StepResult& result) {
-  model_.layers().WeightsChanged();
+  model_.products().WeightsChanged();
   const double limit = spec_.training().clip_grad_norm();
   // The 1e-6 is that of PyTorch's clip_grad_norm_, so that runs with the same limit clip alike.
   const double clip = limit > 0 ? std::min(1.0, limit / (result.grad_norm + 1e-6)) : 1.0;
@@ -636,7 +643,7 @@ absl::StatusOr<v1::Evaluation> Engine::Evaluate(data::HeldOut set) {
   const int64_t available = source_.held_out_samples(set);
   TERCIO_CHECK_GE(available, 1);
   // The last update changed the weights, of which FP8's products read rounded copies.
-  model_.layers().BeginPass();
+  model_.products().BeginPass();
   // Only what is evaluated again and again may be limited.
   const int64_t wanted =
       set == data::HeldOut::kValidation ? spec_.training().evaluate().batches() * batch : 0;
@@ -680,7 +687,7 @@ float* Engine::Buffer(StateKind kind) const {
 
 void Engine::CopyAside(const StateSlice& state, float* to) {
   if (IsHostState(state.kind)) {
-    const std::vector<float> values = HostState(state, guard_, model_.layers().scaling());
+    const std::vector<float> values = HostState(state, guard_, model_.products().scaling());
     std::copy(values.begin(), values.end(), to);
     return;
   }
@@ -726,7 +733,7 @@ absl::Status Engine::Load(int64_t slice_index, int64_t first, absl::Span<const f
                                                    state.elements));
   }
   if (IsHostState(state.kind)) {
-    return RestoreHostState(state, values, guard_, model_.layers().scaling());
+    return RestoreHostState(state, values, guard_, model_.products().scaling());
   }
   float* const place = Buffer(state.kind) + state.offset + first;
   if (values.data() != place) {

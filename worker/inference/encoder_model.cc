@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "common/status_macros.h"
-#include "plan/model_traits.h"
+#include "model/architecture.h"
 #include "plan/names.h"
 
 namespace tercio::inference {
@@ -27,7 +27,7 @@ absl::Status CheckRange(const std::vector<int32_t>& values, int32_t count, const
 
 absl::Status CheckIsEncoder(const OpenedModel& opened) {
   // A causal model has neither of the heads that are asked here.
-  if (!plan::TraitsOf(opened.spec()).causal) return absl::OkStatus();
+  if (!model::ArchitectureOf(opened.spec()).causal) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(opened.directory, " holds a ",
                                                  plan::TextOf(opened.spec().architecture()),
                                                  ", but a bert is needed"));
@@ -39,7 +39,10 @@ EncoderModel::EncoderModel(std::unique_ptr<WholeModel> model)
       types_(inputs_.size()),
       lengths_(static_cast<size_t>(model_->shape().sequences)),
       first_rows_(lengths_.size()),
-      predicted_counts_(lengths_.size()) {}
+      predicted_counts_(lengths_.size()) {
+  const model::Head head = model::ArchitectureOf(spec()).head;
+  if (head.classes.has_value()) classes_ = head.classes->classes;
+}
 
 absl::StatusOr<std::unique_ptr<EncoderModel>> EncoderModel::Load(const OpenedModel& opened,
                                                                  int threads, PassSize pass) {
@@ -54,7 +57,7 @@ absl::StatusOr<std::unique_ptr<EncoderModel>> EncoderModel::Load(const std::stri
   return Load(opened, threads);
 }
 
-absl::StatusOr<engine::MicroBatch> EncoderModel::Forward(absl::Span<const data::Sample> samples) {
+absl::StatusOr<blocks::MicroBatch> EncoderModel::Forward(absl::Span<const data::Sample> samples) {
   const auto context = static_cast<size_t>(model_->shape().tokens);
   TERCIO_CHECK(!samples.empty() && samples.size() <= lengths_.size());
   int64_t longest = 0;
@@ -74,7 +77,7 @@ absl::StatusOr<engine::MicroBatch> EncoderModel::Forward(absl::Span<const data::
     lengths_[i] = sample.length;
     first_rows_[i] = static_cast<int32_t>(row);
   }
-  engine::MicroBatch batch;
+  blocks::MicroBatch batch;
   batch.training = false;
   batch.tokens = tokens;
   // The model is on the CPU, so nothing is copied: its operations read these members.
@@ -92,16 +95,16 @@ absl::StatusOr<absl::Span<const float>> EncoderModel::ClassLogits(
     absl::Span<const data::Sample> samples) {
   // A class is read from the first token, so no position is predicted.
   predicted_counts_.front() = 0;
-  TERCIO_ASSIGN_OR_RETURN(const engine::MicroBatch batch, Forward(samples));
+  TERCIO_ASSIGN_OR_RETURN(const blocks::MicroBatch batch, Forward(samples));
   return absl::MakeConstSpan(model_->stage().ClassLogits(batch).floats(),
-                             samples.size() * static_cast<size_t>(model_->shape().classes));
+                             samples.size() * static_cast<size_t>(classes_));
 }
 
 absl::StatusOr<absl::Span<const float>> EncoderModel::TokenLogits(const data::Sample& sample,
                                                                   int64_t position) {
   predicted_ = static_cast<int32_t>(position);
   predicted_counts_.front() = 1;
-  TERCIO_ASSIGN_OR_RETURN(const engine::MicroBatch batch, Forward(absl::MakeConstSpan(&sample, 1)));
+  TERCIO_ASSIGN_OR_RETURN(const blocks::MicroBatch batch, Forward(absl::MakeConstSpan(&sample, 1)));
   // Rows have more columns than the vocabulary, which is padded.
   return absl::MakeConstSpan(model_->stage().TokenLogits(batch).floats(),
                              static_cast<size_t>(spec().vocab_size()));

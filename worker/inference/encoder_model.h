@@ -40,7 +40,7 @@ class EncoderModel {
 
  private:
   explicit EncoderModel(std::unique_ptr<WholeModel> model);
-  absl::StatusOr<engine::MicroBatch> Forward(absl::Span<const data::Sample> samples);
+  absl::StatusOr<blocks::MicroBatch> Forward(absl::Span<const data::Sample> samples);
 
   std::unique_ptr<WholeModel> model_;
   // The micro-batch of a pass, which its operations read where it is.
@@ -50,6 +50,7 @@ class EncoderModel {
   std::vector<int32_t> first_rows_;  // of each sequence's first token
   std::vector<int32_t> predicted_counts_;
   int32_t predicted_ = 0;  // of the first sequence
+  int64_t classes_ = 0;
 };
 
 // INVALID_ARGUMENT naming the directory if the model is not a bert.

@@ -42,12 +42,12 @@ class LoadedModel : public LanguageModel {
 
  private:
   engine::StageModel& stage() { return model_->stage(); }
-  void Forward(int64_t rows, absl::Span<const engine::SequencePart> parts);
+  void Forward(int64_t rows, absl::Span<const blocks::SequencePart> parts);
   // Ids of one sequence from its begin, at most `context`.
   void ForwardIds(absl::Span<const int32_t> ids);
   // Appends what the model has not seen of a text to `parts` and the inputs; returns its rows.
   int64_t AppendPart(const GrowingText& text, int64_t row,
-                     std::vector<engine::SequencePart>* parts);
+                     std::vector<blocks::SequencePart>* parts);
   // visit(row, its logits) for rows [begin, end) of the last pass, ascending. Rows that follow each
   // other read the head's weights once.
   void ForLogits(int64_t begin, int64_t end,
@@ -61,9 +61,9 @@ class LoadedModel : public LanguageModel {
   int32_t* inputs_;
 };
 
-void LoadedModel::Forward(int64_t rows, absl::Span<const engine::SequencePart> parts) {
+void LoadedModel::Forward(int64_t rows, absl::Span<const blocks::SequencePart> parts) {
   TERCIO_CHECK_LE(rows, model_->shape().rows);
-  engine::MicroBatch batch;
+  blocks::MicroBatch batch;
   batch.training = false;
   batch.inputs = inputs_;
   batch.parts = parts;
@@ -73,12 +73,12 @@ void LoadedModel::Forward(int64_t rows, absl::Span<const engine::SequencePart> p
 void LoadedModel::ForwardIds(absl::Span<const int32_t> ids) {
   std::copy(ids.begin(), ids.end(), inputs_);
   const auto rows = static_cast<int64_t>(ids.size());
-  const engine::SequencePart part{.sequence = 0, .first_position = 0, .rows = rows};
+  const blocks::SequencePart part{.sequence = 0, .first_position = 0, .rows = rows};
   Forward(rows, absl::MakeConstSpan(&part, 1));
 }
 
 int64_t LoadedModel::AppendPart(const GrowingText& text, int64_t row,
-                                std::vector<engine::SequencePart>* parts) {
+                                std::vector<blocks::SequencePart>* parts) {
   const size_t window = std::min(text.ids.size(), static_cast<size_t>(context()));
   // Once the window slides every id has a new position, and no known key or value can be used.
   const size_t known = window == text.ids.size() ? text.known : 0;
@@ -105,7 +105,7 @@ void LoadedModel::ForLogits(
 
 void LoadedModel::Pass(absl::Span<GrowingText> texts,
                        absl::FunctionRef<void(GrowingText&, absl::Span<const float>)> sample) {
-  std::vector<engine::SequencePart> parts;
+  std::vector<blocks::SequencePart> parts;
   int64_t rows = 0;
   for (const GrowingText& text : texts) rows += AppendPart(text, rows, &parts);
   Forward(rows, parts);

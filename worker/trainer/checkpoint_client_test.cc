@@ -17,9 +17,9 @@
 #include "gmock/gmock.h"
 #include "grpcpp/server_builder.h"
 #include "gtest/gtest.h"
+#include "worker/blocks/fp8_scaling.h"
 #include "worker/collective/thread_transport.h"
 #include "worker/device/cpu_device.h"
-#include "worker/engine/fp8_scaling.h"
 #include "worker/trainer/checkpoint_source.h"
 #include "worker/trainer/state_loader.h"
 #include "worker/trainer/testing/fake_engine.h"
@@ -371,7 +371,7 @@ TEST_F(CheckpointClientTest, LoadsEverySliceTheEngineNeeds) {
 
 TEST_F(CheckpointClientTest, OnlyTheStateOfGuardAndScalesMayBeMissing) {
   for (const std::string& missing : {std::string(engine::kGuardTensor),
-                                     std::string(engine::kSpikeTensor), engine::Fp8Tensor(3)}) {
+                                     std::string(engine::kSpikeTensor), blocks::Fp8Tensor(3)}) {
     FakeEngine engine;
     engine.slices = {Rows("a", 10, 14), Rows(missing, 0, 5)};
     service_.lacks = missing;

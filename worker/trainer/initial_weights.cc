@@ -17,8 +17,8 @@ namespace {
 
 class InitialWeights : public StateSource {
  public:
-  explicit InitialWeights(std::unique_ptr<checkpoint::WeightSource> weights)
-      : weights_(std::move(weights)) {}
+  InitialWeights(const v1::ModelSpec& model, std::unique_ptr<checkpoint::WeightSource> weights)
+      : model_(model), weights_(std::move(weights)) {}
 
   bool Wants(const v1::TensorSlice& slice) const override {
     // Only weights are taken over: moments and counters start at zero.
@@ -26,7 +26,7 @@ class InitialWeights : public StateSource {
   }
   bool MayLack(const v1::TensorSlice& slice) const override {
     // A bert that changes its task begins with a head of its own.
-    return plan::BelongsToTask(slice.tensor());
+    return plan::BelongsToTask(model_, slice.tensor());
   }
   absl::Status Read(const v1::TensorSlice& slice, absl::Span<float> values, const Arrived& arrived,
                     Check*) override {
@@ -40,6 +40,7 @@ class InitialWeights : public StateSource {
   int64_t bytes_read() const override { return bytes_read_; }
 
  private:
+  const v1::ModelSpec model_;
   const std::unique_ptr<checkpoint::WeightSource> weights_;
   // One thread reads the values, another asks how many there were.
   std::atomic<int64_t> bytes_read_ = 0;
@@ -55,7 +56,7 @@ absl::StatusOr<std::shared_ptr<StateSource>> OpenInitialWeights(const v1::ModelS
     return absl::FailedPreconditionError(
         absl::StrCat("model.from ", model.from(), ": ", std::string(same.message())));
   }
-  return std::make_shared<InitialWeights>(std::move(weights));
+  return std::make_shared<InitialWeights>(model, std::move(weights));
 }
 
 }  // namespace tercio::trainer

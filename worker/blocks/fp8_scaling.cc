@@ -1,4 +1,4 @@
-#include "worker/engine/fp8_scaling.h"
+#include "worker/blocks/fp8_scaling.h"
 
 #include <algorithm>
 #include <cmath>
@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
 
-namespace tercio::engine {
+namespace tercio::blocks {
 
 std::string Fp8Tensor(int model_layer) { return absl::StrCat(kFp8TensorPrefix, model_layer); }
 
@@ -66,4 +66,4 @@ absl::Status Fp8Scaling::Restore(int layer, absl::Span<const float> state) {
   return absl::OkStatus();
 }
 
-}  // namespace tercio::engine
+}  // namespace tercio::blocks

@@ -1,9 +1,9 @@
-#include "worker/engine/rotary_table.h"
+#include "worker/blocks/rotary_table.h"
 
 #include <cmath>
 #include <numbers>
 
-namespace tercio::engine {
+namespace tercio::blocks {
 namespace {
 
 // The base of Su et al. 2021.
@@ -42,4 +42,4 @@ std::vector<float> RotaryTable(const v1::ModelSpec& model) {
   return table;
 }
 
-}  // namespace tercio::engine
+}  // namespace tercio::blocks

@@ -5,7 +5,7 @@
 
 #include "proto/tercio/v1/job.pb.h"
 
-namespace tercio::engine {
+namespace tercio::blocks {
 
 // (context, head dimension): of each position D/2 cosines, then D/2 sines, of position * frequency
 // i, i < D/2. Frequency i is theta^(-2i/D) (Su et al. 2021, section 3.2.2), stretched if
@@ -15,4 +15,4 @@ namespace tercio::engine {
 // angles.
 std::vector<float> RotaryTable(const v1::ModelSpec& model);
 
-}  // namespace tercio::engine
+}  // namespace tercio::blocks

@@ -1,16 +1,16 @@
-#include "worker/engine/fp8_scaling.h"
+#include "worker/blocks/fp8_scaling.h"
 
 #include <limits>
 #include <vector>
 
 #include "gtest/gtest.h"
 
-namespace tercio::engine {
+namespace tercio::blocks {
 namespace {
 
 constexpr int kSlots = plan::kFp8SlotsOfLayer;
-constexpr int kInput = plan::Fp8Slot(plan::Linear::kUp, plan::Fp8Role::kInput);
-constexpr int kGradient = plan::Fp8Slot(plan::Linear::kUp, plan::Fp8Role::kGradient);
+constexpr int kInput = plan::Fp8Slot(2, plan::Fp8Role::kInput);
+constexpr int kGradient = plan::Fp8Slot(2, plan::Fp8Role::kGradient);
 
 std::vector<float> All(float value, int slots = kSlots) {
   return std::vector<float>(static_cast<size_t>(slots), value);
@@ -79,4 +79,4 @@ TEST(Fp8Scaling, IsRestoredByLayer) {
 }
 
 }  // namespace
-}  // namespace tercio::engine
+}  // namespace tercio::blocks

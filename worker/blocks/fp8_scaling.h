@@ -21,7 +21,7 @@
 #include "kernels/values.h"
 #include "plan/fp8.h"
 
-namespace tercio::engine {
+namespace tercio::blocks {
 
 // The logical tensor of a checkpoint that holds the history of a layer (of the model): for each of
 // kFp8SlotsOfLayer the magnitudes, newest first, zeros after them.
@@ -58,4 +58,4 @@ class Fp8Scaling {
   std::vector<float> history_;  // (slots, kFp8History)
 };
 
-}  // namespace tercio::engine
+}  // namespace tercio::blocks

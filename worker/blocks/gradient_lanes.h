@@ -14,16 +14,17 @@
 #include "kernels/ops.h"
 #include "plan/lanes.h"
 #include "proto/tercio/v1/plan.pb.h"
+#include "worker/blocks/weights.h"
 #include "worker/engine/arena.h"
-#include "worker/engine/stage_weights.h"
 
-namespace tercio::engine {
+namespace tercio::blocks {
 
 class GradientLanes {
  public:
   // The buffers of the memory table (plan::LaneBuffersOf). `buckets`: those of the stage.
-  GradientLanes(Arena& arena, const google::protobuf::RepeatedPtrField<v1::BucketRange>& buckets,
-                int micro_batch, int64_t sequences_per_rank, int lanes_per_rank)
+  GradientLanes(engine::Arena& arena,
+                const google::protobuf::RepeatedPtrField<v1::BucketRange>& buckets, int micro_batch,
+                int64_t sequences_per_rank, int lanes_per_rank)
       : buffers_(plan::LaneBuffersOf(micro_batch, sequences_per_rank, lanes_per_rank)),
         micro_batch_(micro_batch),
         sequences_per_rank_(sequences_per_rank),
@@ -117,4 +118,4 @@ class GradientLanes {
   int lanes_per_rank_;
 };
 
-}  // namespace tercio::engine
+}  // namespace tercio::blocks

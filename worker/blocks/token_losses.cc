@@ -1,8 +1,8 @@
-#include "worker/engine/token_losses.h"
+#include "worker/blocks/token_losses.h"
 
 #include "common/check.h"
 
-namespace tercio::engine {
+namespace tercio::blocks {
 
 void TokenLosses(kernels::Ops& ops, device::Stream& stream, collective::Communicator& tensor_group,
                  const TokenRows& r) {
@@ -60,4 +60,4 @@ void TokenLossesAndGradients(kernels::Ops& ops, device::Stream& stream,
                             .smoothing = r.smoothing});
 }
 
-}  // namespace tercio::engine
+}  // namespace tercio::blocks

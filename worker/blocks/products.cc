@@ -1,27 +1,12 @@
-#include "worker/engine/linear_layers.h"
+#include "worker/blocks/products.h"
 
 #include "common/check.h"
 
-namespace tercio::engine {
+namespace tercio::blocks {
 namespace {
 
 using kernels::Format;
 using plan::Fp8Role;
-using plan::Linear;
-
-WeightRef WeightIn(const LayerWeights& layer, Linear linear) {
-  switch (linear) {
-    case Linear::kQkv:
-      return layer.qkv;
-    case Linear::kOutput:
-      return layer.output;
-    case Linear::kUp:
-      return layer.up;
-    case Linear::kDown:
-      return layer.down;
-  }
-  return {};
-}
 
 // What a chain makes last.
 struct Result {
@@ -44,16 +29,22 @@ Result ResultOf(const kernels::Chain& c) {
 
 }  // namespace
 
-LinearLayers::LinearLayers(const plan::StageShape& shape, const StageWeights& weights,
-                           kernels::ConstValues parameters, int lanes, Arena& arena,
-                           device::Stream& stream)
+Products::Products(const plan::StageShape& shape, const plan::StageUnits& units,
+                   kernels::ConstValues parameters, int lanes, engine::Arena& arena,
+                   device::Stream& stream)
     : shape_(shape),
       lanes_(lanes),
-      weights_(weights),
       parameters_(parameters),
       stream_(stream),
       ops_(stream.ops()),
-      scaling_(shape.fp8 ? static_cast<int>(weights.layers.size()) : 0) {
+      scaling_(shape.fp8 ? static_cast<int>(units.layers.size()) : 0) {
+  const plan::Fp8Weights fp8 = plan::Fp8WeightsOf(shape, units);
+  for (size_t layer = 0; layer < units.layers.size(); ++layer) {
+    first_of_layer_.push_back(static_cast<ProductId>(entries_.size()));
+    for (const model::Product& product : units.layer(layer).products) {
+      entries_.push_back({product, {}, fp8.products[entries_.size()]});
+    }
+  }
   if (!shape_.fp8) return;
   // Inputs need the precision of E4M3, gradients the range of E5M2 (Micikevicius et al. 2022).
   const auto values = [&](const char* name, Format format) {
@@ -70,7 +61,7 @@ LinearLayers::LinearLayers(const plan::StageShape& shape, const StageWeights& we
   all_largest_ = arena.Floats("fp8.all_largest");
 }
 
-void LinearLayers::BeginPass() {
+void Products::BeginPass() {
   if (!shape_.fp8) return;
   const std::vector<kernels::Scale> scales = scaling_.Scales();
   stream_.CopyFromHost(scales_, scales.data(),
@@ -80,14 +71,14 @@ void LinearLayers::BeginPass() {
   weights_changed_ = false;
 }
 
-void LinearLayers::BeginStep() {
+void Products::BeginStep() {
   if (!shape_.fp8) return;
   BeginPass();
   // Quantize only ever raises the largest magnitude.
   stream_.SetZero(largest_, scaling_.slots() * static_cast<int64_t>(sizeof(float)));
 }
 
-void LinearLayers::EndStep(collective::Communicator& tensor, collective::Communicator& data) {
+void Products::EndStep(collective::Communicator& tensor, collective::Communicator& data) {
   if (!shape_.fp8) return;
   const int64_t of_tensor = int64_t{scaling_.slots()} * tensor.size();
   const int64_t all = of_tensor * data.size();
@@ -99,88 +90,78 @@ void LinearLayers::EndStep(collective::Communicator& tensor, collective::Communi
   stream_.CopyToHost(learned_.data(), all_largest_, all * static_cast<int64_t>(sizeof(float)));
 }
 
-void LinearLayers::RecordStep() {
+void Products::RecordStep() {
   if (shape_.fp8) scaling_.Record(learned_);
 }
 
-void LinearLayers::QuantizeWeights() {
-  for (int layer = 0; layer < static_cast<int>(weights_.layers.size()); ++layer) {
-    for (const Linear linear : plan::kLinears) {
-      if (!plan::TakesFp8(shape_, linear)) continue;
-      const Part part = {layer, linear};
-      const plan::LinearSize size = plan::SizeOfLinear(shape_, linear);
-      const kernels::ConstValues weight =
-          WeightIn(weights_.layers[static_cast<size_t>(layer)], linear).In(parameters_);
-      ops_.ChooseScale({.x = weight,
-                        .count = size.n * size.k,
-                        .format = Format::kE4m3,
-                        .scale = WeightScaleOf(part)});
-      ops_.Quantize({.x = weight,
-                     .plain = WeightOf(part, WeightCopy::kPlain),
-                     .transposed = WeightOf(part, WeightCopy::kTransposed),
-                     .scale = WeightScaleOf(part),
-                     .largest = nullptr,
-                     .rows = size.n,
-                     .columns = size.k});
-    }
+void Products::QuantizeWeights() {
+  for (ProductId product = 0; product < static_cast<int>(entries_.size()); ++product) {
+    if (!TakesFp8(product)) continue;
+    const Entry& entry = At(product);
+    const kernels::ConstValues weight = entry.weight.In(parameters_);
+    ops_.ChooseScale({.x = weight,
+                      .count = entry.declared.outputs * entry.declared.inputs,
+                      .format = Format::kE4m3,
+                      .scale = WeightScaleOf(product)});
+    ops_.Quantize({.x = weight,
+                   .plain = WeightOf(product, WeightCopy::kPlain),
+                   .transposed = WeightOf(product, WeightCopy::kTransposed),
+                   .scale = WeightScaleOf(product),
+                   .largest = nullptr,
+                   .rows = entry.declared.outputs,
+                   .columns = entry.declared.inputs});
   }
 }
 
-kernels::Values LinearLayers::WeightOf(const Part& part, WeightCopy copy) const {
-  const plan::Fp8Weight at = plan::Fp8WeightOf(shape_, part.linear);
-  std::byte* const layer = eight_bit_weights_ + part.layer * plan::Fp8LayerBytes(shape_);
-  return {layer + (copy == WeightCopy::kTransposed ? at.transposed : at.plain), Format::kE4m3,
-          Format::kE4m3};
+kernels::Values Products::WeightOf(ProductId product, WeightCopy copy) const {
+  const plan::Fp8Weight& at = At(product).fp8;
+  return {eight_bit_weights_ + (copy == WeightCopy::kTransposed ? at.transposed : at.plain),
+          Format::kE4m3, Format::kE4m3};
 }
 
 // A job's first step has no history to scale by. A fixed scale could clip a
 // whole factor, or round all of it to zero, so the factor's own values decide.
-void LinearLayers::ScaleUnknown(const Part& part, Fp8Role role, kernels::ConstValues x,
-                                int64_t count) {
-  if (Knows(part, role)) return;
+void Products::ScaleUnknown(ProductId product, Fp8Role role, kernels::ConstValues x,
+                            int64_t count) {
+  if (Knows(product, role)) return;
   ops_.ChooseScale({.x = x,
                     .count = count,
                     .format = role == Fp8Role::kInput ? Format::kE4m3 : Format::kE5m2,
-                    .scale = ScaleOf(part, role)});
+                    .scale = ScaleOf(product, role)});
 }
 
-bool LinearLayers::RepeatsItself() const {
+bool Products::RepeatsItself() const {
   if (!shape_.fp8) return true;
-  for (int layer = 0; layer < static_cast<int>(weights_.layers.size()); ++layer) {
-    for (const Linear linear : plan::kLinears) {
-      // Other parts have no scales.
-      if (!plan::TakesFp8(shape_, linear)) continue;
-      const Part part = {layer, linear};
-      if (!Knows(part, Fp8Role::kInput) || !Knows(part, Fp8Role::kGradient)) return false;
-    }
+  for (ProductId product = 0; product < static_cast<int>(entries_.size()); ++product) {
+    // Other products have no scales.
+    if (!TakesFp8(product)) continue;
+    if (!Knows(product, Fp8Role::kInput) || !Knows(product, Fp8Role::kGradient)) return false;
   }
   return true;
 }
 
 // As it is, for forward products and input gradients, whose magnitudes count.
-kernels::QuantizeArgs LinearLayers::RoundingOf(const Part& part, Fp8Role role,
-                                               kernels::ConstValues x, int64_t rows,
-                                               int64_t columns) {
+kernels::QuantizeArgs Products::RoundingOf(ProductId product, Fp8Role role, kernels::ConstValues x,
+                                           int64_t rows, int64_t columns) {
   return {.x = x,
           .plain = role == Fp8Role::kInput ? input_ : gradient_,
           .transposed = nullptr,
-          .scale = ScaleOf(part, role),
-          .largest = largest_ + Slot(part, role),
+          .scale = ScaleOf(product, role),
+          .largest = largest_ + Slot(product, role),
           .rows = rows,
           .columns = columns};
 }
 
-kernels::ScaledMatmulArgs LinearLayers::ScaledForward(const Part& part,
-                                                      const kernels::MatmulArgs& a) {
-  if (!Holds(rounded_input_, part, a.x, a.m)) {
-    ScaleUnknown(part, Fp8Role::kInput, a.x, a.m * a.k);
+kernels::ScaledMatmulArgs Products::ScaledForward(ProductId product, const kernels::MatmulArgs& a) {
+  if (!Holds(rounded_input_, product, a.x, a.m)) {
+    ScaleUnknown(product, Fp8Role::kInput, a.x, a.m * a.k);
     rounded_input_.reset();
-    ops_.Quantize(RoundingOf(part, Fp8Role::kInput, a.x, a.m, a.k));
+    ops_.Quantize(RoundingOf(product, Fp8Role::kInput, a.x, a.m, a.k));
   }
   return {.a = input_,
-          .b = WeightOf(part, WeightCopy::kPlain),
-          .a_scale = ScaleOf(part, Fp8Role::kInput),
-          .b_scale = WeightScaleOf(part),
+          .b = WeightOf(product, WeightCopy::kPlain),
+          .a_scale = ScaleOf(product, Fp8Role::kInput),
+          .b_scale = WeightScaleOf(product),
           .bias = a.bias,
           .c = a.y,
           .m = a.m,
@@ -191,70 +172,69 @@ kernels::ScaledMatmulArgs LinearLayers::ScaledForward(const Part& part,
           .fast_accumulation = true};
 }
 
-kernels::Chain LinearLayers::WithProductOf(const Part& part, const kernels::Chain& chain) {
+kernels::Chain Products::WithProductOf(ProductId product, const kernels::Chain& chain) {
   const kernels::MatmulArgs& a = *chain.product;
   // Sizes that are not multiples of kernels::kScaledUnit stay in the job's format.
   if (!plan::TakesFp8(shape_, a.m, a.n, a.k)) return chain;
   kernels::Chain scaled = chain;
   scaled.product.reset();
-  scaled.scaled_product = ScaledForward(part, a);
+  scaled.scaled_product = ScaledForward(product, a);
   return scaled;
 }
 
-void LinearLayers::Forward(const Part& part, const kernels::MatmulArgs& a) {
+void Products::Forward(ProductId product, const kernels::MatmulArgs& a) {
   if (!plan::TakesFp8(shape_, a.m, a.n, a.k)) return ops_.Matmul(a);
-  ops_.ScaledMatmul(ScaledForward(part, a));
+  ops_.ScaledMatmul(ScaledForward(product, a));
 }
 
-void LinearLayers::ForwardChain(const Part& part, const kernels::Chain& chain) {
-  ops_.RunChain(WithProductOf(part, chain));
+void Products::ForwardChain(ProductId product, const kernels::Chain& chain) {
+  ops_.RunChain(WithProductOf(product, chain));
 }
 
-void LinearLayers::ForwardAndMakeInput(const Part& part, const Part& reader,
-                                       const kernels::Chain& chain) {
-  MakeInput(reader, WithProductOf(part, chain));
+void Products::ForwardAndMakeInput(ProductId product, ProductId reader,
+                                   const kernels::Chain& chain) {
+  MakeInput(reader, WithProductOf(product, chain));
 }
 
-void LinearLayers::MakeInput(const Part& reader, kernels::Chain chain) {
+void Products::MakeInput(ProductId reader, kernels::Chain chain) {
   const Result made = ResultOf(chain);
-  const plan::LinearSize size = plan::SizeOfLinear(shape_, reader.linear);
+  const model::Product& declared = At(reader).declared;
   // What is spread over tensor ranks is gathered first, and a product that is cut to run beside its
   // sum may leave some rows in bf16.
-  const bool gathers =
-      shape_.sequence_parallel && (reader.linear == Linear::kQkv || reader.linear == Linear::kUp);
-  const bool is_cut = shape_.tensor_overlap > 1 && reader.linear == Linear::kDown;
+  const bool gathers = shape_.sequence_parallel && declared.summed == model::Summed::kBackward;
+  const bool is_cut = shape_.tensor_overlap > 1 && declared.summed == model::Summed::kForward;
   rounded_input_.reset();
-  if (!gathers && !is_cut && plan::TakesFp8(shape_, made.rows, size.n, size.k) &&
+  if (!gathers && !is_cut && plan::TakesFp8(shape_, made.rows, declared.outputs, declared.inputs) &&
       Knows(reader, Fp8Role::kInput)) {
-    TERCIO_CHECK_EQ(made.columns, size.k);
+    TERCIO_CHECK_EQ(made.columns, declared.inputs);
     chain.quantize = RoundingOf(reader, Fp8Role::kInput, made.values, made.rows, made.columns);
     rounded_input_ = Rounded{reader, made.values.data(), made.rows};
   }
   ops_.RunChain(chain);
 }
 
-void LinearLayers::BeginBackward(const Part& part, kernels::ConstValues dy, int64_t rows) {
-  if (!plan::TakesFp8(shape_, part.linear)) return;
-  ScaleUnknown(part, Fp8Role::kGradient, dy, rows * plan::SizeOfLinear(shape_, part.linear).n);
+void Products::BeginBackward(ProductId product, kernels::ConstValues dy, int64_t rows) {
+  if (!TakesFp8(product)) return;
+  ScaleUnknown(product, Fp8Role::kGradient, dy, rows * At(product).declared.outputs);
 }
 
-void LinearLayers::BackwardWeight(const Part& part, const kernels::MatmulBackwardWeightArgs& a,
-                                  int64_t row) {
-  if (!plan::TakesFp8(shape_, part.linear)) return ops_.MatmulBackwardWeight(a);
+void Products::BackwardWeight(ProductId product, const kernels::MatmulBackwardWeightArgs& a,
+                              int64_t row) {
+  if (!TakesFp8(product)) return ops_.MatmulBackwardWeight(a);
   // The gradient is rounded even if this lane's rows do not fit: BackwardInput reads all of them.
   const bool takes = plan::TakesFp8(shape_, a.m, a.n, a.k);
-  const kernels::Scale* const dy_scale = ScaleOf(part, Fp8Role::kGradient);
-  if (!Holds(rounded_gradient_, part, a.dy, a.m)) {
-    kernels::QuantizeArgs both = RoundingOf(part, Fp8Role::kGradient, a.dy, a.m, a.n);
+  const kernels::Scale* const dy_scale = ScaleOf(product, Fp8Role::kGradient);
+  if (!Holds(rounded_gradient_, product, a.dy, a.m)) {
+    kernels::QuantizeArgs both = RoundingOf(product, Fp8Role::kGradient, a.dy, a.m, a.n);
     both.plain = gradient_ + row * a.n;
     both.transposed = takes ? turned_gradient_ : nullptr;
     ops_.Quantize(both);
   }
   rounded_gradient_.reset();
   if (!takes) return ops_.MatmulBackwardWeight(a);
-  ScaleUnknown(part, Fp8Role::kInput, a.x, a.m * a.k);
+  ScaleUnknown(product, Fp8Role::kInput, a.x, a.m * a.k);
   rounded_input_.reset();
-  const kernels::Scale* const x_scale = ScaleOf(part, Fp8Role::kInput);
+  const kernels::Scale* const x_scale = ScaleOf(product, Fp8Role::kInput);
   ops_.Quantize({.x = a.x,
                  .plain = nullptr,
                  .transposed = input_,
@@ -285,13 +265,13 @@ void LinearLayers::BackwardWeight(const Part& part, const kernels::MatmulBackwar
   ops_.ResidualBackward(bias);
 }
 
-kernels::ScaledMatmulArgs LinearLayers::ScaledBackward(const Part& part,
-                                                       const kernels::MatmulBackwardInputArgs& a,
-                                                       int64_t row) const {
+kernels::ScaledMatmulArgs Products::ScaledBackward(ProductId product,
+                                                   const kernels::MatmulBackwardInputArgs& a,
+                                                   int64_t row) const {
   return {.a = gradient_ + row * a.n,
-          .b = WeightOf(part, WeightCopy::kTransposed),
-          .a_scale = ScaleOf(part, Fp8Role::kGradient),
-          .b_scale = WeightScaleOf(part),
+          .b = WeightOf(product, WeightCopy::kTransposed),
+          .a_scale = ScaleOf(product, Fp8Role::kGradient),
+          .b_scale = WeightScaleOf(product),
           .bias = nullptr,
           .c = a.dx,
           .m = a.m,
@@ -300,27 +280,26 @@ kernels::ScaledMatmulArgs LinearLayers::ScaledBackward(const Part& part,
           .accumulate = a.accumulate};
 }
 
-void LinearLayers::BackwardInput(const Part& part, const kernels::MatmulBackwardInputArgs& a,
-                                 int64_t row) {
+void Products::BackwardInput(ProductId product, const kernels::MatmulBackwardInputArgs& a,
+                             int64_t row) {
   if (!plan::TakesFp8(shape_, a.m, a.n, a.k)) return ops_.MatmulBackwardInput(a);
-  ops_.ScaledMatmul(ScaledBackward(part, a, row));
+  ops_.ScaledMatmul(ScaledBackward(product, a, row));
 }
 
-void LinearLayers::BackwardAndMakeGradient(const Part& part, const Part& reader,
-                                           kernels::Chain chain) {
+void Products::BackwardAndMakeGradient(ProductId product, ProductId reader, kernels::Chain chain) {
   const kernels::MatmulBackwardInputArgs a = *chain.input_gradient;
   if (plan::TakesFp8(shape_, a.m, a.n, a.k)) {
     chain.input_gradient.reset();
-    chain.scaled_product = ScaledBackward(part, a, 0);
+    chain.scaled_product = ScaledBackward(product, a, 0);
   }
   const Result made = ResultOf(chain);
-  const plan::LinearSize size = plan::SizeOfLinear(shape_, reader.linear);
+  const model::Product& declared = At(reader).declared;
   rounded_gradient_.reset();
   // Weight gradients read what is transposed, lane by lane: of several lanes it is several
   // matrices.
-  if (lanes_ == 1 && plan::TakesFp8(shape_, made.rows, size.n, size.k) &&
+  if (lanes_ == 1 && plan::TakesFp8(shape_, made.rows, declared.outputs, declared.inputs) &&
       Knows(reader, Fp8Role::kGradient)) {
-    TERCIO_CHECK_EQ(made.columns, size.n);
+    TERCIO_CHECK_EQ(made.columns, declared.outputs);
     chain.quantize = RoundingOf(reader, Fp8Role::kGradient, made.values, made.rows, made.columns);
     chain.quantize->transposed = turned_gradient_;
     rounded_gradient_ = Rounded{reader, made.values.data(), made.rows};
@@ -328,4 +307,4 @@ void LinearLayers::BackwardAndMakeGradient(const Part& part, const Part& reader,
   ops_.RunChain(chain);
 }
 
-}  // namespace tercio::engine
+}  // namespace tercio::blocks

@@ -8,7 +8,7 @@
 #include "worker/collective/communicator.h"
 #include "worker/device/device.h"
 
-namespace tercio::engine {
+namespace tercio::blocks {
 
 struct TokenRows {
   kernels::Values logits;  // (rows, stride), columns from `valid` on are padding
@@ -34,4 +34,4 @@ void TokenLossesAndGradients(kernels::Ops& ops, device::Stream& stream,
                              collective::Communicator& tensor_group, const TokenRows& rows,
                              float scale);
 
-}  // namespace tercio::engine
+}  // namespace tercio::blocks

@@ -5,7 +5,7 @@
 
 #include "absl/types/span.h"
 
-namespace tercio::engine {
+namespace tercio::blocks {
 
 // Rows of one sequence that follow those whose keys and values are still in the slot.
 struct SequencePart {
@@ -47,4 +47,4 @@ struct LossSums {
   double* sequences = nullptr;  // loss of the sequence as a whole; bert only
 };
 
-}  // namespace tercio::engine
+}  // namespace tercio::blocks

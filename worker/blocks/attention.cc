@@ -1,0 +1,177 @@
+#include "worker/blocks/attention.h"
+
+#include "kernels/random.h"
+
+namespace tercio::blocks {
+
+using Fields = model::AttentionFields;
+
+Attention::Attention(const model::AttentionOptions& options, const WeightFinder& weights, int layer,
+                     ProductId first, const Tools& tools)
+    : options_(options),
+      at_(model::WidthsOf(options, tools.shape.tensor)),
+      tools_(tools),
+      layer_(layer),
+      qkv_product_(first + model::AttentionProducts::kQkv),
+      output_product_(first + model::AttentionProducts::kOutput),
+      qkv_(weights.Joined({"query.weight", "key.weight", "value.weight"})),
+      qkv_bias_(weights.Joined({"query.bias", "key.bias", "value.bias"})),
+      output_(weights.Find("output.weight")),
+      output_bias_(weights.Find("output.bias")),
+      qkv_gradient_(tools.Scratch("wide_gradient")),
+      result_gradient_(tools.Scratch("attention_gradient")),
+      rotary_(tools.arena.Floats("workspace.rotary")),
+      scratch_(tools.arena.Floats("workspace.attention")) {
+  tools.products.SetWeight(qkv_product_, qkv_);
+  tools.products.SetWeight(output_product_, output_);
+}
+
+// Queries and keys lie side by side: one call rotates both.
+void Attention::Rotate(const Pass& pass, kernels::Values qkv, int64_t first_position, int64_t rows,
+                       Rotation direction) {
+  if (!options_.rotary.has_value()) return;
+  tools_.ops.Rotary({.x = qkv,
+                     .table = rotary_ + first_position * options_.rotary->width,
+                     .rows = rows,
+                     .tokens = pass.tokens,
+                     .stride = at_.qkv(),
+                     .heads = at_.heads + at_.key_heads,
+                     .head_dim = at_.head_dim,
+                     .inverse = direction == Rotation::kBack});
+}
+
+kernels::Dropout Attention::DropoutOf(const Pass& pass) const {
+  return tools_.dropout.At(pass, layer_, kernels::kSiteAttention, 0);
+}
+
+kernels::AttentionArgs Attention::ArgsOf(kernels::Values qkv, kernels::Values out,
+                                         float* lse) const {
+  kernels::AttentionArgs args{};
+  args.q = qkv;
+  args.k = qkv + at_.queries;
+  args.v = qkv + at_.queries + at_.keys;
+  args.stride = at_.qkv();
+  args.out = out;
+  args.lse = lse;
+  args.heads = at_.heads;
+  args.head_dim = at_.head_dim;
+  args.group = at_.heads / at_.key_heads;
+  args.first_head = tools_.tensor.index() * at_.heads;
+  args.causal = options_.causal;
+  args.scratch = scratch_;
+  return args;
+}
+
+void Attention::Forward(const Pass& pass, const Frame& frame, kernels::ConstValues x, After) {
+  const bool in_parts = !pass.batch.parts.empty();
+  const kernels::Values qkv = in_parts ? qkv_gradient_ : frame.Values(Fields::kQkv);
+  tools_.products.Forward(qkv_product_, {.x = x,
+                                         .w = qkv_.In(tools_.parameters),
+                                         .bias = qkv_bias_.In(tools_.parameters),
+                                         .y = qkv,
+                                         .m = pass.rows,
+                                         .n = at_.qkv(),
+                                         .k = options_.hidden});
+  if (in_parts) return AttendParts(pass, frame);
+  Rotate(pass, qkv, 0, pass.rows, Rotation::kForward);
+  kernels::AttentionArgs attention =
+      ArgsOf(qkv, frame.Values(Fields::kResult), frame.Floats(Fields::kLogSumExp));
+  attention.sequences = tools_.shape.sequences;
+  attention.tokens = pass.tokens;
+  attention.lengths = pass.batch.lengths;
+  attention.dropout = DropoutOf(pass);
+  tools_.ops.Attention(attention);
+}
+
+void Attention::AttendParts(const Pass& pass, const Frame& frame) {
+  const int64_t context = tools_.shape.tokens;
+  kernels::Values rows = qkv_gradient_;
+  kernels::Values result = frame.Values(Fields::kResult);
+  for (const SequencePart& part : pass.batch.parts) {
+    Rotate(pass, rows, part.first_position, part.rows, Rotation::kForward);
+    const int64_t first_row = part.sequence * context;
+    const kernels::Values sequence = frame.Values(Fields::kQkv) + first_row * at_.qkv();
+    tools_.ops.Copy(sequence + part.first_position * at_.qkv(), rows, part.rows * at_.qkv());
+    // Attention writes a row where its sequence has it; the other buffers have only the parts'
+    // rows.
+    const kernels::Values out = result_gradient_ + first_row * at_.queries;
+    kernels::AttentionArgs attention =
+        ArgsOf(sequence, out, frame.Floats(Fields::kLogSumExp) + first_row * at_.heads);
+    attention.sequences = 1;
+    attention.tokens = part.first_position + part.rows;
+    attention.first_query = part.first_position;
+    tools_.ops.Attention(attention);
+    tools_.ops.Copy(result, out + part.first_position * at_.queries, part.rows * at_.queries);
+    rows += part.rows * at_.qkv();
+    result += part.rows * at_.queries;
+  }
+}
+
+void Attention::Output(const Pass&, const Frame& frame, const plan::RowPiece& piece,
+                       kernels::Values branch) {
+  tools_.products.Forward(output_product_,
+                          {.x = frame.Values(Fields::kResult) + piece.first * at_.queries,
+                           .w = output_.In(tools_.parameters),
+                           .bias = nullptr,
+                           .y = branch + piece.first * options_.hidden,
+                           .m = piece.count,
+                           .n = options_.hidden,
+                           .k = at_.queries});
+}
+
+void Attention::BackwardBranch(const Pass& pass, const Frame& frame, kernels::ConstValues dbranch,
+                               GradientLanes& lanes) {
+  const kernels::Values result = frame.Values(Fields::kResult);
+  BackwardWeight(pass, output_product_, output_, {}, dbranch, result, options_.hidden, at_.queries,
+                 tools_, lanes);
+  tools_.products.BackwardInput(output_product_,
+                                {.dy = dbranch,
+                                 .w = output_.In(tools_.parameters),
+                                 .dx = result_gradient_,
+                                 .m = pass.rows,
+                                 .n = options_.hidden,
+                                 .k = at_.queries},
+                                0);
+  const kernels::Values qkv = frame.Values(Fields::kQkv);
+  tools_.ops.AttentionBackward({.dout = result_gradient_,
+                                .out = result,
+                                .lse = frame.Floats(Fields::kLogSumExp),
+                                .q = qkv,
+                                .k = qkv + at_.queries,
+                                .v = qkv + at_.queries + at_.keys,
+                                .dq = qkv_gradient_,
+                                .dk = qkv_gradient_ + at_.queries,
+                                .dv = qkv_gradient_ + at_.queries + at_.keys,
+                                .stride = at_.qkv(),
+                                .sequences = tools_.shape.sequences,
+                                .tokens = pass.tokens,
+                                .heads = at_.heads,
+                                .head_dim = at_.head_dim,
+                                .group = at_.heads / at_.key_heads,
+                                .first_head = tools_.tensor.index() * at_.heads,
+                                .causal = options_.causal,
+                                .lengths = pass.batch.lengths,
+                                .dropout = DropoutOf(pass),
+                                .scratch = scratch_});
+  Rotate(pass, qkv_gradient_, 0, pass.rows, Rotation::kBack);
+}
+
+void Attention::BackwardFirstWeight(const Pass& pass, kernels::ConstValues x,
+                                    GradientLanes& lanes) {
+  BackwardWeight(pass, qkv_product_, qkv_, qkv_bias_, qkv_gradient_, x, at_.qkv(), options_.hidden,
+                 tools_, lanes);
+}
+
+void Attention::BackwardInput(const plan::RowPiece& piece, kernels::Values dx, bool accumulate) {
+  tools_.products.BackwardInput(qkv_product_,
+                                {.dy = qkv_gradient_ + piece.first * at_.qkv(),
+                                 .w = qkv_.In(tools_.parameters),
+                                 .dx = dx + piece.first * options_.hidden,
+                                 .m = piece.count,
+                                 .n = at_.qkv(),
+                                 .k = options_.hidden,
+                                 .accumulate = accumulate},
+                                piece.first);
+}
+
+}  // namespace tercio::blocks

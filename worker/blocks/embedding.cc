@@ -1,0 +1,121 @@
+#include "worker/blocks/embedding.h"
+
+#include "kernels/random.h"
+
+namespace tercio::blocks {
+
+Embedding::Embedding(const model::EmbeddingOptions& options, const WeightFinder& weights,
+                     const Tools& tools)
+    : options_(options),
+      tools_(tools),
+      vocabulary_begin_(tools.tensor.index() * tools.shape.vocabulary),
+      token_(weights.TokenTable()),
+      position_(weights.Find("embedding.position.weight")),
+      type_(weights.Find("embedding.type.weight")),
+      norm_(options.norm.has_value()
+                ? std::optional<NormLayer>(
+                      NormLayer(*options.norm, options.hidden, weights, tools.parameters))
+                : std::nullopt),
+      all_rows_(tools.Scratch("branch")) {}
+
+kernels::Dropout Embedding::DropoutOf(const Pass& pass, int64_t first_row) const {
+  return tools_.dropout.At(pass, 0, kernels::kSiteEmbedding, first_row);
+}
+
+void Embedding::Forward(const Pass& pass, const Kept& kept, kernels::Values out) {
+  const kernels::Values sum = norm_.has_value() ? kept.sum : out;
+  kernels::EmbeddingArgs lookup{};
+  lookup.tokens = pass.batch.inputs;
+  lookup.weight = token_.In(tools_.parameters);
+  lookup.out = tools_.tensor.divides_rows() ? all_rows_ : sum;
+  lookup.count = pass.rows;
+  lookup.columns = options_.hidden;
+  lookup.vocabulary_begin = vocabulary_begin_;
+  lookup.vocabulary_rows = tools_.shape.vocabulary;
+  tools_.ops.Embedding(lookup);
+  const kernels::Values embedded = tools_.tensor.SumRows(pass, lookup.out);
+  if (embedded != sum) tools_.ops.Copy(sum, embedded, pass.local_rows * options_.hidden);
+  AddPositions(pass, sum);
+  if (!norm_.has_value()) return;
+  tools_.ops.LayerNorm(norm_->Args(pass, sum, out, kept.mean, kept.rstd));
+  tools_.ops.PositionEmbedding({.x = out,
+                                .weight = nullptr,
+                                .rows = pass.local_rows,
+                                .columns = options_.hidden,
+                                .tokens = pass.tokens,
+                                .first_row = pass.first_local_row,
+                                .dropout = DropoutOf(pass, pass.first_local_row)});
+}
+
+void Embedding::AddPositions(const Pass& pass, kernels::Values sum) {
+  kernels::PositionEmbeddingArgs position{};
+  position.x = sum;
+  position.weight = position_.In(tools_.parameters);
+  position.rows = pass.local_rows;
+  position.first_row = pass.first_local_row;
+  position.columns = options_.hidden;
+  position.tokens = pass.tokens;
+  position.types = TypesAt(pass.batch, pass.first_local_row);
+  position.type_weight = type_.In(tools_.parameters);
+  // With a norm, dropout follows it.
+  if (!norm_.has_value()) position.dropout = DropoutOf(pass, position.first_row);
+  if (pass.batch.parts.empty()) return tools_.ops.PositionEmbedding(position);
+  for (const SequencePart& part : pass.batch.parts) {
+    position.rows = part.rows;
+    position.first_row = part.first_position;
+    tools_.ops.PositionEmbedding(position);
+    position.x += part.rows * options_.hidden;
+  }
+}
+
+void Embedding::BackwardPositions(const Pass& pass, kernels::Values flow, GradientLanes& lanes) {
+  lanes.Accumulate(
+      pass.batch.index, {position_, type_}, tools_.ops,
+      [&](const plan::LaneSegment& segment, const Gradients& gradients) {
+        const LocalRows part = LocalPart(pass, segment);
+        if (part.count == 0) return;
+        const int64_t first = pass.first_local_row + part.begin;
+        kernels::Dropout dropout = DropoutOf(pass, first);
+        // With a norm, dropout follows it, and its gradient has been taken before.
+        if (norm_.has_value()) dropout.probability = 0;
+        tools_.ops.PositionEmbeddingBackward({.dx = flow + part.begin * options_.hidden,
+                                              .dweight = position_.GradientIn(gradients),
+                                              .rows = part.count,
+                                              .columns = options_.hidden,
+                                              .tokens = pass.tokens,
+                                              .first_row = first,
+                                              .dropout = dropout,
+                                              .types = TypesAt(pass.batch, first),
+                                              .dtype_weight = type_.GradientIn(gradients)});
+      });
+}
+
+void Embedding::Backward(const Pass& pass, const Kept& kept, kernels::Values flow,
+                         GradientLanes& lanes) {
+  if (norm_.has_value()) {
+    tools_.ops.PositionEmbeddingBackward({.dx = flow,
+                                          .dweight = nullptr,
+                                          .rows = pass.local_rows,
+                                          .columns = options_.hidden,
+                                          .tokens = pass.tokens,
+                                          .first_row = pass.first_local_row,
+                                          .dropout = DropoutOf(pass, pass.first_local_row)});
+    norm_->Backward(pass, flow, kept.sum, kept.mean, kept.rstd, flow, NormLayer::Change::kReplace,
+                    tools_.ops, lanes);
+  }
+  BackwardPositions(pass, flow, lanes);
+  const kernels::ConstValues all = tools_.tensor.GatherRows(pass, flow);
+  lanes.Accumulate(pass.batch.index, {token_}, tools_.ops,
+                   [&](const plan::LaneSegment& segment, const Gradients& gradients) {
+                     const int64_t row = segment.first_sequence * pass.tokens;
+                     tools_.ops.EmbeddingBackward({.tokens = pass.batch.inputs + row,
+                                                   .dx = all + row * options_.hidden,
+                                                   .dweight = token_.GradientIn(gradients),
+                                                   .count = segment.sequences * pass.tokens,
+                                                   .columns = options_.hidden,
+                                                   .vocabulary_begin = vocabulary_begin_,
+                                                   .vocabulary_rows = tools_.shape.vocabulary});
+                   });
+}
+
+}  // namespace tercio::blocks

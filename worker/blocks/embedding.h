@@ -1,0 +1,47 @@
+// The first unit of a model: rows of the tables of tokens, positions and token types, their norm
+// where the model has one, and dropout. The token table is cut over tensor ranks by its rows.
+#pragma once
+
+#include <optional>
+
+#include "model/options.h"
+#include "worker/blocks/block.h"
+#include "worker/blocks/norm.h"
+
+namespace tercio::blocks {
+
+class Embedding {
+ public:
+  // Where a slot keeps what the norm reads: the sum (local rows x hidden), means and rstds. Unused
+  // without a norm.
+  struct Kept {
+    kernels::Values sum;
+    float* mean;
+    float* rstd;
+  };
+
+  Embedding(const model::EmbeddingOptions& options, const WeightFinder& weights,
+            const Tools& tools);
+
+  // `out`: local rows x hidden.
+  void Forward(const Pass& pass, const Kept& kept, kernels::Values out);
+  // `flow`: the gradient of Forward's result, which is overwritten.
+  void Backward(const Pass& pass, const Kept& kept, kernels::Values flow, GradientLanes& lanes);
+
+ private:
+  static const int32_t* TypesAt(const MicroBatch& batch, int64_t row) {
+    return batch.types == nullptr ? nullptr : batch.types + row;
+  }
+  kernels::Dropout DropoutOf(const Pass& pass, int64_t first_row) const;
+  void AddPositions(const Pass& pass, kernels::Values sum);
+  void BackwardPositions(const Pass& pass, kernels::Values flow, GradientLanes& lanes);
+
+  const model::EmbeddingOptions options_;
+  const Tools& tools_;
+  const int64_t vocabulary_begin_;
+  const WeightRef token_, position_, type_;
+  const std::optional<NormLayer> norm_;
+  const kernels::Values all_rows_;  // (rows, hidden): where not all of them stay here
+};
+
+}  // namespace tercio::blocks

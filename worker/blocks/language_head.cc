@@ -1,0 +1,122 @@
+#include "worker/blocks/language_head.h"
+
+#include <algorithm>
+
+#include "common/check.h"
+
+namespace tercio::blocks {
+
+VocabularyPart PartOfVocabulary(int64_t vocabulary, const Tools& tools) {
+  VocabularyPart part{};
+  const int64_t local = tools.shape.vocabulary;
+  part.begin = tools.tensor.index() * local;
+  part.valid = std::clamp<int64_t>(vocabulary - part.begin, 0, local);
+  part.logits = tools.Values("head.logits");
+  part.stats = tools.arena.Floats("head.stats");
+  part.all_stats = tools.arena.Floats("head.all_stats");
+  part.lse = tools.arena.Floats("head.lse");
+  part.loss = tools.arena.Floats("head.loss");
+  return part;
+}
+
+TokenRows RowsOfVocabulary(const VocabularyPart& part, const HeadJob& job, const Pass& pass,
+                           const Tools& tools) {
+  TokenRows rows{};
+  rows.logits = part.logits;
+  rows.stats = part.stats;
+  rows.all_stats = part.all_stats;
+  rows.lse = part.lse;
+  rows.loss = part.loss;
+  rows.valid = part.valid;
+  rows.stride = tools.shape.vocabulary;
+  rows.vocabulary_begin = part.begin;
+  rows.smoothing = {.amount = pass.batch.training ? job.label_smoothing : 0.0f,
+                    .vocabulary = job.vocabulary};
+  return rows;
+}
+
+LanguageHead::LanguageHead(const model::LanguageHeadOptions&, const HeadJob& job,
+                           const WeightFinder& weights, const Tools& tools, device::Stream& stream)
+    : tools_(tools),
+      job_(job),
+      stream_(stream),
+      part_(PartOfVocabulary(job.vocabulary, tools)),
+      weight_(weights.HeadMatrix()) {}
+
+// Short sequences are taken together whole, long ones in pieces of one sequence. The pieces of the
+// sum over rows are the same either way (kernels/ops.h).
+void LanguageHead::ForChunks(const Pass& pass, int64_t first_sequence, int64_t sequences,
+                             absl::FunctionRef<void(const Chunk& chunk)> body) const {
+  const int64_t most = tools_.shape.chunk_rows;
+  const int64_t begin = first_sequence * pass.tokens;
+  const int64_t end = begin + sequences * pass.tokens;
+  for (int64_t row = begin; row < end;) {
+    const int64_t limit = pass.tokens > most ? (row / pass.tokens + 1) * pass.tokens : end;
+    const int64_t rows = std::min(most, limit - row);
+    body(Chunk{row, rows, std::min(rows, pass.tokens)});
+    row += rows;
+  }
+}
+
+kernels::ConstValues LanguageHead::Logits(kernels::ConstValues x, int64_t rows) {
+  TERCIO_CHECK_LE(rows, tools_.shape.chunk_rows);
+  tools_.ops.Matmul({.x = x,
+                     .w = weight_.In(tools_.parameters),
+                     .bias = nullptr,
+                     .y = part_.logits,
+                     .m = rows,
+                     .n = tools_.shape.vocabulary,
+                     .k = tools_.shape.hidden});
+  return part_.logits;
+}
+
+TokenRows LanguageHead::RowsOf(const Pass& pass, const Chunk& chunk, double* losses) const {
+  TokenRows rows = RowsOfVocabulary(part_, job_, pass, tools_);
+  rows.targets = pass.batch.targets + chunk.row;
+  rows.sums = losses;
+  rows.rows = chunk.rows;
+  rows.first_row = chunk.row;
+  rows.rows_per_sum = pass.tokens;
+  return rows;
+}
+
+void LanguageHead::Loss(const Pass& pass, kernels::ConstValues x, double* losses) {
+  ForChunks(pass, 0, tools_.shape.sequences, [&](const Chunk& chunk) {
+    Logits(x + chunk.row * tools_.shape.hidden, chunk.rows);
+    TokenLosses(tools_.ops, stream_, tools_.tensor.communicator(), RowsOf(pass, chunk, losses));
+  });
+}
+
+void LanguageHead::Backward(const Pass& pass, kernels::ConstValues x, kernels::Values dx,
+                            double* losses, GradientLanes& lanes) {
+  const int64_t hidden = tools_.shape.hidden;
+  const auto scale = static_cast<float>(job_.loss_weight * gradient_scale_);
+  lanes.Assign(pass.batch.index, {weight_}, tools_.ops,
+               [&](const plan::LaneSegment& segment, const Gradients& gradients, bool accumulate) {
+                 ForChunks(
+                     pass, segment.first_sequence, segment.sequences, [&](const Chunk& chunk) {
+                       const kernels::ConstValues rows = x + chunk.row * hidden;
+                       Logits(rows, chunk.rows);
+                       TokenLossesAndGradients(tools_.ops, stream_, tools_.tensor.communicator(),
+                                               RowsOf(pass, chunk, losses), scale);
+                       tools_.ops.MatmulBackwardWeight({.dy = part_.logits,
+                                                        .x = rows,
+                                                        .dw = weight_.GradientIn(gradients),
+                                                        .dbias = nullptr,
+                                                        .m = chunk.rows,
+                                                        .n = tools_.shape.vocabulary,
+                                                        .k = hidden,
+                                                        .rows_per_leaf = chunk.rows_per_leaf,
+                                                        .accumulate = accumulate});
+                       accumulate = true;
+                       tools_.ops.MatmulBackwardInput({.dy = part_.logits,
+                                                       .w = weight_.In(tools_.parameters),
+                                                       .dx = dx + chunk.row * hidden,
+                                                       .m = chunk.rows,
+                                                       .n = tools_.shape.vocabulary,
+                                                       .k = hidden});
+                     });
+               });
+}
+
+}  // namespace tercio::blocks

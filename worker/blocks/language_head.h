@@ -1,0 +1,74 @@
+// The logits of the vocabulary at every position, and their cross-entropy. The vocabulary is cut
+// over tensor ranks; the logits are computed in chunks of rows, so that they are never all there.
+#pragma once
+
+#include "absl/functional/function_ref.h"
+#include "model/options.h"
+#include "worker/blocks/block.h"
+#include "worker/blocks/token_losses.h"
+#include "worker/device/device.h"
+
+namespace tercio::blocks {
+
+// The part of the vocabulary that a tensor rank has, and the scratch of its cross-entropy.
+struct VocabularyPart {
+  int64_t begin;
+  int64_t valid;           // rows that are not padding
+  kernels::Values logits;  // (chunk rows, local vocabulary)
+  float* stats;
+  float* all_stats;
+  float* lse;
+  float* loss;
+};
+// REQUIRES: the stage's memory has the buffers of a head that predicts tokens.
+VocabularyPart PartOfVocabulary(int64_t vocabulary, const Tools& tools);
+
+// What every head needs of a job.
+struct HeadJob {
+  int64_t vocabulary;  // of the model
+  float label_smoothing;
+  double loss_weight;  // of each token in the mean, where its number is known beforehand
+};
+
+// Without what depends on the rows.
+TokenRows RowsOfVocabulary(const VocabularyPart& part, const HeadJob& job, const Pass& pass,
+                           const Tools& tools);
+
+class LanguageHead {
+ public:
+  LanguageHead(const model::LanguageHeadOptions& options, const HeadJob& job,
+               const WeightFinder& weights, const Tools& tools, device::Stream& stream);
+
+  // Sets the factor of the loss's gradient; 1 at first.
+  void SetLossScale(double scale) { gradient_scale_ = scale; }
+
+  // x (rows x hidden): all rows of the micro-batch. Adds the losses of its sequences.
+  void Loss(const Pass& pass, kernels::ConstValues x, double* losses);
+  // Loss, and its gradients: `dx` (rows x hidden) is this rank's part, to be summed over tensor
+  // ranks; weight gradients go to `lanes`.
+  void Backward(const Pass& pass, kernels::ConstValues x, kernels::Values dx, double* losses,
+                GradientLanes& lanes);
+  // rows x local vocabulary (padding included) of rows of hidden elements. REQUIRES: at most the
+  // chunk of the stage's shape.
+  kernels::ConstValues Logits(kernels::ConstValues x, int64_t rows);
+
+ private:
+  struct Chunk {
+    int64_t row;
+    int64_t rows;
+    int64_t rows_per_leaf;
+  };
+  // body(const Chunk&) for the chunks of those sequences, in order.
+  void ForChunks(const Pass& pass, int64_t first_sequence, int64_t sequences,
+                 absl::FunctionRef<void(const Chunk& chunk)> body) const;
+  TokenRows RowsOf(const Pass& pass, const Chunk& chunk, double* losses) const;
+
+  const Tools& tools_;
+  const HeadJob job_;
+  device::Stream& stream_;
+  const VocabularyPart part_;
+  const WeightRef weight_;
+  double gradient_scale_ = 1;
+};
+
+}  // namespace tercio::blocks
