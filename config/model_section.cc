@@ -140,19 +140,26 @@ void ParseEncoder(Section& model, const model::SectionFacts& facts, const v1::Mo
   }
 }
 
+void ParseActivation(Section& model, const model::SectionFacts& facts, const v1::ModelSpec& base,
+                     v1::ModelSpec* out) {
+  const v1::Activation usual =
+      plan::IsNamed(base.activation()) ? base.activation() : facts.activation;
+  const v1::Activation activation = model.OneOf("activation", usual);
+  const auto& further = facts.further_activations;
+  // The architecture's own stays unset.
+  if (activation == facts.activation) return;
+  if (std::find(further.begin(), further.end(), activation) == further.end()) {
+    return model.Fault("activation", absl::StrCat(plan::TextOf(activation), " in ",
+                                                  plan::TextOf(facts.architecture),
+                                                  " is not supported by this version"));
+  }
+  out->set_activation(activation);
+}
+
 // Keys whose values stay unset where the section does not name them.
 void ParseFurther(Section& model, const model::SectionFacts& facts, const v1::ModelSpec& base,
                   v1::ModelSpec* out) {
-  if (facts.Has("activation")) {
-    const v1::Activation activation = model.OneOf("activation", base.activation());
-    const auto& further = facts.further_activations;
-    if (std::find(further.begin(), further.end(), activation) != further.end()) {
-      out->set_activation(activation);
-    } else if (activation != facts.activation && plan::IsNamed(activation)) {
-      model.Fault("activation", absl::StrCat(plan::TextOf(activation), " is not supported in ",
-                                             plan::TextOf(facts.architecture)));
-    }
-  }
+  if (facts.Has("activation")) ParseActivation(model, facts, base, out);
   const auto size = [&](const char* key, int64_t of_base, int64_t most) -> int32_t {
     if (!facts.Has(key)) return 0;
     return static_cast<int32_t>(model.Integer(key, of_base, 0, most));
