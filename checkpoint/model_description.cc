@@ -173,9 +173,8 @@ std::vector<ModelDifference> DifferencesOf(const v1::ModelSpec& model,
                                       : model::SectionOf(spec.architecture()).norm_eps);
   };
   const auto theta = [](const v1::ModelSpec& spec) {
-    const double usual = model::SectionOf(spec.architecture()).rope_theta;
-    if (usual == 0) return std::string("none");
-    return Number(spec.rope_theta() > 0 ? spec.rope_theta() : usual);
+    if (model::SectionOf(spec.architecture()).rope_theta == 0) return std::string("none");
+    return Number(spec.rope_theta() > 0 ? spec.rope_theta() : 10000.0);
   };
   compare("architecture", plan::TextOf(model.architecture()), plan::TextOf(source.architecture()));
   compare("layers", absl::StrCat(model.layers()), absl::StrCat(source.layers()));

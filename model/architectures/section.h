@@ -29,7 +29,7 @@ struct SectionFacts {
   bool free_head = true;     // a job may choose
   bool grouped_keys = true;  // fewer heads of keys than of queries are possible
   double norm_eps = 1e-5;    // as published; another one changes what loaded weights compute
-  double rope_theta = 0;     // 0: positions are not rotary
+  double rope_theta = 0;     // of a job that names none; 0: positions are not rotary
   bool gated = false;        // three matrices in the feed-forward part
   v1::Activation activation = v1::ACTIVATION_GELU_TANH;  // of a job that names none
   std::vector<v1::Activation> further_activations;       // that a job may name
