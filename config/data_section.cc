@@ -9,6 +9,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "model/architecture.h"
 #include "nlohmann/json.hpp"
 #include "plan/names.h"
 
@@ -170,7 +171,7 @@ void ParseTokenizer(Section* data, const std::string& directory, const v1::Model
   // Tokenised formats have their ids already; a tokenizer is needed for text only.
   const bool text = AnyText(*out, model);
   const std::string usual = model.from().empty() ? "bytes" : model.from();
-  if (text && model.architecture() == v1::ARCHITECTURE_BERT && model.from().empty() &&
+  if (text && !model::ArchitectureOf(model).causal && model.from().empty() &&
       !data->Has("tokenizer") && !data->Has("special_tokens")) {
     data->Fault("tokenizer",
                 "missing; bert needs one with [CLS], [SEP], [MASK] and [PAD]: name "
@@ -186,7 +187,7 @@ void ParseTokenizer(Section* data, const std::string& directory, const v1::Model
 struct ModelKind {
   explicit ModelKind(const v1::ModelSpec& model)
       : architecture(plan::TextOf(model.architecture())),
-        bert(model.architecture() == v1::ARCHITECTURE_BERT),
+        bert(!model::ArchitectureOf(model).causal),
         labelled(bert && model.labels() > 0) {}
 
   std::string architecture;

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/status_macros.h"
+#include "model/architecture.h"
 #include "nlohmann/json.hpp"
 
 namespace tercio::data {
@@ -91,8 +92,9 @@ absl::StatusOr<std::shared_ptr<const std::vector<bool>>> ContinuationsOf(
 }  // namespace
 
 Objective ObjectiveOf(const v1::ModelSpec& model) {
-  if (model.architecture() != v1::ARCHITECTURE_BERT) return Objective::kCausal;
-  return model.labels() > 0 ? Objective::kLabelled : Objective::kMasked;
+  const model::Architecture architecture = model::ArchitectureOf(model);
+  if (architecture.causal) return Objective::kCausal;
+  return architecture.head.masked.has_value() ? Objective::kMasked : Objective::kLabelled;
 }
 
 int32_t HighestSpecialToken(const v1::DataSpec& data) {

@@ -67,7 +67,8 @@ struct Branch {
   BlockOptions block;
   // Absent: x' is what the branch before it in the same sublayer reads, or, in the first, x.
   std::optional<Norm> norm;
-  // Of the block's result, before it is added (Gemma 2); the block has no bias and drops nothing.
+  // The norm of the result, before it is added (Gemma 2): the block has no bias then, and drops
+  // nothing.
   std::optional<Norm> result_norm;
   uint32_t dropout_site = 0;  // kernels/random.h
 };

@@ -2,7 +2,7 @@
 //
 // In each layer these are the linear parts: forward, input gradient and weight gradient. A
 // product whose sizes the hardware does not take (kernels::kScaledUnit) stays in the job's
-// precision. How factors are scaled: worker/engine/fp8_scaling.h; docs/numerics.md has the whole.
+// precision. How factors are scaled: worker/blocks/fp8_scaling.h; docs/numerics.md has the whole.
 #pragma once
 
 #include <cstdint>

@@ -310,7 +310,7 @@ int64_t LargestTensorSum(const v1::ModelSpec& model, const v1::Layout& layout,
 }
 
 // Weights of 8 bits; the factors of one product; scales, and what they are made from: the largest
-// values of this rank's step, then of all tensor and data ranks (worker/engine/linear_layers.h).
+// values of this rank's step, then of all tensor and data ranks (worker/blocks/products.h).
 void AddFp8(const v1::Layout& layout, const StageShape& shape, const StageUnits& units,
             TableBuilder* table) {
   if (!shape.fp8) return;

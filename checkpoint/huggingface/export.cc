@@ -22,7 +22,7 @@
 #include "common/file.h"
 #include "common/ordered_parts.h"
 #include "common/status_macros.h"
-#include "plan/model_traits.h"
+#include "model/architecture.h"
 #include "tokenizer/export/huggingface_tokenizer.h"
 
 namespace tercio::checkpoint {
@@ -473,7 +473,7 @@ absl::Status Exporter::WriteTokenizer(const std::string& origin, OutputDirectory
   if (own.ok() && !tokenizer::HasVocabularyOf(*own, files)) {
     tokenizer::TokenizerUse use;
     use.context = reader_.model().context();
-    use.encodes_texts = !plan::TraitsOf(reader_.model()).causal;
+    use.encodes_texts = !model::ArchitectureOf(reader_.model()).causal;
     files = tokenizer::HuggingFaceTokenizer(*own, use).value_or(tokenizer::TokenizerFiles());
   }
   for (const auto& [name, content] : files) {

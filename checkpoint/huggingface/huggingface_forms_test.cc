@@ -1,6 +1,6 @@
 // The forms of architectures: config.json both ways, names and shapes of tensors beside the files
-// that transformers wrote, and what cannot be expressed. Needs no engine: also for architectures
-// that it does not train yet. tests/huggingface/make_fixtures.py wrote the fixtures.
+// that transformers wrote, and what cannot be expressed; also for architectures that the engine
+// does not train yet. tests/huggingface/make_fixtures.py wrote the fixtures.
 #include <map>
 #include <set>
 
@@ -15,6 +15,7 @@
 #include "gtest/gtest.h"
 #include "model/architectures/section.h"
 #include "nlohmann/json.hpp"
+#include "plan/model_tensors.h"
 #include "plan/names.h"
 
 namespace tercio::checkpoint {
@@ -71,87 +72,6 @@ v1::ModelSpec SpecOf(const std::string& fixture) {
   model.set_logit_softcap(json.value("logit_softcap", 0.0));
   model.set_query_scale(json.value("query_scale", 0.0));
   return model;
-}
-
-// The canonical tensors of a model, as plan/model_tensors.h names them.
-class Canonical {
- public:
-  explicit Canonical(const v1::ModelSpec& model) : model_(model) {
-    const int64_t hidden = model.hidden();
-    Matrix("embedding.token", model.vocab_size(), hidden);
-    // The two rows in front belong to no position.
-    if (Is({v1::ARCHITECTURE_OPT})) Matrix("embedding.position", model.context() + 2, hidden);
-    for (int i = 0; i < model.layers(); ++i) Layer(absl::StrCat("layers.", i, "."));
-    Norm("final_norm", hidden);
-    if (!model.untied_head()) return;
-    Matrix("head", model.vocab_size(), hidden);
-    if (Is({v1::ARCHITECTURE_GPT_J, v1::ARCHITECTURE_PHI})) Bias("head", model.vocab_size());
-  }
-
-  std::vector<plan::LogicalTensor> tensors;
-
- private:
-  bool Is(std::set<int> architectures) const {
-    return architectures.contains(model_.architecture());
-  }
-  bool layer_norm() const {
-    return Is({v1::ARCHITECTURE_OPT, v1::ARCHITECTURE_GPT_J, v1::ARCHITECTURE_GPT_NEOX,
-               v1::ARCHITECTURE_PHI});
-  }
-  void Layer(const std::string& at) {
-    const int64_t hidden = model_.hidden();
-    const int64_t head = model_.head_dim() > 0 ? model_.head_dim() : hidden / model_.heads();
-    const bool gemma = Is({v1::ARCHITECTURE_GEMMA2});
-    const bool attention_bias =
-        Is({v1::ARCHITECTURE_OPT, v1::ARCHITECTURE_GPT_NEOX, v1::ARCHITECTURE_PHI});
-    Norm(at + "attention_norm", hidden);
-    for (const char* part : {"query", "key", "value"}) {
-      const int64_t heads = part == std::string("query") ? model_.heads() : model_.kv_heads();
-      Matrix(absl::StrCat(at, "attention.", part), heads * head, hidden);
-      if (attention_bias || Is({v1::ARCHITECTURE_QWEN2})) {
-        Bias(absl::StrCat(at, "attention.", part), heads * head);
-      }
-    }
-    if (Is({v1::ARCHITECTURE_QWEN3})) {
-      Norm(at + "attention.query_norm", head);
-      Norm(at + "attention.key_norm", head);
-    }
-    Matrix(at + "attention.output", hidden, model_.heads() * head);
-    if (attention_bias) Bias(at + "attention.output", hidden);
-    if (gemma) Norm(at + "attention_post_norm", hidden);
-    if (!Is({v1::ARCHITECTURE_GPT_J, v1::ARCHITECTURE_PHI})) Norm(at + "mlp_norm", hidden);
-    if (!layer_norm()) Matrix(at + "mlp.gate", model_.ffn_hidden(), hidden);
-    Matrix(at + "mlp.up", model_.ffn_hidden(), hidden);
-    Matrix(at + "mlp.down", hidden, model_.ffn_hidden());
-    if (layer_norm()) {
-      Bias(at + "mlp.up", model_.ffn_hidden());
-      Bias(at + "mlp.down", hidden);
-    }
-    if (gemma) Norm(at + "mlp_post_norm", hidden);
-  }
-  void Matrix(const std::string& name, int64_t rows, int64_t columns) {
-    plan::LogicalTensor& tensor = tensors.emplace_back();
-    tensor.name = name + ".weight";
-    tensor.rows = rows;
-    tensor.columns = columns;
-  }
-  void Vector(const std::string& name, int64_t size) {
-    plan::LogicalTensor& tensor = tensors.emplace_back();
-    tensor.name = name;
-    tensor.rows = size;
-    tensor.is_vector = true;
-  }
-  void Bias(const std::string& name, int64_t size) { Vector(name + ".bias", size); }
-  void Norm(const std::string& name, int64_t size) {
-    Vector(name + ".weight", size);
-    if (layer_norm()) Bias(name, size);
-  }
-
-  const v1::ModelSpec& model_;
-};
-
-std::vector<HuggingFaceTensor> ExpandedOf(const v1::ModelSpec& model) {
-  return ExpandTable(FormOf(model).table(model), model, Canonical(model).tensors);
 }
 
 TEST(HuggingFaceForms, EveryArchitectureHasOne) {
@@ -263,14 +183,14 @@ TEST(HuggingFaceForms, TensorsAreThoseThatTransformersWrote) {
     std::map<std::string, std::vector<int64_t>> ours;
     const v1::ModelSpec model = SpecOf(name);
     std::set<std::string> placed;
-    for (const HuggingFaceTensor& tensor : ExpandedOf(model)) {
+    for (const HuggingFaceTensor& tensor : HuggingFaceTensors(model)) {
       ours[tensor.name] = tensor.shape;
       EXPECT_EQ(CurrentSuffix(model, tensor.name), tensor.suffix);
       for (const HuggingFacePart& part : tensor.parts) placed.insert(part.tensor);
     }
     EXPECT_EQ(ours, theirs) << name;
     // A canonical tensor without a row would be lost without a word.
-    EXPECT_EQ(placed.size(), Canonical(model).tensors.size()) << name;
+    EXPECT_EQ(placed.size(), plan::ModelTensors(model).size()) << name;
   }
 }
 
@@ -278,7 +198,7 @@ TEST(HuggingFaceForms, TensorsAreThoseThatTransformersWrote) {
 TEST(HuggingFaceForms, JoinedTensorsHaveTheirRowsInPlace) {
   const auto outputs = [](const v1::ModelSpec& model, const std::string& suffix) {
     std::map<int64_t, std::pair<std::string, int64_t>> found;
-    for (const HuggingFaceTensor& tensor : ExpandedOf(model)) {
+    for (const HuggingFaceTensor& tensor : HuggingFaceTensors(model)) {
       if (tensor.suffix != suffix) continue;
       for (const HuggingFacePart& part : tensor.parts) {
         for (int64_t row = 0; row < part.rows; ++row) {

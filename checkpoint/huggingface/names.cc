@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
+#include "checkpoint/huggingface/form.h"
 #include "common/check.h"
 #include "plan/model_tensors.h"
 
@@ -21,10 +22,12 @@ bool IsBeside(const FormTable& table, std::string_view suffix) {
 
 class Expansion {
  public:
-  Expansion(const FormTable& table, const v1::ModelSpec& model,
-            absl::Span<const plan::LogicalTensor> canonical)
+  Expansion(const FormTable& table, const v1::ModelSpec& model)
       : table_(table), heads_(model.heads()) {
-    for (const plan::LogicalTensor& tensor : canonical) ours_.emplace(tensor.name, &tensor);
+    for (plan::LogicalTensor& tensor : plan::ModelTensors(model)) {
+      const std::string name = tensor.name;
+      ours_.emplace(name, std::move(tensor));
+    }
   }
 
   void Add(const FormRow& row, int layer) {
@@ -38,7 +41,7 @@ class Expansion {
       const auto found = ours_.find(absl::StrReplaceAll(pattern, {{"*", number}}));
       // A model without this tensor (biases, an untied head, a task) has no such row at all.
       if (found == ours_.end()) return;
-      const plan::LogicalTensor& part = *found->second;
+      const plan::LogicalTensor& part = found->second;
       tensor.parts.push_back({part.name, tensor.outputs, part.rows, part.rows, part.rows});
       tensor.outputs += part.rows;
       // All parts have the same inputs, so the last one may set them.
@@ -70,7 +73,7 @@ class Expansion {
 
   const FormTable& table_;
   const int64_t heads_;
-  std::map<std::string, const plan::LogicalTensor*> ours_;
+  std::map<std::string, plan::LogicalTensor> ours_;
 };
 
 // Whether a module with this path is a norm, by the last part: "LayerNorm", "ln_1", "norm".
@@ -93,19 +96,15 @@ bool Matches(std::string_view pattern, std::string_view text) {
 
 }  // namespace
 
-std::vector<HuggingFaceTensor> ExpandTable(const FormTable& table, const v1::ModelSpec& model,
-                                           absl::Span<const plan::LogicalTensor> canonical) {
-  Expansion expansion(table, model, canonical);
+std::vector<HuggingFaceTensor> HuggingFaceTensors(const v1::ModelSpec& model) {
+  const FormTable& table = TableOf(model);
+  Expansion expansion(table, model);
   for (const FormRow& row : table.embedding) expansion.Add(row, 0);
   for (int layer = 0; layer < model.layers(); ++layer) {
     for (const FormRow& row : table.layer) expansion.Add(row, layer);
   }
   for (const FormRow& row : table.end) expansion.Add(row, 0);
   return std::move(expansion.tensors);
-}
-
-std::vector<HuggingFaceTensor> HuggingFaceTensors(const v1::ModelSpec& model) {
-  return ExpandTable(TableOf(model), model, plan::ModelTensors(model));
 }
 
 std::vector<HuggingFaceTensor> OtherTaskTensors(const v1::ModelSpec& model) {

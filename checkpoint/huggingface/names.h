@@ -9,9 +9,6 @@
 #include <string_view>
 #include <vector>
 
-#include "absl/types/span.h"
-#include "checkpoint/huggingface/form.h"
-#include "plan/model_tensors.h"
 #include "proto/tercio/v1/job.pb.h"
 
 namespace tercio::checkpoint {
@@ -44,10 +41,6 @@ struct HuggingFaceTensor {
 
 // REQUIRES: the architecture has a form, vocab_size > 0.
 std::vector<HuggingFaceTensor> HuggingFaceTensors(const v1::ModelSpec& model);
-
-// The same for a given table, and for canonical tensors that are given.
-std::vector<HuggingFaceTensor> ExpandTable(const FormTable& table, const v1::ModelSpec& model,
-                                           absl::Span<const plan::LogicalTensor> canonical);
 
 // The tensors of other tasks that a file of this model may hold beside its own: the pooler and the
 // heads of bert's pretraining. Empty for architectures with one task.

@@ -7,6 +7,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "checkpoint/megatron/model_form.h"
 #include "checkpoint/megatron/vocabulary.h"
 #include "common/status_macros.h"
 
@@ -313,7 +314,7 @@ void CheckHeadSizes(ArgumentReader& args, const v1::ModelSpec& model) {
   if (head > kMostChannels) {
     args.Unsupported(absl::StrCat("a head size of ", head, " (at most ", kMostChannels, ")"));
   }
-  if (model.architecture() == v1::ARCHITECTURE_LLAMA && head % 2 != 0) {
+  if (!MegatronFormOf(model).learned_positions && head % 2 != 0) {
     args.Unsupported(absl::StrCat("an odd head size, ", head));
   }
   if (model.heads() % model.kv_heads() != 0) {

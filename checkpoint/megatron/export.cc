@@ -13,13 +13,13 @@
 #include "checkpoint/export_part.h"
 #include "checkpoint/megatron/directory.h"
 #include "checkpoint/megatron/export_arguments.h"
+#include "checkpoint/megatron/model_form.h"
 #include "checkpoint/megatron/shards.h"
 #include "checkpoint/model_description.h"
 #include "checkpoint/reader.h"
 #include "checkpoint/torch/torch_writer.h"
 #include "common/status_macros.h"
 #include "plan/model_tensors.h"
-#include "plan/model_traits.h"
 
 namespace tercio::checkpoint {
 namespace {
@@ -68,9 +68,10 @@ TorchDict DictOf(const std::vector<const RankTensor*>& tensors, size_t skip, Flo
 // The model as Megatron-LM's classes have it, which may have more tensors than ours.
 v1::ModelSpec StoredModel(const v1::ModelSpec& model) {
   v1::ModelSpec stored = model;
-  if (model.architecture() == v1::ARCHITECTURE_GPT2) stored.set_bias(true);
+  const MegatronForm form = MegatronFormOf(model);
+  if (form.causal && form.learned_positions) stored.set_bias(true);
   // A BERT has token types only together with its binary head.
-  if (model.architecture() == v1::ARCHITECTURE_BERT && model.labels() == 0) {
+  if (!form.causal && model.labels() == 0) {
     stored.set_sentence_order(true);
   }
   return stored;

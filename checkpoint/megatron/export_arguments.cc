@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "checkpoint/megatron/arguments.h"
-#include "plan/model_traits.h"
+#include "checkpoint/megatron/model_form.h"
 #include "plan/names.h"
 
 namespace tercio::checkpoint {
@@ -20,25 +20,24 @@ TorchValue Real(double value) { return {value}; }
 TorchValue Flag(bool value) { return {value}; }
 TorchValue Text(const char* value) { return {std::string(value)}; }
 
-TorchMembers SizeArguments(const v1::ModelSpec& model, const plan::ModelTraits& traits) {
-  const bool grouped = traits.kv_heads != model.heads();
+TorchMembers SizeArguments(const v1::ModelSpec& model, const MegatronForm& form) {
+  const bool grouped = form.kv_heads != model.heads();
   return {{"num_layers", Number(model.layers())},
           {"encoder_num_layers", Number(model.layers())},
           {"hidden_size", Number(model.hidden())},
           {"ffn_hidden_size", Number(model.ffn_hidden())},
           {"num_attention_heads", Number(model.heads())},
-          {"kv_channels", Number(traits.head_dim)},
+          {"kv_channels", Number(form.head_dim)},
           {"group_query_attention", Flag(grouped)},
-          {"num_query_groups", Number(grouped ? traits.kv_heads : 1)},
+          {"num_query_groups", Number(grouped ? form.kv_heads : 1)},
           {"seq_length", Number(model.context())},
           {"max_position_embeddings", Number(model.context())}};
 }
 
-TorchMembers FormArguments(const v1::ModelSpec& model, const plan::ModelTraits& traits) {
-  const bool rotary = !traits.learned_positions;
+TorchMembers FormArguments(const v1::ModelSpec& model, const MegatronForm& form) {
+  const bool rotary = !form.learned_positions;
   const double theta = model.rope_theta() > 0 ? model.rope_theta() : 10000;
-  const double usual_eps = model.architecture() == v1::ARCHITECTURE_BERT ? 1e-12 : 1e-5;
-  const double eps = model.norm_eps() > 0 ? model.norm_eps() : usual_eps;
+  const double eps = form.norm_eps;
   return {
       {"position_embedding_type", Text(rotary ? "rope" : "learned_absolute")},
       {"add_position_embedding", Flag(!rotary)},
@@ -50,7 +49,7 @@ TorchMembers FormArguments(const v1::ModelSpec& model, const plan::ModelTraits& 
       {"rotary_interleaved", Flag(false)},
       {"use_rope_scaling", Flag(model.has_rope_scaling())},
       {"rope_scaling_factor", Real(model.has_rope_scaling() ? model.rope_scaling().factor() : 8)},
-      {"normalization", Text(traits.rms_norm ? "RMSNorm" : "LayerNorm")},
+      {"normalization", Text(form.rms_norm ? "RMSNorm" : "LayerNorm")},
       // Versions before 2024 read the second name.
       {"norm_epsilon", Real(eps)},
       {"layernorm_epsilon", Real(eps)},
@@ -59,13 +58,13 @@ TorchMembers FormArguments(const v1::ModelSpec& model, const plan::ModelTraits& 
       {"apply_query_key_layer_scaling", Flag(false)},
       {"add_bias_linear", Flag(model.bias())},
       {"add_qkv_bias", Flag(model.bias())},
-      {"swiglu", Flag(traits.gated_mlp)},
+      {"swiglu", Flag(form.gated_mlp)},
       {"openai_gelu", Flag(false)},
       {"squared_relu", Flag(false)},
       {"onnx_safe", {}},
-      {"bias_gelu_fusion", Flag(!traits.gated_mlp && !traits.exact_gelu)},
+      {"bias_gelu_fusion", Flag(!form.gated_mlp && !form.exact_gelu)},
       {"bert_binary_head", Flag(true)},
-      {"untie_embeddings_and_output_weights", Flag(!traits.tied_head)},
+      {"untie_embeddings_and_output_weights", Flag(!form.tied_head)},
       {"hidden_dropout", Real(model.dropout())},
       {"attention_dropout", Real(model.dropout())}};
 }
@@ -103,10 +102,11 @@ absl::Status CheckHasMegatronForm(const v1::ModelSpec& model) {
     return absl::InvalidArgumentError(absl::StrCat("Megatron-LM has no form of ", what));
   };
   if (!plan::IsNamed(model.architecture())) return lacks("this architecture");
-  const plan::ModelTraits traits = plan::TraitsOf(model);
-  if (traits.post_norm) return lacks("a bert with norm: post, only of one with norm: pre");
-  if (model.architecture() == v1::ARCHITECTURE_BERT && traits.token_types != 2) {
-    return lacks(absl::StrCat("a bert with ", traits.token_types, " token types, only with 2"));
+  const MegatronForm form = MegatronFormOf(model);
+  if (form.lacks != nullptr) return lacks(form.lacks);
+  if (form.post_norm) return lacks("a bert with norm: post, only of one with norm: pre");
+  if (!form.causal && form.token_types != 2) {
+    return lacks(absl::StrCat("a bert with ", form.token_types, " token types, only with 2"));
   }
   if (!model.has_rope_scaling()) return absl::OkStatus();
   const v1::RopeScaling& scaling = model.rope_scaling();
@@ -126,11 +126,10 @@ int64_t MegatronPaddedVocabulary(int64_t vocab_size, int tensor) {
 }
 
 TorchMembers MegatronArguments(const v1::ModelSpec& model, const MegatronWritten& written) {
-  const plan::ModelTraits traits = plan::TraitsOf(model);
+  const MegatronForm form = MegatronFormOf(model);
   TorchMembers all;
-  for (TorchMembers& members :
-       std::vector<TorchMembers>{SizeArguments(model, traits), FormArguments(model, traits),
-                                 RunArguments(model, written)}) {
+  for (TorchMembers& members : std::vector<TorchMembers>{
+           SizeArguments(model, form), FormArguments(model, form), RunArguments(model, written)}) {
     for (auto& member : members) all.push_back(std::move(member));
   }
   return all;

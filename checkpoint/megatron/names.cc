@@ -6,9 +6,9 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
+#include "checkpoint/megatron/model_form.h"
 #include "common/check.h"
 #include "plan/model_tensors.h"
-#include "plan/model_traits.h"
 
 namespace tercio::checkpoint {
 namespace {
@@ -161,7 +161,7 @@ bool Strip(std::string_view prefix, std::string_view* name) {
 
 class MegatronTable {
  public:
-  explicit MegatronTable(const v1::ModelSpec& model) : encoder_(!plan::TraitsOf(model).causal) {
+  explicit MegatronTable(const v1::ModelSpec& model) : encoder_(!MegatronFormOf(model).causal) {
     for (plan::LogicalTensor& tensor : plan::ModelTensors(model)) {
       std::string name = tensor.name;
       ours_.emplace(std::move(name), std::move(tensor));

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "plan/model_traits.h"
+#include "checkpoint/megatron/model_form.h"
 
 namespace tercio::checkpoint {
 namespace {
@@ -16,8 +16,8 @@ struct RankHeads {
 };
 
 RankHeads HeadsOfRank(const v1::ModelSpec& model, const MegatronSplit& split) {
-  const plan::ModelTraits traits = plan::TraitsOf(model);
-  return {traits.head_dim, traits.kv_heads / split.tensor, model.heads() / traits.kv_heads};
+  const MegatronForm form = MegatronFormOf(model);
+  return {form.head_dim, form.kv_heads / split.tensor, model.heads() / form.kv_heads};
 }
 
 // Query, key and value are parts 0, 1 and 2.
@@ -96,12 +96,12 @@ std::vector<MegatronRun> MegatronRuns(const MegatronTensor& tensor, const v1::Mo
 }
 
 absl::Status CheckMegatronSplit(const v1::ModelSpec& model, const MegatronSplit& split) {
-  const plan::ModelTraits traits = plan::TraitsOf(model);
+  const MegatronForm form = MegatronFormOf(model);
   const struct {
     const char* what;
     int64_t size;
   } sizes[] = {{"heads", model.heads()},
-               {"kv_heads", traits.kv_heads},
+               {"kv_heads", form.kv_heads},
                {"ffn_hidden", model.ffn_hidden()},
                {"padded vocabulary", split.padded_vocabulary}};
   for (const auto& [what, size] : sizes) {
@@ -110,7 +110,7 @@ absl::Status CheckMegatronSplit(const v1::ModelSpec& model, const MegatronSplit&
         "a tensor degree of ", split.tensor, " does not divide the model's ", size, " ", what));
   }
   // Only the order of the later versions has groups.
-  if (split.order != QkvOrder::kHeadPartChannel && traits.kv_heads != model.heads()) {
+  if (split.order != QkvOrder::kHeadPartChannel && form.kv_heads != model.heads()) {
     return absl::InvalidArgumentError(
         "grouped queries need checkpoint_version 2 or later, where their order is defined");
   }

@@ -248,6 +248,7 @@ struct PlanOptions : GlobalOptions {
   int ranks = 0;                 // 0: the job's
   std::string cluster;
   bool effective = false;
+  bool explain_tensors = false;
 };
 int Plan(const PlanOptions& options);
 

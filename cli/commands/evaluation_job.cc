@@ -14,6 +14,7 @@
 #include "common/temp_dir.h"
 #include "config/job_file.h"
 #include "data/tokenizer_choice.h"
+#include "model/architecture.h"
 #include "nlohmann/json.hpp"
 
 namespace tercio::cli {
@@ -77,7 +78,7 @@ absl::Status CheckOptions(const EvaluateOptions& options) {
 
 // A causal sample predicts each of its tokens, one of a masked model a part of them.
 std::optional<int64_t> TokensOf(const v1::ModelSpec& model, int64_t samples) {
-  if (model.architecture() == v1::ARCHITECTURE_BERT) return std::nullopt;
+  if (!model::ArchitectureOf(model).causal) return std::nullopt;
   return samples * model.context();
 }
 

@@ -9,6 +9,7 @@
 #include "absl/strings/str_format.h"
 #include "cli/client.h"
 #include "cli/commands/commands.h"
+#include "cli/commands/explained_tensors.h"
 #include "cli/commands/local_cluster.h"
 #include "cli/completion.h"
 #include "cli/format.h"
@@ -82,6 +83,16 @@ std::vector<std::string> NoticesOnAttention(v1::JobSpec spec, const v1::PlanRepo
   return {notice};
 }
 
+void PrintTensors(v1::ModelSpec model, const v1::Layout& layout, const PlanOptions& options) {
+  // The notice of FillVocabulary has named the size that is assumed.
+  if (model.vocab_size() == 0) model.set_vocab_size(plan::kUnknownVocabulary);
+  if (options.format() != Output::kTable) {
+    PrintJson(ExplainedTensorsJson(model, layout), options.format());
+  } else {
+    std::cout << ExplainedTensorsText(model, layout);
+  }
+}
+
 absl::StatusOr<int> PlanJob(const PlanOptions& options) {
   if (!options.cluster.empty()) {
     return absl::InvalidArgumentError("--cluster is not supported by this version");
@@ -119,7 +130,9 @@ absl::StatusOr<int> PlanJob(const PlanOptions& options) {
   if (!here.gpus.empty()) PrintNotices({here.gpus});
   const v1::PlanReport report = plan::PlanLayouts(spec, here.cluster);
   PrintNotices(NoticesOnAttention(spec, report, here));
-  if (options.format() != Output::kTable) {
+  if (options.explain_tensors && report.chosen() >= 0) {
+    PrintTensors(spec.model(), report.layouts(report.chosen()).layout(), options);
+  } else if (options.format() != Output::kTable) {
     PrintJson(PlanReportToJson(report), options.format());
   } else {
     PrintPlan(report);

@@ -584,7 +584,9 @@ void DeclarePlan(CommandLine& line) {
                        "number of ranks (sets resources.ranks)",
                        {Accepts(CLI::Range(1, 65536))}},
                       {"--cluster", &o.cluster, "cluster file"},
-                      {"--effective", &o.effective, "print the complete job file instead"}}});
+                      {"--effective", &o.effective, "print the complete job file instead"},
+                      {"--explain-tensors", &o.explain_tensors,
+                       "print each tensor's shape, its cut and the ranks that hold it instead"}}});
       });
 }
 

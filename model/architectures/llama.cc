@@ -5,11 +5,8 @@ namespace tercio::model {
 
 Architecture DescribeLlama(const v1::ModelSpec& model) {
   const NormOptions norm = RmsNormOf(model);
-  AttentionOptions attention = AttentionOf(model);
-  attention.rotary = RotaryOf(model);
-  MlpOptions mlp = MlpOf(model, Activation::kSilu);
-  mlp.gated = true;
-  Architecture llama = RepeatedLayer(model, PreNormLayer(norm, attention, mlp));
+  Architecture llama =
+      RepeatedLayer(model, PreNormLayer(norm, RotaryAttentionOf(model), GatedMlpOf(model)));
   llama.head = LanguageHead(model, norm);
   llama.keys_by_place = true;
   return llama;

@@ -91,6 +91,28 @@ Layer PreNormLayer(const NormOptions& norm, const AttentionOptions& attention,
   return {{{.branches = {first}}, {.branches = {second}}}};
 }
 
+Layer ParallelLayer(const NormOptions& norm, ParallelNorms norms, const AttentionOptions& attention,
+                    const MlpOptions& mlp) {
+  Branch first = AttentionBranch(attention);
+  Branch second = MlpBranch(mlp);
+  first.norm = Norm{"attention_norm", norm};
+  if (norms == ParallelNorms::kTwo) second.norm = Norm{"mlp_norm", norm};
+  return {{{.branches = {first, second}}}};
+}
+
+AttentionOptions RotaryAttentionOf(const v1::ModelSpec& model) {
+  AttentionOptions attention = AttentionOf(model);
+  attention.rotary = RotaryOf(model);
+  attention.window = model.sliding_window();
+  return attention;
+}
+
+MlpOptions GatedMlpOf(const v1::ModelSpec& model) {
+  MlpOptions mlp = MlpOf(model, Activation::kSilu);
+  mlp.gated = true;
+  return mlp;
+}
+
 Layer PostNormLayer(const NormOptions& norm, AttentionOptions attention, MlpOptions mlp) {
   attention.output_initialization = Initialization::kNormal;
   mlp.output_initialization = Initialization::kNormal;

@@ -23,6 +23,16 @@ Layer PreNormLayer(const NormOptions& norm, const AttentionOptions& attention,
 // with the depth, so that its last products begin like all others.
 Layer PostNormLayer(const NormOptions& norm, AttentionOptions attention, MlpOptions mlp);
 
+// x + attention(y) + mlp(y), y = norm(x) (Wang and Komatsuzaki 2021), or, with a second norm,
+// x + attention(norm(x)) + mlp(second norm(x)) (Black et al. 2022).
+enum class ParallelNorms { kOne, kTwo };
+Layer ParallelLayer(const NormOptions& norm, ParallelNorms norms, const AttentionOptions& attention,
+                    const MlpOptions& mlp);
+
+// Llama's attention and feed-forward part: rotary positions, a gate with SiLU.
+AttentionOptions RotaryAttentionOf(const v1::ModelSpec& model);
+MlpOptions GatedMlpOf(const v1::ModelSpec& model);
+
 // Sizes, the token table, and `layers` times the layer; a language model's tied or untied head
 // behind the norm.
 Architecture RepeatedLayer(const v1::ModelSpec& model, const Layer& layer);

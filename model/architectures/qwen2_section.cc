@@ -5,6 +5,7 @@ namespace tercio::model {
 const SectionFacts& Qwen2Section() {
   static const auto* const facts = new SectionFacts{
       .architecture = v1::ARCHITECTURE_QWEN2,
+      .bias = false,  // but those of query, key and value
       .tied_head = false,
       .norm_eps = 1e-6,
       .rope_theta = 1000000,

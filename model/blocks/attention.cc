@@ -5,7 +5,7 @@
 namespace tercio::model {
 namespace {
 
-std::vector<Tensor> TensorsOf(const AttentionOptions& o) {
+std::vector<Tensor> ProjectionTensors(const AttentionOptions& o) {
   std::vector<Tensor> tensors;
   const int64_t queries = o.heads * o.head_dim;
   const int64_t keys = o.key_heads * o.head_dim;
@@ -52,7 +52,7 @@ AttentionWidths WidthsOf(const AttentionOptions& o, int tensor) {
 BlockDescription Describe(const AttentionOptions& options, int tensor) {
   const AttentionWidths at = WidthsOf(options, tensor);
   BlockDescription block;
-  block.tensors = TensorsOf(options);
+  block.tensors = ProjectionTensors(options);
   block.fields = {{"qkv", Rows::kAll, at.qkv(), false, Kept::kUnlessFull},
                   {"attention", Rows::kAll, at.queries, false, Kept::kUnlessFull},
                   // The probabilities follow from it, and are never kept.

@@ -105,7 +105,7 @@ def bert(norm, labels):
 
 def further(architecture, **more):
     return {"architecture": architecture, "layers": LAYERS, "heads": 4, "kv_heads": 4, "hidden": HIDDEN, "ffn_hidden": 64,
-            "context": CONTEXT, "vocab_size": VOCABULARY, "bias": architecture in ("opt", "gptj", "gpt_neox", "phi", "qwen2"),
+            "context": CONTEXT, "vocab_size": VOCABULARY, "bias": architecture in ("opt", "gptj", "gpt_neox", "phi"),
             "dropout": 0, "untied_head": True, "norm_eps": 1e-5, **more}
 
 
@@ -121,7 +121,7 @@ FURTHER = {
     "qwen3": further("qwen3", kv_heads=2, head_dim=16, rope_theta=1000.0, norm_eps=1e-6),
     "mistral": further("mistral", kv_heads=2, rope_theta=1000.0, sliding_window=5),
     "gemma2": further("gemma2", kv_heads=2, head_dim=16, rope_theta=1000.0, norm_eps=1e-6, untied_head=False, sliding_window=5,
-                      attention_softcap=5.0, logit_softcap=4.0, query_scale=24.0),
+                      attention_softcap=5.0, logit_softcap=4.0, query_scale=24),
 }
 
 MODELS = {"bias": gpt2(True), "no_bias": gpt2(False), "llama": LLAMA, "bert": bert("post", 0),

@@ -51,7 +51,7 @@ LABELS = {"id2label": {0: "bad", 1: "fair", 2: "good"}, "label2id": {"bad": 0, "
 
 def further(architecture, dtype, **more):
     spec = {"architecture": architecture, "layers": 2, "heads": 4, "kv_heads": 4, "hidden": 32, "ffn_hidden": 24, "context": 32,
-            "vocab_size": 40, "bias": architecture in ("opt", "gptj", "gpt_neox", "phi", "qwen2"), "untied_head": True,
+            "vocab_size": 40, "bias": architecture in ("opt", "gptj", "gpt_neox", "phi"), "untied_head": True,
             "norm_eps": 1e-5, **more}
     return spec, dtype
 
@@ -66,7 +66,7 @@ FURTHER = {
     "qwen3": further("qwen3", torch.bfloat16, kv_heads=2, head_dim=16, rope_theta=1000.0, norm_eps=1e-6),
     "mistral": further("mistral", torch.float32, kv_heads=2, rope_theta=1000.0, sliding_window=5),
     "gemma2": further("gemma2", torch.bfloat16, kv_heads=2, head_dim=16, rope_theta=1000.0, norm_eps=1e-6, untied_head=False,
-                      sliding_window=5, attention_softcap=5.0, logit_softcap=4.0, query_scale=24.0),
+                      sliding_window=5, attention_softcap=5.0, logit_softcap=4.0, query_scale=24),
 }
 
 

@@ -41,10 +41,10 @@ INCLUDES = {
     "plan/planner/": ["plan/", "common/check.h", "common/status_macros.h", "proto/"],
     # The schema of a foreign file, and no message of ours.
     "tokenizer/": ["tokenizer/", "common/", "proto/tercio/sentencepiece/"],
-    "data/": ["data/", "tokenizer/", "common/", "plan/", "proto/", "kernels/random.h"],
-    "checkpoint/": ["checkpoint/", "tokenizer/export/", "common/", "model/architectures/section.h", "plan/", "proto/"],
+    "data/": ["data/", "tokenizer/", "common/", "model/", "plan/", "proto/", "kernels/random.h"],
+    "checkpoint/": ["checkpoint/", "tokenizer/export/", "common/", "model/", "plan/", "proto/"],
     # `model.from` takes its sizes from a directory; reading its weights stays with the trainers.
-    "config/": ["config/", "checkpoint/model_description.h", "common/", "model/architectures/section.h", "plan/", "proto/"],
+    "config/": ["config/", "checkpoint/model_description.h", "common/", "model/", "plan/", "proto/"],
     "coordinator/core/": ["coordinator/core/", "plan/", "common/check.h", "common/status_macros.h",
                           "proto/"],
     "coordinator/": ["coordinator/", "checkpoint/", "common/", "config/", "plan/", "proto/"],
@@ -68,7 +68,7 @@ INCLUDES = {
     # A method of an experiment is a run's report, beside what the planner makes of its plan.
     "cli/compare/": ["cli/compare/", "cli/report/", "cli/plot/", "cli/evaluation_json.h", "cli/format.h", "config/",
                      "common/version.h", "plan/", "proto/"],
-    "cli/": ["cli/", "config/", "checkpoint/", "common/", "data/", "plan/", "proto/", "tokenizer/", "worker/inference/"],
+    "cli/": ["cli/", "config/", "checkpoint/", "common/", "data/", "model/", "plan/", "proto/", "tokenizer/", "worker/inference/"],
     "tests/": [""],
 }
 

@@ -121,9 +121,11 @@ void Layer::ForwardSublayer(const Pass& pass, const Frame& frame, size_t index,
                               .bias = branch.block->output_bias().In(tools_.parameters),
                               .out = sum,
                               .rows = pass.local_rows,
-                              .columns = tools_.shape.hidden,
-                              .dropout = tools_.dropout.At(pass, model_layer_, branch.dropout_site,
-                                                           pass.first_local_row)};
+                              .columns = tools_.shape.hidden};
+    if (!branch.result_norm) {
+      chain.residual->dropout =
+          tools_.dropout.At(pass, model_layer_, branch.dropout_site, pass.first_local_row);
+    }
     before = sum;
     if (i + 1 < sublayer.branches.size()) {
       tools_.ops.RunChain(chain);

@@ -42,11 +42,11 @@ class NormLayer {
                 kernels::Ops& ops, GradientLanes& lanes) const;
 
  private:
-  const model::NormOptions options_;
-  const int64_t columns_;
-  const WeightRef weight_;
-  const WeightRef bias_;
-  const kernels::ConstValues parameters_;
+  model::NormOptions options_;
+  int64_t columns_;
+  WeightRef weight_;
+  WeightRef bias_;
+  kernels::ConstValues parameters_;
 };
 
 }  // namespace tercio::blocks

@@ -6,8 +6,7 @@ namespace {
 
 void ReadQwen2(ConfigReader& config, v1::ModelSpec* model) {
   ReadUsualSizes(config, 32, model);
-  // Those of query, key and value; other products have none.
-  model->set_bias(true);
+  // Query, key and value have biases in every qwen2, and other products never.
   model->set_norm_eps(config.NumberOr("rms_norm_eps", 1e-6, 1e-12, 1));
   model->set_untied_head(!config.FlagOr("tie_word_embeddings", false));
   config.OnlyText("hidden_act", "silu", {"silu", "swish"});
@@ -45,7 +44,6 @@ const FormTable& Qwen2Table(const v1::ModelSpec&) {
 const HuggingFaceForm& Qwen2Form() {
   static const auto* const form = new HuggingFaceForm{.architecture = v1::ARCHITECTURE_QWEN2,
                                                       .model_types = {"qwen2"},
-                                                      .always_biased = true,
                                                       .read = ReadQwen2,
                                                       .write = WriteQwen2,
                                                       .table = Qwen2Table};

@@ -10,10 +10,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_replace.h"
+#include "checkpoint/megatron/model_form.h"
 #include "common/check.h"
 #include "common/file.h"
 #include "plan/model_tensors.h"
-#include "plan/model_traits.h"
 
 namespace tercio::checkpoint {
 namespace {
@@ -42,7 +42,7 @@ class Cutter {
   Cutter(const WeightSource& source, const TestCut& cut)
       : model_(source.model()),
         cut_(cut),
-        traits_(plan::TraitsOf(source.model())),
+        form_(MegatronFormOf(source.model())),
         all_(ReadAllTensors(source)) {
     const int64_t multiple = cut.divisible * cut.tensor;
     padded_ = (model_.vocab_size() + multiple - 1) / multiple * multiple;
@@ -108,7 +108,7 @@ class Cutter {
       Whole(absl::StrCat("classifier.", end), absl::StrCat("/classification_head/", end));
     }
     Vocabulary("head.bias", "/lm_head/bias", rank);
-    const bool tied = traits_.tied_head && traits_.head != plan::Head::kNone;
+    const bool tied = form_.tied_head && form_.predicts_tokens;
     if (several && tied) {
       Vocabulary("embedding.token.weight", "/word_embeddings_for_head/weight", rank);
     }
@@ -167,9 +167,9 @@ class Cutter {
     const TestTensor* parts[] = {Find(ours + "query." + end), Find(ours + "key." + end),
                                  Find(ours + "value." + end)};
     if (parts[0] == nullptr) return;
-    const int64_t d = traits_.head_dim;
-    const int64_t groups = traits_.kv_heads / cut_.tensor;
-    const int64_t queries = model_.heads() / traits_.kv_heads;
+    const int64_t d = form_.head_dim;
+    const int64_t groups = form_.kv_heads / cut_.tensor;
+    const int64_t queries = model_.heads() / form_.kv_heads;
     const int64_t heads = groups * queries;
     TestTensor joined;
     const auto add = [&](int part, int64_t head, int64_t channel) {
@@ -220,7 +220,7 @@ class Cutter {
 
   std::string CoreName(std::string name) const {
     name = absl::StrReplaceAll(name, {{"language_model/", ""},
-                                      {"encoder/", traits_.causal ? "decoder." : "encoder."},
+                                      {"encoder/", form_.causal ? "decoder." : "encoder."},
                                       {"lm_head/bias", "output_layer.bias"},
                                       {"lm_head/layernorm", "lm_head.layer_norm"},
                                       {"word_embeddings_for_head", "output_layer"},
@@ -238,7 +238,7 @@ class Cutter {
 
   TorchMembers Arguments() const {
     const auto number = [](int64_t value) { return TorchValue{value}; };
-    const bool rotary = !traits_.learned_positions;
+    const bool rotary = !form_.learned_positions;
     TorchMembers args = {{"num_layers", number(model_.layers())},
                          {"hidden_size", number(model_.hidden())},
                          {"ffn_hidden_size", number(model_.ffn_hidden())},
@@ -247,7 +247,7 @@ class Cutter {
                          {"layernorm_epsilon", {model_.norm_eps()}},
                          {"padded_vocab_size", number(padded_)},
                          {"vocab_size", number(model_.vocab_size())},
-                         {"bias_gelu_fusion", {traits_.causal}},
+                         {"bias_gelu_fusion", {form_.causal}},
                          {"openai_gelu", {false}},
                          {"apply_residual_connection_post_layernorm", {false}}};
     if (cut_.version < 2) {
@@ -257,21 +257,21 @@ class Cutter {
     }
     args.push_back({"tensor_model_parallel_size", number(cut_.tensor)});
     args.push_back({"pipeline_model_parallel_size", number(cut_.pipeline)});
-    args.push_back({"group_query_attention", {traits_.kv_heads != model_.heads()}});
-    args.push_back({"num_query_groups", number(traits_.kv_heads)});
+    args.push_back({"group_query_attention", {form_.kv_heads != model_.heads()}});
+    args.push_back({"num_query_groups", number(form_.kv_heads)});
     args.push_back(
         {"position_embedding_type", {std::string(rotary ? "rope" : "learned_absolute")}});
-    args.push_back({"normalization", {std::string(traits_.rms_norm ? "RMSNorm" : "LayerNorm")}});
-    args.push_back({"swiglu", {traits_.gated_mlp}});
+    args.push_back({"normalization", {std::string(form_.rms_norm ? "RMSNorm" : "LayerNorm")}});
+    args.push_back({"swiglu", {form_.gated_mlp}});
     args.push_back({"add_bias_linear", {model_.bias()}});
-    args.push_back({"untie_embeddings_and_output_weights", {!traits_.tied_head}});
+    args.push_back({"untie_embeddings_and_output_weights", {!form_.tied_head}});
     args.push_back({"rotary_base", number(static_cast<int64_t>(model_.rope_theta()))});
     return args;
   }
 
   const v1::ModelSpec model_;
   const TestCut cut_;
-  const plan::ModelTraits traits_;
+  const MegatronForm form_;
   const Values all_;
   int64_t padded_ = 0;
   std::map<std::string, TestTensor>* out_ = nullptr;
