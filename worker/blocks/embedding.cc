@@ -51,6 +51,7 @@ void Embedding::AddPositions(const Pass& pass, kernels::Values sum) {
   kernels::PositionEmbeddingArgs position{};
   position.x = sum;
   position.weight = position_.In(tools_.parameters);
+  if (position.weight != nullptr) position.weight += FirstPosition();
   position.rows = pass.local_rows;
   position.first_row = pass.first_local_row;
   position.columns = options_.hidden;
@@ -78,8 +79,10 @@ void Embedding::BackwardPositions(const Pass& pass, kernels::Values flow, Gradie
         kernels::Dropout dropout = DropoutOf(pass, first);
         // With a norm, dropout follows it, and its gradient has been taken before.
         if (norm_.has_value()) dropout.probability = 0;
+        float* const table = position_.GradientIn(gradients);
+        float* const dweight = table == nullptr ? nullptr : table + FirstPosition();
         tools_.ops.PositionEmbeddingBackward({.dx = flow + part.begin * options_.hidden,
-                                              .dweight = position_.GradientIn(gradients),
+                                              .dweight = dweight,
                                               .rows = part.count,
                                               .columns = options_.hidden,
                                               .tokens = pass.tokens,

@@ -32,6 +32,8 @@ class Embedding {
   static const int32_t* TypesAt(const MicroBatch& batch, int64_t row) {
     return batch.types == nullptr ? nullptr : batch.types + row;
   }
+  // The row of a sequence's first token in the table of positions.
+  int64_t FirstPosition() const { return options_.first_position * options_.hidden; }
   kernels::Dropout DropoutOf(const Pass& pass, int64_t first_row) const;
   void AddPositions(const Pass& pass, kernels::Values sum);
   void BackwardPositions(const Pass& pass, kernels::Values flow, GradientLanes& lanes);

@@ -41,7 +41,8 @@ LanguageHead::LanguageHead(const model::LanguageHeadOptions&, const HeadJob& job
       job_(job),
       stream_(stream),
       part_(PartOfVocabulary(job.vocabulary, tools)),
-      weight_(weights.HeadMatrix()) {}
+      weight_(weights.HeadMatrix()),
+      bias_(weights.Find("head.bias")) {}
 
 // Short sequences are taken together whole, long ones in pieces of one sequence. The pieces of the
 // sum over rows are the same either way (kernels/ops.h).
@@ -62,7 +63,7 @@ kernels::ConstValues LanguageHead::Logits(kernels::ConstValues x, int64_t rows) 
   TERCIO_CHECK_LE(rows, tools_.shape.chunk_rows);
   tools_.ops.Matmul({.x = x,
                      .w = weight_.In(tools_.parameters),
-                     .bias = nullptr,
+                     .bias = bias_.In(tools_.parameters),
                      .y = part_.logits,
                      .m = rows,
                      .n = tools_.shape.vocabulary,
@@ -91,7 +92,7 @@ void LanguageHead::Backward(const Pass& pass, kernels::ConstValues x, kernels::V
                             double* losses, GradientLanes& lanes) {
   const int64_t hidden = tools_.shape.hidden;
   const auto scale = static_cast<float>(job_.loss_weight * gradient_scale_);
-  lanes.Assign(pass.batch.index, {weight_}, tools_.ops,
+  lanes.Assign(pass.batch.index, {weight_, bias_}, tools_.ops,
                [&](const plan::LaneSegment& segment, const Gradients& gradients, bool accumulate) {
                  ForChunks(
                      pass, segment.first_sequence, segment.sequences, [&](const Chunk& chunk) {
@@ -102,7 +103,7 @@ void LanguageHead::Backward(const Pass& pass, kernels::ConstValues x, kernels::V
                        tools_.ops.MatmulBackwardWeight({.dy = part_.logits,
                                                         .x = rows,
                                                         .dw = weight_.GradientIn(gradients),
-                                                        .dbias = nullptr,
+                                                        .dbias = bias_.GradientIn(gradients),
                                                         .m = chunk.rows,
                                                         .n = tools_.shape.vocabulary,
                                                         .k = hidden,

@@ -133,10 +133,11 @@ class Shapes {
 
   // In chunks of rows, as blocks::LanguageHead cuts them; evaluation cuts whole micro-batches.
   void Head() {
+    const bool bias = units_.architecture.head.language->bias;
     const int64_t evaluated = shape_.tokens > shape_.chunk_rows ? shape_.tokens : shape_.rows;
     for (int64_t at = 0; at < evaluated; at += shape_.chunk_rows) {
       Add(ProductKind::kForward, std::min(shape_.chunk_rows, evaluated - at), shape_.vocabulary,
-          shape_.hidden, ProductEpilogue::kNone, false, false);
+          shape_.hidden, ProductEpilogue::kNone, bias, false);
     }
     for (const auto& [rows, accumulates] : segments_) {
       // A long sequence is cut by itself, so no chunk spans two.
@@ -144,13 +145,13 @@ class Shapes {
       for (int64_t at = 0; at < run; at += shape_.chunk_rows) {
         const int64_t m = std::min(shape_.chunk_rows, run - at);
         Add(ProductKind::kForward, m, shape_.vocabulary, shape_.hidden, ProductEpilogue::kNone,
-            false, false);
+            bias, false);
         Add(ProductKind::kInputGradient, m, shape_.vocabulary, shape_.hidden,
             ProductEpilogue::kNone, false, false);
         // The first chunk of a segment does as the segment does, later ones always add.
         for (const bool accumulate : {accumulates, accumulates || rows > m}) {
           Add(ProductKind::kWeightGradient, m, shape_.vocabulary, shape_.hidden,
-              ProductEpilogue::kNone, false, accumulate);
+              bias ? ProductEpilogue::kBiasGradient : ProductEpilogue::kNone, false, accumulate);
         }
       }
     }
