@@ -100,7 +100,7 @@ class Exporter {
   absl::Status CheckKeptNames() const;
   std::vector<std::string> Headers() const;
   absl::Status PlanImported(const std::vector<std::string>& headers);
-  const HuggingFaceTensor* FormOf(const TensorEntry& entry) const;
+  const HuggingFaceTensor* WeightsOf(const TensorEntry& entry) const;
   absl::Status AddImported(TensorEntry entry, OutputShard* shard);
   void PlanFresh();
   absl::Status Reshard();
@@ -211,7 +211,7 @@ absl::Status Exporter::PlanImported(const std::vector<std::string>& headers) {
 }
 
 // The weights that an imported tensor holds; null: none.
-const HuggingFaceTensor* Exporter::FormOf(const TensorEntry& entry) const {
+const HuggingFaceTensor* Exporter::WeightsOf(const TensorEntry& entry) const {
   const v1::ModelSpec& model = reader_.model();
   std::string suffix = CurrentSuffix(model, entry.name);
   // A file may hold the tied head once more, which is the embedding table again.
@@ -234,7 +234,7 @@ const HuggingFaceTensor* Exporter::FormOf(const TensorEntry& entry) const {
 
 absl::Status Exporter::AddImported(TensorEntry entry, OutputShard* shard) {
   OutputTensor tensor;
-  tensor.weights = FormOf(entry);
+  tensor.weights = WeightsOf(entry);
   const auto buffer = buffers_.find(entry.name);
   if (buffer != buffers_.end()) tensor.raw = buffer->second;
   // What is neither a weight nor a buffer of the right size cannot be written: the checkpoint does

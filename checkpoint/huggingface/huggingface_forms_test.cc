@@ -38,7 +38,9 @@ struct ReadConfig {
   v1::ModelSpec model;
   absl::Status status;
 };
-ReadConfig Read(const Json& json) {
+ReadConfig Read(const Json& written) {
+  // As from a file: whole numbers that C++ writes as int are not of JSON's unsigned type.
+  const Json json = Json::parse(written.dump());
   const HuggingFaceForm* form = FindForm(json.value("model_type", ""));
   EXPECT_NE(form, nullptr) << json.dump();
   if (form == nullptr) return {};
