@@ -1,5 +1,6 @@
 #include "checkpoint/model_description.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -8,6 +9,7 @@
 #include "checkpoint/megatron/directory.h"
 #include "common/file.h"
 #include "common/status_macros.h"
+#include "model/architectures/section.h"
 #include "nlohmann/json.hpp"
 #include "plan/names.h"
 #include "plan/text_form.h"
@@ -89,6 +91,18 @@ absl::StatusOr<v1::ModelSpec> DescribeModel(const std::string& directory) {
   return model;
 }
 
+namespace {
+
+// Callers divide by these, and compute sizes of tensors from them.
+bool HeadsFit(const v1::ModelSpec& model) {
+  const int64_t head = model.head_dim() > 0 ? model.head_dim() : model.hidden() / model.heads();
+  return (model.head_dim() > 0 || model.hidden() % model.heads() == 0) && model.head_dim() >= 0 &&
+         model.rotary_dim() >= 0 && model.rotary_dim() <= head && model.rotary_dim() % 2 == 0 &&
+         model.sliding_window() >= 0;
+}
+
+}  // namespace
+
 absl::Status CheckPossibleModel(const v1::ModelSpec& model, const std::string& path) {
   const bool known = plan::IsNamed(model.architecture());
   // Zero key heads mean as many as query heads.
@@ -96,12 +110,51 @@ absl::Status CheckPossibleModel(const v1::ModelSpec& model, const std::string& p
                         model.kv_heads() >= 0 && model.context() > 0 && model.ffn_hidden() > 0 &&
                         model.vocab_size() > 0;
   // The sizes are positive by now, so nothing is divided by zero.
-  if (known && positive && model.hidden() % model.heads() == 0 &&
+  if (known && positive && HeadsFit(model) &&
       (model.kv_heads() == 0 || model.heads() % model.kv_heads() == 0)) {
     return absl::OkStatus();
   }
   return absl::DataLossError(absl::StrCat(path, ": it describes an impossible model"));
 }
+
+namespace {
+
+// Values that only some architectures have. What is left out is the usual.
+template <typename Compare>
+void CompareFurther(const v1::ModelSpec& model, const v1::ModelSpec& source,
+                    const Compare& compare) {
+  const auto numbers = [&](const char* key, double ours, double theirs) {
+    compare(key, Number(ours), Number(theirs));
+  };
+  const auto activation = [](const v1::ModelSpec& spec) {
+    return plan::TextOf(plan::IsNamed(spec.activation())
+                            ? spec.activation()
+                            : model::SectionOf(spec.architecture()).activation);
+  };
+  const auto head = [](const v1::ModelSpec& spec) {
+    return spec.head_dim() > 0 ? spec.head_dim() : spec.hidden() / std::max(1, spec.heads());
+  };
+  const auto rotary = [&](const v1::ModelSpec& spec) {
+    return spec.rotary_dim() > 0 ? spec.rotary_dim() : head(spec);
+  };
+  const auto scale = [&](const v1::ModelSpec& spec) {
+    return spec.query_scale() > 0 ? spec.query_scale() : head(spec);
+  };
+  // These follow from sizes that are compared, too, and one fault is enough.
+  const bool same_heads = model.hidden() == source.hidden() && model.heads() == source.heads();
+  if (model.architecture() != source.architecture() || !same_heads) return;
+  compare("activation", activation(model), activation(source));
+  numbers("head_dim", head(model), head(source));
+  numbers("rotary_dim", rotary(model), rotary(source));
+  numbers("sliding_window", model.sliding_window(), source.sliding_window());
+  numbers("attention_softcap", model.attention_softcap(), source.attention_softcap());
+  numbers("logit_softcap", model.logit_softcap(), source.logit_softcap());
+  numbers("query_scale", scale(model), scale(source));
+  compare("sequential_residual", model.sequential_residual() ? "true" : "false",
+          source.sequential_residual() ? "true" : "false");
+}
+
+}  // namespace
 
 std::vector<ModelDifference> DifferencesOf(const v1::ModelSpec& model,
                                            const v1::ModelSpec& source) {
@@ -115,14 +168,12 @@ std::vector<ModelDifference> DifferencesOf(const v1::ModelSpec& model,
     return absl::StrCat(spec.kv_heads() > 0 ? spec.kv_heads() : spec.heads());
   };
   const auto flag = [](bool value) { return value ? "true" : "false"; };
-  // The defaults are those of the two families of models.
   const auto eps = [](const v1::ModelSpec& spec) {
-    return Number(spec.norm_eps() > 0                            ? spec.norm_eps()
-                  : spec.architecture() == v1::ARCHITECTURE_BERT ? 1e-12
-                                                                 : 1e-5);
+    return Number(spec.norm_eps() > 0 ? spec.norm_eps()
+                                      : model::SectionOf(spec.architecture()).norm_eps);
   };
   const auto theta = [](const v1::ModelSpec& spec) {
-    if (spec.architecture() != v1::ARCHITECTURE_LLAMA) return std::string("none");
+    if (model::SectionOf(spec.architecture()).rope_theta == 0) return std::string("none");
     return Number(spec.rope_theta() > 0 ? spec.rope_theta() : 10000.0);
   };
   compare("architecture", plan::TextOf(model.architecture()), plan::TextOf(source.architecture()));
@@ -136,6 +187,7 @@ std::vector<ModelDifference> DifferencesOf(const v1::ModelSpec& model,
   compare("norm_eps", eps(model), eps(source));
   compare("rope_theta", theta(model), theta(source));
   compare("rope_scaling", RopeScalingText(model), RopeScalingText(source));
+  CompareFurther(model, source, compare);
   compare("vocab_size", absl::StrCat(model.vocab_size()), absl::StrCat(source.vocab_size()));
   compare("norm", plan::TextOf(model.norm()), plan::TextOf(source.norm()));
   compare("token_types", absl::StrCat(model.token_types()), absl::StrCat(source.token_types()));

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "model/architectures/section.h"
 #include "plan/names.h"
 
 namespace tercio::config {
@@ -346,6 +347,37 @@ TEST(JobFile, BertHasKeysOfItsOwn) {
               HasSubstr("model.sentence_order: conflicts with labels: it is for pretraining"));
   EXPECT_THAT(FaultOf(kGood, {"model.architecture=bert", "model.bias=false"}),
               HasSubstr("model.bias: bert without biases is not supported by this version"));
+}
+
+// Each architecture has the keys that its section lists, and no other.
+TEST(JobFile, KeysBelongToArchitectures) {
+  const std::pair<const char*, const char*> keys[] = {
+      {"norm", "pre"},         {"token_types", "3"},    {"sentence_order", "true"},
+      {"labels", "3"},         {"activation", "gelu"},  {"head_dim", "4"},
+      {"rotary_dim", "4"},     {"sliding_window", "8"}, {"attention_softcap", "50"},
+      {"logit_softcap", "30"}, {"query_scale", "9"},    {"sequential_residual", "true"}};
+  int accepted = 0;
+  for (const model::SectionFacts* facts : model::AllSections()) {
+    if (!plan::IsNamed(facts->architecture)) continue;
+    const std::string name = plan::TextOf(facts->architecture);
+    for (const auto& [key, value] : keys) {
+      const std::vector<std::string> changes = {
+          "model.architecture=" + name, absl::StrCat("model.", key, "=", value),
+          "data.train=tokens", "data.special_tokens={cls: 1, sep: 2, mask: 3, pad: 0}"};
+      if (!facts->Has(key)) {
+        EXPECT_THAT(FaultOf(kGood, changes),
+                    AllOf(HasSubstr(absl::StrCat("model.", key, ": ")), HasSubstr("this key")))
+            << name;
+        continue;
+      }
+      const auto spec = Parse(kGood, changes);
+      const std::string fault(spec.status().message());
+      EXPECT_THAT(fault, Not(HasSubstr(absl::StrCat("model.", key)))) << name;
+      ++accepted;
+    }
+  }
+  EXPECT_GE(accepted, 4);  // bert's
+  EXPECT_THAT(FaultOf(kGood, {"model.rope_theta=500"}), HasSubstr("rotary positions"));
 }
 
 TEST(JobFile, WhatLaterVersionsBringIsRefusedByName) {

@@ -1,11 +1,15 @@
 #include "config/model_section.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <optional>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "checkpoint/model_description.h"
+#include "model/architectures/section.h"
 #include "nlohmann/json.hpp"
 #include "plan/limits.h"
 #include "plan/names.h"
@@ -13,63 +17,52 @@
 namespace tercio::config {
 namespace {
 
-struct Preset {
-  const char* name;
-  v1::Architecture architecture;
-  int layers, hidden, heads, kv_heads, ffn_hidden, context, vocab_size;
-  double rope_theta;
-  bool tied_head;
-};
+constexpr int64_t kLargestHead = 256;
 
-// Published sizes: Radford et al. 2019 table 2 (gpt2), Meta's model cards (llama), Devlin et al.
-// 2019 section 3 (bert).
-constexpr Preset kPresets[] = {
-    {"gpt2-124m", v1::ARCHITECTURE_GPT2, 12, 768, 12, 12, 3072, 1024, 50257, 0, true},
-    {"gpt2-355m", v1::ARCHITECTURE_GPT2, 24, 1024, 16, 16, 4096, 1024, 50257, 0, true},
-    {"gpt2-774m", v1::ARCHITECTURE_GPT2, 36, 1280, 20, 20, 5120, 1024, 50257, 0, true},
-    {"gpt2-1.5b", v1::ARCHITECTURE_GPT2, 48, 1600, 25, 25, 6400, 1024, 50257, 0, true},
-    {"llama2-7b", v1::ARCHITECTURE_LLAMA, 32, 4096, 32, 32, 11008, 4096, 32000, 10000, false},
-    // The context is that of Llama 3's first release; later ones scale their positions.
-    {"llama3-8b", v1::ARCHITECTURE_LLAMA, 32, 4096, 32, 8, 14336, 8192, 128256, 500000, false},
-    {"llama3-70b", v1::ARCHITECTURE_LLAMA, 80, 8192, 64, 8, 28672, 8192, 128256, 500000, false},
-    {"bert-base", v1::ARCHITECTURE_BERT, 12, 768, 12, 12, 3072, 512, 30522, 0, true},
-    {"bert-large", v1::ARCHITECTURE_BERT, 24, 1024, 16, 16, 4096, 512, 30522, 0, true},
-};
+// Which architecture has which of them: model/architectures/.
+constexpr const char* kKeysOfSome[] = {"norm",          "token_types",    "sentence_order",
+                                       "labels",        "activation",     "head_dim",
+                                       "rotary_dim",    "sliding_window", "attention_softcap",
+                                       "logit_softcap", "query_scale",    "sequential_residual"};
 
-// A preset is a model like any other from here on: each of its sizes may be changed.
-std::optional<v1::ModelSpec> FindPreset(const std::string& name) {
-  for (const Preset& preset : kPresets) {
-    if (name != preset.name) continue;
-    v1::ModelSpec model;
-    model.set_architecture(preset.architecture);
-    model.set_layers(preset.layers);
-    model.set_hidden(preset.hidden);
-    model.set_heads(preset.heads);
-    model.set_kv_heads(preset.kv_heads);
-    model.set_ffn_hidden(preset.ffn_hidden);
-    model.set_context(preset.context);
-    model.set_vocab_size(preset.vocab_size);
-    model.set_rope_theta(preset.rope_theta);
-    model.set_untied_head(!preset.tied_head);
-    model.set_bias(model.architecture() != v1::ARCHITECTURE_LLAMA);
-    return model;
+// "gpt2", "gpt2 and llama", "gpt2, llama and bert": the architectures that job files can name, and
+// for which `holds`.
+template <typename Holds>
+std::string ArchitecturesWith(const Holds& holds) {
+  std::vector<std::string> names;
+  for (const model::SectionFacts* facts : model::AllSections()) {
+    if (plan::IsNamed(facts->architecture) && holds(*facts)) {
+      names.push_back(plan::TextOf(facts->architecture));
+    }
   }
-  return std::nullopt;
+  if (names.size() < 2) return absl::StrJoin(names, "");
+  const std::string last = names.back();
+  names.pop_back();
+  return absl::StrCat(absl::StrJoin(names, ", "), " and ", last);
+}
+
+std::string SupportersOf(std::string_view key) {
+  const std::string names =
+      ArchitecturesWith([&](const model::SectionFacts& facts) { return facts.Has(key); });
+  if (names.empty()) return "no architecture of this version supports this key";
+  const bool several = names.find(' ') != std::string::npos;
+  return absl::StrCat("only ", names, several ? " support" : " supports", " this key");
 }
 
 // The list is part of the error, so that nobody has to look it up.
 std::string PresetNames() {
-  std::string names;
-  for (const Preset& preset : kPresets) {
-    absl::StrAppend(&names, names.empty() ? "" : ", ", preset.name);
+  std::vector<std::string> names;
+  for (const model::SectionFacts* facts : model::AllSections()) {
+    if (!plan::IsNamed(facts->architecture)) continue;
+    for (const model::Preset& preset : facts->presets) names.push_back(preset.name);
   }
-  return names;
+  return absl::StrJoin(names, ", ");
 }
 
-// llama's usual width: two thirds of 4 hidden, since there are three matrices, in steps of 64.
-int64_t DefaultFfn(const v1::ModelSpec& model) {
-  if (model.architecture() != v1::ARCHITECTURE_LLAMA) return 4 * int64_t{model.hidden()};
-  return (8 * int64_t{model.hidden()} / 3 + 63) / 64 * 64;
+std::optional<v1::ModelSpec> PresetNamed(const std::string& name) {
+  const std::optional<model::NamedPreset> preset = model::FindPreset(name);
+  if (!preset || !plan::IsNamed(preset->facts->architecture)) return std::nullopt;
+  return model::ModelOf(*preset);
 }
 
 void ParseRopeScaling(Section scaling, v1::ModelSpec* out) {
@@ -91,21 +84,22 @@ void ParseRopeScaling(Section scaling, v1::ModelSpec* out) {
   scaling.Finish();
 }
 
-void ParsePositions(Section& model, const v1::ModelSpec& base, v1::ModelSpec* out) {
-  if (out->architecture() == v1::ARCHITECTURE_LLAMA) {
-    const double theta = base.rope_theta() > 0 ? base.rope_theta() : 10000;
+void ParsePositions(Section& model, const model::SectionFacts& facts, const v1::ModelSpec& base,
+                    v1::ModelSpec* out) {
+  if (facts.rope_theta > 0) {
+    const double theta = base.rope_theta() > 0 ? base.rope_theta() : facts.rope_theta;
     out->set_rope_theta(model.Number("rope_theta", theta, 1, 1e12));
     if (base.has_rope_scaling()) *out->mutable_rope_scaling() = base.rope_scaling();
     if (model.Has("rope_scaling")) ParseRopeScaling(model.Child("rope_scaling"), out);
-    // Rotary positions turn pairs of dimensions.
-    if (out->heads() > 0 && out->hidden() / out->heads() % 2 != 0) {
-      model.Fault("heads", "hidden / heads must be even for rotary positions");
-    }
     return;
   }
   // To ignore a key of another architecture would let a mistake pass.
   for (const char* key : {"rope_theta", "rope_scaling"}) {
-    if (model.Has(key)) model.Fault(key, "only llama has rotary positions");
+    if (!model.Has(key)) continue;
+    const std::string names =
+        ArchitecturesWith([](const model::SectionFacts& other) { return other.rope_theta > 0; });
+    const bool several = names.find(' ') != std::string::npos;
+    model.Fault(key, absl::StrCat("only ", names, several ? " have" : " has", " rotary positions"));
   }
 }
 
@@ -127,13 +121,9 @@ void ParseLabels(Section& model, const v1::ModelSpec& base, v1::ModelSpec* out) 
   if (out->labels() == 1) model.Fault("labels", "a classifier needs at least two classes");
 }
 
-void ParseEncoder(Section& model, const v1::ModelSpec& base, v1::ModelSpec* out) {
-  if (out->architecture() != v1::ARCHITECTURE_BERT) {
-    for (const char* key : {"norm", "token_types", "sentence_order", "labels"}) {
-      if (model.Has(key)) model.Fault(key, "only bert supports this key");
-    }
-    return;
-  }
+void ParseEncoder(Section& model, const model::SectionFacts& facts, const v1::ModelSpec& base,
+                  v1::ModelSpec* out) {
+  if (!facts.Has("labels")) return;
   out->set_norm(
       model.OneOf("norm", plan::IsNamed(base.norm()) ? base.norm() : v1::NORM_PLACEMENT_POST));
   out->set_token_types(static_cast<int32_t>(
@@ -148,36 +138,105 @@ void ParseEncoder(Section& model, const v1::ModelSpec& base, v1::ModelSpec* out)
                 "conflicts with labels: it is for pretraining, labels are for a classifier; "
                 "leave one of the two out");
   }
-  if (!out->bias()) model.Fault("bias", "bert without biases is not supported by this version");
-  if (out->untied_head()) {
-    model.Fault("tied_head", "bert with an untied head is not supported by this version");
+}
+
+void ParseActivation(Section& model, const model::SectionFacts& facts, const v1::ModelSpec& base,
+                     v1::ModelSpec* out) {
+  const v1::Activation usual =
+      plan::IsNamed(base.activation()) ? base.activation() : facts.activation;
+  const v1::Activation activation = model.OneOf("activation", usual);
+  const auto& further = facts.further_activations;
+  // The architecture's own stays unset.
+  if (activation == facts.activation) return;
+  if (std::find(further.begin(), further.end(), activation) == further.end()) {
+    return model.Fault("activation", absl::StrCat(plan::TextOf(activation), " in ",
+                                                  plan::TextOf(facts.architecture),
+                                                  " is not supported by this version"));
   }
-  if (out->kv_heads() != out->heads()) model.Fault("kv_heads", "must equal heads for bert");
+  out->set_activation(activation);
+}
+
+// Keys whose values stay unset where the section does not name them.
+void ParseFurther(Section& model, const model::SectionFacts& facts, const v1::ModelSpec& base,
+                  v1::ModelSpec* out) {
+  if (facts.Has("activation")) ParseActivation(model, facts, base, out);
+  const auto size = [&](const char* key, int64_t of_base, int64_t most) -> int32_t {
+    if (!facts.Has(key)) return 0;
+    return static_cast<int32_t>(model.Integer(key, of_base, 0, most));
+  };
+  out->set_head_dim(size("head_dim", base.head_dim(), kLargestHead));
+  out->set_rotary_dim(size("rotary_dim", base.rotary_dim(), kLargestHead));
+  out->set_sliding_window(size("sliding_window", base.sliding_window(), plan::kMostContext));
+  const auto number = [&](const char* key, double of_base) {
+    return facts.Has(key) ? model.Number(key, of_base, 0, 1e6) : 0;
+  };
+  out->set_attention_softcap(number("attention_softcap", base.attention_softcap()));
+  out->set_logit_softcap(number("logit_softcap", base.logit_softcap()));
+  out->set_query_scale(number("query_scale", base.query_scale()));
+  if (facts.Has("sequential_residual")) {
+    out->set_sequential_residual(model.Flag("sequential_residual", base.sequential_residual()));
+  }
+}
+
+void CheckKeys(Section& model, const model::SectionFacts& facts) {
+  // To ignore a key of another architecture would let a mistake pass.
+  for (const char* key : kKeysOfSome) {
+    if (model.Has(key) && !facts.Has(key)) model.Fault(key, SupportersOf(key));
+  }
+}
+
+// What the architecture has in one form only.
+void CheckForms(Section& model, const model::SectionFacts& facts, const v1::ModelSpec& spec) {
+  const std::string name = plan::TextOf(facts.architecture);
+  if (!facts.free_bias && spec.bias() != facts.bias) {
+    model.Fault("bias", facts.bias ? name + " without biases is not supported by this version"
+                                   : "biases in " + name + " are not supported by this version");
+  }
+  if (!facts.free_head && spec.untied_head()) {
+    model.Fault("tied_head", name + " with an untied head is not supported by this version");
+  }
+  if (!facts.grouped_keys && spec.kv_heads() != spec.heads()) {
+    model.Fault("kv_heads", "must equal heads for " + name);
+  }
 }
 
 // The sizes may each be possible and not fit together.
-void CheckHeads(Section& model, const v1::ModelSpec& spec) {
-  if (spec.hidden() % spec.heads() != 0) {
-    model.Fault("hidden",
-                absl::StrCat(spec.hidden(), " is not a multiple of heads ", spec.heads()));
-  } else if (spec.hidden() / spec.heads() > 256) {
-    model.Fault("heads", "hidden / heads exceeds 256, the largest head dimension");
-  }
+void CheckHeads(Section& model, const model::SectionFacts& facts, const v1::ModelSpec& spec) {
   if (spec.heads() % spec.kv_heads() != 0) {
     model.Fault("kv_heads", absl::StrCat(spec.kv_heads(), " does not divide heads ", spec.heads()));
+  }
+  int64_t head = spec.head_dim();
+  if (head == 0) {
+    head = spec.hidden() / spec.heads();
+    if (spec.hidden() % spec.heads() != 0) {
+      model.Fault("hidden",
+                  absl::StrCat(spec.hidden(), " is not a multiple of heads ", spec.heads()));
+    } else if (head > kLargestHead) {
+      model.Fault("heads", "hidden / heads exceeds 256, the largest head dimension");
+    }
+  }
+  // Rotary positions turn pairs of dimensions.
+  if (facts.rope_theta > 0 && spec.rotary_dim() == 0 && head % 2 != 0) {
+    model.Fault(spec.head_dim() > 0 ? "head_dim" : "heads",
+                absl::StrCat(spec.head_dim() > 0 ? "" : "hidden / heads ",
+                             "must be even for rotary positions"));
+  }
+  if (spec.rotary_dim() % 2 != 0 || spec.rotary_dim() > head) {
+    model.Fault("rotary_dim", absl::StrCat(spec.rotary_dim(), ", expected an even number up to ",
+                                           head, ", the size of a head"));
   }
 }
 
 // The defaults where neither preset nor directory is named: gpt2's, or those of the section's
 // architecture.
 v1::ModelSpec UnnamedModel(Section& model) {
+  const v1::Architecture named =
+      plan::Named<v1::Architecture>(model.Has("architecture") ? model.Text("architecture", "") : "")
+          .value_or(v1::ARCHITECTURE_GPT2);
   v1::ModelSpec base;
-  const bool llama =
-      model.Has("architecture") &&
-      plan::Named<v1::Architecture>(model.Text("architecture", "")) == v1::ARCHITECTURE_LLAMA;
   base.set_architecture(v1::ARCHITECTURE_GPT2);
-  base.set_bias(!llama);
-  base.set_untied_head(llama);
+  base.set_bias(model::SectionOf(named).bias);
+  base.set_untied_head(!model::SectionOf(named).tied_head);
   return base;
 }
 
@@ -200,8 +259,9 @@ std::string ResolvePath(const std::string& text, const std::string& directory) {
 
 // The whole section, with `base` for what it leaves out; `named`: base has the sizes too.
 void ParseSizes(Section& model, const v1::ModelSpec& base, bool named, v1::ModelSpec* out) {
-  const v1::Architecture architecture = model.OneOf("architecture", base.architecture());
-  out->set_architecture(architecture);
+  out->set_architecture(model.OneOf("architecture", base.architecture()));
+  const model::SectionFacts& facts = model::SectionOf(out->architecture());
+  CheckKeys(model, facts);
   const auto size = [&](const char* key, int64_t of_base, int64_t otherwise, int64_t most) {
     // A size that is missing is reported and then replaced,
     // so that later checks do not fail with it.
@@ -218,22 +278,20 @@ void ParseSizes(Section& model, const v1::ModelSpec& base, bool named, v1::Model
         model.Integer(key, of_base > 0 ? of_base : otherwise, 1, plan::kMostFfn));
   };
   out->set_kv_heads(optional("kv_heads", base.kv_heads(), out->heads()));
-  out->set_ffn_hidden(optional("ffn_hidden", base.ffn_hidden(), DefaultFfn(*out)));
+  out->set_ffn_hidden(optional("ffn_hidden", base.ffn_hidden(), model::UsualFfnHidden(*out)));
   out->set_bias(model.Flag("bias", base.bias()));
-  if (out->architecture() == v1::ARCHITECTURE_LLAMA && out->bias())
-    model.Fault("bias", "biases in llama are not supported by this version");
   out->set_dropout(model.Number("dropout", 0, 0, 0.999));
   out->set_untied_head(!model.Flag("tied_head", !base.untied_head()));
-  // The epsilons are those of the published models.
-  const double eps = architecture == v1::ARCHITECTURE_BERT ? 1e-12 : 1e-5;
   out->set_norm_eps(
-      model.Number("norm_eps", base.norm_eps() > 0 ? base.norm_eps() : eps, 1e-12, 1));
+      model.Number("norm_eps", base.norm_eps() > 0 ? base.norm_eps() : facts.norm_eps, 1e-12, 1));
   // 0 lets the data decide.
   out->set_vocab_size(static_cast<int32_t>(
       model.Integer("vocab_size", base.vocab_size(), 0, plan::kMostVocabulary)));
-  ParsePositions(model, base, out);
-  ParseEncoder(model, base, out);
-  CheckHeads(model, *out);
+  ParsePositions(model, facts, base, out);
+  ParseEncoder(model, facts, base, out);
+  ParseFurther(model, facts, base, out);
+  CheckForms(model, facts, *out);
+  CheckHeads(model, facts, *out);
 }
 
 // Sizes come from the directory; the job may shorten the context, and choose its dropout.
@@ -275,7 +333,7 @@ void ParseModel(Section model, const std::string& directory, v1::ModelSpec* out)
   }
   std::optional<v1::ModelSpec> preset;
   if (model.Has("preset")) {
-    preset = FindPreset(model.Text("preset", ""));
+    preset = PresetNamed(model.Text("preset", ""));
     if (!preset) model.Fault("preset", "unknown preset; available: " + PresetNames());
   }
   ParseSizes(model, preset ? *preset : UnnamedModel(model), preset.has_value(), out);
@@ -295,6 +353,29 @@ std::string EncoderYaml(const v1::ModelSpec& model) {
   return absl::StrCat(
       "\n  norm: ", plan::TextOf(model.norm()), "\n  token_types: ", model.token_types(),
       "\n  sentence_order: ", model.sentence_order() ? "true" : "false", "\n  labels: ", labels);
+}
+
+// Only what is set, since most models have none of it.
+std::string FurtherYaml(const v1::ModelSpec& model) {
+  std::string yaml;
+  const auto add = [&](const char* key, bool set, const std::string& value) {
+    if (set) absl::StrAppend(&yaml, "\n  ", key, ": ", value);
+  };
+  const auto size = [&](const char* key, int64_t value) {
+    add(key, value > 0, absl::StrCat(value));
+  };
+  const auto number = [&](const char* key, double value) {
+    add(key, value > 0, nlohmann::json(value).dump());
+  };
+  add("activation", plan::IsNamed(model.activation()), plan::TextOf(model.activation()));
+  size("head_dim", model.head_dim());
+  size("rotary_dim", model.rotary_dim());
+  size("sliding_window", model.sliding_window());
+  number("attention_softcap", model.attention_softcap());
+  number("logit_softcap", model.logit_softcap());
+  number("query_scale", model.query_scale());
+  add("sequential_residual", model.sequential_residual(), "true");
+  return yaml;
 }
 
 }  // namespace
@@ -325,7 +406,10 @@ std::string ModelYaml(const v1::ModelSpec& model) {
                     ", high_freq_factor: ", number(rope.high_freq_factor()),
                     ", original_context: ", rope.original_context(), "}");
   }
-  if (model.architecture() == v1::ARCHITECTURE_BERT) absl::StrAppend(&yaml, EncoderYaml(model));
+  absl::StrAppend(&yaml, FurtherYaml(model));
+  if (model::SectionOf(model.architecture()).Has("labels")) {
+    absl::StrAppend(&yaml, EncoderYaml(model));
+  }
   absl::StrAppend(&yaml, "\n  vocab_size: ", model.vocab_size(), "\n");
   return yaml;
 }

@@ -10,6 +10,12 @@ constexpr Word kArchitectures[] = {
     {v1::ARCHITECTURE_LLAMA, "llama"},
     {v1::ARCHITECTURE_BERT, "bert"},
 };
+constexpr Word kActivations[] = {
+    {v1::ACTIVATION_GELU, "gelu"},
+    {v1::ACTIVATION_GELU_TANH, "gelu_tanh"},
+    {v1::ACTIVATION_RELU, "relu"},
+    {v1::ACTIVATION_SILU, "silu"},
+};
 constexpr Word kNormPlacements[] = {
     {v1::NORM_PLACEMENT_POST, "post"},
     {v1::NORM_PLACEMENT_PRE, "pre"},
@@ -87,6 +93,7 @@ struct Set {
 
 constexpr Set kSets[] = {
     {v1::Architecture_descriptor, kArchitectures},
+    {v1::Activation_descriptor, kActivations},
     {v1::NormPlacement_descriptor, kNormPlacements},
     {v1::OptimizerKind_descriptor, kOptimizerKinds},
     {v1::LearningRateSchedule_descriptor, kLearningRateSchedules},
@@ -108,6 +115,10 @@ constexpr Set kSets[] = {
 template <>
 std::span<const Word> WordsOf<v1::Architecture>() {
   return kArchitectures;
+}
+template <>
+std::span<const Word> WordsOf<v1::Activation>() {
+  return kActivations;
 }
 template <>
 std::span<const Word> WordsOf<v1::NormPlacement>() {

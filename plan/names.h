@@ -29,6 +29,8 @@ std::span<const Word> WordsOf();
 template <>
 std::span<const Word> WordsOf<v1::Architecture>();
 template <>
+std::span<const Word> WordsOf<v1::Activation>();
+template <>
 std::span<const Word> WordsOf<v1::NormPlacement>();
 template <>
 std::span<const Word> WordsOf<v1::OptimizerKind>();

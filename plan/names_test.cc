@@ -48,6 +48,7 @@ TEST(Names, OfEveryEnumeratorThereIsOneWord) {
 
 TEST(Names, ReadBackAsTheSameEnumerator) {
   ExpectRoundTrip<v1::Architecture>();
+  ExpectRoundTrip<v1::Activation>();
   ExpectRoundTrip<v1::NormPlacement>();
   ExpectRoundTrip<v1::OptimizerKind>();
   ExpectRoundTrip<v1::LearningRateSchedule>();

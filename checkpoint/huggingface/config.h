@@ -10,17 +10,22 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "checkpoint/float_format.h"
+#include "checkpoint/huggingface/config_reader.h"
+#include "checkpoint/huggingface/form.h"
 #include "proto/tercio/v1/job.pb.h"
 
 namespace tercio::checkpoint {
 
-// `path` names the file in messages. gpt2, llama, bert and megatron-bert; dropout is left at zero,
-// since it belongs to the training and not to the model.
+// `path` names the file in messages. The architectures of checkpoint/huggingface/form.h that the
+// engine trains; dropout is left at zero, since it belongs to the training and not to the model.
 absl::StatusOr<v1::ModelSpec> ModelOfHuggingFaceConfig(std::string_view json,
                                                        const std::string& path);
 
-// Whether the file says that the directory holds a model without any head.
-bool IsBaseModelConfig(std::string_view json);
+// The model of a map that has this form; faults are the reader's.
+v1::ModelSpec ReadHuggingFaceModel(const HuggingFaceForm& form, ConfigReader* config);
+
+// Whether the file, of this model, says that the directory holds a model without any head.
+bool IsBaseModelConfig(std::string_view json, const v1::ModelSpec& model);
 
 // INVALID_ARGUMENT when transformers' form of the architecture cannot express the model.
 absl::Status CheckHasHuggingFaceForm(const v1::ModelSpec& model);

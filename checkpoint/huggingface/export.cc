@@ -10,6 +10,7 @@
 #include "checkpoint/export_part.h"
 #include "checkpoint/float_format.h"
 #include "checkpoint/huggingface/config.h"
+#include "checkpoint/huggingface/form.h"
 #include "checkpoint/huggingface/import.h"
 #include "checkpoint/huggingface/names.h"
 #include "checkpoint/huggingface/weights.h"
@@ -82,13 +83,13 @@ class Exporter {
   Exporter(const Reader& reader, std::string directory, const ExportOptions& options)
       : reader_(reader), directory_(std::move(directory)), options_(options) {
     v1::ModelSpec model = reader.model();
-    // The forms are those of transformers' class, which always has biases.
-    if (model.architecture() == v1::ARCHITECTURE_GPT2) model.set_bias(true);
+    if (FormOf(model).always_biased && !model.bias()) {
+      model.set_bias(true);
+      result_.notes.push_back(absl::StrCat("transformers' ", FormOf(model).model_types.front(),
+                                           " has biases: they are written as zeros"));
+    }
     forms_ = HuggingFaceTensors(model);
     other_forms_ = OtherTaskTensors(model);
-    if (!reader.model().bias() && model.bias()) {
-      result_.notes.push_back("transformers' gpt2 has biases: they are written as zeros");
-    }
     result_.model = reader.model();
     result_.step = reader.manifest().step;
   }
@@ -99,7 +100,7 @@ class Exporter {
   absl::Status CheckKeptNames() const;
   std::vector<std::string> Headers() const;
   absl::Status PlanImported(const std::vector<std::string>& headers);
-  const HuggingFaceTensor* FormOf(const TensorEntry& entry) const;
+  const HuggingFaceTensor* WeightsOf(const TensorEntry& entry) const;
   absl::Status AddImported(TensorEntry entry, OutputShard* shard);
   void PlanFresh();
   absl::Status Reshard();
@@ -210,7 +211,7 @@ absl::Status Exporter::PlanImported(const std::vector<std::string>& headers) {
 }
 
 // The weights that an imported tensor holds; null: none.
-const HuggingFaceTensor* Exporter::FormOf(const TensorEntry& entry) const {
+const HuggingFaceTensor* Exporter::WeightsOf(const TensorEntry& entry) const {
   const v1::ModelSpec& model = reader_.model();
   std::string suffix = CurrentSuffix(model, entry.name);
   // A file may hold the tied head once more, which is the embedding table again.
@@ -233,7 +234,7 @@ const HuggingFaceTensor* Exporter::FormOf(const TensorEntry& entry) const {
 
 absl::Status Exporter::AddImported(TensorEntry entry, OutputShard* shard) {
   OutputTensor tensor;
-  tensor.weights = FormOf(entry);
+  tensor.weights = WeightsOf(entry);
   const auto buffer = buffers_.find(entry.name);
   if (buffer != buffers_.end()) tensor.raw = buffer->second;
   // What is neither a weight nor a buffer of the right size cannot be written: the checkpoint does
@@ -346,19 +347,26 @@ v1::TensorSlice SliceOf(const HuggingFaceTensor& form, const HuggingFacePart& pa
   return slice;
 }
 
-// Outputs [begin, end) of all parts, one below the other.
+// Outputs [begin, end) of all parts, run by run.
 absl::Status Exporter::ReadRows(const HuggingFaceTensor& form, int64_t begin, int64_t end,
                                 std::vector<float>* values) const {
   for (const HuggingFacePart& part : form.parts) {
-    const int64_t first = std::max(begin, part.begin);
-    const int64_t last = std::min(end, part.begin + part.rows);
-    // A part may lie before or behind the rows, or not exist at all.
-    if (first >= last || !reader_.Has(part.tensor)) continue;
-    v1::TensorSlice slice = SliceOf(form, part);
-    slice.set_row_begin(first - part.begin);
-    slice.set_row_end(last - part.begin);
-    TERCIO_RETURN_IF_ERROR(
-        reader_.ReadSlice(slice, values->data() + (first - begin) * form.inputs));
+    // Parts that the model lacks stay zeros.
+    if (!reader_.Has(part.tensor)) continue;
+    // The runs before this one lie before the outputs.
+    const int64_t skipped = std::max<int64_t>(0, begin - part.begin) / part.stride;
+    for (int64_t row = skipped * part.run; row < part.rows; row += part.run) {
+      const int64_t output = part.OutputOf(row);
+      if (output >= end) break;
+      const int64_t first = std::max(begin, output);
+      const int64_t last = std::min(end, output + part.run);
+      if (first >= last) continue;
+      v1::TensorSlice slice = SliceOf(form, part);
+      slice.set_row_begin(row + first - output);
+      slice.set_row_end(row + last - output);
+      TERCIO_RETURN_IF_ERROR(
+          reader_.ReadSlice(slice, values->data() + (first - begin) * form.inputs));
+    }
   }
   return absl::OkStatus();
 }

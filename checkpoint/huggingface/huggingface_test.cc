@@ -23,6 +23,7 @@
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
 #include "plan/model_tensors.h"
+#include "plan/names.h"
 #include "tests/huggingface/logits.h"
 #include "tokenizer/export/huggingface_tokenizer.h"
 #include "worker/inference/language_model.h"
@@ -34,8 +35,39 @@ using Json = nlohmann::json;
 using ::testing::HasSubstr;
 
 constexpr char kFixtures[] = "tests/huggingface/fixtures/";
-constexpr const char* kModels[] = {"gpt2", "llama",         "llama_bf16",
-                                   "bert", "megatron_bert", "bert_classes"};
+
+struct Model {
+  const char* name;
+  v1::Architecture architecture;
+};
+constexpr Model kAllModels[] = {
+    {"gpt2", v1::ARCHITECTURE_GPT2},
+    {"llama", v1::ARCHITECTURE_LLAMA},
+    {"llama_bf16", v1::ARCHITECTURE_LLAMA},
+    {"bert", v1::ARCHITECTURE_BERT},
+    {"megatron_bert", v1::ARCHITECTURE_BERT},
+    {"bert_classes", v1::ARCHITECTURE_BERT},
+    {"opt", v1::ARCHITECTURE_OPT},
+    {"gptj", v1::ARCHITECTURE_GPT_J},
+    {"gpt_neox", v1::ARCHITECTURE_GPT_NEOX},
+    {"phi", v1::ARCHITECTURE_PHI},
+    {"phi3", v1::ARCHITECTURE_PHI3},
+    {"qwen2", v1::ARCHITECTURE_QWEN2},
+    {"qwen3", v1::ARCHITECTURE_QWEN3},
+    {"mistral", v1::ARCHITECTURE_MISTRAL},
+    {"gemma2", v1::ARCHITECTURE_GEMMA2},
+};
+
+// An architecture has its word as soon as the engine trains it; huggingface_forms_test.cc tests
+// the others.
+std::vector<const char*> TrainedModels() {
+  std::vector<const char*> names;
+  for (const Model& model : kAllModels) {
+    if (plan::IsNamed(model.architecture)) names.push_back(model.name);
+  }
+  return names;
+}
+const std::vector<const char*>& kModels = *new std::vector<const char*>(TrainedModels());
 
 std::string Fixture(const std::string& name) { return kFixtures + name; }
 
@@ -76,6 +108,27 @@ std::map<std::string, std::string> FilesOf(const std::string& directory) {
 
 TEST(HuggingFace, LogitsAreThoseOfTransformers) {
   for (const char* name : kModels) EXPECT_LT(LogitError(Fixture(name), name), 1e-5) << name;
+}
+
+TEST(HuggingFace, GreedyTokensAreThoseOfTransformers) {
+  for (const char* name : kModels) {
+    const Json expected = Expected(name);
+    if (!expected.contains("greedy")) continue;
+    const auto model = inference::LanguageModel::Load(Fixture(name), 1);
+    ASSERT_TRUE(model.ok()) << model.status();
+    const auto wanted = expected["greedy"].get<std::vector<int32_t>>();
+    inference::GenerateOptions options;
+    options.tokens = static_cast<int64_t>(wanted.size());
+    options.temperature = 0;
+    const std::vector<std::vector<int32_t>> prompts = {expected["tokens"]};
+    std::vector<int32_t> ids;
+    const auto status = (*model)->Generate(prompts, options, [&](size_t, int32_t id) {
+      ids.push_back(id);
+      return true;
+    });
+    EXPECT_TRUE(status.ok()) << status;
+    EXPECT_EQ(ids, wanted) << name;
+  }
 }
 
 TEST(HuggingFace, SizesComeFromTheConfiguration) {

@@ -1,6 +1,7 @@
 // transformers' names and shapes of a model's tensors, and which canonical tensors (see
-// plan/model_tensors.h) each holds. One table for each architecture; everything else that reads or
-// writes Hugging Face directories walks these. Pure.
+// plan/model_tensors.h) each holds: the tables of checkpoint/huggingface/form.h, written out for
+// the layers of a model. Everything else that reads or writes Hugging Face directories walks these.
+// Pure.
 #pragma once
 
 #include <cstdint>
@@ -12,11 +13,18 @@
 
 namespace tercio::checkpoint {
 
-// One canonical tensor inside of a Hugging Face tensor: its rows are outputs [begin, begin + rows).
+// One canonical tensor inside of a Hugging Face tensor. Its rows come in runs: the first `run` rows
+// are outputs from `begin` on, the next ones those from begin + stride on, and so forth. Whole
+// tensors are one run.
 struct HuggingFacePart {
   std::string tensor;
   int64_t begin = 0;
   int64_t rows = 0;
+  int64_t run = 0;
+  int64_t stride = 0;
+
+  // The output that holds this row.
+  int64_t OutputOf(int64_t row) const { return begin + row / run * stride + row % run; }
 };
 
 // Outputs are rows, or columns where the matrix is transposed ([in, out], GPT-2's Conv1D).
@@ -31,15 +39,16 @@ struct HuggingFaceTensor {
   std::vector<HuggingFacePart> parts;
 };
 
-// REQUIRES: gpt2, llama or bert, vocab_size > 0.
+// REQUIRES: the architecture has a form, vocab_size > 0.
 std::vector<HuggingFaceTensor> HuggingFaceTensors(const v1::ModelSpec& model);
 
 // The tensors of other tasks that a file of this model may hold beside its own: the pooler and the
-// heads of bert's pretraining. Empty for other architectures.
+// heads of bert's pretraining. Empty for architectures with one task.
 std::vector<HuggingFaceTensor> OtherTaskTensors(const v1::ModelSpec& model);
 
 // The suffix under which current versions of transformers know a tensor: without "transformer.",
-// "model." or "bert.", and with weight and bias instead of a norm's gamma and beta.
+// "model." or "bert.", with weight and bias instead of a norm's gamma and beta, and under the name
+// that files have.
 std::string CurrentSuffix(const v1::ModelSpec& model, std::string_view name);
 
 // Buffers that old versions of transformers saved, and that carry no information: causal masks,

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "checkpoint/huggingface/config.h"
+#include "checkpoint/huggingface/form.h"
 #include "checkpoint/huggingface/names.h"
 #include "checkpoint/transpose.h"
 #include "common/file.h"
@@ -60,20 +61,19 @@ absl::StatusOr<std::unique_ptr<HuggingFaceModel>> HuggingFaceModel::Open(
   TERCIO_ASSIGN_OR_RETURN(const std::string text, ReadFile(config));
   // The config decides which tensors there have to be, so it is read before the weights.
   TERCIO_ASSIGN_OR_RETURN(model->model_, ModelOfHuggingFaceConfig(text, config));
-  model->base_ = IsBaseModelConfig(text);
+  model->base_ = IsBaseModelConfig(text, model->model_);
   TERCIO_ASSIGN_OR_RETURN(model->files_, OpenWeightFiles(directory, model->model_));
-  // Files of masked language models on the hub often hold both heads of the pretraining.
-  if (model->HasPretrainingHeads()) model->model_.set_sentence_order(true);
+  if (const HuggingFaceForm& form = FormOf(model->model_); form.complete != nullptr) {
+    form.complete([&](std::string_view name) { return model->HasStored(name); }, &model->model_);
+  }
   TERCIO_RETURN_IF_ERROR(model->PlaceTensors());
   return model;
 }
 
-bool HuggingFaceModel::HasPretrainingHeads() const {
-  // A classifier has one head, whatever else its file holds.
-  if (model_.architecture() != v1::ARCHITECTURE_BERT || model_.labels() > 0) return false;
+bool HuggingFaceModel::HasStored(std::string_view name) const {
   for (const WeightFile& file : files_) {
     for (const StoredTensor& tensor : file.tensors) {
-      if (tensor.name == "cls.seq_relationship.weight") return true;
+      if (tensor.name == name) return true;
     }
   }
   return false;
@@ -128,8 +128,8 @@ void HuggingFaceModel::Place(const HuggingFaceTensor& tensor, const StoredTensor
   if (*format == FloatFormat::kF64) rounded_ = stored.name;
   for (const HuggingFacePart& part : tensor.parts) {
     // The view stays valid: its file lives as long as this model.
-    places_[part.tensor] = {stored.bytes.data(), *format,   tensor.transposed, tensor.is_vector,
-                            part.begin,          part.rows, tensor.inputs,     tensor.outputs};
+    places_[part.tensor] = {stored.bytes.data(), *format,       part,          tensor.transposed,
+                            tensor.is_vector,    tensor.inputs, tensor.outputs};
   }
 }
 
@@ -214,7 +214,8 @@ void HuggingFaceModel::ReadTransposed(const TensorPlace& place, const v1::Tensor
       const int64_t columns = std::min(kBlockColumns, width - column);
       for (int64_t i = 0; i < columns; ++i) {
         // The matrix is stored with a row for each input, and `place` begins at one of its outputs.
-        const int64_t at = (slice.column_begin() + column + i) * place.outputs + place.begin + row;
+        const int64_t at =
+            (slice.column_begin() + column + i) * place.outputs + place.part.begin + row;
         WidenFloats(place.format, place.data + at * bytes, rows, block + i * kBlockRows);
       }
       Transpose(block, columns, rows, kBlockRows, out + (row - slice.row_begin()) * width + column,
@@ -230,27 +231,31 @@ absl::Status HuggingFaceModel::ReadSlice(const v1::TensorSlice& slice, float* ou
   }
   const TensorPlace& place = found->second;
   // The shape is that of the canonical tensor, which may be a part of the stored one.
-  std::vector<int64_t> shape = {place.rows};
+  std::vector<int64_t> shape = {place.part.rows};
   if (!place.is_vector) shape.push_back(place.inputs);
   TERCIO_RETURN_IF_ERROR(CheckWeightSlice(slice, shape, directory_));
   if (place.transposed) {
     ReadTransposed(place, slice, out);
     return absl::OkStatus();
   }
-  // Whole rows lie one after the other, and need one call instead of one each.
-  const int64_t width = slice.column_end() - slice.column_begin();
-  if (width == place.inputs) {
-    const int64_t at = (place.begin + slice.row_begin()) * width;
-    WidenFloats(place.format, place.data + at * BytesOf(place.format),
-                (slice.row_end() - slice.row_begin()) * width, out);
-    return absl::OkStatus();
-  }
-  for (int64_t row = slice.row_begin(); row < slice.row_end(); ++row) {
-    const int64_t at = (place.begin + row) * place.inputs + slice.column_begin();
-    WidenFloats(place.format, place.data + at * BytesOf(place.format), width,
-                out + (row - slice.row_begin()) * width);
-  }
+  ReadRuns(place, slice, out);
   return absl::OkStatus();
+}
+
+void HuggingFaceModel::ReadRuns(const TensorPlace& place, const v1::TensorSlice& slice,
+                                float* out) const {
+  const int64_t width = slice.column_end() - slice.column_begin();
+  const int64_t bytes = BytesOf(place.format);
+  // Whole rows lie one after the other within a run, and need one call instead of one each.
+  const int64_t most = width == place.inputs ? place.part.run : 1;
+  for (int64_t row = slice.row_begin(); row < slice.row_end();) {
+    const int64_t rows =
+        std::min(std::min(most, slice.row_end() - row), place.part.run - row % place.part.run);
+    const int64_t at = place.part.OutputOf(row) * place.inputs + slice.column_begin();
+    WidenFloats(place.format, place.data + at * bytes, rows * width, out);
+    out += rows * width;
+    row += rows;
+  }
 }
 
 }  // namespace tercio::checkpoint

@@ -20,6 +20,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -50,14 +51,13 @@ class HuggingFaceModel : public WeightSource {
 
  private:
   // The place of a canonical tensor's values: those of output r and input c at element
-  // (begin + r) * inputs + c of `data`, or transposed.
+  // part.OutputOf(r) * inputs + c of `data`, or transposed.
   struct TensorPlace {
     const char* data = nullptr;
     FloatFormat format = FloatFormat::kF32;
+    HuggingFacePart part;
     bool transposed = false;
     bool is_vector = false;
-    int64_t begin = 0;
-    int64_t rows = 0;
     int64_t inputs = 1;
     int64_t outputs = 0;
   };
@@ -71,7 +71,8 @@ class HuggingFaceModel : public WeightSource {
   void Place(const HuggingFaceTensor& tensor, const StoredTensor& stored, TensorFaults* faults);
   void CheckOthers(const Found& found, TensorFaults* faults);
   bool MayLack(const HuggingFaceTensor& tensor) const;
-  bool HasPretrainingHeads() const;
+  bool HasStored(std::string_view name) const;
+  void ReadRuns(const TensorPlace& place, const v1::TensorSlice& slice, float* out) const;
   void ReadTransposed(const TensorPlace& place, const v1::TensorSlice& slice, float* out) const;
 
   std::string directory_;

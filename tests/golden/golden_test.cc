@@ -1,6 +1,5 @@
-// Training agrees with PyTorch: the gradients of one step, and 100 losses and gradient norms, of a
-// tiny GPT-2 with and without bias, of a tiny Llama, and of tiny BERTs. Fixtures and their meaning:
-// tests/golden/make_fixtures.py.
+// Training agrees with PyTorch: the gradients of one step, and 100 losses and gradient norms, of
+// tiny models of every architecture. Fixtures and their meaning: tests/golden/make_fixtures.py.
 #include <cmath>
 #include <cstring>
 #include <fstream>
@@ -14,6 +13,7 @@
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
 #include "plan/names.h"
+#include "tests/huggingface/published.h"
 #include "tests/parity/thread_ranks.h"
 
 namespace tercio::testing {
@@ -85,6 +85,19 @@ class EncoderFixtureSource : public data::SampleSource {
   FixtureSource tokens_;
 };
 
+// What only some architectures have.
+void SetFurther(const nlohmann::json& model, v1::ModelSpec* spec) {
+  spec->set_activation(plan::Named<v1::Activation>(model.value("activation", ""))
+                           .value_or(v1::ACTIVATION_UNSPECIFIED));
+  spec->set_head_dim(model.value("head_dim", 0));
+  spec->set_rotary_dim(model.value("rotary_dim", 0));
+  spec->set_sliding_window(model.value("sliding_window", 0));
+  spec->set_attention_softcap(model.value("attention_softcap", 0.0));
+  spec->set_logit_softcap(model.value("logit_softcap", 0.0));
+  spec->set_query_scale(model.value("query_scale", 0.0));
+  spec->set_sequential_residual(model.value("sequential_residual", false));
+}
+
 v1::JobSpec JobOf(const nlohmann::json& fixture) {
   v1::JobSpec spec;
   const nlohmann::json& model = fixture["model"];
@@ -114,6 +127,7 @@ v1::JobSpec JobOf(const nlohmann::json& fixture) {
   spec.mutable_model()->set_context(model["context"]);
   spec.mutable_model()->set_vocab_size(model["vocab_size"]);
   spec.mutable_model()->set_bias(model["bias"]);
+  SetFurther(model, spec.mutable_model());
   const nlohmann::json& training = fixture["training"];
   spec.mutable_training()->set_steps(training["steps"]);
   spec.mutable_training()->set_global_batch(training["global_batch"]);
@@ -138,7 +152,20 @@ struct Layout {
   int tensor, pipeline, data;
 };
 
-RunResult Train(v1::JobSpec spec, const Layout& layout, int64_t steps) {
+// The state before the first step of a fixture that does not begin with Tercio's initial weights.
+Tensors StartOf(const Tensors& shapes) {
+  Tensors state;
+  for (const auto& [name, values] : shapes) {
+    state[name] = checkpoint::PublishedValues(name, static_cast<int64_t>(values.size()));
+    for (const char* moment : {"adamw.m.", "adamw.v."}) {
+      state[moment + name] = std::vector<float>(values.size(), 0);
+    }
+  }
+  return state;
+}
+
+// `start` may be empty: the initial weights of the seed.
+RunResult Train(v1::JobSpec spec, const Layout& layout, int64_t steps, const Tensors& start) {
   spec.mutable_parallelism()->set_tensor(layout.tensor);
   spec.mutable_parallelism()->set_pipeline(layout.pipeline);
   spec.mutable_parallelism()->set_data(layout.data);
@@ -150,6 +177,7 @@ RunResult Train(v1::JobSpec spec, const Layout& layout, int64_t steps) {
   RunOptions options;
   options.steps = steps;
   options.source = &tokens;
+  if (!start.empty()) options.state = &start;
   if (spec.model().architecture() == v1::ARCHITECTURE_BERT) options.source = &samples;
   absl::StatusOr<RunResult> result = TrainWithThreads(spec, options);
   EXPECT_TRUE(result.ok()) << result.status();
@@ -168,13 +196,16 @@ std::string ScaleGroup(const std::string& name) {
 class Golden : public ::testing::TestWithParam<std::string> {
  protected:
   const nlohmann::json fixture_ = nlohmann::json::parse(ReadFixture(GetParam() + ".json"));
+  const Tensors gradients_ = ReadTensors(GetParam() + ".safetensors");
+  const Tensors start_ =
+      fixture_.value("start", "") == "published" ? StartOf(gradients_) : Tensors();
 };
 
 TEST_P(Golden, GradientsOfTheFirstStepAgreeWithPyTorch) {
   v1::JobSpec spec = JobOf(fixture_);
   spec.mutable_training()->set_clip_grad_norm(0);
-  const RunResult result = Train(spec, {1, 1, 1}, 1);
-  const Tensors expected = ReadTensors(GetParam() + ".safetensors");
+  const RunResult result = Train(spec, {1, 1, 1}, 1, start_);
+  const Tensors& expected = gradients_;
   std::map<std::string, double> scale;
   for (const auto& [name, values] : expected) {
     double& largest = scale[ScaleGroup(name)];
@@ -199,7 +230,7 @@ TEST_P(Golden, OneHundredStepsAgreeWithPyTorchInEveryLayout) {
   for (const Layout& layout : {Layout{1, 1, 1}, Layout{2, 1, 1}, Layout{1, 2, 1}, Layout{1, 1, 2},
                                Layout{2, 2, 1}, Layout{2, 2, 2}}) {
     SCOPED_TRACE(absl::StrCat(layout.tensor, " x ", layout.pipeline, " x ", layout.data));
-    const RunResult result = Train(JobOf(fixture_), layout, fixture_["training"]["steps"]);
+    const RunResult result = Train(JobOf(fixture_), layout, fixture_["training"]["steps"], start_);
     ASSERT_EQ(result.steps.size(), fixture_["steps"].size());
     for (size_t i = 0; i < result.steps.size(); ++i) {
       const nlohmann::json& expected = fixture_["steps"][i];
@@ -213,9 +244,40 @@ TEST_P(Golden, OneHundredStepsAgreeWithPyTorchInEveryLayout) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, Golden,
-                         ::testing::Values("bias", "no_bias", "llama", "bert", "megatron_bert",
-                                           "bert_classes"));
+struct Fixture {
+  const char* name;
+  v1::Architecture architecture;
+};
+
+constexpr Fixture kFixtures[] = {
+    {"bias", v1::ARCHITECTURE_GPT2},
+    {"no_bias", v1::ARCHITECTURE_GPT2},
+    {"llama", v1::ARCHITECTURE_LLAMA},
+    {"bert", v1::ARCHITECTURE_BERT},
+    {"megatron_bert", v1::ARCHITECTURE_BERT},
+    {"bert_classes", v1::ARCHITECTURE_BERT},
+    {"opt", v1::ARCHITECTURE_OPT},
+    {"gptj", v1::ARCHITECTURE_GPT_J},
+    {"gpt_neox", v1::ARCHITECTURE_GPT_NEOX},
+    {"gpt_neox_sequential", v1::ARCHITECTURE_GPT_NEOX},
+    {"phi", v1::ARCHITECTURE_PHI},
+    {"phi3", v1::ARCHITECTURE_PHI3},
+    {"qwen2", v1::ARCHITECTURE_QWEN2},
+    {"qwen3", v1::ARCHITECTURE_QWEN3},
+    {"mistral", v1::ARCHITECTURE_MISTRAL},
+    {"gemma2", v1::ARCHITECTURE_GEMMA2},
+};
+
+// An architecture has its word as soon as the engine trains it.
+std::vector<std::string> TrainedFixtures() {
+  std::vector<std::string> names;
+  for (const Fixture& fixture : kFixtures) {
+    if (plan::IsNamed(fixture.architecture)) names.push_back(fixture.name);
+  }
+  return names;
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, Golden, ::testing::ValuesIn(TrainedFixtures()));
 
 }  // namespace
 }  // namespace tercio::testing

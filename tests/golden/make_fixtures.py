@@ -1,11 +1,13 @@
 """Writes the fixtures of golden_test.cc: what PyTorch says about a tiny GPT-2 (written out here), and what
-transformers' LlamaForCausalLM, BertForPreTraining, MegatronBertForPreTraining and BertForSequenceClassification say. Run by hand, once; names of models make only those:
+transformers says of its classes for the other architectures. Run by hand, once; names of models make only those:
 
     python3 -m venv ~/golden-venv && ~/golden-venv/bin/pip install torch numpy transformers
     ~/golden-venv/bin/python tests/golden/make_fixtures.py [MODEL...]
 
-The initial weights are not in a fixture: they are Tercio's own (kernels/random.h), computed here a second
-time with numpy. So the test also fails when the initialisation changes.
+The initial weights are not in a fixture. Those of the first six models are Tercio's own (kernels/random.h), computed here a
+second time with numpy, so that the test also fails when the initialisation changes. All others begin with the values of
+tests/huggingface/make_published.py, which a hash of the canonical name chooses ("start": "published"): with biases of zero and norms
+of one a wrong name would hardly show.
 
 fixtures/tokens.json            {"tokens": [step][sequence][context + 1]}: a text-like Markov chain
 fixtures/<model>.json           the job, and per step: loss, grad_norm, learning_rate (as PyTorch computes them in
@@ -13,7 +15,10 @@ fixtures/<model>.json           the job, and per step: loss, grad_norm, learning
                                 difference of the loss when PyTorch computes in fp32
 fixtures/<model>.safetensors    the gradient of the first step, before clipping, by canonical name
 for <model> in: bias, no_bias, llama (two query heads for each key head, stretched rotary positions, a head of its
-own), bert, megatron_bert (masked tokens and sentence order), bert_classes.
+own), bert, megatron_bert (masked tokens and sentence order), bert_classes, and those of FURTHER.
+
+transformers computes the norms of the llama family, tables of rotary positions, and the softmax of gptj and gemma2 in single
+precision whatever the weights are.
 
 The samples of a bert are made from the tokens by encoder_samples(), which golden_test.cc has a second time.
 """
@@ -28,6 +33,7 @@ import numpy
 import torch
 from torch.nn import functional
 
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "huggingface"))
 LAYERS, HEADS, HIDDEN, CONTEXT, VOCABULARY = 2, 2, 32, 16, 61
 STEPS, BATCH, SEED = 100, 4, 1337
 TRAINING = {
@@ -97,8 +103,29 @@ def bert(norm, labels):
             "norm": norm, "token_types": 2, "sentence_order": labels == 0, "labels": labels, "norm_eps": 1e-12}
 
 
+def further(architecture, **more):
+    return {"architecture": architecture, "layers": LAYERS, "heads": 4, "kv_heads": 4, "hidden": HIDDEN, "ffn_hidden": 64,
+            "context": CONTEXT, "vocab_size": VOCABULARY, "bias": architecture in ("opt", "gptj", "gpt_neox", "phi"),
+            "dropout": 0, "untied_head": True, "norm_eps": 1e-5, **more}
+
+
+FURTHER = {
+    "opt": further("opt", untied_head=False),
+    "gptj": further("gptj", heads=2, kv_heads=2, rotary_dim=4, rope_theta=10000.0),
+    "gpt_neox": further("gpt_neox", heads=2, kv_heads=2, rotary_dim=4, rope_theta=1000.0),
+    "gpt_neox_sequential": further("gpt_neox", heads=2, kv_heads=2, rope_theta=10000.0, activation="gelu_tanh",
+                                   sequential_residual=True),
+    "phi": further("phi", kv_heads=2, rotary_dim=4, rope_theta=1000.0),
+    "phi3": further("phi3", kv_heads=2, rope_theta=1000.0, sliding_window=6),
+    "qwen2": further("qwen2", kv_heads=2, rope_theta=1000.0, untied_head=False),
+    "qwen3": further("qwen3", kv_heads=2, head_dim=16, rope_theta=1000.0, norm_eps=1e-6),
+    "mistral": further("mistral", kv_heads=2, rope_theta=1000.0, sliding_window=5),
+    "gemma2": further("gemma2", kv_heads=2, head_dim=16, rope_theta=1000.0, norm_eps=1e-6, untied_head=False, sliding_window=5,
+                      attention_softcap=5.0, logit_softcap=4.0, query_scale=24),
+}
+
 MODELS = {"bias": gpt2(True), "no_bias": gpt2(False), "llama": LLAMA, "bert": bert("post", 0),
-          "megatron_bert": bert("pre", 0), "bert_classes": bert("post", 3)}
+          "megatron_bert": bert("pre", 0), "bert_classes": bert("post", 3), **FURTHER}
 
 
 def bert_names(model):
@@ -246,7 +273,16 @@ def tensor_table(model):
     return table
 
 
+def published_weights(model):
+    from architectures import tensors
+    from make_published import value
+    return {name: numpy.array(list(value(name, math.prod(shape))), numpy.float32).reshape(shape)
+            for name, shape in tensors(model).items()}
+
+
 def initial_weights(model):
+    if is_further(model):
+        return published_weights(model)
     weights = {}
     for index, (name, shape, kind) in enumerate(tensor_table(model)):
         if kind == "ones":
@@ -283,6 +319,20 @@ def loss_of(w, step, tokens):
         x = x + linear(functional.gelu(y, approximate="tanh"), at + "mlp.down")
     logits = functional.linear(norm(x, "final_norm"), w["embedding.token.weight"])
     return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def is_further(model):
+    return model["architecture"] not in ("gpt2", "llama", "bert")
+
+
+def further_loss(model, dtype):
+    from architectures import build, to_transformers
+    module = build(model, dtype)
+
+    def loss(w, step, tokens):
+        logits = torch.func.functional_call(module, to_transformers(model, w), (tokens[:, :-1],)).logits
+        return functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+    return loss
 
 
 def llama_loss(dtype):
@@ -326,7 +376,8 @@ def train(model, tokens, dtype):
     """(loss, gradient norm) of each step, and the gradient of the first."""
     weights = {name: torch.tensor(value, dtype=dtype, requires_grad=True)
                for name, value in initial_weights(model).items()}
-    loss_function = (llama_loss(dtype) if model["architecture"] == "llama" else
+    loss_function = (further_loss(model, dtype) if is_further(model) else
+                     llama_loss(dtype) if model["architecture"] == "llama" else
                      bert_loss(model, dtype) if model["architecture"] == "bert" else loss_of)
     optimizer = torch.optim.AdamW(
         [{"params": [v for v in weights.values() if v.dim() >= 2], "weight_decay": TRAINING["weight_decay"]},
@@ -390,6 +441,7 @@ def main():
         write_safetensors(os.path.join(FOLDER, name + ".safetensors"), gradient)
         fixture = {
             "model": MODELS[name],
+            **({"start": "published"} if is_further(MODELS[name]) else {}),
             "training": {**TRAINING, "steps": STEPS, "global_batch": BATCH, "seed": SEED},
             "pytorch": torch.__version__.split("+")[0],
             "fp32_loss_difference": difference,

@@ -5,7 +5,8 @@ transformers saves them, and the logits that it computes. Run by hand, once; nam
     ~/hf-venv/bin/python tests/huggingface/make_fixtures.py [NAME...]
 
 fixtures/<name>/                what save_pretrained writes
-fixtures/<name>.json            {"tokens": [ids], "logits": [[float] for each token]}, computed in double precision
+fixtures/<name>.json            {"tokens": [ids], "logits": [[float] for each token]}, computed in double precision;
+                                of FURTHER also the ModelSpec, and "greedy": the likeliest ids after the tokens
 
 gpt2          tied head, fp32, one file, an inner size of its own
 llama         two query heads for each key head, stretched rotary positions, a head of its own, fp32, three files
@@ -13,6 +14,7 @@ llama_bf16    tied head, bf16
 bert, megatron_bert   masked tokens and sentence order: one file holds {"tokens", "types", "length", "logits" of each
               token's position, "classes"}
 bert_classes  a classifier with three classes that have names: no "logits"
+FURTHER       one of each other architecture, in 16 bits as most of them are published
 """
 
 import json
@@ -21,6 +23,7 @@ import shutil
 import sys
 
 import torch
+from architectures import build
 from transformers import (
     AutoModelForCausalLM, BertConfig, BertForPreTraining, BertForSequenceClassification, GPT2Config, GPT2LMHeadModel,
     LlamaConfig, LlamaForCausalLM, MegatronBertConfig, MegatronBertForPreTraining)
@@ -46,6 +49,27 @@ BERT = {"vocab_size": 40, "hidden_size": 32, "num_hidden_layers": 2, "num_attent
 LABELS = {"id2label": {0: "bad", 1: "fair", 2: "good"}, "label2id": {"bad": 0, "fair": 1, "good": 2}}
 
 
+def further(architecture, dtype, **more):
+    spec = {"architecture": architecture, "layers": 2, "heads": 4, "kv_heads": 4, "hidden": 32, "ffn_hidden": 24, "context": 32,
+            "vocab_size": 40, "bias": architecture in ("opt", "gptj", "gpt_neox", "phi"), "untied_head": True,
+            "norm_eps": 1e-5, **more}
+    return spec, dtype
+
+
+FURTHER = {
+    "opt": further("opt", torch.float16, untied_head=False),
+    "gptj": further("gptj", torch.float16, heads=2, kv_heads=2, rotary_dim=4, rope_theta=10000.0),
+    "gpt_neox": further("gpt_neox", torch.float16, heads=2, kv_heads=2, rotary_dim=4, rope_theta=1000.0),
+    "phi": further("phi", torch.float16, kv_heads=2, rotary_dim=4, rope_theta=1000.0),
+    "phi3": further("phi3", torch.bfloat16, kv_heads=2, rope_theta=1000.0, sliding_window=6),
+    "qwen2": further("qwen2", torch.bfloat16, kv_heads=2, rope_theta=1000.0, untied_head=False, norm_eps=1e-6),
+    "qwen3": further("qwen3", torch.bfloat16, kv_heads=2, head_dim=16, rope_theta=1000.0, norm_eps=1e-6),
+    "mistral": further("mistral", torch.float32, kv_heads=2, rope_theta=1000.0, sliding_window=5),
+    "gemma2": further("gemma2", torch.bfloat16, kv_heads=2, head_dim=16, rope_theta=1000.0, norm_eps=1e-6, untied_head=False,
+                      sliding_window=5, attention_softcap=5.0, logit_softcap=4.0, query_scale=24),
+}
+
+
 MODELS = {
     "bert": lambda: (BertForPreTraining(BertConfig(**BERT)), {}),
     "megatron_bert": lambda: (MegatronBertForPreTraining(MegatronBertConfig(**BERT)), {}),
@@ -57,7 +81,9 @@ MODELS = {
                                           "original_max_position_embeddings": 30}),
                       {"max_shard_size": "22KB"}),
     "llama_bf16": lambda: (llama(True, num_key_value_heads=4, rms_norm_eps=1e-5).to(torch.bfloat16), {}),
+    **{name: lambda item=item: (build(*item), {}) for name, item in FURTHER.items()},
 }
+GREEDY = 8
 
 
 def bert_outputs(model, folder):
@@ -77,6 +103,17 @@ def bert_outputs(model, folder):
     else:
         fixture["classes"] = rounded(out.logits[0].tolist())
     return fixture
+
+
+def greedy(model):
+    """The likeliest ids after TOKENS, one after the other."""
+    ids = list(TOKENS)
+    with torch.no_grad():
+        for _ in range(GREEDY):
+            best = model(torch.tensor([ids])).logits[0, -1].topk(2)
+            assert best.values[0] - best.values[1] > 1e-3, "rounding would choose; take another seed"
+            ids.append(best.indices[0].item())
+    return ids[len(TOKENS):]
 
 
 def main():
@@ -101,9 +138,13 @@ def main():
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         with torch.no_grad():
             logits = model.eval().to(torch.float64)(torch.tensor([TOKENS])).logits[0]
+        further_keys = ""
+        if name in FURTHER:
+            spec = FURTHER[name][0]
+            further_keys = f' "model": {json.dumps(spec)},\n "greedy": {json.dumps(greedy(model))},\n'
         with open(os.path.join(FOLDER, name + ".json"), "w", encoding="utf-8") as file:
             rows = ["[" + ", ".join(f"{value:.7g}" for value in row) + "]" for row in logits.tolist()]
-            file.write('{"tokens": ' + json.dumps(TOKENS) + ',\n "logits": [\n' + ",\n".join(rows) + "]}\n")
+            file.write('{"tokens": ' + json.dumps(TOKENS) + ",\n" + further_keys + ' "logits": [\n' + ",\n".join(rows) + "]}\n")
         size = sum(os.path.getsize(os.path.join(folder, file)) for file in os.listdir(folder))
         print(f"{name}: {size} bytes, logits up to {logits.abs().max().item():.3f}")
 

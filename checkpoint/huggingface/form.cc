@@ -1,0 +1,37 @@
+#include "checkpoint/huggingface/form.h"
+
+#include "checkpoint/huggingface/forms/forms.h"
+#include "common/check.h"
+
+namespace tercio::checkpoint {
+
+absl::Span<const HuggingFaceForm* const> HuggingFaceForms() {
+  static const HuggingFaceForm* const forms[] = {
+      &Gpt2Form(), &LlamaForm(), &BertForm(),  &OptForm(),   &GptJForm(),    &GptNeoxForm(),
+      &PhiForm(),  &Phi3Form(),  &Qwen2Form(), &Qwen3Form(), &MistralForm(), &Gemma2Form()};
+  return forms;
+}
+
+const HuggingFaceForm* FindForm(v1::Architecture architecture) {
+  for (const HuggingFaceForm* form : HuggingFaceForms()) {
+    if (form->architecture == architecture) return form;
+  }
+  return nullptr;
+}
+
+const HuggingFaceForm* FindForm(std::string_view model_type) {
+  for (const HuggingFaceForm* form : HuggingFaceForms()) {
+    for (const std::string_view known : form->model_types) {
+      if (known == model_type) return form;
+    }
+  }
+  return nullptr;
+}
+
+const HuggingFaceForm& FormOf(const v1::ModelSpec& model) {
+  const HuggingFaceForm* const form = FindForm(model.architecture());
+  TERCIO_CHECK(form != nullptr);
+  return *form;
+}
+
+}  // namespace tercio::checkpoint

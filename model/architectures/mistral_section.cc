@@ -1,0 +1,22 @@
+#include "model/architectures/section.h"
+
+namespace tercio::model {
+
+const SectionFacts& MistralSection() {
+  static const auto* const facts = new SectionFacts{
+      .architecture = v1::ARCHITECTURE_MISTRAL,
+      .bias = false,
+      .tied_head = false,
+      .rope_theta = 10000,
+      .gated = true,
+      .activation = v1::ACTIVATION_SILU,
+      .keys = {"head_dim", "sliding_window"},
+      .presets =
+          // Jiang et al. 2023. Later releases have no window.
+      {{"mistral-7b", 32, 4096, 32, 8, 14336, 32768, 32000, 10000, false,
+        [](v1::ModelSpec* model) { model->set_sliding_window(4096); }}},
+  };
+  return *facts;
+}
+
+}  // namespace tercio::model

@@ -1,0 +1,20 @@
+#include "model/architectures/section.h"
+
+namespace tercio::model {
+
+const SectionFacts& Phi3Section() {
+  static const auto* const facts = new SectionFacts{
+      .architecture = v1::ARCHITECTURE_PHI3,
+      .bias = false,
+      .tied_head = false,
+      .rope_theta = 10000,
+      .gated = true,
+      .activation = v1::ACTIVATION_SILU,
+      .keys = {"rotary_dim", "sliding_window"},
+      .presets = {{"phi3-mini", 32, 3072, 32, 32, 8192, 4096, 32064, 10000, false,
+                   [](v1::ModelSpec* model) { model->set_sliding_window(2047); }}},
+  };
+  return *facts;
+}
+
+}  // namespace tercio::model
