@@ -7,6 +7,15 @@
 
 namespace tercio::plan {
 
+int64_t FirstSequenceOf(const BatchShape& shape, int data_index, int micro_batch_index) {
+  // A data rank's sequences are one run, as those of a lane are, so that lanes are whole on it.
+  return (int64_t{data_index} * shape.micro_batches + micro_batch_index) * shape.micro_batch;
+}
+
+int DataRankOf(const BatchShape& shape, int64_t sequence) {
+  return static_cast<int>(sequence / (int64_t{shape.micro_batches} * shape.micro_batch));
+}
+
 int LaneCount(int64_t global_batch) {
   TERCIO_CHECK_GE(global_batch, 1);
   int lanes = 1;

@@ -9,6 +9,18 @@
 
 namespace tercio::plan {
 
+// How the global batch is dealt out: each data rank has `micro_batches` of `micro_batch` sequences.
+struct BatchShape {
+  int micro_batch;
+  int micro_batches;
+};
+
+// The sequence of the global batch with which a micro-batch of a data rank begins; its others
+// follow. Every sequence is in one micro-batch of one data rank.
+int64_t FirstSequenceOf(const BatchShape& shape, int data_index, int micro_batch_index);
+// The data rank that has the sequence.
+int DataRankOf(const BatchShape& shape, int64_t sequence);
+
 // The largest power of two that divides global_batch, at most 8.
 int LaneCount(int64_t global_batch);
 

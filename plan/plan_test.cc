@@ -161,6 +161,21 @@ TEST(RankLayout, TheExampleOfTheHeader) {
               ElementsAre(std::vector<int>{1, 5}, std::vector<int>{4, 5}, std::vector<int>{5, 7}));
 }
 
+TEST(Lanes, EverySequenceIsInOneMicroBatchOfOneDataRank) {
+  const BatchShape shape = {.micro_batch = 3, .micro_batches = 2};
+  std::vector<int> owners;
+  for (int data = 0; data < 4; ++data) {
+    for (int index = 0; index < shape.micro_batches; ++index) {
+      // In order: the lanes of a data rank are runs of the global batch.
+      EXPECT_EQ(FirstSequenceOf(shape, data, index), static_cast<int64_t>(owners.size()));
+      owners.insert(owners.end(), static_cast<size_t>(shape.micro_batch), data);
+    }
+  }
+  for (size_t i = 0; i < owners.size(); ++i) {
+    EXPECT_EQ(DataRankOf(shape, static_cast<int64_t>(i)), owners[i]) << i;
+  }
+}
+
 TEST(Lanes, CountsAndMerges) {
   EXPECT_EQ(LaneCount(1), 1);
   EXPECT_EQ(LaneCount(12), 4);

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
+#include "plan/lanes.h"
 #include "plan/model_tensors.h"
 #include "plan/rank_layout.h"
 
@@ -30,8 +31,7 @@ std::string DescribeBadNumbers(absl::Span<const double> losses, absl::Span<const
   for (int64_t i = 0; i < sequences; ++i) {
     const double loss = losses[static_cast<size_t>(i)];
     if (std::isfinite(loss)) continue;
-    // Data ranks take equal runs of the batch, in order.
-    const auto data = static_cast<int>(i / (sequences / layout.data()));
+    const int data = plan::DataRankOf({layout.micro_batch(), layout.micro_batches()}, i);
     // The last stage computes losses, on all its tensor ranks alike: the first of them is named.
     return absl::StrCat("the loss of sequence ", i, " is ", loss, " (rank ",
                         plan::RankOfCoordinates(layout, {0, data, layout.pipeline() - 1}), ")");

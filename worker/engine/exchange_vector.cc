@@ -8,7 +8,6 @@ ExchangeVector::ExchangeVector(const v1::JobSpec& spec, const v1::RankPlan& plan
                                const plan::StageShape& shape, int tensors, double* device)
     : global_batch_(spec.training().global_batch()),
       tokens_(shape.tokens),
-      first_of_rank_(plan.placement().data_index() * shape.sequences_per_rank),
       sum_count_(plan::SumsPerSequence(spec.model()) * global_batch_),
       tensor_ranks_(plan.layout().tensor()),
       encoder_(!shape.causal),

@@ -31,8 +31,6 @@ class ExchangeVector {
   double* begin() const { return device_; }
   double* SumsOf(Sum sum) const { return device_ + static_cast<int>(sum) * global_batch_; }
   double* SumsEnd() const { return device_ + sum_count_; }
-  // Sums of this rank's sequences.
-  double* RankSums(Sum sum) const { return SumsOf(sum) + first_of_rank_; }
   double* NormSlot(int tensor, int tensor_index) const {
     return SumsEnd() + tensor * tensor_ranks_ + tensor_index;
   }
@@ -60,7 +58,6 @@ class ExchangeVector {
  private:
   const int64_t global_batch_;
   const int64_t tokens_;  // tokens of a sequence
-  const int64_t first_of_rank_;
   const int64_t sum_count_;
   const int tensor_ranks_;
   const bool encoder_;

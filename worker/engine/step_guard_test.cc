@@ -187,6 +187,8 @@ v1::RankPlan Plan(int tensor, int pipeline, int data) {
   plan.mutable_layout()->set_pipeline(pipeline);
   plan.mutable_layout()->set_data(data);
   plan.mutable_layout()->set_virtual_pipeline(1);
+  plan.mutable_layout()->set_micro_batch(2);  // of a global batch of eight
+  plan.mutable_layout()->set_micro_batches(4 / data);
   return plan;
 }
 

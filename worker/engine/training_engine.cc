@@ -141,8 +141,10 @@ class Engine : public TrainingEngine {
   int PreviousStage() const { return (stage() + stages() - 1) % stages(); }
   int NextStage() const { return (stage() + 1) % stages(); }
   int LanesPerRank() const { return plan::LanesPerDataRank(plan_.lanes(), plan_.layout().data()); }
-  int64_t FirstSequenceOfRank() const {
-    return plan_.placement().data_index() * shape_.sequences_per_rank;
+  // In the global batch.
+  int64_t FirstSequenceOf(int micro_batch) const {
+    return plan::FirstSequenceOf({plan_.layout().micro_batch(), plan_.layout().micro_batches()},
+                                 plan_.placement().data_index(), micro_batch);
   }
   // Every sum of a sequence has one contributor: the first tensor rank of the last stage that has
   // it.
@@ -162,7 +164,8 @@ class Engine : public TrainingEngine {
   void ReduceBucket(int layer);
   void FinishReduction();
   void MeasureGradients();
-  void ClearForeignSums();
+  void ContributeSums();
+  void CopyOfSequences(const std::vector<double>& numbers, double* sums);
   void SetZero(double* begin, const double* end) {
     compute_->SetZero(begin, (end - begin) * static_cast<int64_t>(sizeof(double)));
   }
@@ -258,9 +261,11 @@ void Engine::RoundParameters(int64_t offset, int64_t count) {
 // A bert's stages all know which tokens are padding.
 void Engine::ReadSamples(absl::FunctionRef<void(int64_t sequence, data::Sample* out)> read) {
   if (!shape_.first && !shape_.last && !encoder()) return;
-  for (int64_t i = 0; i < shape_.sequences_per_rank; ++i) {
-    read(FirstSequenceOfRank() + i, &sample_);
-    samples_.Store(i, sample_);
+  for (int m = 0; m < plan_.layout().micro_batches(); ++m) {
+    for (int64_t i = 0; i < shape_.sequences; ++i) {
+      read(FirstSequenceOf(m) + i, &sample_);
+      samples_.Store(m, i, sample_);
+    }
   }
   samples_.Copy(*compute_);
 }
@@ -280,9 +285,8 @@ absl::Status Engine::CountPredictions() {
 }
 
 LossSums Engine::LossesAt(const MicroBatch& batch) const {
-  const int64_t first = int64_t{batch.index} * shape_.sequences;
-  return {exchange_.RankSums(Sum::kTokenLoss) + first,
-          encoder() ? exchange_.RankSums(Sum::kSequenceLoss) + first : nullptr};
+  return {exchange_.SumsOf(Sum::kTokenLoss) + batch.first_sequence,
+          encoder() ? exchange_.SumsOf(Sum::kSequenceLoss) + batch.first_sequence : nullptr};
 }
 
 MicroBatch Engine::BatchAt(int64_t step, const v1::Action& action) const {
@@ -291,7 +295,7 @@ MicroBatch Engine::BatchAt(int64_t step, const v1::Action& action) const {
   batch.slot = action.slot();
   batch.chunk = action.chunk();
   batch.step = step;
-  batch.first_sequence = FirstSequenceOfRank() + int64_t{batch.index} * shape_.sequences;
+  batch.first_sequence = FirstSequenceOf(batch.index);
   samples_.Point(&batch);
   batch.step_predictions = step_predictions_;
   return batch;
@@ -449,7 +453,7 @@ void Engine::MeasureGradients() {
   const int tensor_index = plan_.placement().tensor_index();
   SetZero(exchange_.SumsEnd(), exchange_.begin() + exchange_.count());
   compute_->CopyFromHost(exchange_.Signal(), &signal_, sizeof(signal_));
-  ClearForeignSums();
+  ContributeSums();
   if (plan_.placement().data_index() == 0) {
     squares_.clear();
     for (const plan::StageTensor& entry : tensors_.tensors) {
@@ -466,18 +470,20 @@ void Engine::MeasureGradients() {
   communicators_.world->AllReduceSum(*compute_, exchange_.begin(), exchange_.count());
 }
 
-void Engine::ClearForeignSums() {
-  if (encoder()) {
-    counts_.assign(samples_.predicted_counts().begin(), samples_.predicted_counts().end());
-    compute_->CopyFromHost(exchange_.RankSums(Sum::kPredictions), counts_.data(),
-                           static_cast<int64_t>(counts_.size() * sizeof(double)));
-  }
-  for (double* sums = exchange_.begin(); sums < exchange_.SumsEnd();
-       sums += spec_.training().global_batch()) {
-    double* own = sums + FirstSequenceOfRank();
-    double* end = own + shape_.sequences_per_rank;
-    SetZero(sums, GivesLosses() ? own : end);
-    SetZero(end, sums + spec_.training().global_batch());
+// A rank writes the sums of its own sequences only, so those of others are zero already. Ranks with
+// the same sequences have the same sums, of which one counts.
+void Engine::ContributeSums() {
+  if (!GivesLosses()) return SetZero(exchange_.begin(), exchange_.SumsEnd());
+  if (!encoder()) return;
+  counts_.assign(samples_.predicted_counts().begin(), samples_.predicted_counts().end());
+  CopyOfSequences(counts_, exchange_.SumsOf(Sum::kPredictions));
+}
+
+// Copies a number of each sequence of this rank to the places that they have in `sums`.
+void Engine::CopyOfSequences(const std::vector<double>& numbers, double* sums) {
+  for (int m = 0; m < plan_.layout().micro_batches(); ++m) {
+    compute_->CopyFromHost(sums + FirstSequenceOf(m), numbers.data() + m * shape_.sequences,
+                           shape_.sequences * static_cast<int64_t>(sizeof(double)));
   }
 }
 
@@ -593,11 +599,9 @@ absl::Status Engine::EvaluateBatch(data::HeldOut set, int64_t first_sample, int6
   links_.WaitAll();
   if (outcomes_ != nullptr) {
     TERCIO_RETURN_IF_ERROR(compute_->Synchronize());
-    const std::vector<double>& outcomes = outcomes_->Encode(samples_.labels());
-    compute_->CopyFromHost(exchange_.RankSums(Sum::kOutcome), outcomes.data(),
-                           static_cast<int64_t>(outcomes.size() * sizeof(double)));
+    CopyOfSequences(outcomes_->Encode(samples_.labels()), exchange_.SumsOf(Sum::kOutcome));
   }
-  ClearForeignSums();
+  ContributeSums();
   communicators_.world->AllReduceSum(*compute_, exchange_.begin(), exchange_.sum_count());
   TERCIO_RETURN_IF_ERROR(LearnExchange(exchange_.sum_count()));
   exchange_.AddTotals(samples, totals);
