@@ -19,9 +19,15 @@ int DataRankOf(const BatchShape& shape, int64_t sequence) {
 int LaneCount(int64_t global_batch) {
   TERCIO_CHECK_GE(global_batch, 1);
   int lanes = 1;
-  // Eight lanes serve data degrees up to eight; more would cost memory for sums that few need.
+  // Eight lanes serve data degrees up to eight; more cost memory and time, and are chosen by a job
+  // that needs them.
   while (lanes < 8 && global_batch % (2 * lanes) == 0) lanes *= 2;
   return lanes;
+}
+
+bool CanHaveLanes(int64_t global_batch, int64_t lanes) {
+  return lanes >= 1 && lanes <= kMostLanes && std::has_single_bit(static_cast<uint64_t>(lanes)) &&
+         global_batch % lanes == 0;
 }
 
 // A degree that does not divide the lanes gets one, and bits of its own.

@@ -184,6 +184,33 @@ TEST(Lanes, CountsAndMerges) {
   EXPECT_EQ(LanesPerDataRank(4, 3), 1);
 }
 
+TEST(Lanes, AreThoseOfTheJob) {
+  EXPECT_TRUE(CanHaveLanes(96, 32));
+  EXPECT_TRUE(CanHaveLanes(8192, kMostLanes));
+  EXPECT_FALSE(CanHaveLanes(8192, 2 * kMostLanes));
+  EXPECT_FALSE(CanHaveLanes(24, 16));
+  EXPECT_FALSE(CanHaveLanes(24, 3));
+  EXPECT_FALSE(CanHaveLanes(24, 0));
+  v1::JobSpec job = Job();
+  job.mutable_training()->set_global_batch(64);
+  job.mutable_parallelism()->set_data(2);
+  job.mutable_resources()->set_ranks(2);
+  const auto lanes = [&] {
+    const absl::StatusOr<v1::Layout> layout = LayoutOfJob(job);
+    EXPECT_TRUE(layout.ok()) << layout.status();
+    return layout.ok() ? BuildPlan(job, *layout, {{"n", 0}, {"n", 1}}, 1)->lanes() : 0;
+  };
+  // A job that leaves them open has those of its batch.
+  job.mutable_training()->set_lanes(0);
+  EXPECT_EQ(lanes(), 8);
+  for (const int chosen : {1, 8, 32}) {
+    job.mutable_training()->set_lanes(chosen);
+    EXPECT_EQ(lanes(), chosen);
+  }
+  job.mutable_training()->set_lanes(3);
+  EXPECT_THAT(std::string(LayoutOfJob(job).status().message()), HasSubstr("training.lanes 3"));
+}
+
 TEST(Lanes, LevelsAreMergedAsOneTree) {
   // Two sequences a lane: micro-batches of half a lane up to all of them.
   for (const int micro_batch : {1, 2, 4, 8, 16}) {

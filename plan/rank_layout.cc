@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
+#include "plan/lanes.h"
 #include "plan/names.h"
 
 namespace tercio::plan {
@@ -52,6 +53,15 @@ std::array<Partition, 3> Partitions(const v1::Layout& layout) {
 // All faults begin alike, so that people recognise the rule behind them.
 absl::Status Impossible(const std::string& what) {
   return absl::InvalidArgumentError(absl::StrCat("impossible layout: ", what));
+}
+
+// Those of a job file were checked there, those of a message were not.
+absl::Status CheckLanes(const v1::TrainingSpec& training) {
+  const int lanes = training.lanes();
+  if (lanes == 0 || CanHaveLanes(training.global_batch(), lanes)) return absl::OkStatus();
+  return Impossible(absl::StrCat("training.lanes ", lanes, " is not a power of two of at most ",
+                                 kMostLanes, " that divides global_batch ",
+                                 training.global_batch()));
 }
 
 }  // namespace
@@ -174,7 +184,7 @@ absl::Status CheckLayout(const v1::JobSpec& job, const v1::Layout& layout, int r
     return Impossible(absl::StrCat("micro_batches is ", layout.micro_batches(),
                                    ", but global_batch / (data x micro_batch) is ", batch / unit));
   }
-  return absl::OkStatus();
+  return CheckLanes(job.training());
 }
 
 }  // namespace tercio::plan

@@ -45,7 +45,7 @@ int IndexInGroup(const v1::ProcessGroup& group, int rank);
 
 // Whether the model can be cut that way. Errors are INVALID_ARGUMENT, naming every number and the
 // rule: heads and ffn_hidden divisible by tensor, layers by pipeline, global_batch by data *
-// micro_batch, degrees positive, product equal to `ranks`.
+// micro_batch and by the lanes, degrees positive, product equal to `ranks`.
 absl::Status CheckLayout(const v1::JobSpec& job, const v1::Layout& layout, int ranks);
 
 }  // namespace tercio::plan
