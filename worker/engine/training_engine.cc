@@ -4,6 +4,7 @@
 #include <cmath>
 #include <numeric>
 #include <string>
+#include <utility>
 
 #include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
@@ -76,8 +77,7 @@ class Engine : public TrainingEngine {
         lanes_(arena_, plan.stage().buckets(), plan.layout().micro_batch(),
                shape_.sequences_per_rank, LanesPerRank()),
         links_(*communicators.pipeline, *compute_),
-        exchange_(spec, plan, shape_, static_cast<int>(plan::ModelTensors(spec.model()).size()),
-                  arena_.Get<double>("exchange")),
+        exchange_(spec, shape_, arena_.Get<double>("exchange")),
         guard_(spec),
         replicas_(plan_, tensors_, arena_.Get<double>("replica_exchange"), *communicators.world,
                   *communicators.tensor, *communicators.data),
@@ -164,6 +164,7 @@ class Engine : public TrainingEngine {
   void ReduceBucket(int layer);
   void FinishReduction();
   void MeasureGradients();
+  std::pair<int64_t, int64_t> MeasuredPart(int64_t elements) const;
   void ContributeSums();
   void CopyOfSequences(const std::vector<double>& numbers, double* sums);
   void SetZero(double* begin, const double* end) {
@@ -227,7 +228,7 @@ class Engine : public TrainingEngine {
   float* tensor_scratch_;
   double signal_ = 0;
   // Lists of a step, kept so that a step allocates nothing.
-  std::vector<kernels::SumOfSquares> squares_;
+  std::vector<kernels::SquaredTensor> squares_;
   std::vector<double> counts_;
   std::vector<kernels::AdamWTensor> updates_;
   // Null where no classes are scored, and on ranks whose logits are not the ones that count.
@@ -447,27 +448,39 @@ void Engine::FinishReduction() {
   MeasureGradients();
 }
 
-// Every entry of the exchange vector has one contributor over all ranks: losses come from the last
-// stage's first tensor rank, a tensor's sum of squares from the ranks of data rank 0 that hold it.
+// This rank's part of the exchange vector, and the sum over all ranks.
 void Engine::MeasureGradients() {
-  const int tensor_index = plan_.placement().tensor_index();
   SetZero(exchange_.SumsEnd(), exchange_.begin() + exchange_.count());
   compute_->CopyFromHost(exchange_.Signal(), &signal_, sizeof(signal_));
   ContributeSums();
-  if (plan_.placement().data_index() == 0) {
-    squares_.clear();
-    for (const plan::StageTensor& entry : tensors_.tensors) {
-      // The joined gradient of a tied embedding counts once, as the lookup's.
-      if (entry.role == plan::TensorRole::kHead) continue;
-      if (plan::PolicyOf(entry.tensor, spec_.training()).frozen) continue;
-      if (entry.tensor.shard == plan::Shard::kWhole && tensor_index != 0) continue;
-      squares_.push_back({.values = lanes_.result() + entry.gradient_offset,
-                          .count = entry.elements,
-                          .sum = exchange_.NormSlot(entry.tensor.index, tensor_index)});
-    }
-    compute_->ops().SumsOfSquares(squares_.data(), static_cast<int64_t>(squares_.size()));
+  squares_.clear();
+  for (const plan::StageTensor& entry : tensors_.tensors) {
+    // The joined gradient of a tied embedding counts once, as the lookup's.
+    if (entry.role == plan::TensorRole::kHead) continue;
+    if (plan::PolicyOf(entry.tensor, spec_.training()).frozen) continue;
+    const bool is_whole = entry.tensor.shard == plan::Shard::kWhole;
+    if (is_whole && plan_.placement().tensor_index() != 0) continue;
+    const auto [begin, end] = MeasuredPart(entry.elements);
+    if (begin == end) continue;
+    squares_.push_back({.values = lanes_.result() + entry.gradient_offset + begin,
+                        .count = end - begin,
+                        .not_finite = exchange_.NotFinite(entry.tensor.index)});
   }
+  compute_->ops().SumsOfSquares({.tensors = squares_.data(),
+                                 .tensor_count = static_cast<int64_t>(squares_.size()),
+                                 .limbs = exchange_.SquareLimbs()});
   communicators_.world->AllReduceSum(*compute_, exchange_.begin(), exchange_.count());
+}
+
+// The elements of a tensor whose squares this rank sums: data ranks have the same gradients, and
+// divide them, in whole blocks of the sum.
+std::pair<int64_t, int64_t> Engine::MeasuredPart(int64_t elements) const {
+  const int64_t blocks = (elements + kernels::kSquaresBlock - 1) / kernels::kSquaresBlock;
+  const auto begin_of = [&](int64_t data_index) {
+    return std::min(elements, blocks * data_index / plan_.layout().data() * kernels::kSquaresBlock);
+  };
+  const int data_index = plan_.placement().data_index();
+  return {begin_of(data_index), begin_of(data_index + 1)};
 }
 
 // A rank writes the sums of its own sequences only, so those of others are zero already. Ranks with
@@ -524,11 +537,9 @@ absl::StatusOr<StepResult> Engine::Step(int64_t step, double signal) {
   StepResult result;
   ExchangeVector::Totals totals;
   exchange_.AddTotals(spec_.training().global_batch(), &totals);
-  double squares = 0;
-  for (const double square : exchange_.KnownNorms()) squares += square;
   result.loss = ExchangeVector::MeanLoss(totals);
   result.signal = exchange_.KnownSignal();
-  result.grad_norm = std::sqrt(squares) / guard_.loss_scale();
+  result.grad_norm = std::sqrt(exchange_.KnownSquares()) / guard_.loss_scale();
   TERCIO_RETURN_IF_ERROR(JudgeStep(step, &result));
   where_.phases().Enter(progress::Phase::kOther);
   result.communication_seconds = where_.engine_wait_seconds() - waited;
@@ -554,7 +565,7 @@ absl::Status Engine::JudgeStep(int64_t step, StepResult* result) {
     for (size_t i = 0; encoder() && i < losses.size(); ++i) {
       losses[i] += exchange_.KnownSums(Sum::kSequenceLoss)[i];
     }
-    absl::StrAppend(&where, ": ", DescribeBadNumbers(losses, exchange_.KnownNorms(), plan_),
+    absl::StrAppend(&where, ": ", DescribeBadNumbers(losses, exchange_.KnownNotFinite(), plan_),
                     guard_.scales() ? absl::StrFormat(" at loss scale %.0f", scale) : "");
   }
   // Every rank judges the same numbers, so all of them take, skip or fail the step together.
