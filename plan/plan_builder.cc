@@ -15,6 +15,7 @@
 #include "plan/memory_map.h"
 #include "plan/model_tensors.h"
 #include "plan/names.h"
+#include "plan/numerics.h"
 #include "plan/precision.h"
 #include "plan/rank_layout.h"
 #include "plan/reproducibility.h"
@@ -156,6 +157,7 @@ absl::StatusOr<v1::Plan> BuildPlan(const v1::JobSpec& job, const v1::Layout& lay
   *plan.mutable_layout() = layout;
   *plan.mutable_model() = job.model();
   plan.set_lanes(LanesOf(job, layout));
+  plan.set_numerics(kNumerics);
   plan.set_padded_vocabulary(
       static_cast<int32_t>(PaddedVocabulary(job.model().vocab_size(), layout.tensor())));
   for (int rank = 0; rank < WorldSize(layout); ++rank) {

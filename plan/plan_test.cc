@@ -13,6 +13,7 @@
 #include "plan/memory_map.h"
 #include "plan/model_tensors.h"
 #include "plan/names.h"
+#include "plan/numerics.h"
 #include "plan/plan_builder.h"
 #include "plan/rank_layout.h"
 #include "plan/schedule.h"
@@ -607,6 +608,15 @@ TEST(PlanBuilder, CollectivesGoOverNcclWhereEveryRankHasAGpuOfItsOwn) {
   job.mutable_resources()->set_collectives(v1::COLLECTIVES_NCCL);
   EXPECT_EQ(collectives(alone), "nccl");
   EXPECT_THAT(collectives(shared), HasSubstr("ranks 0 and 2 share GPU 0 of node a"));
+}
+
+TEST(Numerics, OtherOnesAreDescribed) {
+  EXPECT_EQ(DescribeOtherNumerics(2, 2), "");
+  EXPECT_EQ(DescribeOtherNumerics(0, 2), "");
+  EXPECT_THAT(DescribeOtherNumerics(1, 2), AllOf(HasSubstr("computed by numerics 1"),
+                                                 HasSubstr("this version computes by numerics 2")));
+  EXPECT_EQ(RecordedNumerics(0), 1);
+  EXPECT_EQ(RecordedNumerics(3), 3);
 }
 
 TEST(PlanBuilder, ImpossibleLayoutsSayWhyAndWhatWorks) {

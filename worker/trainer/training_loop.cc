@@ -24,6 +24,7 @@
 #include "plan/memory_map.h"
 #include "plan/model_tensors.h"
 #include "plan/names.h"
+#include "plan/numerics.h"
 #include "plan/precision.h"
 #include "plan/quality.h"
 #include "plan/rank_layout.h"
@@ -280,6 +281,9 @@ absl::Status TrainingLoop::LoadState() {
       return copies_->Load(assignment_.snapshot_source(), assignment_.resume_attempt(), step,
                            LoadedToPage(), *engine_);
     }
+    const std::string numerics =
+        plan::DescribeOtherNumerics(assignment_.resume_numerics(), plan::kNumerics);
+    if (!numerics.empty()) LogWarning(numerics);
     TERCIO_ASSIGN_OR_RETURN(const auto checkpoint,
                             OpenCheckpoint(step, assignment_.resume_manifest_digest()));
     return LoadFrom(checkpoint);
@@ -618,6 +622,7 @@ absl::Status TrainingLoop::Save(int64_t step) {
       {"tokens", step * training().global_batch() * assignment_.spec().model().context()},
       {"seed", training().seed()},
       {"lanes", assignment_.plan().lanes()},
+      {"numerics", plan::kNumerics},
       {"next_sample", plan::FirstSampleOfStep(training(), step + 1)}};
   CheckpointTexts texts{state.dump(),
                         IsRankZero() ? tokenizer_json_ : "",
