@@ -54,12 +54,12 @@ class Engine : public TrainingEngine {
   };
 
   Engine(const v1::JobSpec& spec, const v1::RankPlan& plan, const Communicators& communicators,
-         data::SampleSource& source, Machine machine, std::function<absl::Status()> before_update)
+         data::SampleSource& source, Machine machine, EngineOptions options)
       : spec_(spec),
         precision_(plan::PrecisionOf(spec)),
         plan_(plan),
         communicators_(communicators),
-        where_(communicators.whereabouts != nullptr ? *communicators.whereabouts : nowhere_),
+        where_(options.whereabouts != nullptr ? *options.whereabouts : nowhere_),
         source_(source),
         sample_(spec.model().context()),
         arena_(std::move(machine.arena)),
@@ -71,16 +71,16 @@ class Engine : public TrainingEngine {
         product_done_(std::move(machine.product_done)),
         shape_(plan::ShapeOfStage(spec, plan.layout(), stage())),
         tensors_(plan::TensorsOfStage(spec.model(), plan.layout(), stage())),
-        model_(spec, plan, tensors_, arena_, *compute_, *communicators.tensor,
+        model_(spec, plan, tensors_, arena_, *compute_, communicators.tensor(),
                StageModel::OverlappedSums{tensor_sums_.get(), product_done_.get(), &where_}),
         samples_(shape_, arena_),
         lanes_(arena_, plan.stage().buckets(), plan.layout().micro_batch(),
                shape_.sequences_per_rank, LanesPerRank()),
-        links_(*communicators.pipeline, *compute_),
+        links_(communicators.pipeline(), *compute_),
         exchange_(spec, shape_, arena_.Get<double>("exchange")),
         guard_(spec),
-        replicas_(plan_, tensors_, arena_.Get<double>("replica_exchange"), *communicators.world,
-                  *communicators.tensor, *communicators.data),
+        replicas_(plan_, tensors_, arena_.Get<double>("replica_exchange"), communicators.world(),
+                  communicators.tensor(), communicators.data()),
         tied_gradients_(plan_, tensors_, arena_.Floats("tied_gradient")),
         to_save_(SlicesToSave(tensors_, plan)),
         to_load_(SlicesToLoad(tensors_, plan)),
@@ -99,7 +99,7 @@ class Engine : public TrainingEngine {
     data_scratch_ = arena_.Floats("data_scratch");
     tensor_scratch_ = arena_.Floats("tensor_scratch");
     snapshot_ = arena_.Floats("snapshot");
-    before_update_ = std::move(before_update);
+    before_update_ = std::move(options.before_update);
     // A checkpoint has the weights and the moments of each tensor side by side.
     state_pages_ = std::make_unique<PagesAhead>(
         InTurns({MemoryOf("parameters"), MemoryOf("adamw.m"), MemoryOf("adamw.v")}));
@@ -189,7 +189,7 @@ class Engine : public TrainingEngine {
   const v1::JobSpec spec_;
   const plan::Precision precision_;
   const v1::RankPlan plan_;
-  const Communicators communicators_;
+  const Communicators& communicators_;
   progress::Whereabouts nowhere_{nullptr};
   progress::Whereabouts& where_;
   data::SampleSource& source_;
@@ -279,7 +279,7 @@ absl::Status Engine::CountPredictions() {
   const double mine = std::accumulate(counts.begin(), counts.end(), 0.0);
   double* first = exchange_.begin();
   compute_->CopyFromHost(first, &mine, sizeof(mine));
-  if (plan_.layout().data() > 1) communicators_.data->AllReduceSum(*compute_, first, 1);
+  if (plan_.layout().data() > 1) communicators_.data().AllReduceSum(*compute_, first, 1);
   TERCIO_RETURN_IF_ERROR(LearnExchange(1));
   step_predictions_ = static_cast<int64_t>(*exchange_.known());
   return absl::OkStatus();
@@ -400,9 +400,9 @@ void Engine::SumOverSequenceParts() {
   if (!shape_.sequence_parallel) return;
   for (const plan::StageTensor& entry : tensors_.tensors) {
     if (entry.tensor.shard != plan::Shard::kWhole) continue;
-    communicators_.tensor->AllReduceSum(*compute_, lanes_.result() + entry.gradient_offset,
-                                        entry.elements, collective::SumOrder::kRanks,
-                                        tensor_scratch_);
+    communicators_.tensor().AllReduceSum(*compute_, lanes_.result() + entry.gradient_offset,
+                                         entry.elements, collective::SumOrder::kRanks,
+                                         tensor_scratch_);
   }
 }
 
@@ -425,9 +425,9 @@ void Engine::ReduceBucket(int layer) {
         *start = StepTrace::Now();
         return absl::OkStatus();
       });
-    communicators_.data->AllReduceSum(*communication_, lanes_.result() + bucket.begin(),
-                                      bucket.end() - bucket.begin(), collective::SumOrder::kTree,
-                                      data_scratch_);
+    communicators_.data().AllReduceSum(*communication_, lanes_.result() + bucket.begin(),
+                                       bucket.end() - bucket.begin(), collective::SumOrder::kTree,
+                                       data_scratch_);
     if (trace_.on())
       communication_->RunOnHost([this, start, layer] {
         trace_.Add(
@@ -439,7 +439,7 @@ void Engine::ReduceBucket(int layer) {
 
 void Engine::FinishReduction() {
   {
-    const progress::Whereabouts::Join join(where_, communicators_.data->group());
+    const progress::Whereabouts::Join join(where_, communicators_.data().group());
     compute_->Join(*communication_);
   }
   SumOverSequenceParts();
@@ -469,7 +469,7 @@ void Engine::MeasureGradients() {
   compute_->ops().SumsOfSquares({.tensors = squares_.data(),
                                  .tensor_count = static_cast<int64_t>(squares_.size()),
                                  .limbs = exchange_.SquareLimbs()});
-  communicators_.world->AllReduceSum(*compute_, exchange_.begin(), exchange_.count());
+  communicators_.world().AllReduceSum(*compute_, exchange_.begin(), exchange_.count());
 }
 
 // The elements of a tensor whose squares this rank sums: data ranks have the same gradients, and
@@ -527,7 +527,7 @@ absl::StatusOr<StepResult> Engine::Step(int64_t step, double signal) {
   model_.layers().BeginStep();
   const int launched = LaunchRepeatedActions(step);
   for (int i = launched; i < plan_.stage().actions_size(); ++i) Run(plan_.stage().actions(i), step);
-  model_.layers().EndStep(*communicators_.tensor, *communicators_.data);
+  model_.layers().EndStep(communicators_.tensor(), communicators_.data());
   // Waits here for all work that a device was given and does later.
   where_.phases().Enter(progress::Phase::kOther);
   TERCIO_RETURN_IF_ERROR(LearnExchange(exchange_.count()));
@@ -613,7 +613,7 @@ absl::Status Engine::EvaluateBatch(data::HeldOut set, int64_t first_sample, int6
     CopyOfSequences(outcomes_->Encode(samples_.labels()), exchange_.SumsOf(Sum::kOutcome));
   }
   ContributeSums();
-  communicators_.world->AllReduceSum(*compute_, exchange_.begin(), exchange_.sum_count());
+  communicators_.world().AllReduceSum(*compute_, exchange_.begin(), exchange_.sum_count());
   TERCIO_RETURN_IF_ERROR(LearnExchange(exchange_.sum_count()));
   exchange_.AddTotals(samples, totals);
   if (!result->has_confusion()) return absl::OkStatus();
@@ -781,7 +781,7 @@ absl::StatusOr<std::unique_ptr<TrainingEngine>> TrainingEngine::Create(
       spec, plan, communicators, source,
       Engine::Machine{std::move(arena), std::move(compute), std::move(communication),
                       std::move(bucket_ready), std::move(tensor_sums), std::move(product_done)},
-      std::move(options.before_update));
+      options);
   if (options.initialise_weights) engine->Initialize();
   return std::unique_ptr<TrainingEngine>(std::move(engine));
 }
