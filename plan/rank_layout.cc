@@ -120,6 +120,16 @@ int IndexInGroup(const v1::ProcessGroup& group, int rank) {
   return index < group.size() ? index : -1;
 }
 
+void SetChoices(const v1::ParallelismSpec& wanted, v1::Layout* layout) {
+  layout->set_schedule(wanted.schedule() == v1::PIPELINE_SCHEDULE_UNSPECIFIED
+                           ? v1::PIPELINE_SCHEDULE_1F1B
+                           : wanted.schedule());
+  layout->set_recompute(wanted.recompute() == v1::RECOMPUTE_UNSPECIFIED ? v1::RECOMPUTE_NONE
+                                                                        : wanted.recompute());
+  layout->set_sequence_parallel(wanted.sequence_parallel());
+  layout->set_tensor_overlap(std::max(1, wanted.tensor_overlap()));
+}
+
 absl::Status CheckLayout(const v1::JobSpec& job, const v1::Layout& layout, int ranks) {
   const v1::ModelSpec& model = job.model();
   const int tensor = layout.tensor();
