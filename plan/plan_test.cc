@@ -17,6 +17,7 @@
 #include "plan/plan_builder.h"
 #include "plan/rank_layout.h"
 #include "plan/schedule.h"
+#include "plan/sum_tree.h"
 #include "plan/tensor_policy.h"
 
 namespace tercio::plan {
@@ -238,6 +239,24 @@ TEST(Lanes, LevelsAreMergedAsOneTree) {
     }
     EXPECT_EQ(whole[0], "(((0+1)+(2+3))+((4+5)+(6+7)))") << micro_batch;
   }
+}
+
+TEST(SumTree, AddsEveryPartOnceInItsOrder) {
+  const auto text = [](SumOrder order, int count) {
+    std::vector<std::string> parts;
+    for (int i = 0; i < count; ++i) parts.push_back(std::to_string(i));
+    for (const Addition& addition : SumTreeOf(order, count)) {
+      std::string& into = parts[static_cast<size_t>(addition.into)];
+      into = "(" + into + "+" + parts[static_cast<size_t>(addition.from)] + ")";
+    }
+    return parts.front();
+  };
+  EXPECT_EQ(text(SumOrder::kRanks, 1), "0");
+  EXPECT_EQ(text(SumOrder::kRanks, 4), "(((0+1)+2)+3)");
+  EXPECT_EQ(text(SumOrder::kTree, 1), "0");
+  EXPECT_EQ(text(SumOrder::kTree, 4), "((0+1)+(2+3))");
+  EXPECT_EQ(text(SumOrder::kTree, 5), "(((0+1)+2)+(3+4))");
+  EXPECT_EQ(text(SumOrder::kTree, 8), "(((0+1)+(2+3))+((4+5)+(6+7)))");
 }
 
 TEST(Lanes, BuffersThatLiveOnlyInAMicroBatchAreShared) {

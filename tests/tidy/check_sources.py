@@ -54,7 +54,7 @@ INCLUDES = {
     "worker/device/": ["worker/device/", "kernels/", "common/"],
     "worker/progress/": ["worker/progress/", "common/"],
     "worker/collective/": ["worker/collective/", "worker/device/", "worker/progress/", "common/",
-                           "plan/reduction_scratch.h"],
+                           "plan/reduction_scratch.h", "plan/sum_tree.h"],
     "worker/engine/": ["worker/engine/", "worker/collective/", "worker/progress/", "worker/device/", "kernels/", "plan/",
                        "data/sample_source.h", "common/", "proto/"],
     "worker/inference/": ["worker/", "checkpoint/", "data/", "tokenizer/", "kernels/", "plan/", "common/", "proto/"],
