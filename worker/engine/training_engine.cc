@@ -4,7 +4,6 @@
 #include <cmath>
 #include <numeric>
 #include <string>
-#include <utility>
 
 #include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
@@ -16,12 +15,12 @@
 #include "plan/model_tensors.h"
 #include "plan/quality.h"
 #include "plan/snapshots.h"
-#include "plan/tensor_policy.h"
 #include "worker/engine/arena.h"
 #include "worker/engine/bad_numbers.h"
 #include "worker/engine/class_outcomes.h"
 #include "worker/engine/exchange_vector.h"
 #include "worker/engine/gradient_lanes.h"
+#include "worker/engine/gradient_rounds.h"
 #include "worker/engine/host_state.h"
 #include "worker/engine/initialization.h"
 #include "worker/engine/pages_ahead.h"
@@ -32,7 +31,6 @@
 #include "worker/engine/stage_model.h"
 #include "worker/engine/state_slices.h"
 #include "worker/engine/step_trace.h"
-#include "worker/engine/tied_gradients.h"
 #include "worker/engine/weight_update.h"
 
 namespace tercio::engine {
@@ -81,7 +79,9 @@ class Engine : public TrainingEngine {
         guard_(spec),
         replicas_(plan_, tensors_, arena_.Get<double>("replica_exchange"), communicators.world(),
                   communicators.tensor(), communicators.data()),
-        tied_gradients_(plan_, tensors_, arena_.Floats("tied_gradient")),
+        rounds_(spec_, plan_, shape_, tensors_, lanes_, arena_, communicators_, links_,
+                GradientRounds::Streams{*compute_, *communication_, *bucket_ready_}, trace_,
+                where_),
         to_save_(SlicesToSave(tensors_, plan)),
         to_load_(SlicesToLoad(tensors_, plan)),
         keeps_copies_(plan::KeepsCopies(spec)) {
@@ -96,8 +96,6 @@ class Engine : public TrainingEngine {
     for (int i = 0; i < kGradientFlows; ++i) {
       flows_[i] = arena_.ValuesOf(absl::StrCat("gradient_flow.", i), precision_);
     }
-    data_scratch_ = arena_.Floats("data_scratch");
-    tensor_scratch_ = arena_.Floats("tensor_scratch");
     snapshot_ = arena_.Floats("snapshot");
     before_update_ = std::move(options.before_update);
     // A checkpoint has the weights and the moments of each tensor side by side.
@@ -106,7 +104,6 @@ class Engine : public TrainingEngine {
     for (const StateSlice& state : to_save_) saved_slices_.push_back(state.slice);
     for (const StateSlice& state : to_load_) needed_slices_.push_back(state.slice);
     if (keeps_copies_) saved_in_needed_ = FindAmong(to_load_, to_save_);
-    squares_.reserve(tensors_.tensors.size());
     updates_.reserve(tensors_.tensors.size());
     if (GivesLosses() && plan::ScoresClasses(spec.model())) {
       outcomes_ = std::make_unique<ClassOutcomes>(spec.model().labels(), shape_.sequences_per_rank);
@@ -160,11 +157,7 @@ class Engine : public TrainingEngine {
   void Measure(const char* name, int micro_batch, int chunk, absl::FunctionRef<void()> work);
   int LaunchRepeatedActions(int64_t step);
   void Backward(const MicroBatch& batch, int flow_index);
-  void SumOverSequenceParts();
-  void ReduceBucket(int layer);
   void FinishReduction();
-  void MeasureGradients();
-  std::pair<int64_t, int64_t> MeasuredPart(int64_t elements) const;
   void ContributeSums();
   void CopyOfSequences(const std::vector<double>& numbers, double* sums);
   void SetZero(double* begin, const double* end) {
@@ -212,7 +205,8 @@ class Engine : public TrainingEngine {
   ExchangeVector exchange_;
   StepGuard guard_;
   ReplicaCheck replicas_;
-  const TiedGradients tied_gradients_;
+  StepTrace trace_;
+  GradientRounds rounds_;
   std::vector<StateSlice> to_save_;
   std::vector<StateSlice> to_load_;
   const bool keeps_copies_;
@@ -224,16 +218,12 @@ class Engine : public TrainingEngine {
   float* first_moments_;
   float* second_moments_;
   kernels::Values flows_[kGradientFlows];
-  float* data_scratch_;
-  float* tensor_scratch_;
   double signal_ = 0;
   // Lists of a step, kept so that a step allocates nothing.
-  std::vector<kernels::SquaredTensor> squares_;
   std::vector<double> counts_;
   std::vector<kernels::AdamWTensor> updates_;
   // Null where no classes are scored, and on ranks whose logits are not the ones that count.
   std::unique_ptr<ClassOutcomes> outcomes_;
-  StepTrace trace_;
   int64_t step_predictions_ = 0;  // predictions of the global batch
   float* snapshot_;
   std::function<absl::Status()> before_update_;
@@ -390,97 +380,18 @@ void Engine::Backward(const MicroBatch& batch, int flow_index) {
   // With one stage only the first flow buffer exists.
   const kernels::Values flow = stages() == 1 ? flows_[0] : flows_[flow_index];
   model_.Backward(batch, flow, LossesAt(batch), lanes_, [&](int layer) {
-    if (last) ReduceBucket(layer);
+    if (last) rounds_.Reduce(layer);
   });
 }
 
-// Tensors that every tensor rank holds have only the gradient of its own rows so far. Added last,
-// so that the data degree does not change the order.
-void Engine::SumOverSequenceParts() {
-  if (!shape_.sequence_parallel) return;
-  for (const plan::StageTensor& entry : tensors_.tensors) {
-    if (entry.tensor.shard != plan::Shard::kWhole) continue;
-    communicators_.tensor().AllReduceSum(*compute_, lanes_.result() + entry.gradient_offset,
-                                         entry.elements, collective::SumOrder::kRanks,
-                                         tensor_scratch_);
-  }
-}
-
-// Starts the sum over data ranks of the bucket that a layer completes, while the backward pass
-// continues.
-void Engine::ReduceBucket(int layer) {
-  if (plan_.layout().data() == 1) return;
-  // The embedding is the last of a pass, so the head's gradient is there, too.
-  if (layer < 0 && tied_gradients_.comes_first())
-    tied_gradients_.Join(lanes_.result(), links_, *compute_);
-  for (const v1::BucketRange& bucket : plan_.stage().buckets()) {
-    if (bucket.ready_after_layer() != layer) continue;
-    const device::Range range(*communication_, "reduce", layer);
-    compute_->Record(*bucket_ready_);
-    communication_->Wait(*bucket_ready_);
-    // Both callbacks run when the stream reaches them, which is after this function has returned.
-    auto start = std::make_shared<double>(0);
-    if (trace_.on())
-      communication_->RunOnHost([start] {
-        *start = StepTrace::Now();
-        return absl::OkStatus();
-      });
-    communicators_.data().AllReduceSum(*communication_, lanes_.result() + bucket.begin(),
-                                       bucket.end() - bucket.begin(), collective::SumOrder::kTree,
-                                       data_scratch_);
-    if (trace_.on())
-      communication_->RunOnHost([this, start, layer] {
-        trace_.Add(
-            {absl::StrCat("reduce layer ", layer), 0, 0, *start, StepTrace::Now() - *start, true});
-        return absl::OkStatus();
-      });
-  }
-}
-
 void Engine::FinishReduction() {
-  {
-    const progress::Whereabouts::Join join(where_, communicators_.data().group());
-    compute_->Join(*communication_);
-  }
-  SumOverSequenceParts();
-  if (!tied_gradients_.comes_first()) tied_gradients_.Join(lanes_.result(), links_, *compute_);
-  links_.WaitAll();
-  MeasureGradients();
-}
-
-// This rank's part of the exchange vector, and the sum over all ranks.
-void Engine::MeasureGradients() {
+  rounds_.Finish();
+  // This rank's part of the exchange vector, and the sum over all ranks.
   SetZero(exchange_.SumsEnd(), exchange_.begin() + exchange_.count());
   compute_->CopyFromHost(exchange_.Signal(), &signal_, sizeof(signal_));
   ContributeSums();
-  squares_.clear();
-  for (const plan::StageTensor& entry : tensors_.tensors) {
-    // The joined gradient of a tied embedding counts once, as the lookup's.
-    if (entry.role == plan::TensorRole::kHead) continue;
-    if (plan::PolicyOf(entry.tensor, spec_.training()).frozen) continue;
-    const bool is_whole = entry.tensor.shard == plan::Shard::kWhole;
-    if (is_whole && plan_.placement().tensor_index() != 0) continue;
-    const auto [begin, end] = MeasuredPart(entry.elements);
-    if (begin == end) continue;
-    squares_.push_back({.values = lanes_.result() + entry.gradient_offset + begin,
-                        .count = end - begin,
-                        .not_finite = exchange_.NotFinite(entry.tensor.index)});
-  }
-  compute_->ops().SumsOfSquares({.tensors = squares_.data(),
-                                 .tensor_count = static_cast<int64_t>(squares_.size()),
-                                 .limbs = exchange_.SquareLimbs()});
+  rounds_.MeasureSquares(exchange_);
   communicators_.world().AllReduceSum(*compute_, exchange_.begin(), exchange_.count());
-}
-
-// The elements of a tensor whose squares this rank sums: data ranks have the same gradients, and
-// divide them, in whole blocks of the sum.
-std::pair<int64_t, int64_t> Engine::MeasuredPart(int64_t elements) const {
-  const int64_t blocks = (elements + kernels::kSquaresBlock - 1) / kernels::kSquaresBlock;
-  const auto begin_of = [&](int64_t data_index) {
-    return std::min(elements, blocks * data_index / plan_.layout().data() * kernels::kSquaresBlock);
-  };
-  const int data_index = plan_.placement().data_index();
-  return {begin_of(data_index), begin_of(data_index + 1)};
 }
 
 // A rank writes the sums of its own sequences only, so those of others are zero already. Ranks with
