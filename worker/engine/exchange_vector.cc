@@ -19,6 +19,15 @@ absl::Span<const double> ExchangeVector::KnownSums(Sum sum) const {
   return {known_.data() + (SumsOf(sum) - device_), static_cast<size_t>(global_batch_)};
 }
 
+std::vector<double> ExchangeVector::KnownLosses() const {
+  const absl::Span<const double> tokens = KnownSums(Sum::kTokenLoss);
+  std::vector<double> losses(tokens.begin(), tokens.end());
+  for (size_t i = 0; encoder_ && i < losses.size(); ++i) {
+    losses[i] += KnownSums(Sum::kSequenceLoss)[i];
+  }
+  return losses;
+}
+
 absl::Span<const double> ExchangeVector::KnownNotFinite() const {
   const absl::Span<const double> all = known_;
   // The last number is the signal.

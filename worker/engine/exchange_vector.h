@@ -40,6 +40,8 @@ class ExchangeVector {
   // ---- on the host ----
   double* known() { return known_.data(); }
   absl::Span<const double> KnownSums(Sum sum) const;
+  // By sequences of the global batch, of all kinds together.
+  std::vector<double> KnownLosses() const;
   // The squared norm of all gradients; NaN if one of them is not finite.
   double KnownSquares() const;
   // By tensors of the model.

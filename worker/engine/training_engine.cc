@@ -7,7 +7,6 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "common/check.h"
 #include "common/status_macros.h"
 #include "plan/lanes.h"
@@ -16,7 +15,6 @@
 #include "plan/quality.h"
 #include "plan/snapshots.h"
 #include "worker/engine/arena.h"
-#include "worker/engine/bad_numbers.h"
 #include "worker/engine/class_outcomes.h"
 #include "worker/engine/exchange_vector.h"
 #include "worker/engine/gradient_lanes.h"
@@ -30,6 +28,7 @@
 #include "worker/engine/repeated_actions.h"
 #include "worker/engine/stage_model.h"
 #include "worker/engine/state_slices.h"
+#include "worker/engine/step_judge.h"
 #include "worker/engine/step_trace.h"
 #include "worker/engine/weight_update.h"
 
@@ -77,6 +76,7 @@ class Engine : public TrainingEngine {
         links_(communicators.pipeline(), *compute_),
         exchange_(spec, shape_, arena_.Get<double>("exchange")),
         guard_(spec),
+        judge_(spec_, plan_, guard_),
         replicas_(plan_, tensors_, arena_.Get<double>("replica_exchange"), communicators.world(),
                   communicators.tensor(), communicators.data()),
         rounds_(spec_, plan_, shape_, tensors_, lanes_, arena_, communicators_, links_,
@@ -167,7 +167,6 @@ class Engine : public TrainingEngine {
   void ReadSamples(absl::FunctionRef<void(int64_t sequence, data::Sample* out)> read);
   absl::Status CountPredictions();
   LossSums LossesAt(const MicroBatch& batch) const;
-  absl::Status JudgeStep(int64_t step, StepResult* result);
   void UpdateWeights(int64_t taken_step, const StepResult& result);
   void RoundParameters(int64_t offset, int64_t count);
   void EvaluateChunk(int micro_batch, int chunk);
@@ -204,6 +203,7 @@ class Engine : public TrainingEngine {
   PipelineLinks links_;
   ExchangeVector exchange_;
   StepGuard guard_;
+  StepJudge judge_;
   ReplicaCheck replicas_;
   StepTrace trace_;
   GradientRounds rounds_;
@@ -446,52 +446,19 @@ absl::StatusOr<StepResult> Engine::Step(int64_t step, double signal) {
   model_.layers().RecordStep();
 
   StepResult result;
-  ExchangeVector::Totals totals;
-  exchange_.AddTotals(spec_.training().global_batch(), &totals);
-  result.loss = ExchangeVector::MeanLoss(totals);
-  result.signal = exchange_.KnownSignal();
-  result.grad_norm = std::sqrt(exchange_.KnownSquares()) / guard_.loss_scale();
-  TERCIO_RETURN_IF_ERROR(JudgeStep(step, &result));
+  // The number is that of before the verdict, which counts this step.
+  const int64_t taken_step = guard_.TakenStep(step);
+  TERCIO_ASSIGN_OR_RETURN(const StepVerdict verdict, judge_.Judge(step, exchange_, &result));
+  if (verdict.taken && before_update_) TERCIO_RETURN_IF_ERROR(before_update_());
+  where_.BeginAction(progress::Phase::kOptimizer, "optimizer");
+  if (verdict.taken) {
+    Measure("optimizer", 0, 0, [&] { UpdateWeights(taken_step, result); });
+  }
   where_.phases().Enter(progress::Phase::kOther);
   result.communication_seconds = where_.engine_wait_seconds() - waited;
   const double seconds = StepTrace::Now() - start;
   where_.EndStep(step, seconds, seconds - result.communication_seconds);
   return result;
-}
-
-// Updates the weights, unless the step is skipped.
-absl::Status Engine::JudgeStep(int64_t step, StepResult* result) {
-  const double scale = guard_.loss_scale();
-  const int64_t taken_step = guard_.TakenStep(step);
-  if (guard_.scales()) result->loss_scale = scale;
-  result->learning_rate = LearningRate(spec_.training(), taken_step);
-  std::string where = absl::StrCat("step ", step);
-  if (!std::isfinite(result->loss) || !std::isfinite(result->grad_norm)) {
-    // The sign of a NaN has no meaning, but would be printed.
-    for (double* value : {&result->loss, &result->grad_norm}) {
-      if (std::isnan(*value)) *value = std::abs(*value);
-    }
-    const absl::Span<const double> token_losses = exchange_.KnownSums(Sum::kTokenLoss);
-    std::vector<double> losses(token_losses.begin(), token_losses.end());
-    for (size_t i = 0; encoder() && i < losses.size(); ++i) {
-      losses[i] += exchange_.KnownSums(Sum::kSequenceLoss)[i];
-    }
-    absl::StrAppend(&where, ": ", DescribeBadNumbers(losses, exchange_.KnownNotFinite(), plan_),
-                    guard_.scales() ? absl::StrFormat(" at loss scale %.0f", scale) : "");
-  }
-  // Every rank judges the same numbers, so all of them take, skip or fail the step together.
-  TERCIO_ASSIGN_OR_RETURN(const StepVerdict verdict,
-                          guard_.Judge(result->loss, result->grad_norm, where));
-  result->rolls_back = verdict.rolls_back;
-  result->skipped = !verdict.taken;
-  result->spike = verdict.spike;
-  result->reason = verdict.spike.empty() ? where : absl::StrCat(where, ": ", verdict.spike);
-  if (verdict.taken && before_update_) TERCIO_RETURN_IF_ERROR(before_update_());
-  where_.BeginAction(progress::Phase::kOptimizer, "optimizer");
-  if (verdict.taken) {
-    Measure("optimizer", 0, 0, [&] { UpdateWeights(taken_step, *result); });
-  }
-  return absl::OkStatus();
 }
 
 void Engine::UpdateWeights(int64_t taken_step, const StepResult& result) {
