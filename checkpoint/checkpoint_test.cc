@@ -116,6 +116,20 @@ class CheckpointTest : public ::testing::Test {
   Store store_{dir_.path()};
 };
 
+TEST(Numerics, AreThoseOfTheTrainingState) {
+  Manifest manifest;
+  const auto numerics = [&](const char* state) {
+    manifest.training_state_json = state;
+    return NumericsOf(manifest);
+  };
+  EXPECT_EQ(numerics(R"({"step": 3, "numerics": 2})"), 2);
+  // Versions before, and other programs.
+  EXPECT_EQ(numerics(R"({"step": 3})"), 1);
+  EXPECT_EQ(numerics(R"({"numerics": "two"})"), 1);
+  EXPECT_EQ(numerics("[]"), 1);
+  EXPECT_EQ(numerics(""), 1);
+}
+
 TEST_F(CheckpointTest, AnyLayoutReadsWhatAnyLayoutWrote) {
   const std::vector<std::vector<v1::TensorSlice>> layouts = {
       {Slice(0, 12, 0, 10)},

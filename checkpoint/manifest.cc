@@ -10,6 +10,7 @@
 #include "common/checksum.h"
 #include "common/status_macros.h"
 #include "nlohmann/json.hpp"
+#include "plan/numerics.h"
 
 namespace tercio::checkpoint {
 namespace {
@@ -239,6 +240,14 @@ std::string DigestOfManifest(const std::string& text) {
   if (!json.is_object()) return "";
   const auto digest = json.find(kDigest);
   return digest != json.end() && digest->is_string() ? digest->get<std::string>() : "";
+}
+
+int NumericsOf(const Manifest& manifest) {
+  const Json state = Json::parse(manifest.training_state_json, nullptr, /*allow_exceptions=*/false);
+  const auto found = state.is_object() ? state.find("numerics") : state.end();
+  // Another program may have written anything.
+  if (found == state.end() || !found->is_number_integer()) return plan::RecordedNumerics(0);
+  return plan::RecordedNumerics(found->get<int>());
 }
 
 absl::Status CheckTrainingState(const std::string& text) {

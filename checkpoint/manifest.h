@@ -47,7 +47,7 @@ struct Manifest {
   int64_t step = 0;
   int32_t attempt = 0;
   std::string model_json;           // v1::ModelSpec
-  std::string training_state_json;  // step, tokens, seed, lanes, next_sample
+  std::string training_state_json;  // step, tokens, seed, lanes, next_sample, numerics
   std::string tokenizer_file;       // one of `files`; empty: none
   std::map<std::string, ManifestTensor> tensors;
   std::map<std::string, ManifestFile> files;
@@ -61,6 +61,9 @@ std::string DigestOfManifest(const std::string& json);
 // a tensor's pieces do not cover it exactly once; FAILED_PRECONDITION when a newer program wrote
 // it.
 absl::StatusOr<Manifest> ManifestFromJson(const std::string& json);
+
+// The numerics of the training state (plan/numerics.h), or 1 where it was not recorded.
+int NumericsOf(const Manifest& manifest);
 
 // Whether a training state that was received is one: a JSON object, not large, not deep.
 // INVALID_ARGUMENT names the fault.

@@ -226,8 +226,9 @@ absl::StatusOr<Committed> Store::Commit(const CommitRequest& request,
     TERCIO_RETURN_IF_ERROR(
         WriteFileDurably(absl::StrCat(path, "/tokenizer.json"), request.tokenizer_json));
   }
-  return Committed{request.step, request.attempt, path, StoredBytesOf(manifest, json.size()),
-                   DigestOfManifest(json)};
+  return Committed{
+      request.step,           request.attempt,     path, StoredBytesOf(manifest, json.size()),
+      DigestOfManifest(json), NumericsOf(manifest)};
 }
 
 // Removes everything in a step's directory that is not part of its checkpoint.
@@ -275,12 +276,13 @@ absl::StatusOr<Committed> Store::Find(const std::string& job, int64_t step) cons
   const std::string path = PathOf(job, step);
   TERCIO_ASSIGN_OR_RETURN(const std::string text, ReadFile(absl::StrCat(path, "/", kManifest)));
   // A manifest that is there counts as a checkpoint, good or not, for somebody has to see it.
-  Committed committed{step, 0, path, static_cast<int64_t>(text.size()), ""};
+  Committed committed{step, 0, path, static_cast<int64_t>(text.size()), "", 0};
   const absl::StatusOr<Manifest> manifest = ManifestFromJson(text);
   if (!manifest.ok()) return committed;
   committed.attempt = manifest->attempt;
   committed.bytes = StoredBytesOf(*manifest, text.size());
   committed.manifest_digest = DigestOfManifest(text);
+  committed.numerics = NumericsOf(*manifest);
   return committed;
 }
 

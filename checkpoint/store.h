@@ -59,6 +59,7 @@ struct Committed {
   std::string path;
   int64_t bytes = 0;
   std::string manifest_digest;  // empty: of a version that has none
+  int32_t numerics = 0;         // NumericsOf; 0: the manifest cannot be read
 };
 
 // All that Commit needs besides the files.

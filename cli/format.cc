@@ -15,6 +15,7 @@
 #include "common/exit_codes.h"
 #include "plan/epochs.h"
 #include "plan/names.h"
+#include "plan/numerics.h"
 #include "plan/quality.h"
 
 namespace tercio::cli {
@@ -182,6 +183,7 @@ Json JobToJson(const v1::JobStatus& job) {
     json["plan"]["schedule"] = plan::TextOf(job.plan().layout().schedule());
     json["plan"]["micro_batches"] = job.plan().layout().micro_batches();
     json["plan"]["lanes"] = job.plan().lanes();
+    json["plan"]["numerics"] = plan::RecordedNumerics(job.plan().numerics());
     json["plan"]["collectives"] = TextOrNull(plan::TextOf(job.plan().collectives()));
     // Placements of ranks are what schedulers and dashboards look for.
     Json ranks = Json::array();

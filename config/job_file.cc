@@ -25,6 +25,7 @@
 #include "plan/names.h"
 #include "plan/plan_builder.h"
 #include "plan/quality.h"
+#include "plan/reproducibility.h"
 #include "plan/save_timeout.h"
 #include "plan/snapshots.h"
 #include "plan/tensor_policy.h"
@@ -128,9 +129,23 @@ class JobParser {
     out->set_label_smoothing(training.Number("label_smoothing", 0, 0, 0.999));
     ParsePatterns(training, "frozen", out->mutable_frozen());
     out->set_trace_step(training.Integer("trace_step", 0, 0));
-    // The lanes follow from the batch alone, so that they are part of the job, not of a layout.
-    out->set_lanes(plan::LaneCount(out->global_batch()));
+    ParseLanes(training);
     training.Finish();
+  }
+
+  // They are resolved here and not for a layout: every layout of the job has the same.
+  void ParseLanes(Section& training) {
+    v1::TrainingSpec* out = spec_.mutable_training();
+    const int default_lanes = plan::LaneCount(out->global_batch());
+    out->set_lanes(default_lanes);
+    if (training.Text("lanes", "auto") == "auto") return;
+    const int64_t lanes = training.Integer("lanes", default_lanes, 1, plan::kMostLanes);
+    if (!plan::CanHaveLanes(out->global_batch(), lanes)) {
+      return training.Fault("lanes",
+                            absl::StrCat(lanes, " is not a power of two that divides global_batch ",
+                                         out->global_batch()));
+    }
+    out->set_lanes(static_cast<int32_t>(lanes));
   }
 
   // A job is as long as its steps or its epochs; the steps of epochs follow from the data.
@@ -697,6 +712,8 @@ std::string EffectiveYaml(const v1::JobSpec& spec) {
                                         : absl::StrCat("steps: ", training.steps()),
                   "\n  global_batch: ", training.global_batch(),
                   "\n  micro_batch: ", or_auto(training.micro_batch()),
+                  // A change of the batch changes lanes that nobody has chosen.
+                  "\n  lanes: ", or_auto(plan::ChoosesLanes(training) ? training.lanes() : 0),
                   "\n  optimizer: {name: ", plan::TextOf(optimizer.name()),
                   ", learning_rate: ", Number(optimizer.learning_rate()));
   absl::StrAppend(&yaml, ", betas: [", Number(optimizer.beta1()), ", ", Number(optimizer.beta2()),

@@ -73,6 +73,7 @@ TEST(JobFile, EffectiveYamlParsesBackToTheSameSpec) {
             "checkpoint.path='/shared/a b, c}'"},
            {"data.validation=other.txt", "training.micro_batch=2", "resources.ranks=4",
             "checkpoint.snapshot=in_place"},
+           {"training.lanes=2"},
            {"training.schedule.kind=wsd", "training.label_smoothing=0.1",
             "training.frozen=[embedding.*]",
             "training.optimizer.no_decay=['*.bias', final_norm.*]"},
@@ -135,6 +136,32 @@ std::vector<std::string> Classifier(const std::vector<std::string>& more) {
                                         "data.tokenizer=vocab.txt", "data.validation=dev.jsonl"};
   overrides.insert(overrides.end(), more.begin(), more.end());
   return overrides;
+}
+
+TEST(JobFile, LanesAreThoseOfTheBatchOrChosen) {
+  const auto lanes = [](const std::vector<std::string>& overrides) {
+    const auto spec = Parse(kGood, overrides);
+    EXPECT_TRUE(spec.ok()) << spec.status();
+    return spec.ok() ? spec->training().lanes() : 0;
+  };
+  EXPECT_EQ(lanes({}), 8);
+  EXPECT_EQ(lanes({"training.global_batch=12"}), 4);
+  EXPECT_EQ(lanes({"training.global_batch=64"}), 8);
+  EXPECT_EQ(lanes({"training.global_batch=64", "training.lanes=32"}), 32);
+  EXPECT_EQ(lanes({"training.global_batch=64", "training.lanes=1"}), 1);
+  EXPECT_EQ(lanes({"training.global_batch=8192", "training.lanes=4096"}), 4096);
+  EXPECT_THAT(FaultOf(kGood, {"training.global_batch=24", "training.lanes=16"}),
+              HasSubstr("training.lanes: 16 is not a power of two that divides global_batch 24"));
+  EXPECT_THAT(FaultOf(kGood, {"training.global_batch=24", "training.lanes=3"}),
+              HasSubstr("training.lanes: 3 is not a power of two"));
+  EXPECT_THAT(FaultOf(kGood, {"training.global_batch=8192", "training.lanes=8192"}),
+              HasSubstr("training.lanes"));
+  // Those that nobody has chosen follow a change of the batch.
+  const auto spec = Parse(kGood);
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  const auto changed = ChangeJob(*spec, {"training.global_batch=12"});
+  ASSERT_TRUE(changed.ok()) << changed.status();
+  EXPECT_EQ(changed->training().lanes(), 4);
 }
 
 TEST(JobFile, ALengthIsGivenByStepsOrEpochs) {

@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "config/job_file.h"
+#include "plan/reproducibility.h"
 
 namespace tercio::config {
 namespace {
@@ -37,6 +38,9 @@ constexpr Row kRows[] = {
      "parallelism.tensor is 1"},
     {"resources.cuda_graphs", [](const Job& job) { return job.resources().no_cuda_graphs(); },
      IsOnCpus, "resources.device is cpu"},
+    {"training.lanes", [](const Job& job) { return plan::ChoosesLanes(job.training()); },
+     [](const Job& job) { return !plan::OrderIsFixed(job); },
+     "on GPUs sums have lanes only with training.reproducibility: exact"},
     {"training.evaluate.every_steps",
      [](const Job& job) { return job.training().evaluate().every_steps() > 0; }, HasNoValidation,
      "there is no data.validation"},

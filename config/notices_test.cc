@@ -32,6 +32,9 @@ TEST(Notices, KeysThatCannotHaveAnEffectAreNamed) {
   EXPECT_THAT(NoticesOf({"checkpoint.snapshot=in_place", "resources.device=cuda"}),
               ElementsAre("checkpoint.snapshot has no effect: resources.device is cuda, whose "
                           "snapshots lie on the host"));
+  EXPECT_THAT(NoticesOf({"training.lanes=2", "resources.device=cuda"}),
+              ElementsAre("training.lanes has no effect: on GPUs sums have lanes only with "
+                          "training.reproducibility: exact"));
   EXPECT_THAT(NoticesOf({"fault_tolerance.elastic_wait=1m"}),
               ElementsAre("fault_tolerance.elastic_wait has no effect: without "
                           "fault_tolerance.elastic_min_ranks the job waits for all of its ranks"));
@@ -56,6 +59,10 @@ TEST(Notices, KeysWithAnEffectAreNot) {
   EXPECT_THAT(NoticesOf({"resources.cuda_graphs=false", "resources.device=cuda"}), IsEmpty());
   EXPECT_THAT(NoticesOf({"resources.cuda_graphs=false", "resources.device=auto"}), IsEmpty());
   EXPECT_THAT(NoticesOf({"checkpoint.snapshot=in_place"}), IsEmpty());
+  EXPECT_THAT(NoticesOf({"training.lanes=2"}), IsEmpty());
+  EXPECT_THAT(
+      NoticesOf({"training.lanes=2", "resources.device=cuda", "training.reproducibility=exact"}),
+      IsEmpty());
   EXPECT_THAT(NoticesOf({"fault_tolerance.elastic_wait=1m", "fault_tolerance.elastic_min_ranks=1"}),
               IsEmpty());
 }

@@ -8,6 +8,8 @@
 #include <cstring>
 #include <map>
 #include <random>
+#include <utility>
+#include <vector>
 
 #include "emulation/control.h"
 #include "emulation/nccl_comm.h"
@@ -108,6 +110,33 @@ ncclResult_t CheckBuffers(const ncclComm& comm, const NcclWork& work) {
   return ncclSuccess;
 }
 
+ncclResult_t CheckStream(cudaStream_t stream) {
+  // NCCL can be captured; Tercio does not do so, and nothing here could tell the order of ranks.
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  if (cudaStreamIsCapturing(stream, &capture) != cudaSuccess) {
+    return Refuse(ncclUnhandledCudaError, "the stream cannot be used");
+  }
+  if (capture != cudaStreamCaptureStatusNone) {
+    return Refuse(ncclInvalidUsage, "calls in a captured stream are not emulated");
+  }
+  return ncclSuccess;
+}
+
+ncclResult_t Begin(const char* what, const std::shared_ptr<ncclComm>& comm, NcclWork work,
+                   cudaStream_t stream) {
+  // NCCL connects ranks, and allocates, when the first call needs it.
+  if (!comm->TakeBuffers()) {
+    return Refuse(ncclUnhandledCudaError,
+                  "Failed to CUDA calloc " + std::to_string(NcclBufferBytes()) + " bytes");
+  }
+  // The number is taken when the call begins, so that ranks agree on the order of calls.
+  work.sequence = comm->Issue();
+  const cudaError_t error =
+      EnqueueWork(stream, what, [comm, work]() mutable { return comm->Step(work); });
+  if (error == cudaSuccess) return ncclSuccess;
+  return Refuse(ncclUnhandledCudaError, cudaGetErrorString(error));
+}
+
 ncclResult_t Enqueue(const char* what, NcclWork work, ncclComm_t handle, cudaStream_t stream) {
   const std::shared_ptr<ncclComm> comm = FindNcclComm(handle);
   if (const ncclResult_t ready = Ready(comm); ready != ncclSuccess) return ready;
@@ -126,30 +155,63 @@ ncclResult_t Enqueue(const char* what, NcclWork work, ncclComm_t handle, cudaStr
     }
     if (const ncclResult_t fine = CheckBuffers(*comm, work); fine != ncclSuccess) return fine;
   }
-  // NCCL can be captured; Tercio does not do so, and nothing here could tell the order of ranks.
-  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-  if (cudaStreamIsCapturing(stream, &capture) != cudaSuccess) {
-    return Refuse(ncclUnhandledCudaError, "the stream cannot be used");
-  }
-  if (capture != cudaStreamCaptureStatusNone) {
-    return Refuse(ncclInvalidUsage, "calls in a captured stream are not emulated");
-  }
-  auto begin = [comm, work, what, stream]() mutable {
-    // NCCL connects ranks, and allocates, when the first call needs it.
-    if (!comm->TakeBuffers()) {
-      return Refuse(ncclUnhandledCudaError,
-                    "Failed to CUDA calloc " + std::to_string(NcclBufferBytes()) + " bytes");
-    }
-    // The number is taken when the call begins, so that ranks agree on the order of calls.
-    work.sequence = comm->Issue();
-    const cudaError_t error =
-        EnqueueWork(stream, what, [comm, work]() mutable { return comm->Step(work); });
-    if (error == cudaSuccess) return ncclSuccess;
-    return Refuse(ncclUnhandledCudaError, cudaGetErrorString(error));
-  };
+  if (const ncclResult_t fine = CheckStream(stream); fine != ncclSuccess) return fine;
+  const auto begin = [comm, work, what, stream] { return Begin(what, comm, work, stream); };
   // The first message connects two ranks, during which NCCL has not begun it yet.
   if (message && comm->Connect(begin)) return ncclInProgress;
   return begin();
+}
+
+// The messages since ncclGroupStart.
+struct Group {
+  bool open = false;
+  ncclComm_t handle = nullptr;
+  cudaStream_t stream = nullptr;
+  std::vector<NcclPart> parts;
+  ncclResult_t result = ncclSuccess;  // the first error
+};
+Group& TheGroup() {
+  static thread_local Group group;
+  return group;
+}
+
+ncclResult_t CheckPart(const ncclComm& comm, const NcclWork& work, int peer) {
+  if (peer < 0 || peer >= comm.ranks() || peer == comm.rank()) {
+    return Refuse(ncclInvalidArgument, "there is no other rank " + std::to_string(peer));
+  }
+  for (const NcclPart& part : TheGroup().parts) {
+    if (part.peer != peer || (part.in == nullptr) != (work.in == nullptr)) continue;
+    return Refuse(ncclInvalidUsage, "two messages the same way are not emulated");
+  }
+  return CheckBuffers(comm, work);
+}
+
+ncclResult_t AddToGroup(const ncclComm& comm, const NcclWork& work, int peer, ncclComm_t handle,
+                        cudaStream_t stream) {
+  Group& group = TheGroup();
+  ncclResult_t result = CheckPart(comm, work, peer);
+  if (!group.parts.empty() && (group.handle != handle || group.stream != stream)) {
+    result = Refuse(ncclInvalidUsage, "groups of several communicators are not emulated");
+  }
+  // The first error is the group's.
+  if (group.result == ncclSuccess) group.result = result;
+  group.handle = handle;
+  group.stream = stream;
+  group.parts.push_back({peer, work.in, work.out, work.count * NcclBytes(work.type)});
+  return result;
+}
+
+ncclResult_t EndGroup() {
+  const Group group = std::exchange(TheGroup(), {});
+  if (!group.open) return Refuse(ncclInvalidUsage, "no group was begun");
+  if (group.result != ncclSuccess || group.parts.empty()) return group.result;
+  const std::shared_ptr<ncclComm> comm = FindNcclComm(group.handle);
+  if (const ncclResult_t ready = Ready(comm); ready != ncclSuccess) return ready;
+  if (const ncclResult_t fine = CheckStream(group.stream); fine != ncclSuccess) return fine;
+  NcclWork work = {NcclOperation::kExchange, ncclUint8, nullptr, nullptr, 0};
+  work.parts = group.parts;
+  for (const NcclPart& part : work.parts) work.count = std::max(work.count, part.bytes);
+  return Begin("a group of messages", comm, work, group.stream);
 }
 
 ncclResult_t Message(const char* what, bool sends, NcclWork work, int peer, ncclComm_t handle,
@@ -157,6 +219,7 @@ ncclResult_t Message(const char* what, bool sends, NcclWork work, int peer, nccl
   const std::shared_ptr<ncclComm> comm = FindNcclComm(handle);
   // The handle may be wrong, so it is checked before the peer is.
   if (comm == nullptr) return Refuse(ncclInvalidArgument, "not a valid communicator");
+  if (TheGroup().open) return AddToGroup(*comm, work, peer, handle, stream);
   if (comm->ranks() != 2 || peer != 1 - comm->rank()) {
     return Refuse(ncclInvalidUsage,
                   "messages are emulated only between the two ranks of a communicator of two");
@@ -369,3 +432,13 @@ ncclResult_t ncclRecv(void* out, size_t count, ncclDataType_t type, int peer, nc
                                     {NcclOperation::kMessage, type, nullptr, Bytes(out), count},
                                     peer, comm, stream);
 }
+
+ncclResult_t ncclGroupStart() {
+  if (tercio::emulation::TheGroup().open) {
+    return Refuse(ncclInvalidUsage, "groups within groups are not emulated");
+  }
+  tercio::emulation::TheGroup().open = true;
+  return ncclSuccess;
+}
+
+ncclResult_t ncclGroupEnd() { return tercio::emulation::EndGroup(); }

@@ -31,6 +31,8 @@ const char* NameOf(NcclOperation operation) {
       return "broadcast";
     case NcclOperation::kMessage:
       return "message";
+    case NcclOperation::kExchange:
+      return "group of messages";
   }
   return "?";
 }
@@ -303,7 +305,7 @@ bool ncclComm::Step(NcclWork& work) {
   if (ended_ || SeeFault()) return true;
   if (work.sequence != finished_) return false;  // on another stream than the previous call
   while (true) {
-    const size_t elements = std::min(PieceElements(work), work.count - work.at);
+    size_t elements = std::min(PieceElements(work), work.count - work.at);
     if (!work.laid_out) {
       // A rank's part may be overwritten only after all have read the previous one.
       for (int r = 0; r < ranks_; ++r) {
@@ -319,6 +321,12 @@ bool ncclComm::Step(NcclWork& work) {
     }
     // The calls are compared before anything is written to the result.
     if (!AllCalledTheSame()) return true;
+    if (work.operation == NcclOperation::kExchange) {
+      if (!PartsMatch(work)) return true;
+      // Only here every rank knows the parts of all.
+      work.count = LongestPart();
+      elements = std::min(PieceElements(work), work.count - work.at);
+    }
     Read(work, elements);
     // From here on others may overwrite what was read.
     segment_->slot(rank_).read = ++pieces_;
@@ -344,7 +352,11 @@ bool ncclComm::AllCalledTheSame() {
   return true;
 }
 
+// The sizes of a rank's parts for each rank, and a piece of each, lie in its slot.
 size_t ncclComm::PieceElements(const NcclWork& work) const {
+  if (work.operation == NcclOperation::kExchange) {
+    return NcclSlot::kBytes / static_cast<size_t>(ranks_) - sizeof(uint64_t);
+  }
   // A piece is as large as a slot.
   const size_t elements = NcclSlot::kBytes / NcclBytes(work.type);
   // A part for every rank.
@@ -354,8 +366,11 @@ size_t ncclComm::PieceElements(const NcclWork& work) const {
 
 void ncclComm::LayOut(const NcclWork& work, size_t elements) {
   NcclSlot& slot = segment_->slot(rank_);
-  slot.call = {static_cast<int32_t>(work.operation), work.type, work.root, work.count,
-               work.sequence};
+  const bool exchange = work.operation == NcclOperation::kExchange;
+  // The parts of an exchange have sizes of their own.
+  slot.call = {static_cast<int32_t>(work.operation), work.type, work.root,
+               exchange ? 0 : work.count, work.sequence};
+  if (exchange) return LayOutParts(work);
   const size_t size = NcclBytes(work.type);
   const bool sends =
       (work.operation != NcclOperation::kBroadcast && work.operation != NcclOperation::kMessage) ||
@@ -369,6 +384,62 @@ void ncclComm::LayOut(const NcclWork& work, size_t elements) {
   for (size_t r = 0; r < static_cast<size_t>(ranks_); ++r) {
     std::memcpy(slot.data + r * elements * size, work.in + (r * work.count + work.at) * size,
                 elements * size);
+  }
+}
+
+void ncclComm::LayOutParts(const NcclWork& work) {
+  std::byte* const data = segment_->slot(rank_).data;
+  const auto ranks = static_cast<size_t>(ranks_);
+  std::memset(data, 0, ranks * sizeof(uint64_t));
+  for (const tercio::emulation::NcclPart& part : work.parts) {
+    if (part.in == nullptr) continue;
+    const auto peer = static_cast<size_t>(part.peer);
+    const uint64_t bytes = part.bytes;
+    std::memcpy(data + peer * sizeof(bytes), &bytes, sizeof(bytes));
+    if (work.at >= part.bytes) continue;
+    std::memcpy(data + ranks * sizeof(bytes) + peer * PieceElements(work), part.in + work.at,
+                std::min(PieceElements(work), part.bytes - work.at));
+  }
+}
+
+// The size of the part that rank `from` has laid out for rank `to`.
+size_t ncclComm::SizeOfPart(int from, int to) {
+  uint64_t bytes = 0;
+  std::memcpy(&bytes, segment_->slot(from).data + static_cast<size_t>(to) * sizeof(bytes),
+              sizeof(bytes));
+  return bytes;
+}
+
+bool ncclComm::PartsMatch(const NcclWork& work) {
+  for (int r = 0; r < ranks_; ++r) {
+    size_t expected = 0;
+    for (const tercio::emulation::NcclPart& part : work.parts) {
+      if (part.out != nullptr && part.peer == r) expected = part.bytes;
+    }
+    if (SizeOfPart(r, rank_) == expected) continue;
+    Fail("messages of a group do not match, where NCCL would hang: rank " + std::to_string(r) +
+         " sends " + std::to_string(SizeOfPart(r, rank_)) + " bytes to rank " +
+         std::to_string(rank_) + ", which receives " + std::to_string(expected));
+    return false;
+  }
+  return true;
+}
+
+size_t ncclComm::LongestPart() {
+  size_t longest = 0;
+  for (int from = 0; from < ranks_; ++from) {
+    for (int to = 0; to < ranks_; ++to) longest = std::max(longest, SizeOfPart(from, to));
+  }
+  return longest;
+}
+
+void ncclComm::ReadParts(const NcclWork& work) {
+  const auto ranks = static_cast<size_t>(ranks_);
+  for (const tercio::emulation::NcclPart& part : work.parts) {
+    if (part.out == nullptr || work.at >= part.bytes) continue;
+    const std::byte* data = segment_->slot(part.peer).data + ranks * sizeof(uint64_t) +
+                            static_cast<size_t>(rank_) * PieceElements(work);
+    std::memcpy(part.out + work.at, data, std::min(PieceElements(work), part.bytes - work.at));
   }
 }
 
@@ -405,5 +476,7 @@ void ncclComm::Read(const NcclWork& work, size_t elements) {
         std::memcpy(out, parts[static_cast<size_t>(work.root)], elements * size);
       }
       return;
+    case NcclOperation::kExchange:
+      return ReadParts(work);
   }
 }

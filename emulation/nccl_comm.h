@@ -21,10 +21,25 @@
 
 namespace tercio::emulation {
 
-enum class NcclOperation : int32_t { kAllReduce, kReduceScatter, kAllGather, kBroadcast, kMessage };
+enum class NcclOperation : int32_t {
+  kAllReduce,
+  kReduceScatter,
+  kAllGather,
+  kBroadcast,
+  kMessage,
+  kExchange,  // a group of messages between all ranks
+};
 
 // 0: the type is not emulated.
 size_t NcclBytes(ncclDataType_t type);
+
+// A message of a group: one of the pointers is null.
+struct NcclPart {
+  int peer;
+  const std::byte* in;
+  std::byte* out;
+  size_t bytes;
+};
 
 struct NcclWork {
   NcclOperation operation;
@@ -34,6 +49,7 @@ struct NcclWork {
   size_t count;
   int root = 0;
   uint64_t sequence = 0;
+  std::vector<NcclPart> parts = {};  // of an exchange, whose count becomes that of its longest part
   // Progress of the call.
   size_t at = 0;  // elements
   bool laid_out = false;
@@ -86,6 +102,12 @@ struct ncclComm : std::enable_shared_from_this<ncclComm> {
   size_t PieceElements(const NcclWork& work) const;
   void LayOut(const NcclWork& work, size_t elements);
   void Read(const NcclWork& work, size_t elements);
+  // For an exchange:
+  void LayOutParts(const NcclWork& work);
+  bool PartsMatch(const NcclWork& work);
+  size_t SizeOfPart(int from, int to);
+  size_t LongestPart();
+  void ReadParts(const NcclWork& work);
 
   std::string name_;
   int rank_ = 0;

@@ -197,6 +197,31 @@ TEST_F(NcclTest, TheFirstMessageWaitsForTheOtherRank) {
   });
 }
 
+// A real library would wait for ever for the bytes that nobody sends.
+TEST_F(NcclTest, MessagesOfAGroupMustMatch) {
+  OnRanks(2, 64, [](int r, Rank& rank) {
+    const auto message = [&] {
+      return r == 0 ? ncclSend(rank.data, 8, ncclUint8, 1, rank.comm, rank.stream)
+                    : ncclRecv(rank.data, 4, ncclUint8, 0, rank.comm, rank.stream);
+    };
+    EXPECT_EQ(ncclGroupEnd(), ncclInvalidUsage);
+    EXPECT_EQ(ncclGroupStart(), ncclSuccess);
+    EXPECT_EQ(ncclGroupStart(), ncclInvalidUsage);
+    EXPECT_EQ(message(), ncclSuccess);
+    EXPECT_EQ(message(), ncclInvalidUsage);
+    // The group is refused as a whole.
+    EXPECT_EQ(ncclGroupEnd(), ncclInvalidUsage);
+    EXPECT_EQ(ncclGroupStart(), ncclSuccess);
+    EXPECT_EQ(message(), ncclSuccess);
+    EXPECT_EQ(ncclGroupEnd(), ncclSuccess);
+    EXPECT_EQ(cudaStreamSynchronize(rank.stream), cudaSuccess);
+    EXPECT_EQ(Settled(rank.comm), ncclInvalidUsage);
+    EXPECT_THAT(ncclGetLastError(rank.comm), HasSubstr("do not match"));
+    ncclCommAbort(rank.comm);
+    rank.comm = nullptr;
+  });
+}
+
 TEST_F(NcclTest, WhatIsRefused) {
   OnRanks(2, 64, [](int r, Rank& rank) {
     const auto reduce = [&](const void* in, void* out, size_t count) {

@@ -391,12 +391,23 @@ struct AdamWArgs {
   float clip = 1;
 };
 
-// *sum = sum of squares in double: blocks of 64 Ki elements, 16 interleaved sums in each, blocks in
-// order.
-struct SumOfSquares {
+// A tensor whose squares are summed. *not_finite = how many of its elements are not finite.
+struct SquaredTensor {
   const float* values;
   int64_t count;
-  double* sum;
+  double* not_finite;
+};
+
+// The exact sum of the squares of all tensors (kernels/exact_sum.h). A block is kSquaresBlock
+// elements of a tensor, counted from its first; its sum is a double, of 16 interleaved sums that
+// are added in ascending order. limbs: the carried limbs of the exact sum over all blocks, without
+// those that have an element which is not finite. The list is the host's, and read during the call
+// only.
+inline constexpr int64_t kSquaresBlock = 1024;
+struct SumsOfSquaresArgs {
+  const SquaredTensor* tensors;
+  int64_t tensor_count;
+  double* limbs;  // (kSumLimbs)
 };
 
 // Operations that follow each other, in the order of the members: what a layer computes from the
@@ -473,8 +484,7 @@ class Ops {
   virtual void Zero(Values a, int64_t count) = 0;
   // to[i] = from[i], in the format of `to`. They may be one.
   virtual void Copy(Values to, ConstValues from, int64_t count) = 0;
-  // The list is the host's, and read during the call only.
-  virtual void SumsOfSquares(const SumOfSquares* sums, int64_t count) = 0;
+  virtual void SumsOfSquares(const SumsOfSquaresArgs& args) = 0;
   // *digest = sum of bits(a[i]) * k(i) modulo 2^64, with the odd 32-bit numbers
   // k(i) = (2i + 1) * 0x9e3779b1 modulo 2^32: exact, and so the same for any number of threads and
   // any vector width. No change of a single element goes unseen, whatever it is: neither factor of

@@ -7,12 +7,27 @@
 
 namespace tercio::plan {
 
+int64_t FirstSequenceOf(const BatchShape& shape, int data_index, int micro_batch_index) {
+  // A data rank's sequences are one run, as those of a lane are, so that lanes are whole on it.
+  return (int64_t{data_index} * shape.micro_batches + micro_batch_index) * shape.micro_batch;
+}
+
+int DataRankOf(const BatchShape& shape, int64_t sequence) {
+  return static_cast<int>(sequence / (int64_t{shape.micro_batches} * shape.micro_batch));
+}
+
 int LaneCount(int64_t global_batch) {
   TERCIO_CHECK_GE(global_batch, 1);
   int lanes = 1;
-  // Eight lanes serve data degrees up to eight; more would cost memory for sums that few need.
+  // Eight lanes serve data degrees up to eight; more cost memory and time, and are chosen by a job
+  // that needs them.
   while (lanes < 8 && global_batch % (2 * lanes) == 0) lanes *= 2;
   return lanes;
+}
+
+bool CanHaveLanes(int64_t global_batch, int64_t lanes) {
+  return lanes >= 1 && lanes <= kMostLanes && std::has_single_bit(static_cast<uint64_t>(lanes)) &&
+         global_batch % lanes == 0;
 }
 
 // A degree that does not divide the lanes gets one, and bits of its own.

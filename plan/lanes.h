@@ -9,8 +9,25 @@
 
 namespace tercio::plan {
 
-// The largest power of two that divides global_batch, at most 8.
+// How the global batch is dealt out: each data rank has `micro_batches` of `micro_batch` sequences.
+struct BatchShape {
+  int micro_batch;
+  int micro_batches;
+};
+
+// The sequence of the global batch with which a micro-batch of a data rank begins; its others
+// follow. Every sequence is in one micro-batch of one data rank.
+int64_t FirstSequenceOf(const BatchShape& shape, int data_index, int micro_batch_index);
+// The data rank that has the sequence.
+int DataRankOf(const BatchShape& shape, int64_t sequence);
+
+// The lanes of a job that does not choose them: the largest power of two that divides global_batch,
+// at most 8.
 int LaneCount(int64_t global_batch);
+inline constexpr int kMostLanes = 4096;
+// Whether a global batch can be cut into as many lanes: a power of two that divides it, at most
+// kMostLanes.
+bool CanHaveLanes(int64_t global_batch, int64_t lanes);
 
 // Lanes of one data rank: lanes / data where data divides lanes, else 1 (equivalence only).
 int LanesPerDataRank(int lanes, int data);
@@ -50,7 +67,8 @@ struct LaneSegment {
 };
 
 // The segments of micro-batch `index` of a rank. sequences_per_rank = micro_batch * micro_batches.
-using LaneSegments = absl::InlinedVector<LaneSegment, 8>;  // there are at most 8 lanes
+// Without an allocation for the lanes of a job that does not choose them.
+using LaneSegments = absl::InlinedVector<LaneSegment, 8>;
 LaneSegments SegmentsOfMicroBatch(int index, int micro_batch, int64_t sequences_per_rank,
                                   int lanes_per_rank);
 

@@ -10,6 +10,7 @@
 #include "kernels/cpu/attention_scratch.h"
 #include "kernels/cuda/attention_choice.h"
 #include "kernels/cuda/scratch.h"
+#include "kernels/exact_sum.h"
 #include "kernels/ops.h"
 #include "model/blocks/attention.h"
 #include "plan/buckets.h"
@@ -370,11 +371,8 @@ void AddCommunication(const v1::JobSpec& job, const v1::Layout& layout, const St
              ReplicaExchange(layout, here) * static_cast<int64_t>(sizeof(double)));
   table->Add("replica_digests", v1::BUFFER_KIND_COMMUNICATION,
              layout.data() > 1 ? 3 * here * static_cast<int64_t>(sizeof(uint64_t)) : 0);
-  const int64_t tensors = static_cast<int64_t>(ModelTensors(job.model()).size());
   table->Add("exchange", v1::BUFFER_KIND_COMMUNICATION,
-             (SumsPerSequence(job.model()) * job.training().global_batch() +
-              tensors * layout.tensor() + 1) *
-                 static_cast<int64_t>(sizeof(double)));
+             ExchangedNumbers(job) * static_cast<int64_t>(sizeof(double)));
 }
 
 // The embedding reads inputs, and types; a head what it predicts; a bert's attention lengths.
@@ -423,6 +421,13 @@ const char* KindName(v1::BufferKind kind) {
 int SumsPerSequence(const v1::ModelSpec& spec) {
   // The number of predicted tokens is known beforehand only where every token is predicted.
   return model::ArchitectureOf(spec).head.language.has_value() ? 1 : 3;
+}
+
+int64_t ExchangedNumbers(const v1::JobSpec& job) {
+  const auto tensors = static_cast<int64_t>(ModelTensors(job.model()).size());
+  // The last one is the signal of rank 0.
+  return SumsPerSequence(job.model()) * job.training().global_batch() + kernels::kSumLimbs +
+         tensors + 1;
 }
 
 // Two halves of each digest of each replica; or a vote for each rank of the job.

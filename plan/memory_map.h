@@ -19,6 +19,8 @@ namespace tercio::plan {
 // tokens' losses, and, where the architecture does not fix them, how many tokens were predicted,
 // and the loss of the sequence as a whole.
 int SumsPerSequence(const v1::ModelSpec& model);
+// All doubles of that exchange (worker/engine/exchange_vector.h).
+int64_t ExchangedNumbers(const v1::JobSpec& job);
 
 // Doubles with which data-parallel ranks compare `tensors` tensors (worker/engine/replica_check.h).
 int64_t ReplicaExchange(const v1::Layout& layout, int64_t tensors);

@@ -15,6 +15,7 @@
 #include "plan/memory_map.h"
 #include "plan/model_tensors.h"
 #include "plan/names.h"
+#include "plan/numerics.h"
 #include "plan/precision.h"
 #include "plan/rank_layout.h"
 #include "plan/reproducibility.h"
@@ -156,6 +157,7 @@ absl::StatusOr<v1::Plan> BuildPlan(const v1::JobSpec& job, const v1::Layout& lay
   *plan.mutable_layout() = layout;
   *plan.mutable_model() = job.model();
   plan.set_lanes(LanesOf(job, layout));
+  plan.set_numerics(kNumerics);
   plan.set_padded_vocabulary(
       static_cast<int32_t>(PaddedVocabulary(job.model().vocab_size(), layout.tensor())));
   for (int rank = 0; rank < WorldSize(layout); ++rank) {
@@ -223,13 +225,7 @@ absl::StatusOr<v1::Layout> LayoutOfJob(const v1::JobSpec& job) {
   layout.set_pipeline(std::max(1, wanted.pipeline()));
   layout.set_virtual_pipeline(std::max(1, wanted.virtual_pipeline()));
   layout.set_context_parallel(1);
-  layout.set_schedule(wanted.schedule() == v1::PIPELINE_SCHEDULE_UNSPECIFIED
-                          ? v1::PIPELINE_SCHEDULE_1F1B
-                          : wanted.schedule());
-  layout.set_sequence_parallel(wanted.sequence_parallel());
-  layout.set_tensor_overlap(std::max(1, wanted.tensor_overlap()));
-  layout.set_recompute(wanted.recompute() == v1::RECOMPUTE_UNSPECIFIED ? v1::RECOMPUTE_NONE
-                                                                       : wanted.recompute());
+  SetChoices(wanted, &layout);
   const int model_ranks = layout.tensor() * layout.pipeline();
   const int ranks = job.resources().ranks() > 0 ? job.resources().ranks()
                                                 : model_ranks * std::max(1, wanted.data());

@@ -13,9 +13,11 @@
 #include "plan/memory_map.h"
 #include "plan/model_tensors.h"
 #include "plan/names.h"
+#include "plan/numerics.h"
 #include "plan/plan_builder.h"
 #include "plan/rank_layout.h"
 #include "plan/schedule.h"
+#include "plan/sum_tree.h"
 #include "plan/tensor_policy.h"
 
 namespace tercio::plan {
@@ -161,12 +163,54 @@ TEST(RankLayout, TheExampleOfTheHeader) {
               ElementsAre(std::vector<int>{1, 5}, std::vector<int>{4, 5}, std::vector<int>{5, 7}));
 }
 
+TEST(Lanes, EverySequenceIsInOneMicroBatchOfOneDataRank) {
+  const BatchShape shape = {.micro_batch = 3, .micro_batches = 2};
+  std::vector<int> owners;
+  for (int data = 0; data < 4; ++data) {
+    for (int index = 0; index < shape.micro_batches; ++index) {
+      // In order: the lanes of a data rank are runs of the global batch.
+      EXPECT_EQ(FirstSequenceOf(shape, data, index), static_cast<int64_t>(owners.size()));
+      owners.insert(owners.end(), static_cast<size_t>(shape.micro_batch), data);
+    }
+  }
+  for (size_t i = 0; i < owners.size(); ++i) {
+    EXPECT_EQ(DataRankOf(shape, static_cast<int64_t>(i)), owners[i]) << i;
+  }
+}
+
 TEST(Lanes, CountsAndMerges) {
   EXPECT_EQ(LaneCount(1), 1);
   EXPECT_EQ(LaneCount(12), 4);
   EXPECT_EQ(LaneCount(480), 8);
   EXPECT_EQ(LanesPerDataRank(8, 2), 4);
   EXPECT_EQ(LanesPerDataRank(4, 3), 1);
+}
+
+TEST(Lanes, AreThoseOfTheJob) {
+  EXPECT_TRUE(CanHaveLanes(96, 32));
+  EXPECT_TRUE(CanHaveLanes(8192, kMostLanes));
+  EXPECT_FALSE(CanHaveLanes(8192, 2 * kMostLanes));
+  EXPECT_FALSE(CanHaveLanes(24, 16));
+  EXPECT_FALSE(CanHaveLanes(24, 3));
+  EXPECT_FALSE(CanHaveLanes(24, 0));
+  v1::JobSpec job = Job();
+  job.mutable_training()->set_global_batch(64);
+  job.mutable_parallelism()->set_data(2);
+  job.mutable_resources()->set_ranks(2);
+  const auto lanes = [&] {
+    const absl::StatusOr<v1::Layout> layout = LayoutOfJob(job);
+    EXPECT_TRUE(layout.ok()) << layout.status();
+    return layout.ok() ? BuildPlan(job, *layout, {{"n", 0}, {"n", 1}}, 1)->lanes() : 0;
+  };
+  // A job that leaves them open has those of its batch.
+  job.mutable_training()->set_lanes(0);
+  EXPECT_EQ(lanes(), 8);
+  for (const int chosen : {1, 8, 32}) {
+    job.mutable_training()->set_lanes(chosen);
+    EXPECT_EQ(lanes(), chosen);
+  }
+  job.mutable_training()->set_lanes(3);
+  EXPECT_THAT(std::string(LayoutOfJob(job).status().message()), HasSubstr("training.lanes 3"));
 }
 
 TEST(Lanes, LevelsAreMergedAsOneTree) {
@@ -195,6 +239,24 @@ TEST(Lanes, LevelsAreMergedAsOneTree) {
     }
     EXPECT_EQ(whole[0], "(((0+1)+(2+3))+((4+5)+(6+7)))") << micro_batch;
   }
+}
+
+TEST(SumTree, AddsEveryPartOnceInItsOrder) {
+  const auto text = [](SumOrder order, int count) {
+    std::vector<std::string> parts;
+    for (int i = 0; i < count; ++i) parts.push_back(std::to_string(i));
+    for (const Addition& addition : SumTreeOf(order, count)) {
+      std::string& into = parts[static_cast<size_t>(addition.into)];
+      into = "(" + into + "+" + parts[static_cast<size_t>(addition.from)] + ")";
+    }
+    return parts.front();
+  };
+  EXPECT_EQ(text(SumOrder::kRanks, 1), "0");
+  EXPECT_EQ(text(SumOrder::kRanks, 4), "(((0+1)+2)+3)");
+  EXPECT_EQ(text(SumOrder::kTree, 1), "0");
+  EXPECT_EQ(text(SumOrder::kTree, 4), "((0+1)+(2+3))");
+  EXPECT_EQ(text(SumOrder::kTree, 5), "(((0+1)+2)+(3+4))");
+  EXPECT_EQ(text(SumOrder::kTree, 8), "(((0+1)+(2+3))+((4+5)+(6+7)))");
 }
 
 TEST(Lanes, BuffersThatLiveOnlyInAMicroBatchAreShared) {
@@ -568,6 +630,15 @@ TEST(PlanBuilder, CollectivesGoOverNcclWhereEveryRankHasAGpuOfItsOwn) {
   job.mutable_resources()->set_collectives(v1::COLLECTIVES_NCCL);
   EXPECT_EQ(collectives(alone), "nccl");
   EXPECT_THAT(collectives(shared), HasSubstr("ranks 0 and 2 share GPU 0 of node a"));
+}
+
+TEST(Numerics, OtherOnesAreDescribed) {
+  EXPECT_EQ(DescribeOtherNumerics(2, 2), "");
+  EXPECT_EQ(DescribeOtherNumerics(0, 2), "");
+  EXPECT_THAT(DescribeOtherNumerics(1, 2), AllOf(HasSubstr("computed by numerics 1"),
+                                                 HasSubstr("this version computes by numerics 2")));
+  EXPECT_EQ(RecordedNumerics(0), 1);
+  EXPECT_EQ(RecordedNumerics(3), 3);
 }
 
 TEST(PlanBuilder, ImpossibleLayoutsSayWhyAndWhatWorks) {

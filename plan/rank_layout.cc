@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "model/architecture.h"
+#include "plan/lanes.h"
 #include "plan/names.h"
 
 namespace tercio::plan {
@@ -53,6 +54,15 @@ std::array<Partition, 3> Partitions(const v1::Layout& layout) {
 // All faults begin alike, so that people recognise the rule behind them.
 absl::Status Impossible(const std::string& what) {
   return absl::InvalidArgumentError(absl::StrCat("impossible layout: ", what));
+}
+
+// Those of a job file were checked there, those of a message were not.
+absl::Status CheckLanes(const v1::TrainingSpec& training) {
+  const int lanes = training.lanes();
+  if (lanes == 0 || CanHaveLanes(training.global_batch(), lanes)) return absl::OkStatus();
+  return Impossible(absl::StrCat("training.lanes ", lanes, " is not a power of two of at most ",
+                                 kMostLanes, " that divides global_batch ",
+                                 training.global_batch()));
 }
 
 }  // namespace
@@ -109,6 +119,16 @@ int IndexInGroup(const v1::ProcessGroup& group, int rank) {
   if (group.stride() <= 0 || offset < 0 || offset % group.stride() != 0) return -1;
   const int index = offset / group.stride();
   return index < group.size() ? index : -1;
+}
+
+void SetChoices(const v1::ParallelismSpec& wanted, v1::Layout* layout) {
+  layout->set_schedule(wanted.schedule() == v1::PIPELINE_SCHEDULE_UNSPECIFIED
+                           ? v1::PIPELINE_SCHEDULE_1F1B
+                           : wanted.schedule());
+  layout->set_recompute(wanted.recompute() == v1::RECOMPUTE_UNSPECIFIED ? v1::RECOMPUTE_NONE
+                                                                        : wanted.recompute());
+  layout->set_sequence_parallel(wanted.sequence_parallel());
+  layout->set_tensor_overlap(std::max(1, wanted.tensor_overlap()));
 }
 
 absl::Status CheckLayout(const v1::JobSpec& job, const v1::Layout& layout, int ranks) {
@@ -169,7 +189,7 @@ absl::Status CheckLayout(const v1::JobSpec& job, const v1::Layout& layout, int r
     return Impossible(absl::StrCat("micro_batches is ", layout.micro_batches(),
                                    ", but global_batch / (data x micro_batch) is ", batch / unit));
   }
-  return absl::OkStatus();
+  return CheckLanes(job.training());
 }
 
 }  // namespace tercio::plan

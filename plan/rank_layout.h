@@ -43,9 +43,13 @@ std::vector<int> RanksOf(const v1::ProcessGroup& group);
 // The rank inside the group; -1: not a member.
 int IndexInGroup(const v1::ProcessGroup& group, int rank);
 
+// Sets what a job chooses beside the degrees and the micro-batches: schedule, recomputation,
+// sequence parallelism, overlap, with the defaults of what it leaves open.
+void SetChoices(const v1::ParallelismSpec& wanted, v1::Layout* layout);
+
 // Whether the model can be cut that way. Errors are INVALID_ARGUMENT, naming every number and the
 // rule: heads and ffn_hidden divisible by tensor, layers by pipeline, global_batch by data *
-// micro_batch, degrees positive, product equal to `ranks`.
+// micro_batch and by the lanes, degrees positive, product equal to `ranks`.
 absl::Status CheckLayout(const v1::JobSpec& job, const v1::Layout& layout, int ranks);
 
 }  // namespace tercio::plan

@@ -14,9 +14,20 @@ inline bool OrderIsFixed(const v1::JobSpec& job) {
   return !OnGpu(job) || job.training().reproducibility() == v1::REPRODUCIBILITY_EXACT;
 }
 
-// Lanes of the gradient sum: those of the global batch, or one for each data rank.
+// Lanes of the gradient sum where its order is fixed. Job files name them or get the default when
+// they are read; a job from elsewhere may leave them open.
+inline int LanesOfJob(const v1::TrainingSpec& training) {
+  return training.lanes() > 0 ? training.lanes() : LaneCount(training.global_batch());
+}
+
+// Whether the job names other lanes than it would get.
+inline bool ChoosesLanes(const v1::TrainingSpec& training) {
+  return training.lanes() > 0 && training.lanes() != LaneCount(training.global_batch());
+}
+
+// Lanes of the gradient sum in a layout: the job's, or one for each data rank.
 inline int LanesOf(const v1::JobSpec& job, const v1::Layout& layout) {
-  return OrderIsFixed(job) ? LaneCount(job.training().global_batch()) : layout.data();
+  return OrderIsFixed(job) ? LanesOfJob(job.training()) : layout.data();
 }
 
 }  // namespace tercio::plan

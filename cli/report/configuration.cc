@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "config/flat_job.h"
 #include "plan/names.h"
+#include "plan/numerics.h"
 
 namespace tercio::report {
 namespace {
@@ -45,6 +46,7 @@ KeyValues PlanOf(const v1::JobStatus& status) {
                    {"zero_stage", absl::StrCat(layout.zero_stage())},
                    {"recompute", plan::TextOf(layout.recompute())},
                    {"lanes", absl::StrCat(plan.lanes())},
+                   {"numerics", absl::StrCat(plan::RecordedNumerics(plan.numerics()))},
                    {"threads_per_rank", absl::StrCat(plan.threads_per_rank())},
                    {"collectives", plan::TextOf(plan.collectives())},
                    {"placement", PlacementText(plan)}};

@@ -6,9 +6,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "coordinator/core/checkpoints.h"
 #include "coordinator/core/rank_set.h"
 #include "coordinator/core/stepper.h"
 #include "plan/epochs.h"
+#include "plan/numerics.h"
 
 namespace tercio::coordinator {
 namespace {
@@ -264,7 +266,18 @@ void Stepper::StartWhenReady(JobState& job) {
   Note(job, "attempt_started",
        absl::StrCat("attempt ", record.attempt(), " starts after step ", record.resume_step(),
                     " on ", job.placement->ranks(), " ranks"));
+  NoteNumerics(job);
   for (const auto& [name, node] : job.placement->nodes()) SendStart(job, name);
+}
+
+// A run that began with an older version does not have the bits that it would have had there.
+void Stepper::NoteNumerics(JobState& job) {
+  // What copies in memory were computed by is not recorded.
+  if (job.record.resume_step() == 0 || job.record.resume_attempt() != 0) return;
+  const v1::CheckpointRecord* known = FindCheckpointRecord(job.record, job.record.resume_step());
+  if (known == nullptr) return;
+  const std::string text = plan::DescribeOtherNumerics(known->numerics(), job.plan->numerics());
+  if (!text.empty()) Note(job, "numerics_changed", text);
 }
 
 std::vector<plan::DeviceSlot> Stepper::SlotsOf(const Placement& placement) const {

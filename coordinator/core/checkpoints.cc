@@ -146,7 +146,11 @@ void Stepper::Handle(const CheckpointFound& answer) {
 void Stepper::AdoptUnrecorded(JobState& job, const CheckpointFound& answer) {
   v1::JobRecord& record = job.record;
   for (const v1::CheckpointRecord& there : answer.there) {
-    const v1::CheckpointRecord* known = FindCheckpointRecord(record, there.step());
+    v1::CheckpointRecord* known = FindCheckpointRecord(record, there.step());
+    // A record that an older version made has no numerics, but the manifest tells.
+    if (known != nullptr && known->attempt() == there.attempt() && known->numerics() == 0) {
+      known->set_numerics(there.numerics());
+    }
     if (known != nullptr && known->attempt() >= there.attempt()) continue;
     if (there.attempt() <= 0 || there.attempt() > record.attempt()) continue;
     v1::CheckpointRecord adopted = there;
@@ -238,6 +242,7 @@ void Stepper::Handle(const CheckpointCommitted& committed) {
     known.set_committed_at(now_);
     known.set_bytes(committed.bytes);
     known.set_manifest_digest(committed.manifest_digest);
+    known.set_numerics(committed.numerics);
     if (committed.verified) known.set_verified_at(now_);
     TakeCandidate(record, &known);
     AddCheckpointRecord(record, known);

@@ -8,6 +8,7 @@
 #include "coordinator/core/testing/test_cluster.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "plan/numerics.h"
 
 namespace tercio::coordinator {
 namespace {
@@ -31,9 +32,10 @@ class CheckpointsTest : public ::testing::Test, public Cluster {
   }
   void Commit(int64_t step, bool verified = true) {
     Stepped(step);
-    last_ =
-        Do(CheckpointCommitted{RunWith(job().attempt()), step, "path", 1, 0, "digest", verified});
+    last_ = Do(CheckpointCommitted{RunWith(job().attempt()), step, "path", 1, 0, "digest", verified,
+                                   plan::kNumerics});
   }
+  v1::JobRecord& job_record() { return state_.jobs.at(kJob).record; }
   // The next attempt prepares: what it has asked the disk for.
   FindCheckpoint BreakAndSearch() {
     Exited(0, 0, 9);
@@ -254,6 +256,34 @@ TEST_F(CheckpointsTest, WhatTheDiskHoldsIsKnownAgain) {
   }
   Do(found);
   EXPECT_THAT(StepsOf(CheckpointsThatCount(job())), ElementsAre(4, 2));
+}
+
+// What it was computed by: the record of its commit, or its manifest where an older version has
+// recorded it, says so.
+TEST_F(CheckpointsTest, AResumeByOtherNumericsIsAnEvent) {
+  const auto resume_from = [&](int recorded, int of_manifest) {
+    BreakAndSearch();
+    job_record().mutable_checkpoints(0)->set_numerics(recorded);
+    kinds_.clear();
+    CheckpointFound found = Found(2);
+    found.there.emplace_back().set_step(2);
+    found.there.back().set_attempt(1);
+    found.there.back().set_numerics(of_manifest);
+    Do(found);
+    StartAll(2);
+  };
+  StartAll(0);
+  EXPECT_THAT(kinds_, Not(Contains("numerics_changed"))) << "there was no state";
+  Commit(2);
+  EXPECT_EQ(job_record().checkpoints(0).numerics(), plan::kNumerics);
+  EXPECT_EQ(state_.jobs.at(kJob).plan->numerics(), plan::kNumerics);
+  resume_from(plan::kNumerics, plan::kNumerics);
+  EXPECT_THAT(kinds_, Not(Contains("numerics_changed")));
+  resume_from(plan::kNumerics - 1, plan::kNumerics - 1);
+  EXPECT_THAT(kinds_, Contains("numerics_changed"));
+  resume_from(0, plan::kNumerics - 1);
+  EXPECT_THAT(kinds_, Contains("numerics_changed"));
+  EXPECT_EQ(job_record().checkpoints(0).numerics(), plan::kNumerics - 1);
 }
 
 TEST_F(CheckpointsTest, OlderStoresKnowTheirLastOne) {

@@ -38,6 +38,7 @@ inline constexpr std::string_view kEventKinds[] = {
     "node_quarantined",
     "node_released",
     "node_undrained",
+    "numerics_changed",
     "progress",
     "rank_exited",
     "replicas_differ",

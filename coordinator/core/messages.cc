@@ -38,6 +38,7 @@ void Stepper::SendStart(JobState& job, const std::string& node) {
   const v1::CheckpointRecord* known = FindCheckpointRecord(job.record, job.record.resume_step());
   if (known != nullptr && job.record.resume_attempt() == 0) {
     start->set_resume_manifest_digest(known->manifest_digest());
+    start->set_resume_numerics(known->numerics());
   }
   // The part of a plan that the ranks of a stage share is as large as all the rest: sent once per
   // node.

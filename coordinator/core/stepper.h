@@ -126,6 +126,7 @@ class Stepper {
   // Ends the job where it would resume from this step with different data.
   bool RefusesOtherData(JobState& job, int64_t start);
   void StartWhenReady(JobState& job);
+  void NoteNumerics(JobState& job);
   std::vector<plan::DeviceSlot> SlotsOf(const Placement& placement) const;
   RankShare ShareOfRanks(const JobState& job) const;
   void OnRankPhase(JobState& job, const v1::RankPhase& phase);

@@ -48,6 +48,7 @@ v1::CheckpointRecord RecordOf(const checkpoint::Committed& committed) {
   record.set_attempt(committed.attempt);
   record.set_bytes(committed.bytes);
   record.set_manifest_digest(committed.manifest_digest);
+  record.set_numerics(committed.numerics);
   return record;
 }
 

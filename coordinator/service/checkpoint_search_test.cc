@@ -67,7 +67,8 @@ TEST_F(SearchTest, TakesTheNewestWithoutReadingIt) {
   ASSERT_TRUE(WriteFileDurably(PartOf(20), content).ok());
   const CheckpointFound found = Search();
   EXPECT_EQ(found.step, 20) << "its ranks notice";
-  EXPECT_EQ(found.there.size(), 2u);
+  ASSERT_EQ(found.there.size(), 2u);
+  EXPECT_EQ(found.there[0].numerics(), 1) << "its training state names none";
   wanted_.suspect_step = 20;
   const CheckpointFound again = Search();
   EXPECT_EQ(again.step, 10);

@@ -128,6 +128,7 @@ v1::JobStatus BriefStatusOf(const Coordinator::JobView& view) {
   if (view.plan != nullptr) {
     *status.mutable_plan()->mutable_layout() = view.plan->layout();
     status.mutable_plan()->set_lanes(view.plan->lanes());
+    status.mutable_plan()->set_numerics(view.plan->numerics());
     if (view.plan->has_predicted()) {
       *status.mutable_plan()->mutable_predicted() = view.plan->predicted();
     }

@@ -113,3 +113,7 @@ ncclResult_t ncclSend(const void* in, size_t count, ncclDataType_t type, int pee
                       cudaStream_t stream);
 ncclResult_t ncclRecv(void* out, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
                       cudaStream_t stream);
+// Messages in between, of one communicator and one stream, proceed together; all of its ranks
+// exchange such a group. Other calls are not grouped.
+ncclResult_t ncclGroupStart();
+ncclResult_t ncclGroupEnd();

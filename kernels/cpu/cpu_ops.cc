@@ -230,11 +230,7 @@ class CpuOps : public Ops {
     }
     if (to.format() != from.format()) Round(to, count);
   }
-  void SumsOfSquares(const SumOfSquares* sums, int64_t count) override {
-    for (int64_t i = 0; i < count; ++i) {
-      *sums[i].sum = SumOfSquaresCpu(sums[i].values, sums[i].count, pool_);
-    }
-  }
+  void SumsOfSquares(const SumsOfSquaresArgs& a) override { SumsOfSquaresCpu(a, pool_); }
   void Digest(const float* a, int64_t count, uint64_t* digest) override {
     *digest = DigestCpu(a, count, pool_);
   }

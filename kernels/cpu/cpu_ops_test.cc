@@ -3,15 +3,20 @@
 #include "kernels/cpu/cpu_ops.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <iterator>
+#include <limits>
 #include <memory>
 #include <utility>
 #include <vector>
 
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/cpu/testing/cpu_ops_case.h"
+#include "kernels/exact_sum.h"
 #include "kernels/random.h"
 #include "kernels/reference/reference_ops.h"
 
@@ -501,23 +506,67 @@ TEST_F(CpuOpsTest, AdamWFollowsItsFormula) {
   }
 }
 
-TEST_F(CpuOpsTest, SumsOfSquares) {
-  for (const int64_t count : {0, 1, 15, 17, 65536, 65537, 200000}) {
-    const Floats values = Random(count);
-    double exact = 0;
-    for (const float value : values) exact += static_cast<double>(value) * value;
-    double two = 0;
-    double one = 0;
-    const SumOfSquares sums[] = {{values.data(), count, &two}, {values.data(), 1, &one}};
-    ops_->SumsOfSquares(sums, count > 0 ? 2 : 1);
-    if (count > 0) {
-      EXPECT_EQ(one, static_cast<double>(values[0]) * values[0]);
+using SumLimbs = std::array<double, kSumLimbs>;
+
+// The sum that kernels/ops.h defines, element by element.
+SumLimbs PlainSumOfSquares(const Floats& values) {
+  int64_t limbs[kSumLimbs] = {};
+  for (size_t begin = 0; begin < values.size(); begin += kSquaresBlock) {
+    double lanes[16] = {};
+    const size_t end = std::min(values.size(), begin + kSquaresBlock);
+    for (size_t i = begin; i < end; ++i) {
+      lanes[i % 16] += static_cast<double>(values[i]) * values[i];
     }
-    const SumOfSquares again = {.values = values.data(), .count = count, .sum = &one};
-    CreateCpuOps(1)->SumsOfSquares(&again, 1);
-    EXPECT_EQ(one, two);
-    EXPECT_NEAR(two, exact, 1e-12 * (exact + 1));
+    double sum = 0;
+    for (const double lane : lanes) sum += lane;
+    AddToLimbs(sum, limbs);
   }
+  CarryLimbs(limbs);
+  SumLimbs result = {};
+  std::copy(std::begin(limbs), std::end(limbs), result.begin());
+  return result;
+}
+
+TEST_F(CpuOpsTest, SumsOfSquaresAreExactSumsOfBlocks) {
+  for (const int64_t count : {0, 1, 15, 17, 1023, 1024, 1025, 65536, 65537, 200000}) {
+    Floats values = Random(count);
+    // Magnitudes that a sum in double would lose, and the least and largest squares.
+    for (size_t i = 0; i < values.size(); i += 977) values[i] *= 1e-15f;
+    if (count > 1024) values[1024] = std::numeric_limits<float>::denorm_min();
+    if (count > 65536) values[65536] = std::numeric_limits<float>::max();
+    Floats all = values;
+    all.resize((all.size() + kSquaresBlock - 1) / kSquaresBlock * kSquaresBlock);
+    all.push_back(3);  // a tensor begins a block
+    const float three = 3;
+    for (const int threads : {1, 3}) {
+      double not_finite[2] = {-1, -1};
+      const SquaredTensor tensors[] = {{values.data(), count, &not_finite[0]},
+                                       {&three, 1, &not_finite[1]}};
+      SumLimbs limbs = {};
+      CreateCpuOps(threads)->SumsOfSquares(
+          {.tensors = tensors, .tensor_count = 2, .limbs = limbs.data()});
+      EXPECT_EQ(limbs, PlainSumOfSquares(all)) << count;
+      EXPECT_THAT(not_finite, ::testing::Each(0));
+    }
+  }
+}
+
+TEST_F(CpuOpsTest, SumsOfSquaresCountWhatIsNotFinite) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  Floats values = Random(5000);
+  values[3] = kInfinity;
+  values[1000] = -kInfinity;
+  values[4999] = std::numeric_limits<float>::quiet_NaN();
+  double not_finite[2] = {-1, -1};
+  const SquaredTensor tensors[] = {{values.data(), 5000, &not_finite[0]},
+                                   {values.data() + 1024, 3072, &not_finite[1]}};
+  SumLimbs limbs = {};
+  ops_->SumsOfSquares({.tensors = tensors, .tensor_count = 2, .limbs = limbs.data()});
+  EXPECT_THAT(not_finite, ::testing::ElementsAre(3, 0));
+  // Twice what lies between.
+  Floats finite(values.begin() + 1024, values.begin() + 4096);
+  finite.insert(finite.end(), values.begin() + 1024, values.begin() + 4096);
+  EXPECT_EQ(limbs, PlainSumOfSquares(finite));
 }
 
 uint64_t PlainDigest(const Floats& values) {

@@ -1,9 +1,12 @@
 // AdamW, and the sums around it.
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cmath>
+#include <iterator>
 
 #include "kernels/cpu/parts.h"
+#include "kernels/exact_sum.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/optimizer.cc"
@@ -49,6 +52,33 @@ void AddRange(float* a, const float* b, int64_t count) {
   ForVectors(count, [&](auto load, auto store) HWY_ATTR { store(hn::Add(load(a), load(b)), a); });
 }
 
+// 16 interleaved sums whatever the width of a vector. Squares of floats are exact in double, so a
+// fused multiply-add has the bits of a product and a sum.
+double SquaresOfBlock(const float* a, int64_t count) {
+  constexpr int64_t kSums = 16;
+  const hn::CappedTag<double, 8> d;
+  const hn::Rebind<float, decltype(d)> narrow;
+  constexpr auto kWidth = static_cast<int64_t>(hn::MaxLanes(d));
+  hn::Vec<decltype(d)> sums[kSums / kWidth];
+  for (auto& sum : sums) sum = hn::Zero(d);
+  int64_t i = 0;
+  for (; i + kSums <= count; i += kSums) {
+    for (int64_t k = 0; k < kSums / kWidth; ++k) {
+      const auto value = hn::PromoteTo(d, hn::LoadU(narrow, a + i + k * kWidth));
+      sums[k] = hn::MulAdd(value, value, sums[k]);
+    }
+  }
+  double lanes[kSums];
+  for (int64_t k = 0; k < kSums / kWidth; ++k) hn::StoreU(sums[k], d, lanes + k * kWidth);
+  for (int64_t lane = 0; i + lane < count; ++lane) {
+    const double value = a[i + lane];
+    lanes[lane] += value * value;
+  }
+  double sum = 0;
+  for (const double lane : lanes) sum += lane;
+  return sum;
+}
+
 }  // namespace tercio::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
@@ -57,6 +87,7 @@ namespace tercio::kernels {
 
 HWY_EXPORT(AdamWRange);
 HWY_EXPORT(AddRange);
+HWY_EXPORT(SquaresOfBlock);
 
 namespace {
 
@@ -70,24 +101,8 @@ void OverBlocks(int64_t count, ThreadPool& pool, const Body& body) {
   });
 }
 
-// Squares of floats are exact in double, so only the order of the additions matters: 16 interleaved
-// sums, added in ascending order.
-double SumOfSquaresOfBlock(const float* a, int64_t count) {
-  double sums[16] = {};
-  int64_t i = 0;
-  for (; i + 16 <= count; i += 16) {
-    for (int lane = 0; lane < 16; ++lane) {
-      const double value = a[i + lane];
-      sums[lane] += value * value;
-    }
-  }
-  for (int lane = 0; i + lane < count; ++lane) {
-    const double value = a[i + lane];
-    sums[lane] += value * value;
-  }
-  double sum = 0;
-  for (const double part : sums) sum += part;
-  return sum;
+int64_t CountNotFinite(const float* a, int64_t count) {
+  return std::count_if(a, a + count, [](float value) { return !std::isfinite(value); });
 }
 
 }  // namespace
@@ -104,20 +119,35 @@ void AddCpu(float* a, const float* b, int64_t count, ThreadPool& pool) {
   });
 }
 
-double SumOfSquaresCpu(const float* a, int64_t count, ThreadPool& pool) {
-  std::array<double, 512> parts{};  // sums of as many blocks at once
-  // A run of blocks bounds the array, whatever the size of the tensor.
-  constexpr int64_t kRun = static_cast<int64_t>(parts.size()) * kBlock;
-  double sum = 0;
-  for (int64_t first = 0; first < count; first += kRun) {
-    const int64_t run = std::min(kRun, count - first);
-    // Each block has a place of its own, so nothing is added in the order in which threads finish.
-    OverBlocks(run, pool, [&](int64_t block, int64_t begin, int64_t end) {
-      parts[static_cast<size_t>(block)] = SumOfSquaresOfBlock(a + first + begin, end - begin);
+void SumsOfSquaresCpu(const SumsOfSquaresArgs& args, ThreadPool& pool) {
+  // Sums of integers: the order in which threads finish does not matter.
+  std::array<std::atomic<int64_t>, kSumLimbs> limbs{};
+  for (int64_t t = 0; t < args.tensor_count; ++t) {
+    const SquaredTensor& tensor = args.tensors[t];
+    std::atomic<int64_t> not_finite{0};
+    OverBlocks(tensor.count, pool, [&](int64_t, int64_t begin, int64_t end) {
+      int64_t own[kSumLimbs] = {};
+      for (int64_t at = begin; at < end; at += kSquaresBlock) {
+        const float* values = tensor.values + at;
+        const int64_t count = std::min(kSquaresBlock, end - at);
+        const double sum = HWY_DYNAMIC_DISPATCH(SquaresOfBlock)(values, count);
+        // A float's square is finite in double, so that a sum tells of every element.
+        if (std::isfinite(sum)) {
+          AddToLimbs(sum, own);
+        } else {
+          not_finite += CountNotFinite(values, count);
+        }
+      }
+      for (size_t i = 0; i < limbs.size(); ++i) {
+        if (own[i] != 0) limbs[i] += own[i];
+      }
     });
-    for (int64_t block = 0; block * kBlock < run; ++block) sum += parts[static_cast<size_t>(block)];
+    *tensor.not_finite = static_cast<double>(not_finite);
   }
-  return sum;
+  int64_t carried[kSumLimbs];
+  std::copy(limbs.begin(), limbs.end(), carried);
+  CarryLimbs(carried);
+  std::copy(std::begin(carried), std::end(carried), args.limbs);
 }
 
 }  // namespace tercio::kernels

@@ -91,7 +91,7 @@ struct RoundRowsArgs {
   int64_t rows, columns, stride;
 };
 void RoundRowsCpu(const RoundRowsArgs& args, ThreadPool& pool);
-double SumOfSquaresCpu(const float* a, int64_t count, ThreadPool& pool);
+void SumsOfSquaresCpu(const SumsOfSquaresArgs& args, ThreadPool& pool);
 uint64_t DigestCpu(const float* a, int64_t count, ThreadPool& pool);
 
 }  // namespace tercio::kernels

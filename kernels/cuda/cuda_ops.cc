@@ -238,8 +238,8 @@ class CudaOps : public Ops {
       }
     });
   }
-  void SumsOfSquares(const SumOfSquares* sums, int64_t count) override {
-    Run("SumsOfSquares", [&] { SumsOfSquaresCuda(sums, count, context_); });
+  void SumsOfSquares(const SumsOfSquaresArgs& args) override {
+    Run("SumsOfSquares", [&] { SumsOfSquaresCuda(args, context_); });
   }
   void Digest(const float* a, int64_t count, uint64_t* digest) override {
     Run("Digest", [&] {

@@ -10,6 +10,7 @@
 
 #include "kernels/cuda/elementwise.h"
 #include "kernels/cuda/testing/both_backends.h"
+#include "kernels/exact_sum.h"
 #include "kernels/random.h"
 
 namespace tercio::kernels::cuda {
@@ -535,11 +536,12 @@ TEST_F(CudaOpsTest, ManyTensorsAtOnce) {
   const int m = AddFloats("m", total);
   const int v = AddFloats("v", total, 0, 0.1, 1);
   const int rounded = AddValues("rounded", total);
-  const int sums = AddDoubles("sums", kTensors);
+  const int not_finite = AddDoubles("not finite", kTensors);
+  const int limbs = AddDoubles("limbs", kSumLimbs);
   for (double& value : At(v).data) value = static_cast<float>(std::abs(value));
   Check([&](Ops& ops, const Bound& t) {
     std::vector<AdamWTensor> tensors;
-    std::vector<SumOfSquares> squares;
+    std::vector<SquaredTensor> squares;
     int64_t at = 0;
     for (int64_t i = 0; i < kTensors; at += length(i), ++i) {
       tensors.push_back({.parameter = t.floats(parameter) + at,
@@ -549,10 +551,12 @@ TEST_F(CudaOpsTest, ManyTensorsAtOnce) {
                          .rounded = t.values(rounded) + at,
                          .count = length(i),
                          .weight_decay = i % 2 == 0 ? 0.1f : 0.0f});
-      squares.push_back(
-          {.values = t.floats(gradient) + at, .count = length(i), .sum = t.doubles(sums) + i});
+      squares.push_back({.values = t.floats(gradient) + at,
+                         .count = length(i),
+                         .not_finite = t.doubles(not_finite) + i});
     }
-    ops.SumsOfSquares(squares.data(), kTensors);
+    ops.SumsOfSquares(
+        {.tensors = squares.data(), .tensor_count = kTensors, .limbs = t.doubles(limbs)});
     ops.AdamW({.tensors = tensors.data(),
                .tensor_count = kTensors,
                .learning_rate = 1e-2f,
@@ -574,20 +578,37 @@ TEST_F(CudaOpsTest, AddZeroCopySumsAndDigest) {
       const int zero = AddValues("zero", count);
       const int wide = AddFloats("wide", count);
       const int back = AddFloats("back", count);
-      const int sum = AddDoubles("sum", 1);
+      const int not_finite = AddDoubles("not finite", 1);
+      const int limbs = AddDoubles("limbs", kSumLimbs);
       const int digest = AddBits("digest");
       Check([&](Ops& ops, const Bound& t) {
         ops.Add(t.values(a), t.values(b), count);
         ops.Zero(t.values(zero), count);
         ops.Copy(t.values(b), t.floats(wide), count);
         ops.Copy(t.floats(back), t.values(b), count);
-        const SumOfSquares squares = {
-            .values = t.floats(wide), .count = count, .sum = t.doubles(sum)};
-        ops.SumsOfSquares(&squares, 1);
+        const SquaredTensor squares = {
+            .values = t.floats(wide), .count = count, .not_finite = t.doubles(not_finite)};
+        ops.SumsOfSquares({.tensors = &squares, .tensor_count = 1, .limbs = t.doubles(limbs)});
         ops.Digest(t.floats(wide), count, t.bits(digest));
       });
     }
   }
+}
+
+TEST_F(CudaOpsTest, SumsOfSquaresCountWhatIsNotFinite) {
+  constexpr int64_t kCount = 140003;
+  Begin(Format::kFloat32, "not finite");
+  const int values = AddFloats("values", kCount);
+  At(values).data[7] = std::numeric_limits<float>::infinity();
+  At(values).data[90000] = std::numeric_limits<float>::quiet_NaN();
+  At(values).data[90001] = -std::numeric_limits<float>::infinity();
+  const int not_finite = AddDoubles("not finite", 2);
+  const int limbs = AddDoubles("limbs", kSumLimbs);
+  Check([&](Ops& ops, const Bound& t) {
+    const SquaredTensor tensors[] = {{t.floats(values), kCount, t.doubles(not_finite)},
+                                     {t.floats(values) + 100, 5000, t.doubles(not_finite) + 1}};
+    ops.SumsOfSquares({.tensors = tensors, .tensor_count = 2, .limbs = t.doubles(limbs)});
+  });
 }
 
 // Rounding in place is a copy onto itself.
@@ -603,6 +624,7 @@ TEST_F(CudaOpsTest, NothingOfNoRows) {
   Begin(Format::kFloat32, "no rows");
   const int x = AddValues("x", 16);
   const int sums = AddFloats("sums", 16);
+  const int limbs = AddDoubles("limbs", kSumLimbs);
   Check([&](Ops& ops, const Bound& t) {
     const Values v = t.values(x);
     float* f = t.floats(sums);
@@ -663,7 +685,7 @@ TEST_F(CudaOpsTest, NothingOfNoRows) {
                .bias_correction1 = 1,
                .bias_correction2 = 1,
                .clip = 1});
-    ops.SumsOfSquares(nullptr, 0);
+    ops.SumsOfSquares({.tensors = nullptr, .tensor_count = 0, .limbs = t.doubles(limbs)});
     ops.Add(v, v, 0);
   });
 }

@@ -1,12 +1,13 @@
 // AdamW (Loshchilov & Hutter, "Decoupled weight decay regularization", algorithm 2), in the order
-// of operations of torch.optim.AdamW, with the rounded copy that the model reads; and the sums of
-// squares that a gradient norm is made of. Of many tensors in one launch.
+// of operations of torch.optim.AdamW, with the rounded copy that the model reads; and the exact sum
+// of squares that a gradient norm is made of. Of many tensors in one launch.
 //
 // Launch geometry: blocks of 256 threads. AdamW: a block has 4,096 elements of a tensor, a thread
-// eight at a time. Sums: a block has the 64 Ki elements of a partial sum; then a block for each
-// tensor adds them.
-// Bytes for each element: AdamW 28, and those of the copy; sums 4. Bound by memory.
+// eight at a time. Sums: a block has 64 Ki elements of a tensor, 16 threads for each 1,024; then
+// one block adds what these have. Bytes for each element: AdamW 28, and those of the copy; sums 4.
+// Bound by memory.
 #include <algorithm>
+#include <cfloat>
 #include <cmath>
 
 #include "kernels/cuda/parts.h"
@@ -14,6 +15,7 @@
 #include "kernels/cuda/primitives/launch.cuh"
 #include "kernels/cuda/primitives/many_tensors.cuh"
 #include "kernels/cuda/scratch.h"
+#include "kernels/exact_sum.h"
 
 namespace tercio::kernels::cuda {
 namespace {
@@ -90,56 +92,117 @@ struct SummedTensors {
   int64_t counts[kSummedTensors];
   BlocksOfTensors<kSummedTensors> blocks;
 };
-struct Sums {
-  double* sums[kSummedTensors];
+struct AddedTensors {
+  double* not_finite[kSummedTensors];
   BlocksOfTensors<kSummedTensors> blocks;
+  double* limbs;  // null: of the last launch only
+  bool first;     // no launch was before this one
 };
 
-constexpr int kSumLanes = 16;   // interleaved sums
-constexpr int kSumTile = 2048;  // elements in shared memory
+constexpr int kSumLanes = 16;                       // interleaved sums
+constexpr int kSumRows = kThreads / kSumLanes;      // that many of ops.h's blocks at once
+constexpr int kNumbers = kNumbersOfSquares;         // limbs, and elements that are not finite
+constexpr int kAddedRows = kThreads / kNumbers;     // parts that are added at once
+constexpr int kAddThreads = kAddedRows * kNumbers;  // a thread for each of their numbers
+static_assert(kNumbers == kSumLimbs + 1);
+static_assert(kAddThreads >= kSummedTensors);
 
-// A block sums the squares of kSquaresBlock elements; thread t < kSumLanes those of index t modulo
-// kSumLanes. All threads bring the elements to shared memory.
+// The numbers of one part of a tensor.
+struct PartOfSquares {
+  int64_t numbers[kNumbers];
+};
+
+struct SquaresMemory {
+  double sums[kThreads];
+  PartOfSquares rows[kSumRows];
+};
+
+__device__ __forceinline__ int64_t CountNotFinite(const float* values, int64_t begin, int64_t end) {
+  int64_t count = 0;
+  // A NaN compares false as well.
+  for (int64_t i = begin; i < end; ++i) count += fabsf(values[i]) <= FLT_MAX ? 0 : 1;
+  return count;
+}
+
+// A block has kSquaresPart elements. Each row of kSumLanes threads sums the squares of
+// kSquaresBlock of them at a time, and its first thread adds the sum to limbs of the row.
 __global__ void __launch_bounds__(kThreads)
-    SquaresKernel(const __grid_constant__ SummedTensors tensors, double* parts) {
-  auto* tile = DynamicShared<float>();
+    SquaresKernel(const __grid_constant__ SummedTensors tensors, PartOfSquares* parts) {
+  auto* memory = DynamicShared<SquaresMemory>();
   int piece = 0;
   const int tensor = tensors.blocks.Find(static_cast<int>(blockIdx.x), &piece);
-  const float* values = tensors.values[tensor] + piece * kSquaresBlock;
-  const int64_t left = tensors.counts[tensor] - piece * kSquaresBlock;
-  const int64_t elements = left < kSquaresBlock ? left : kSquaresBlock;
+  const float* values = tensors.values[tensor] + piece * kSquaresPart;
+  const int64_t left = tensors.counts[tensor] - piece * kSquaresPart;
+  const int64_t elements = left < kSquaresPart ? left : kSquaresPart;
   const int thread = static_cast<int>(threadIdx.x);
-  double sum = 0;
-  for (int64_t offset = 0; offset < elements; offset += kSumTile) {
-    const int64_t rest = elements - offset;
-    const int size = static_cast<int>(rest < kSumTile ? rest : kSumTile);
-    for (int i = thread; i < size; i += kThreads) tile[i] = values[offset + i];
+  const int row = thread / kSumLanes;
+  const int lane = thread % kSumLanes;
+  int64_t* numbers = memory->rows[row].numbers;
+  for (int i = lane; i < kNumbers; i += kSumLanes) numbers[i] = 0;
+  for (int64_t first = 0; first < elements; first += kSumRows * kSquaresBlock) {
+    const int64_t begin = first + row * kSquaresBlock;
+    const int64_t end = begin + kSquaresBlock < elements ? begin + kSquaresBlock : elements;
+    double sum = 0;
+#pragma unroll 8
+    for (int64_t i = begin + lane; i < end; i += kSumLanes) {
+      const double value = values[i];
+      sum = fma(value, value, sum);
+    }
+    memory->sums[thread] = sum;
     __syncthreads();
-    if (thread < kSumLanes) {
-      for (int i = thread; i < size; i += kSumLanes) {
-        const double value = tile[i];
-        sum += value * value;
+    if (lane == 0 && begin < end) {
+      double total = 0;
+      for (int i = 0; i < kSumLanes; ++i) total += memory->sums[thread + i];
+      // A float's square is finite in double, so that a sum tells of every element.
+      if (total <= DBL_MAX) {
+        AddToLimbs(total, numbers);
+      } else {
+        numbers[kSumLimbs] += CountNotFinite(values, begin, end);
       }
     }
     __syncthreads();
   }
-  auto* sums = DynamicShared<double>();
-  if (thread < kSumLanes) sums[thread] = sum;
-  __syncthreads();
-  if (thread != 0) return;
-  double total = 0;
-  for (int i = 0; i < kSumLanes; ++i) total += sums[i];
-  parts[blockIdx.x] = total;
+  if (thread >= kNumbers) return;
+  int64_t total = 0;
+  for (const PartOfSquares& part : memory->rows) total += part.numbers[thread];
+  parts[blockIdx.x].numbers[thread] = total;
 }
 
-// A block of one thread adds the parts of a tensor in ascending order.
-__global__ void AddSquaresKernel(const __grid_constant__ Sums sums, const double* parts) {
-  const int tensor = static_cast<int>(blockIdx.x);
-  double total = 0;
-  for (int i = sums.blocks.first[tensor]; i < sums.blocks.first[tensor + 1]; ++i) {
-    total += parts[i];
+// One block adds all parts of a launch, and those before it, which `sum` holds. Integers: exact in
+// any order.
+__global__ void __launch_bounds__(kAddThreads)
+    AddSquaresKernel(const __grid_constant__ AddedTensors tensors, PartOfSquares* sum,
+                     const PartOfSquares* parts) {
+  auto* rows = DynamicShared<PartOfSquares>();
+  const int thread = static_cast<int>(threadIdx.x);
+  const int row = thread / kNumbers;
+  const int number = thread % kNumbers;
+  int64_t total = 0;
+  // Neighbouring threads read neighbouring numbers.
+#pragma unroll 8
+  for (int i = row; i < tensors.blocks.blocks(); i += kAddedRows) total += parts[i].numbers[number];
+  rows[row].numbers[number] = total;
+  __syncthreads();
+  if (row == 0) {
+    for (int i = 1; i < kAddedRows; ++i) total += rows[i].numbers[number];
+    rows[0].numbers[number] = total;
+    if (!tensors.first) total += sum->numbers[number];
+    sum->numbers[number] = total;
   }
-  *sums.sums[tensor] = total;
+  __syncthreads();
+  if (thread < tensors.blocks.tensors) {
+    int64_t not_finite = 0;
+    // They are rare: most often none of the launch has one.
+    if (rows[0].numbers[kSumLimbs] > 0) {
+      for (int i = tensors.blocks.first[thread]; i < tensors.blocks.first[thread + 1]; ++i) {
+        not_finite += parts[i].numbers[kSumLimbs];
+      }
+    }
+    *tensors.not_finite[thread] = static_cast<double>(not_finite);
+  }
+  if (thread != 0 || tensors.limbs == nullptr) return;
+  CarryLimbs(sum->numbers);
+  for (int i = 0; i < kSumLimbs; ++i) tensors.limbs[i] = static_cast<double>(sum->numbers[i]);
 }
 
 template <typename T>
@@ -172,26 +235,32 @@ void LaunchUpdate(const AdamWArgs& a, int64_t begin, int64_t end, cudaStream_t s
          update);
 }
 
-void LaunchSums(const SumOfSquares* list, int64_t count, const CudaContext& context) {
+// The tensors [begin, end) of the list.
+void LaunchSums(const SumsOfSquaresArgs& a, int64_t begin, int64_t end,
+                const CudaContext& context) {
   SummedTensors tensors = {};
-  Sums sums = {};
+  AddedTensors added = {};
   int64_t elements = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    elements += list[i].count;
-    tensors.values[i] = list[i].values;
-    tensors.counts[i] = list[i].count;
-    tensors.blocks.Add((list[i].count + kSquaresBlock - 1) / kSquaresBlock);
-    sums.sums[i] = list[i].sum;
+  for (int64_t i = begin; i < end; ++i) {
+    const SquaredTensor& tensor = a.tensors[i];
+    elements += tensor.count;
+    tensors.values[i - begin] = tensor.values;
+    tensors.counts[i - begin] = tensor.count;
+    tensors.blocks.Add((tensor.count + kSquaresPart - 1) / kSquaresPart);
+    added.not_finite[i - begin] = tensor.not_finite;
   }
-  sums.blocks = tensors.blocks;
-  auto* parts = context.Scratch<double>(SquaresBytes(elements));
+  added.blocks = tensors.blocks;
+  added.first = begin == 0;
+  added.limbs = end == a.tensor_count ? a.limbs : nullptr;
+  auto* sum = context.Scratch<PartOfSquares>(SquaresBytes(elements));
+  PartOfSquares* parts = sum + 1;
   if (tensors.blocks.blocks() > 0) {
-    Launch(
-        SquaresKernel,
-        {dim3(static_cast<unsigned>(tensors.blocks.blocks())), kThreads, kSumTile * sizeof(float)},
-        context.stream, tensors, parts);
+    Launch(SquaresKernel,
+           {dim3(static_cast<unsigned>(tensors.blocks.blocks())), kThreads, sizeof(SquaresMemory)},
+           context.stream, tensors, parts);
   }
-  Launch(AddSquaresKernel, {dim3(static_cast<unsigned>(count)), 1}, context.stream, sums, parts);
+  Launch(AddSquaresKernel, {dim3(1), kAddThreads, kAddedRows * sizeof(PartOfSquares)},
+         context.stream, added, sum, parts);
 }
 
 }  // namespace
@@ -205,10 +274,14 @@ void AdamWCuda(const AdamWArgs& a, const CudaContext& context) {
   });
 }
 
-void SumsOfSquaresCuda(const SumOfSquares* sums, int64_t count, const CudaContext& context) {
-  for (int64_t begin = 0; begin < count; begin += kSumsOfLaunch) {
-    LaunchSums(sums + begin, std::min(kSumsOfLaunch, count - begin), context);
-  }
+void SumsOfSquaresCuda(const SumsOfSquaresArgs& a, const CudaContext& context) {
+  int64_t begin = 0;
+  // Also without tensors, whose sum is zero.
+  do {
+    const int64_t end = std::min(a.tensor_count, begin + kSumsOfLaunch);
+    LaunchSums(a, begin, end, context);
+    begin = end;
+  } while (begin < a.tensor_count);
 }
 
 }  // namespace tercio::kernels::cuda

@@ -106,6 +106,6 @@ void CrossEntropyCuda(const CrossEntropyArgs& args, const CudaContext& context);
 void AddLossesCuda(const AddLossesArgs& args, const CudaContext& context);
 
 void AdamWCuda(const AdamWArgs& args, const CudaContext& context);
-void SumsOfSquaresCuda(const SumOfSquares* sums, int64_t count, const CudaContext& context);
+void SumsOfSquaresCuda(const SumsOfSquaresArgs& args, const CudaContext& context);
 
 }  // namespace tercio::kernels::cuda

@@ -66,11 +66,14 @@ inline int64_t LibraryAttentionBytes(const AttentionSizes& sizes) {
 inline int64_t DigestBytes(int64_t count) {
   return 8 * std::min<int64_t>(1024, (count + 255) / 256);
 }
-// Scratch of SumsOfSquares of `count` elements in all: a number of 8 bytes for each block of a
-// tensor.
-inline constexpr int64_t kSquaresBlock = 65536;
+// Scratch of SumsOfSquares of `count` elements in all: an exact sum, and the number of elements
+// that are not finite, of each part of a tensor; and of all parts of earlier launches.
+inline constexpr int64_t kSquaresPart = 65536;
 inline constexpr int64_t kSumsOfLaunch = 128;  // tensors that are summed at once
-inline int64_t SquaresBytes(int64_t count) { return 8 * (count / kSquaresBlock + kSumsOfLaunch); }
+inline constexpr int64_t kNumbersOfSquares = 21;
+inline int64_t SquaresBytes(int64_t count) {
+  return 8 * kNumbersOfSquares * (1 + count / kSquaresPart + kSumsOfLaunch);
+}
 
 // Scratch of ChooseScale: the largest magnitude.
 inline constexpr int64_t kScaleBytes = 4;

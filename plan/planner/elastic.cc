@@ -26,15 +26,27 @@ v1::ParallelismSpec WithFewerReplicas(const v1::ParallelismSpec& wanted, int ran
   return parallelism;
 }
 
-v1::ParallelismSpec SpecOf(const v1::Layout& layout) {
-  v1::ParallelismSpec parallelism;
+// A job that leaves its degrees to the planner, and nothing else that was asked for.
+v1::ParallelismSpec WithAnyDegrees(const v1::ParallelismSpec& wanted) {
+  v1::ParallelismSpec parallelism = wanted;
+  parallelism.set_automatic(true);
+  parallelism.clear_tensor();
+  parallelism.clear_pipeline();
+  parallelism.clear_data();
+  parallelism.clear_virtual_pipeline();
+  return parallelism;
+}
+
+// The same with the degrees that the planner has chosen.
+v1::ParallelismSpec WithDegrees(v1::ParallelismSpec parallelism, const v1::Layout& layout) {
+  parallelism.set_automatic(false);
   parallelism.set_tensor(layout.tensor());
   parallelism.set_pipeline(layout.pipeline());
   parallelism.set_data(layout.data());
   parallelism.set_virtual_pipeline(layout.virtual_pipeline());
   parallelism.set_context_parallel(layout.context_parallel());
+  // An interleaved one is possible for some degrees only.
   parallelism.set_schedule(layout.schedule());
-  parallelism.set_recompute(layout.recompute());
   return parallelism;
 }
 
@@ -50,10 +62,8 @@ absl::StatusOr<v1::ParallelismSpec> SmallerLayout(const v1::JobSpec& job, int le
     *ranks = count;
     return candidate;
   }
-  // Nothing of the wanted layout is kept here, so that any factorisation may be chosen.
   v1::JobSpec free = job;
-  free.mutable_parallelism()->Clear();
-  free.mutable_parallelism()->set_automatic(true);
+  *free.mutable_parallelism() = WithAnyDegrees(wanted);
   // From above, since more ranks are faster.
   for (int count = most; count >= std::max(1, least); --count) {
     free.mutable_resources()->set_ranks(count);
@@ -61,7 +71,7 @@ absl::StatusOr<v1::ParallelismSpec> SmallerLayout(const v1::JobSpec& job, int le
     const absl::StatusOr<v1::Layout> layout = ChooseLayout(free, cluster);
     if (!layout.ok()) continue;
     *ranks = count;
-    return SpecOf(*layout);
+    return WithDegrees(free.parallelism(), *layout);
   }
   return absl::NotFoundError(
       absl::StrCat("no layout of ", least, " to ", most, " ranks works for this model"));

@@ -53,6 +53,43 @@ TEST(SmallerLayout, ThePlannerPicksWhereADegreeCannotStay) {
   EXPECT_LE(ranks, 3);
 }
 
+TEST(SmallerLayout, WhatIsChosenBesideDegreesStays) {
+  // With the degrees, and where the planner picks others; the two keys exclude each other.
+  for (const bool sequence_parallel : {true, false}) {
+    for (const int tensor : {2, 4}) {
+      v1::JobSpec job = Job(tensor, 1, tensor == 2 ? 4 : 1);
+      v1::ParallelismSpec& wanted = *job.mutable_parallelism();
+      wanted.set_sequence_parallel(sequence_parallel);
+      wanted.set_tensor_overlap(sequence_parallel ? 1 : 3);
+      wanted.set_recompute(v1::RECOMPUTE_FULL);
+      wanted.set_schedule(v1::PIPELINE_SCHEDULE_GPIPE);
+      int ranks = 0;
+      const auto layout = SmallerLayout(job, 2, tensor == 2 ? 7 : 3, kMuch, &ranks);
+      ASSERT_TRUE(layout.ok()) << layout.status();
+      EXPECT_FALSE(layout->automatic());
+      EXPECT_EQ(layout->sequence_parallel(), wanted.sequence_parallel());
+      EXPECT_EQ(layout->tensor_overlap(), wanted.tensor_overlap());
+      EXPECT_EQ(layout->recompute(), wanted.recompute());
+      EXPECT_EQ(layout->schedule(), wanted.schedule());
+    }
+  }
+}
+
+// It was planned with two runs of layers for each stage, which other degrees do not have.
+TEST(SmallerLayout, AnInterleavedScheduleNeedsItsDegrees) {
+  v1::JobSpec job = Job(1, 2, 2);
+  job.mutable_parallelism()->set_schedule(v1::PIPELINE_SCHEDULE_INTERLEAVED);
+  job.mutable_parallelism()->set_virtual_pipeline(2);
+  int ranks = 0;
+  auto layout = SmallerLayout(job, 2, 3, kMuch, &ranks);
+  ASSERT_TRUE(layout.ok()) << layout.status();
+  EXPECT_EQ(layout->schedule(), v1::PIPELINE_SCHEDULE_INTERLEAVED);
+  layout = SmallerLayout(job, 1, 1, kMuch, &ranks);
+  ASSERT_TRUE(layout.ok()) << layout.status();
+  EXPECT_EQ(layout->schedule(), v1::PIPELINE_SCHEDULE_1F1B);
+  EXPECT_EQ(layout->virtual_pipeline(), 1);
+}
+
 TEST(SmallerLayout, MemoryCounts) {
   int ranks = 0;
   const auto layout = SmallerLayout(Job(2, 2, 2), 2, 7, WithMemory(1 << 10), &ranks);

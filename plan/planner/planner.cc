@@ -153,8 +153,11 @@ std::vector<v1::Layout> AllLayouts(const v1::JobSpec& job, int ranks) {
       layout.set_virtual_pipeline(1);
       layout.set_context_parallel(1);
       layout.set_data(data);
-      layout.set_schedule(v1::PIPELINE_SCHEDULE_1F1B);
-      layout.set_recompute(v1::RECOMPUTE_NONE);
+      SetChoices(job.parallelism(), &layout);
+      // The other one needs several runs of layers for each stage.
+      if (layout.schedule() == v1::PIPELINE_SCHEDULE_INTERLEAVED) {
+        layout.set_schedule(v1::PIPELINE_SCHEDULE_1F1B);
+      }
       const int64_t micro_batch = job.training().micro_batch() > 0
                                       ? job.training().micro_batch()
                                       : plan::ChooseMicroBatch(job, pipeline, data);

@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "gtest/gtest.h"
+#include "kernels/exact_sum.h"
 #include "plan/memory_map.h"
 #include "plan/model_tensors.h"
 #include "plan/plan_builder.h"
@@ -24,12 +25,12 @@ struct Trained {
     return spec.training().global_batch() / layout.data() * spec.model().context();
   }
   int64_t flow() const { return rows() * spec.model().hidden(); }
-  // Each sum that has one contributor for each number: all others send theirs to rank 0, which
-  // sends them the result.
+  // Sums of sequences, limbs of the norm, a count for each tensor, and the signal of rank 0: all
+  // others send theirs to rank 0, which sends them the result.
   int64_t exchange(int rank, int ranks) const {
     const auto tensors = static_cast<int64_t>(plan::ModelTensors(spec.model()).size());
     const int64_t numbers = plan::SumsPerSequence(spec.model()) * spec.training().global_batch() +
-                            tensors * layout.tensor() + 1;
+                            kernels::kSumLimbs + tensors + 1;
     return kSteps * numbers * kDouble * (rank == 0 ? ranks - 1 : 1);
   }
 };

@@ -253,6 +253,24 @@ TEST(Parity, LanesThatMicroBatchesStraddle) {
                         {1, 1, 4, 3, 1, k1f1b}});
 }
 
+TEST(Parity, ChosenLanesHaveTheSameBitsInEveryLayout) {
+  v1::JobSpec spec = SmallJob();
+  spec.mutable_training()->set_global_batch(32);
+  const RunResult eight = Train(spec, {1, 1, 1, 8, 1, k1f1b});
+  for (const int lanes : {16, 32}) {
+    SCOPED_TRACE(lanes);
+    spec.mutable_training()->set_lanes(lanes);
+    ExpectSameGrid(spec, {{1, 1, 1, 32, 1, k1f1b},
+                          {1, 1, 1, 1, 2, k1f1b},
+                          {1, 1, 2, 4, 1, kGpipe},
+                          {1, 2, 2, 2, 1, k1f1b},
+                          {1, 1, 4, 2, 1, k1f1b},
+                          {1, 1, 4, 8, 1, k1f1b}});
+    // It is another sum, or the lanes were not those of the job.
+    EXPECT_NE(eight.state, Train(spec, {1, 1, 1, 8, 1, k1f1b}).state);
+  }
+}
+
 TEST(Parity, SequencesLongerThanAPiece) {
   v1::JobSpec spec = SmallJob();
   spec.mutable_model()->set_context(300);

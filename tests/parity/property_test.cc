@@ -12,8 +12,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
-#include "plan/lanes.h"
 #include "plan/names.h"
+#include "plan/reproducibility.h"
 #include "tests/parity/thread_ranks.h"
 
 namespace tercio::testing {
@@ -73,7 +73,10 @@ v1::JobSpec RandomJob(Generator& g) {
   model->set_untied_head(kind != 2 && g.Coin());
   model->set_dropout(0.1 * static_cast<double>(g.Between(0, 2)));
   v1::TrainingSpec* training = spec.mutable_training();
-  training->set_global_batch(g.OneOf({2, 4, 6, 8, 12}));
+  const int64_t batch = g.OneOf({2, 4, 6, 8, 12, 16});
+  training->set_global_batch(batch);
+  // As many lanes as there can be, or those of a job that does not choose.
+  if (g.Coin()) training->set_lanes(static_cast<int32_t>(batch & -batch));
   training->set_seed(static_cast<uint64_t>(g.Between(0, 1 << 30)));
   training->set_clip_grad_norm(g.Coin() ? 0.5 : 0.0);
   training->set_label_smoothing(g.Coin() ? 0.1 : 0.0);
@@ -91,7 +94,7 @@ v1::JobSpec WithRandomLayout(v1::JobSpec spec, int tensor, Generator& g, std::st
   const int64_t layers = spec.model().layers();
   v1::ParallelismSpec* layout = spec.mutable_parallelism();
   const int64_t pipeline = g.Divisor(layers, 3);
-  const int64_t data = g.Divisor(plan::LaneCount(batch), 4);
+  const int64_t data = g.Divisor(plan::LanesOfJob(spec.training()), 4);
   const int64_t micro_batch = g.Divisor(batch / data, 8);
   const int64_t micro_batches = batch / data / micro_batch;
   const bool interleaved =

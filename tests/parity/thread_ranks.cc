@@ -12,7 +12,6 @@
 #include "plan/rank_layout.h"
 #include "worker/collective/thread_transport.h"
 #include "worker/device/cpu_device.h"
-#include "worker/engine/sent_bytes.h"
 #include "worker/engine/state_slices.h"
 
 namespace tercio::testing {
@@ -103,7 +102,6 @@ void SaveState(const engine::TrainingEngine& engine, const engine::StateSnapshot
 struct Equipment {
   std::unique_ptr<device::Device> device;
   std::unique_ptr<Machine::Groups> groups;
-  std::vector<std::unique_ptr<collective::Communicator>> owned;
   engine::Communicators communicators;
 };
 
@@ -117,7 +115,8 @@ absl::StatusOr<Equipment> Equip(int rank, const v1::RankPlan& plan, Shared& shar
   } else {
     made.device = device::CreateCpuDevice(shared.options.threads_per_rank);
   }
-  for (const v1::ProcessGroup& group : plan.groups()) {
+  const auto make = [&](const v1::ProcessGroup& group)
+      -> absl::StatusOr<std::unique_ptr<collective::Communicator>> {
     const int index = plan::IndexInGroup(group, rank);
     std::unique_ptr<collective::Transport> transport;
     {
@@ -127,18 +126,11 @@ absl::StatusOr<Equipment> Equip(int rank, const v1::RankPlan& plan, Shared& shar
     const collective::CommunicatorOptions options = {group.name(), absl::Seconds(60),
                                                      plan::RanksOf(group)};
     auto communicator = collective::CreateCommunicator(options, std::move(transport));
-    if (made.groups != nullptr) {
-      TERCIO_ASSIGN_OR_RETURN(communicator,
-                              made.groups->Group(std::move(communicator), options,
-                                                 group.kind() == v1::GROUP_KIND_PIPELINE));
-    }
-    made.owned.push_back(std::move(communicator));
-    collective::Communicator* last = made.owned.back().get();
-    if (group.kind() == v1::GROUP_KIND_WORLD) made.communicators.world = last;
-    if (group.kind() == v1::GROUP_KIND_TENSOR) made.communicators.tensor = last;
-    if (group.kind() == v1::GROUP_KIND_DATA) made.communicators.data = last;
-    if (group.kind() == v1::GROUP_KIND_PIPELINE) made.communicators.pipeline = last;
-  }
+    if (made.groups == nullptr) return communicator;
+    return made.groups->Group(std::move(communicator), options,
+                              group.kind() == v1::GROUP_KIND_PIPELINE);
+  };
+  TERCIO_ASSIGN_OR_RETURN(made.communicators, engine::Communicators::Create(plan, make));
   return made;
 }
 
@@ -182,7 +174,7 @@ absl::Status RunRank(int rank, Shared& shared) {
     steps.push_back(step);
     if (shared.options.after_step) shared.options.after_step(rank, shared.options.first_step + i);
   }
-  const v1::CommunicationBytes sent = engine::SentBytes(equipment.communicators);
+  const v1::CommunicationBytes sent = equipment.communicators.SentBytes();
   TERCIO_ASSIGN_OR_RETURN(const engine::ReplicaVerdict replicas, engine->CheckReplicas());
   TERCIO_CHECK_EQ(replicas.equal,
                   shared.options.flip_bit_rank < 0 && !shared.options.flip_bit_in_all_groups);

@@ -29,14 +29,14 @@ INCLUDES = {
     "common/security/": ["common/", "proto/"],
     "kernels/": ["kernels/", "common/check.h"],
     # Kernels know CUDA's headers only, whichever flavour of them the build puts on the path.
-    "kernels/cuda/": ["kernels/cuda/", "kernels/ops.h", "kernels/random.h", "kernels/values.h",
-                      "common/check.h"],
+    "kernels/cuda/": ["kernels/cuda/", "kernels/exact_sum.h", "kernels/ops.h", "kernels/random.h",
+                      "kernels/values.h", "common/check.h"],
     "kernels/cuda/testing/": ["kernels/cuda/", "kernels/cpu/", "emulation/control.h"],
     "emulation/": ["emulation/", "common/check.h"],
     # What a model is, before any plan: the sites of dropout are a part of that.
     "model/": ["model/", "common/check.h", "proto/", "kernels/random.h"],
     # The memory map asks the kernels' contract how much scratch an operation needs.
-    "plan/": ["plan/", "model/", "common/check.h", "common/status_macros.h", "proto/", "kernels/ops.h",
+    "plan/": ["plan/", "model/", "common/check.h", "common/status_macros.h", "proto/", "kernels/exact_sum.h", "kernels/ops.h",
               "kernels/cpu/attention_scratch.h", "kernels/cuda/attention_choice.h", "kernels/cuda/scratch.h"],
     "plan/planner/": ["plan/", "common/check.h", "common/status_macros.h", "proto/"],
     # The schema of a foreign file, and no message of ours.
@@ -56,7 +56,7 @@ INCLUDES = {
     "worker/device/": ["worker/device/", "kernels/", "common/"],
     "worker/progress/": ["worker/progress/", "common/"],
     "worker/collective/": ["worker/collective/", "worker/device/", "worker/progress/", "common/",
-                           "plan/reduction_scratch.h"],
+                           "plan/reduction_scratch.h", "plan/sum_tree.h"],
     "worker/blocks/": ["worker/blocks/", "worker/engine/arena.h", "worker/collective/", "worker/progress/", "worker/device/",
                        "kernels/", "model/", "plan/", "common/", "proto/"],
     "worker/engine/": ["worker/engine/", "worker/blocks/", "worker/collective/", "worker/progress/", "worker/device/", "kernels/", "model/", "plan/",
@@ -64,7 +64,8 @@ INCLUDES = {
     "worker/inference/": ["worker/", "checkpoint/", "data/", "tokenizer/", "kernels/", "model/", "plan/", "common/", "proto/"],
     "worker/trainer/": ["worker/", "checkpoint/", "data/", "tokenizer/", "kernels/", "plan/", "common/", "proto/"],
     "cli/plot/": ["cli/plot/", "common/utf8.h"],
-    "cli/report/": ["cli/report/", "cli/plot/", "config/", "plan/epochs.h", "plan/names.h", "plan/quality.h", "proto/"],
+    "cli/report/": ["cli/report/", "cli/plot/", "config/", "plan/epochs.h", "plan/names.h", "plan/numerics.h",
+                    "plan/quality.h", "proto/"],
     # A method of an experiment is a run's report, beside what the planner makes of its plan.
     "cli/compare/": ["cli/compare/", "cli/report/", "cli/plot/", "cli/evaluation_json.h", "cli/format.h", "config/",
                      "common/version.h", "plan/", "proto/"],

@@ -29,6 +29,8 @@ const char* NameOf(Operation operation) {
       return "barrier";
     case Operation::kMessage:
       return "message";
+    case Operation::kAllToAll:
+      return "all-to-all";
   }
   // Another process sent the number, so it may be any.
   return "unknown call";

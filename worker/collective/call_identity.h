@@ -16,6 +16,7 @@ enum class Operation : int32_t {
   kBroadcast,
   kBarrier,
   kMessage,  // from one rank to one other
+  kAllToAll,
 };
 
 enum class DataType : int32_t { kFloat32 = 1, kFloat64, kBytes };

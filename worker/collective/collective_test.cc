@@ -83,6 +83,42 @@ TEST_P(CollectiveTest, SumsInTheirOrder) {
   }
 }
 
+// Parts of all sizes, also of none: what rank r has for rank q is 100 r + q, so many times.
+TEST_P(CollectiveTest, PartsGoFromAllToAll) {
+  const auto length = [](int from, int to) { return static_cast<size_t>(5 * from + 3 * to) % 11; };
+  const auto value = [](int from, int to) { return static_cast<float>(100 * from + to); };
+  OnRanks(absl::Seconds(20), [&](Communicator& group, device::Stream& stream) {
+    std::vector<std::vector<float>> sent;
+    std::vector<std::vector<float>> received;
+    for (int r = 0; r < group.size(); ++r) {
+      sent.emplace_back(length(group.rank(), r), value(group.rank(), r));
+      received.emplace_back(length(r, group.rank()), -1.0f);
+    }
+    const int64_t before = group.sent_bytes();
+    int64_t bytes = 0;
+    {
+      // The lists may go once the call has been made.
+      std::vector<Part> send;
+      std::vector<MutablePart> receive;
+      for (int r = 0; r < group.size(); ++r) {
+        std::vector<float>& out = sent[static_cast<size_t>(r)];
+        std::vector<float>& in = received[static_cast<size_t>(r)];
+        send.push_back({out.data(), static_cast<int64_t>(4 * out.size())});
+        receive.push_back({in.data(), static_cast<int64_t>(4 * in.size())});
+        if (r != group.rank()) bytes += send.back().bytes;
+      }
+      group.AllToAll(stream, send, receive);
+    }
+    ASSERT_TRUE(stream.Synchronize().ok()) << stream.Synchronize();
+    EXPECT_EQ(group.sent_bytes() - before, bytes);
+    for (int r = 0; r < group.size(); ++r) {
+      // A rank's own part stays where it is.
+      const float expected = r == group.rank() ? -1.0f : value(r, group.rank());
+      EXPECT_THAT(received[static_cast<size_t>(r)], ::testing::Each(expected));
+    }
+  });
+}
+
 TEST_P(CollectiveTest, GathersBroadcastsAndSumsDoubles) {
   OnRanks(absl::Seconds(20), [&](Communicator& group, device::Stream& stream) {
     const std::vector<float> mine = {static_cast<float>(group.rank()), 7};

@@ -1,6 +1,7 @@
 #include "worker/collective/communicator.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstring>
 #include <map>
@@ -23,6 +24,7 @@ constexpr uint32_t kScatterTag = 0;
 constexpr uint32_t kGatherTag = 1;
 constexpr uint32_t kDoubleTag = 2;
 constexpr uint32_t kBroadcastTag = 3;
+constexpr uint32_t kAllToAllTag = 4;
 constexpr uint32_t kFirstFreeTag = 16;
 constexpr uint32_t kMostMessageTags = 1 << 12;
 // Tags of identities, which differ from all tags of data.
@@ -31,15 +33,13 @@ constexpr uint64_t kMessageIdentityTag = uint64_t{0xfffe} << 48;
 
 int64_t FloatBytes(int64_t count) { return count * static_cast<int64_t>(sizeof(float)); }
 
-// Adds slices[begin, end) in a balanced tree into slices[begin].
-void AddTree(kernels::Ops& ops, const std::vector<float*>& slices, size_t begin, size_t end,
-             int64_t count) {
-  if (end - begin < 2) return;
-  // Where the number is odd, the first half is the larger one, as the header promises.
-  const size_t middle = begin + (end - begin + 1) / 2;
-  AddTree(ops, slices, begin, middle, count);
-  AddTree(ops, slices, middle, end, count);
-  ops.Add(slices[begin], slices[middle], count);
+// The sum of all slices ends in the first one.
+void AddSlices(kernels::Ops& ops, const std::vector<float*>& slices, const plan::SumTree& tree,
+               int64_t count) {
+  for (const plan::Addition& addition : tree) {
+    ops.Add(slices[static_cast<size_t>(addition.into)], slices[static_cast<size_t>(addition.from)],
+            count);
+  }
 }
 
 class RealCommunicator;
@@ -69,6 +69,8 @@ class RealCommunicator : public Communicator {
   RealCommunicator(CommunicatorOptions options, std::unique_ptr<Transport> transport)
       : options_(std::move(options)),
         transport_(std::move(transport)),
+        trees_{plan::SumTreeOf(SumOrder::kRanks, transport_->size()),
+               plan::SumTreeOf(SumOrder::kTree, transport_->size())},
         theirs_(static_cast<size_t>(transport_->size())) {
     position_.group = options_.group;
     if (!options_.ranks.empty()) return;
@@ -79,6 +81,21 @@ class RealCommunicator : public Communicator {
   int rank() const override { return transport_->rank(); }
   int size() const override { return transport_->size(); }
   int64_t sent_bytes() const override { return sent_bytes_.load(std::memory_order_relaxed); }
+
+  void AllToAll(device::Stream& stream, absl::Span<const Part> send,
+                absl::Span<const MutablePart> receive) override {
+    TERCIO_CHECK(static_cast<int>(send.size()) == size() &&
+                 static_cast<int>(receive.size()) == size());
+    if (size() == 1) return;
+    // The lists are the caller's, and the stream may come to this later.
+    stream.RunOnHost([this, send = std::vector<Part>(send.begin(), send.end()),
+                      receive = std::vector<MutablePart>(receive.begin(), receive.end())] {
+      // Ranks have parts of different sizes, so that there is no count to compare.
+      Begin(Operation::kAllToAll, DataType::kBytes, 0);
+      Transfers transfers = StartAllToAll(kAllToAllTag, send, receive);
+      return End(WaitAll(transfers));
+    });
+  }
 
   void AllReduceSum(device::Stream& stream, kernels::Values data, int64_t count, SumOrder order,
                     float* scratch) override {
@@ -113,7 +130,7 @@ class RealCommunicator : public Communicator {
       // Operations of a communication stream run when they are called, so this one must be in here.
       stream.ops().Copy(out + rank() * count, in, count);
       Begin(Operation::kAllGather, DataType::kFloat32, count);
-      return End(Exchange(kGatherTag, out, count));
+      return End(GatherFloats(out, count));
     });
   }
 
@@ -178,12 +195,12 @@ class RealCommunicator : public Communicator {
  private:
   friend class Message;
 
-  struct Part {
+  struct Started {
     int peer;
     bool is_send;
     std::unique_ptr<Transfer> transfer;
   };
-  using Parts = std::vector<Part>;
+  using Transfers = std::vector<Started>;
 
   CallIdentity Identity(Operation operation, DataType dtype, int64_t count, int detail) const {
     CallIdentity call;
@@ -227,9 +244,9 @@ class RealCommunicator : public Communicator {
   absl::Status CheckIdentities() {
     if (!unchecked_) return absl::OkStatus();
     unchecked_ = false;
-    for (const Part& part : receives_) {
-      TERCIO_RETURN_IF_ERROR(Await(*part.transfer, part.peer));
-      TERCIO_RETURN_IF_ERROR(CheckSame(mine_, theirs_[static_cast<size_t>(part.peer)], group()));
+    for (const Started& started : receives_) {
+      TERCIO_RETURN_IF_ERROR(Await(*started.transfer, started.peer));
+      TERCIO_RETURN_IF_ERROR(CheckSame(mine_, theirs_[static_cast<size_t>(started.peer)], group()));
     }
     return absl::OkStatus();
   }
@@ -282,77 +299,88 @@ class RealCommunicator : public Communicator {
 
   // Waits for all, even after an error: buffers must stay valid until Wait returns. Receives come
   // first: they always notice a peer's end, while Gloo may forget a send to it.
-  absl::Status WaitAll(Parts& parts) {
+  absl::Status WaitAll(Transfers& transfers) {
     absl::Status first = CheckIdentities();
     if (!first.ok()) transport_->Abort();
     for (const bool sends : {false, true}) {
-      for (const Part& part : parts) {
-        if (part.is_send != sends) continue;
-        const absl::Status status = Await(*part.transfer, part.peer);
+      for (const Started& started : transfers) {
+        if (started.is_send != sends) continue;
+        const absl::Status status = Await(*started.transfer, started.peer);
         if (status.ok() || !first.ok()) continue;
         first = status;
         transport_->Abort();  // the rest must not wait for their own timeouts
       }
     }
-    parts.clear();
+    transfers.clear();
     return first;
   }
 
   // Nothing depends on the order in which other threads see the sum.
   void CountSent(int64_t bytes) { sent_bytes_.fetch_add(bytes, std::memory_order_relaxed); }
 
-  Part SendTo(int r, const void* data, int64_t bytes, uint32_t tag) {
+  Started SendTo(int r, const void* data, int64_t bytes, uint32_t tag) {
     CountSent(bytes);
     return {r, true, transport_->Send(data, bytes, r, DataTag(tag, mine_))};
   }
-  Part ReceiveFrom(int r, void* data, int64_t bytes, uint32_t tag) {
+  Started ReceiveFrom(int r, void* data, int64_t bytes, uint32_t tag) {
     return {r, false, transport_->Receive(data, bytes, r, DataTag(tag, mine_))};
+  }
+
+  // Starts to move parts between all ranks: what every collective of floats is made of.
+  Transfers StartAllToAll(uint32_t tag, absl::Span<const Part> send,
+                          absl::Span<const MutablePart> receive) {
+    Transfers transfers;
+    for (int r = 0; r < size(); ++r) {
+      if (r == rank()) continue;
+      const Part& out = send[static_cast<size_t>(r)];
+      const MutablePart& in = receive[static_cast<size_t>(r)];
+      transfers.push_back(ReceiveFrom(r, in.data, in.bytes, tag));
+      transfers.push_back(SendTo(r, out.data, out.bytes, tag));
+    }
+    return transfers;
   }
 
   // Rank r owns slice r: it receives that slice from all, adds, and sends the sum to all.
   absl::Status SumFloats(kernels::Ops& ops, kernels::Values data, int64_t count, SumOrder order,
                          float* scratch) {
     const int64_t slice = plan::AllReduceSlice(count, size());
+    float* const floats = data.floats();
     const auto begin = [&](int r) { return std::min(count, r * slice); };
     const auto length = [&](int r) { return std::min(count, (r + 1) * slice) - begin(r); };
     const int64_t mine = length(rank());
-    Parts parts;
     std::vector<float*> slices;
+    std::vector<Part> send;
+    std::vector<MutablePart> receive;
     for (int r = 0; r < size(); ++r) {
       slices.push_back(scratch + r * slice);
-      if (r == rank()) continue;
-      parts.push_back(ReceiveFrom(r, slices.back(), FloatBytes(mine), kScatterTag));
-      parts.push_back(SendTo(r, data + begin(r), FloatBytes(length(r)), kScatterTag));
+      send.push_back({floats + begin(r), FloatBytes(length(r))});
+      receive.push_back({slices.back(), FloatBytes(mine)});
     }
+    Transfers scatter = StartAllToAll(kScatterTag, send, receive);
     // This overlaps with the transfers.
     ops.Copy(slices[static_cast<size_t>(rank())], data + begin(rank()), mine);
-    TERCIO_RETURN_IF_ERROR(WaitAll(parts));
-    // The tree continues that of the lanes (plan/lanes.h): so
-    // the number of data ranks does not show in the result.
-    if (order == SumOrder::kTree) {
-      AddTree(ops, slices, 0, slices.size(), mine);
-    } else {
-      for (size_t r = 1; r < slices.size(); ++r) ops.Add(slices[0], slices[r], mine);
-    }
+    TERCIO_RETURN_IF_ERROR(WaitAll(scatter));
+    AddSlices(ops, slices, trees_[static_cast<size_t>(order)], mine);
     // The only rounding is done by the slice's owner, so that all ranks get its bits.
     ops.Copy(data + begin(rank()), slices[0], mine);
     for (int r = 0; r < size(); ++r) {
-      if (r == rank()) continue;
-      parts.push_back(ReceiveFrom(r, data + begin(r), FloatBytes(length(r)), kGatherTag));
-      parts.push_back(SendTo(r, data + begin(rank()), FloatBytes(mine), kGatherTag));
+      send[static_cast<size_t>(r)] = {floats + begin(rank()), FloatBytes(mine)};
+      receive[static_cast<size_t>(r)] = {floats + begin(r), FloatBytes(length(r))};
     }
-    return WaitAll(parts);
+    Transfers gather = StartAllToAll(kGatherTag, send, receive);
+    return WaitAll(gather);
   }
 
   absl::Status ScatterFloats(kernels::Ops& ops, const float* in, kernels::Values out, int64_t count,
                              float* scratch) {
-    Parts parts;
+    std::vector<Part> send;
+    std::vector<MutablePart> receive;
     for (int r = 0; r < size(); ++r) {
-      if (r == rank()) continue;
-      parts.push_back(ReceiveFrom(r, scratch + r * count, FloatBytes(count), kScatterTag));
-      parts.push_back(SendTo(r, in + r * count, FloatBytes(count), kScatterTag));
+      send.push_back({in + r * count, FloatBytes(count)});
+      receive.push_back({scratch + r * count, FloatBytes(count)});
     }
-    TERCIO_RETURN_IF_ERROR(WaitAll(parts));
+    Transfers transfers = StartAllToAll(kScatterTag, send, receive);
+    TERCIO_RETURN_IF_ERROR(WaitAll(transfers));
     // This rank's block is added from where it lies, in its place in the order.
     const auto block = [&](int r) { return r == rank() ? in + r * count : scratch + r * count; };
     float* sum = out.floats();
@@ -363,59 +391,58 @@ class RealCommunicator : public Communicator {
   }
 
   // `out` already holds this rank's block.
-  absl::Status Exchange(uint32_t tag, float* out, int64_t count) {
-    Parts parts;
-    for (int r = 0; r < size(); ++r) {
-      if (r == rank()) continue;
-      parts.push_back(ReceiveFrom(r, out + r * count, FloatBytes(count), tag));
-      parts.push_back(SendTo(r, out + rank() * count, FloatBytes(count), tag));
-    }
-    return WaitAll(parts);
+  absl::Status GatherFloats(float* out, int64_t count) {
+    std::vector<Part> send(static_cast<size_t>(size()), {out + rank() * count, FloatBytes(count)});
+    std::vector<MutablePart> receive;
+    for (int r = 0; r < size(); ++r) receive.push_back({out + r * count, FloatBytes(count)});
+    Transfers transfers = StartAllToAll(kGatherTag, send, receive);
+    return WaitAll(transfers);
   }
 
   // Sends to rank 0, which adds in rank order, and back: two messages per rank, however many ranks.
   absl::Status SumDoubles(double* data, int64_t count) {
     const int64_t bytes = count * static_cast<int64_t>(sizeof(double));
-    Parts parts;
+    Transfers transfers;
     if (rank() == 0) {
       // It is kept, since the same few vectors are summed in every step.
       double_scratch_.resize(static_cast<size_t>(count * (size() - 1)));
       for (int r = 1; r < size(); ++r) {
-        parts.push_back(
+        transfers.push_back(
             ReceiveFrom(r, double_scratch_.data() + (r - 1) * count, bytes, kDoubleTag));
       }
-      TERCIO_RETURN_IF_ERROR(WaitAll(parts));
+      TERCIO_RETURN_IF_ERROR(WaitAll(transfers));
       for (int r = 1; r < size(); ++r) {
         const double* other = double_scratch_.data() + (r - 1) * count;
         for (int64_t i = 0; i < count; ++i) data[i] += other[i];
       }
     } else {
-      parts.push_back(SendTo(0, data, bytes, kDoubleTag));
-      TERCIO_RETURN_IF_ERROR(WaitAll(parts));
+      transfers.push_back(SendTo(0, data, bytes, kDoubleTag));
+      TERCIO_RETURN_IF_ERROR(WaitAll(transfers));
     }
     return BroadcastNow(data, bytes, 0);
   }
 
   absl::Status BroadcastNow(void* data, int64_t bytes, int root) {
-    Parts parts;
+    Transfers transfers;
     if (rank() == root) {
       for (int r = 0; r < size(); ++r) {
-        if (r != root) parts.push_back(SendTo(r, data, bytes, kBroadcastTag));
+        if (r != root) transfers.push_back(SendTo(r, data, bytes, kBroadcastTag));
       }
     } else {
-      parts.push_back(ReceiveFrom(root, data, bytes, kBroadcastTag));
+      transfers.push_back(ReceiveFrom(root, data, bytes, kBroadcastTag));
     }
-    return WaitAll(parts);
+    return WaitAll(transfers);
   }
 
   CommunicatorOptions options_;
   std::unique_ptr<Transport> transport_;
+  const std::array<plan::SumTree, 2> trees_;  // by SumOrder
   // Identity of the current call.
   CallIdentity mine_;
   std::vector<CallIdentity> theirs_;  // by rank in the group; used by rank 0
   progress::CollectivePosition position_;
-  Parts receives_;  // receives of identities
-  Parts sends_;
+  Transfers receives_;  // receives of identities
+  Transfers sends_;
   bool unchecked_ = false;
   // All ranks make the same calls in the same order, so a call has the same number on each.
   int64_t sequence_ = 0;

@@ -15,6 +15,7 @@
 //   sum of values            b * (n - slice(k) + (r - 1) * slice(k))
 //   sum of doubles           rank 0: (r - 1) * n * b, the others n * b; a barrier is one of n = 1
 //   scatter of a sum         (r - 1) * n * b, n elements for each rank; gathering: the same
+//   all to all               the parts for others
 //   broadcast                the root (r - 1) * bytes, the others 0
 //   message                  its bytes
 // NCCL chooses its own messages: its bytes are computed, those of a ring (ring_bytes.h).
@@ -30,16 +31,25 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "plan/reduction_scratch.h"
+#include "plan/sum_tree.h"
 #include "worker/collective/transport.h"
 #include "worker/device/device.h"
 #include "worker/progress/whereabouts.h"
 
 namespace tercio::collective {
 
-enum class SumOrder {
-  kRanks,  // ((r0 + r1) + r2) + r3
-  kTree,   // (r0 + r1) + (r2 + r3); halves differ by at most one rank, the larger one first
+using plan::SumOrder;
+
+// What one rank has for another, or wants from it.
+struct Part {
+  const void* data;
+  int64_t bytes;
+};
+struct MutablePart {
+  void* data;
+  int64_t bytes;
 };
 
 class Communicator {
@@ -50,6 +60,12 @@ class Communicator {
   virtual int size() const = 0;
   // Bytes that this rank has sent to the others since the communicator was made.
   virtual int64_t sent_bytes() const = 0;
+
+  // Moves parts between all ranks, without arithmetic: send[r] goes to rank r, receive[r] comes
+  // from it. A rank's own part is not moved. REQUIRES: size() parts each; what one rank sends
+  // another is as long as what that one expects.
+  virtual void AllToAll(device::Stream& stream, absl::Span<const Part> send,
+                        absl::Span<const MutablePart> receive) = 0;
 
   // Every rank ends with the sum over ranks, added in `order`. On the CPU `scratch` holds
   // ScratchElements(count) floats; it must not overlap `data` nor be used by another stream

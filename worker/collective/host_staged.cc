@@ -105,6 +105,30 @@ class HostStagedCommunicator : public Communicator {
   int size() const override { return inner_->size(); }
   int64_t sent_bytes() const override { return inner_->sent_bytes(); }
 
+  void AllToAll(device::Stream& stream, absl::Span<const Part> send,
+                absl::Span<const MutablePart> receive) override {
+    if (size() == 1) return;
+    std::vector<std::vector<std::byte>> sent, received;
+    std::vector<Part> from;
+    std::vector<MutablePart> to;
+    for (size_t r = 0; r < send.size(); ++r) {
+      // A rank's own part is not moved.
+      const bool mine = r == static_cast<size_t>(rank());
+      sent.emplace_back(mine ? 0 : send[r].bytes);
+      received.emplace_back(mine ? 0 : receive[r].bytes);
+      from.push_back({sent[r].data(), static_cast<int64_t>(sent[r].size())});
+      to.push_back({received[r].data(), static_cast<int64_t>(received[r].size())});
+      if (from[r].bytes > 0) stream.CopyToHost(sent[r].data(), send[r].data, from[r].bytes);
+    }
+    stream.RunOnHost([&] {
+      inner_->AllToAll(*host_, from, to);
+      return host_->Synchronize();
+    });
+    for (size_t r = 0; r < to.size(); ++r) {
+      if (to[r].bytes > 0) stream.CopyFromHost(receive[r].data, to[r].data, to[r].bytes);
+    }
+  }
+
   void AllReduceSum(device::Stream& stream, Values data, int64_t count, SumOrder order,
                     float*) override {
     if (size() == 1 || count == 0) return;

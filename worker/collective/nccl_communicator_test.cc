@@ -172,6 +172,45 @@ TEST_F(NcclCommunicatorTest, CollectivesOfAllTypesAndSizes) {
   }
 }
 
+// Parts of all sizes, some of none, some longer than a piece of the emulated library's.
+TEST_F(NcclCommunicatorTest, PartsGoFromAllToAll) {
+  const auto length = [](int from, int to) { return (from * 7 + to * 5) % 3 * 30'011; };
+  const auto byte = [](int from, int to) { return static_cast<std::byte>(16 * from + to + 1); };
+  for (const int size : {2, 3, 4}) {
+    OnRanks(size, [&](const Rank& rank) {
+      const auto group = rank.World();
+      const auto stream = rank.MakeStream();
+      std::vector<std::unique_ptr<device::DeviceMemory>> memory;
+      std::vector<Part> send;
+      std::vector<MutablePart> receive;
+      int64_t bytes = 0;
+      for (int r = 0; r < rank.size; ++r) {
+        const int64_t out = length(rank.rank, r);
+        const int64_t in = length(r, rank.rank);
+        memory.push_back(rank.Memory(out + 1));
+        send.push_back({memory.back()->data(), out});
+        const std::vector<std::byte> values(static_cast<size_t>(out), byte(rank.rank, r));
+        if (out > 0) stream->CopyFromHost(memory.back()->data(), values.data(), out);
+        memory.push_back(rank.Memory(in + 1));
+        receive.push_back({memory.back()->data(), in});
+        if (r != rank.rank) bytes += out;
+      }
+      // Twice: the second one's parts take the place of the first one's.
+      group->AllToAll(*stream, send, receive);
+      group->AllToAll(*stream, send, receive);
+      EXPECT_EQ(stream->Synchronize(), absl::OkStatus());
+      EXPECT_EQ(group->sent_bytes(), 2 * bytes);
+      for (int r = 0; r < rank.size; ++r) {
+        const MutablePart& part = receive[static_cast<size_t>(r)];
+        if (r == rank.rank || part.bytes == 0) continue;
+        EXPECT_EQ(
+            Back(*stream, static_cast<std::byte*>(part.data), static_cast<size_t>(part.bytes)),
+            std::vector<std::byte>(static_cast<size_t>(part.bytes), byte(r, rank.rank)));
+      }
+    });
+  }
+}
+
 TEST_F(NcclCommunicatorTest, NumbersBroadcastsAndBarriers) {
   OnRanks(3, [](const Rank& rank) {
     const auto group = rank.World();

@@ -9,11 +9,12 @@
 
 namespace tercio::engine {
 
-// `losses`: of each sequence of the global batch. `squares`: the sum of squares of gradients, at
-// [tensor * tensor degree + tensor rank] in the order of plan::ModelTensors. `plan`: of any rank.
-// Names the first sequence whose loss is not finite and the rank that has computed it; else, since
-// gradients flow from the last tensor to the first, the last tensor whose gradient is not.
-std::string DescribeBadNumbers(absl::Span<const double> losses, absl::Span<const double> squares,
+// `losses`: of each sequence of the global batch. `not_finite`: how many elements of each tensor's
+// gradient are not finite, in the order of plan::ModelTensors. `plan`: of any rank. Names the first
+// sequence whose loss is not finite and the rank that has computed it; else, since gradients flow
+// from the last tensor to the first, the last tensor whose gradient is not, and the ranks that hold
+// it.
+std::string DescribeBadNumbers(absl::Span<const double> losses, absl::Span<const double> not_finite,
                                const v1::RankPlan& plan);
 
 }  // namespace tercio::engine

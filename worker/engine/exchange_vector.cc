@@ -1,28 +1,46 @@
 #include "worker/engine/exchange_vector.h"
 
-#include "plan/model_tensors.h"
+#include <algorithm>
+#include <limits>
 
 namespace tercio::engine {
 
-ExchangeVector::ExchangeVector(const v1::JobSpec& spec, const v1::RankPlan& plan,
-                               const plan::StageShape& shape, int tensors, double* device)
+ExchangeVector::ExchangeVector(const v1::JobSpec& spec, const plan::StageShape& shape,
+                               double* device)
     : global_batch_(spec.training().global_batch()),
       tokens_(shape.tokens),
-      first_of_rank_(plan.placement().data_index() * shape.sequences_per_rank),
       sum_count_(plan::SumsPerSequence(spec.model()) * global_batch_),
-      tensor_ranks_(plan.layout().tensor()),
       encoder_(plan::SumsPerSequence(spec.model()) > 1),
       predicts_tokens_(spec.model().labels() == 0),
       device_(device),
-      known_(static_cast<size_t>(sum_count_ + int64_t{tensors} * tensor_ranks_ + 1)) {}
+      known_(static_cast<size_t>(plan::ExchangedNumbers(spec))) {}
 
 absl::Span<const double> ExchangeVector::KnownSums(Sum sum) const {
   return {known_.data() + (SumsOf(sum) - device_), static_cast<size_t>(global_batch_)};
 }
 
-absl::Span<const double> ExchangeVector::KnownNorms() const {
-  // The last number is the signal, not a norm.
-  return {known_.data() + sum_count_, known_.size() - static_cast<size_t>(sum_count_) - 1};
+std::vector<double> ExchangeVector::KnownLosses() const {
+  const absl::Span<const double> tokens = KnownSums(Sum::kTokenLoss);
+  std::vector<double> losses(tokens.begin(), tokens.end());
+  for (size_t i = 0; encoder_ && i < losses.size(); ++i) {
+    losses[i] += KnownSums(Sum::kSequenceLoss)[i];
+  }
+  return losses;
+}
+
+absl::Span<const double> ExchangeVector::KnownNotFinite() const {
+  const absl::Span<const double> all = known_;
+  // The last number is the signal.
+  return all.subspan(static_cast<size_t>(NotFinite(0) - device_))
+      .first(all.size() - static_cast<size_t>(NotFinite(0) - device_) - 1);
+}
+
+double ExchangeVector::KnownSquares() const {
+  const absl::Span<const double> not_finite = KnownNotFinite();
+  const bool finite =
+      std::all_of(not_finite.begin(), not_finite.end(), [](double count) { return count == 0; });
+  if (!finite) return std::numeric_limits<double>::quiet_NaN();
+  return kernels::RoundedSum(known_.data() + (SquareLimbs() - device_));
 }
 
 void ExchangeVector::AddTotals(int64_t sequences, Totals* totals) const {

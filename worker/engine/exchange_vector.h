@@ -1,7 +1,8 @@
-// The numbers that all ranks learn after a step by one world-wide sum. Every entry has one
-// contributor and is zero on the others, so the order of the sum cannot matter. In order: sums of
-// each sequence of the global batch, kind after kind, then the squared norms of tensors, a row of
-// tensor ranks each, then the signal of rank 0.
+// The numbers that all ranks learn after a step by one world-wide sum, whose order cannot matter:
+// every entry has one contributor, or whole numbers of all. In order: sums of each sequence of the
+// global batch, kind after kind, the limbs of the exact squared norm of the gradients
+// (kernels/exact_sum.h), the number of elements of each tensor's gradient that are not finite, and
+// the signal of rank 0.
 //
 // It lies on the device, in memory of the arena, and, once it is known, on the host. Knows where
 // each number is and what the known ones mean; filling it is the engine's affair.
@@ -11,17 +12,16 @@
 #include <vector>
 
 #include "absl/types/span.h"
+#include "kernels/exact_sum.h"
 #include "plan/memory_map.h"
 #include "proto/tercio/v1/job.pb.h"
-#include "proto/tercio/v1/plan.pb.h"
 
 namespace tercio::engine {
 
 class ExchangeVector {
  public:
-  // `device` holds all of it; `tensors` is their number in the model.
-  ExchangeVector(const v1::JobSpec& spec, const v1::RankPlan& plan, const plan::StageShape& shape,
-                 int tensors, double* device);
+  // `device` holds all of it.
+  ExchangeVector(const v1::JobSpec& spec, const plan::StageShape& shape, double* device);
 
   // A classifier predicts no tokens: what would be the losses of its tokens are, in evaluations,
   // the outcomes of its sequences (worker/engine/class_outcomes.h). So they cost steps nothing.
@@ -31,11 +31,8 @@ class ExchangeVector {
   double* begin() const { return device_; }
   double* SumsOf(Sum sum) const { return device_ + static_cast<int>(sum) * global_batch_; }
   double* SumsEnd() const { return device_ + sum_count_; }
-  // Sums of this rank's sequences.
-  double* RankSums(Sum sum) const { return SumsOf(sum) + first_of_rank_; }
-  double* NormSlot(int tensor, int tensor_index) const {
-    return SumsEnd() + tensor * tensor_ranks_ + tensor_index;
-  }
+  double* SquareLimbs() const { return SumsEnd(); }
+  double* NotFinite(int tensor) const { return SquareLimbs() + kernels::kSumLimbs + tensor; }
   double* Signal() const { return device_ + count() - 1; }
   int64_t sum_count() const { return sum_count_; }
   int64_t count() const { return static_cast<int64_t>(known_.size()); }
@@ -43,7 +40,12 @@ class ExchangeVector {
   // ---- on the host ----
   double* known() { return known_.data(); }
   absl::Span<const double> KnownSums(Sum sum) const;
-  absl::Span<const double> KnownNorms() const;
+  // By sequences of the global batch, of all kinds together.
+  std::vector<double> KnownLosses() const;
+  // The squared norm of all gradients; NaN if one of them is not finite.
+  double KnownSquares() const;
+  // By tensors of the model.
+  absl::Span<const double> KnownNotFinite() const;
   double KnownSignal() const { return known_.back(); }
 
   // Totals of several global batches, which share a mean.
@@ -60,9 +62,7 @@ class ExchangeVector {
  private:
   const int64_t global_batch_;
   const int64_t tokens_;  // tokens of a sequence
-  const int64_t first_of_rank_;
   const int64_t sum_count_;
-  const int tensor_ranks_;
   const bool encoder_;
   const bool predicts_tokens_;
   double* const device_;

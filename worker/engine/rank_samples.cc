@@ -30,8 +30,9 @@ RankSamples::RankSamples(const plan::StageShape& shape, bool causal, Arena& aren
   tokens_.resize(sequences / static_cast<size_t>(shape.sequences));
 }
 
-void RankSamples::Store(int64_t sequence, const data::Sample& sample) {
-  const int64_t first = sequence * shape_.tokens;
+void RankSamples::Store(int64_t micro_batch, int64_t sequence, const data::Sample& sample) {
+  const int64_t of_rank = micro_batch * shape_.sequences + sequence;
+  const int64_t first = of_rank * shape_.tokens;
   const auto store = [&](const std::vector<int32_t>& values, Buffer& buffer) {
     if (buffer.host.empty()) return;
     std::copy(values.begin(), values.end(), buffer.host.begin() + first);
@@ -40,9 +41,9 @@ void RankSamples::Store(int64_t sequence, const data::Sample& sample) {
   // A causal model predicts every token. A bert's few targets
   // move together, so that its head works on dense rows.
   if (causal_) return store(sample.targets, targets_);
-  const auto at = static_cast<size_t>(sequence);
+  const auto at = static_cast<size_t>(of_rank);
   // The head gathers from the rows of one micro-batch, so they are counted from its first.
-  const int64_t first_row = sequence % shape_.sequences * shape_.tokens;
+  const int64_t first_row = sequence * shape_.tokens;
   int64_t count = 0;
   for (size_t i = 0; i < sample.targets.size(); ++i) {
     if (sample.targets[i] == data::kNoTarget) continue;

@@ -20,9 +20,9 @@ class RankSamples {
   // The arguments must outlive it.
   RankSamples(const plan::StageShape& shape, bool causal, Arena& arena);
 
-  // Stores `sample` as the rank's sequence number `sequence`. A bert's targets are moved together,
-  // with the rows that they belong to.
-  void Store(int64_t sequence, const data::Sample& sample);
+  // Stores `sample` as the micro-batch's sequence number `sequence`. A bert's targets are moved
+  // together, with the rows that they belong to.
+  void Store(int64_t micro_batch, int64_t sequence, const data::Sample& sample);
 
   // Copies all of them to the device. REQUIRES: every sequence was stored since the last call.
   void Copy(device::Stream& stream);

@@ -187,35 +187,47 @@ v1::RankPlan Plan(int tensor, int pipeline, int data) {
   plan.mutable_layout()->set_pipeline(pipeline);
   plan.mutable_layout()->set_data(data);
   plan.mutable_layout()->set_virtual_pipeline(1);
+  plan.mutable_layout()->set_micro_batch(2);  // of a global batch of eight
+  plan.mutable_layout()->set_micro_batches(4 / data);
   return plan;
 }
 
 TEST(BadNumbers, NamesTheFirstSequence) {
   const std::vector<double> losses = {1, 2, 3, 4, 5, kNan, kNan, 8};
-  EXPECT_EQ(DescribeBadNumbers(losses, {kNan}, Plan(1, 1, 1)),
+  EXPECT_EQ(DescribeBadNumbers(losses, {1.0}, Plan(1, 1, 1)),
             "the loss of sequence 5 is nan (rank 0)");
   // Ranks of the last stage are 4 to 7: sequences 4 to 7 are computed by data rank 1.
-  EXPECT_EQ(DescribeBadNumbers(losses, {kNan}, Plan(2, 2, 2)),
+  EXPECT_EQ(DescribeBadNumbers(losses, {1.0}, Plan(2, 2, 2)),
             "the loss of sequence 5 is nan (rank 6)");
 }
 
 TEST(BadNumbers, NamesTheTensorThatGradientsReachFirst) {
   const v1::RankPlan plan = Plan(2, 2, 2);
   const auto tensors = plan::ModelTensors(plan.model());
-  std::vector<double> squares(tensors.size() * 2, 1.0);
+  std::vector<double> not_finite(tensors.size());
   for (const auto& tensor : tensors) {
-    const bool reached = tensor.name.rfind("layers.0.", 0) == 0;
-    if (reached) squares[static_cast<size_t>(tensor.index) * 2] = kNan;
-    if (tensor.name == "layers.1.mlp.up.weight")
-      squares[static_cast<size_t>(tensor.index) * 2 + 1] = kNan;
+    if (tensor.name.rfind("layers.0.", 0) == 0) {
+      not_finite[static_cast<size_t>(tensor.index)] = 100;
+    }
+    if (tensor.name == "layers.1.mlp.up.weight") {
+      not_finite[static_cast<size_t>(tensor.index)] = 1;
+    }
   }
-  EXPECT_EQ(DescribeBadNumbers({1, 2}, squares, plan),
-            "the gradient of layers.1.mlp.up.weight is not finite (rank 5, summed over 2 data "
-            "ranks)");
-  std::fill(squares.begin(), squares.end(), 1.0);
-  squares[0] = kNan;  // the tied embedding counts where it is looked up
-  EXPECT_THAT(DescribeBadNumbers({1, 2}, squares, plan),
-              HasSubstr("embedding.token.weight is not finite (rank 0"));
+  EXPECT_EQ(DescribeBadNumbers({1, 2}, not_finite, plan),
+            "the gradient of layers.1.mlp.up.weight is not finite (ranks 4 to 5, summed over 2 "
+            "data ranks)");
+  std::fill(not_finite.begin(), not_finite.end(), 0);
+  for (const auto& tensor : tensors) {
+    // Every tensor rank holds all of it.
+    if (tensor.name == "layers.1.mlp_norm.weight") {
+      not_finite[static_cast<size_t>(tensor.index)] = 2;
+    }
+  }
+  EXPECT_THAT(DescribeBadNumbers({1, 2}, not_finite, plan), HasSubstr("is not finite (rank 4,"));
+  std::fill(not_finite.begin(), not_finite.end(), 0);
+  not_finite[0] = 3;  // the tied embedding counts where it is looked up
+  EXPECT_THAT(DescribeBadNumbers({1, 2}, not_finite, plan),
+              HasSubstr("embedding.token.weight is not finite (ranks 0 to 1"));
 }
 
 }  // namespace

@@ -7,7 +7,6 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "common/check.h"
 #include "common/status_macros.h"
 #include "plan/lanes.h"
@@ -15,12 +14,11 @@
 #include "plan/model_tensors.h"
 #include "plan/quality.h"
 #include "plan/snapshots.h"
-#include "plan/tensor_policy.h"
 #include "worker/blocks/gradient_lanes.h"
 #include "worker/engine/arena.h"
-#include "worker/engine/bad_numbers.h"
 #include "worker/engine/class_outcomes.h"
 #include "worker/engine/exchange_vector.h"
+#include "worker/engine/gradient_rounds.h"
 #include "worker/engine/host_state.h"
 #include "worker/engine/initialization.h"
 #include "worker/engine/pages_ahead.h"
@@ -30,8 +28,8 @@
 #include "worker/engine/repeated_actions.h"
 #include "worker/engine/stage_model.h"
 #include "worker/engine/state_slices.h"
+#include "worker/engine/step_judge.h"
 #include "worker/engine/step_trace.h"
-#include "worker/engine/tied_gradients.h"
 #include "worker/engine/weight_update.h"
 
 namespace tercio::engine {
@@ -57,12 +55,12 @@ class Engine : public TrainingEngine {
   };
 
   Engine(const v1::JobSpec& spec, const v1::RankPlan& plan, const Communicators& communicators,
-         data::SampleSource& source, Machine machine, std::function<absl::Status()> before_update)
+         data::SampleSource& source, Machine machine, EngineOptions options)
       : spec_(spec),
         precision_(plan::PrecisionOf(spec)),
         plan_(plan),
         communicators_(communicators),
-        where_(communicators.whereabouts != nullptr ? *communicators.whereabouts : nowhere_),
+        where_(options.whereabouts != nullptr ? *options.whereabouts : nowhere_),
         source_(source),
         sample_(spec.model().context()),
         arena_(std::move(machine.arena)),
@@ -75,18 +73,20 @@ class Engine : public TrainingEngine {
         shape_(plan::ShapeOfStage(spec, plan.layout(), stage())),
         encoder_(!model::ArchitectureOf(spec.model()).causal),
         tensors_(plan::TensorsOfStage(spec.model(), plan.layout(), stage())),
-        model_(spec, plan, tensors_, arena_, *compute_, *communicators.tensor,
+        model_(spec, plan, tensors_, arena_, *compute_, communicators.tensor(),
                blocks::OverlappedSums{tensor_sums_.get(), product_done_.get(), &where_}),
         samples_(shape_, !encoder_, arena_),
         lanes_(arena_, plan.stage().buckets(), plan.layout().micro_batch(),
                shape_.sequences_per_rank, LanesPerRank()),
-        links_(*communicators.pipeline, *compute_),
-        exchange_(spec, plan, shape_, static_cast<int>(plan::ModelTensors(spec.model()).size()),
-                  arena_.Get<double>("exchange")),
+        links_(communicators.pipeline(), *compute_),
+        exchange_(spec, shape_, arena_.Get<double>("exchange")),
         guard_(spec),
-        replicas_(plan_, tensors_, arena_.Get<double>("replica_exchange"), *communicators.world,
-                  *communicators.tensor, *communicators.data),
-        tied_gradients_(plan_, tensors_, arena_.Floats("tied_gradient")),
+        judge_(spec_, plan_, guard_),
+        replicas_(plan_, tensors_, arena_.Get<double>("replica_exchange"), communicators.world(),
+                  communicators.tensor(), communicators.data()),
+        rounds_(spec_, plan_, shape_, tensors_, lanes_, arena_, communicators_, links_,
+                GradientRounds::Streams{*compute_, *communication_, *bucket_ready_}, trace_,
+                where_),
         to_save_(SlicesToSave(tensors_, plan)),
         to_load_(SlicesToLoad(tensors_, plan)),
         keeps_copies_(plan::KeepsCopies(spec)) {
@@ -101,17 +101,14 @@ class Engine : public TrainingEngine {
     for (int i = 0; i < kGradientFlows; ++i) {
       flows_[i] = arena_.ValuesOf(absl::StrCat("gradient_flow.", i), precision_);
     }
-    data_scratch_ = arena_.Floats("data_scratch");
-    tensor_scratch_ = arena_.Floats("tensor_scratch");
     snapshot_ = arena_.Floats("snapshot");
-    before_update_ = std::move(before_update);
+    before_update_ = std::move(options.before_update);
     // A checkpoint has the weights and the moments of each tensor side by side.
     state_pages_ = std::make_unique<PagesAhead>(
         InTurns({MemoryOf("parameters"), MemoryOf("adamw.m"), MemoryOf("adamw.v")}));
     for (const StateSlice& state : to_save_) saved_slices_.push_back(state.slice);
     for (const StateSlice& state : to_load_) needed_slices_.push_back(state.slice);
     if (keeps_copies_) saved_in_needed_ = FindAmong(to_load_, to_save_);
-    squares_.reserve(tensors_.tensors.size());
     updates_.reserve(tensors_.tensors.size());
     if (GivesLosses() && plan::ScoresClasses(spec.model())) {
       outcomes_ = std::make_unique<ClassOutcomes>(spec.model().labels(), shape_.sequences_per_rank);
@@ -146,8 +143,10 @@ class Engine : public TrainingEngine {
   int PreviousStage() const { return (stage() + stages() - 1) % stages(); }
   int NextStage() const { return (stage() + 1) % stages(); }
   int LanesPerRank() const { return plan::LanesPerDataRank(plan_.lanes(), plan_.layout().data()); }
-  int64_t FirstSequenceOfRank() const {
-    return plan_.placement().data_index() * shape_.sequences_per_rank;
+  // In the global batch.
+  int64_t FirstSequenceOf(int micro_batch) const {
+    return plan::FirstSequenceOf({plan_.layout().micro_batch(), plan_.layout().micro_batches()},
+                                 plan_.placement().data_index(), micro_batch);
   }
   // Every sum of a sequence has one contributor: the first tensor rank of the last stage that has
   // it.
@@ -163,11 +162,9 @@ class Engine : public TrainingEngine {
   void Measure(const char* name, int micro_batch, int chunk, absl::FunctionRef<void()> work);
   int LaunchRepeatedActions(int64_t step);
   void Backward(const MicroBatch& batch, int flow_index);
-  void SumOverSequenceParts();
-  void ReduceBucket(int layer);
   void FinishReduction();
-  void MeasureGradients();
-  void ClearForeignSums();
+  void ContributeSums();
+  void CopyOfSequences(const std::vector<double>& numbers, double* sums);
   void SetZero(double* begin, const double* end) {
     compute_->SetZero(begin, (end - begin) * static_cast<int64_t>(sizeof(double)));
   }
@@ -175,7 +172,6 @@ class Engine : public TrainingEngine {
   void ReadSamples(absl::FunctionRef<void(int64_t sequence, data::Sample* out)> read);
   absl::Status CountPredictions();
   LossSums LossesAt(const MicroBatch& batch) const;
-  absl::Status JudgeStep(int64_t step, StepResult* result);
   void UpdateWeights(int64_t taken_step, const StepResult& result);
   void RoundParameters(int64_t offset, int64_t count);
   void EvaluateChunk(int micro_batch, int chunk);
@@ -190,7 +186,7 @@ class Engine : public TrainingEngine {
   const v1::JobSpec spec_;
   const plan::Precision precision_;
   const v1::RankPlan plan_;
-  const Communicators communicators_;
+  const Communicators& communicators_;
   progress::Whereabouts nowhere_{nullptr};
   progress::Whereabouts& where_;
   data::SampleSource& source_;
@@ -214,8 +210,10 @@ class Engine : public TrainingEngine {
   PipelineLinks links_;
   ExchangeVector exchange_;
   StepGuard guard_;
+  StepJudge judge_;
   ReplicaCheck replicas_;
-  const TiedGradients tied_gradients_;
+  StepTrace trace_;
+  GradientRounds rounds_;
   std::vector<StateSlice> to_save_;
   std::vector<StateSlice> to_load_;
   const bool keeps_copies_;
@@ -227,16 +225,12 @@ class Engine : public TrainingEngine {
   float* first_moments_;
   float* second_moments_;
   kernels::Values flows_[kGradientFlows];
-  float* data_scratch_;
-  float* tensor_scratch_;
   double signal_ = 0;
   // Lists of a step, kept so that a step allocates nothing.
-  std::vector<kernels::SumOfSquares> squares_;
   std::vector<double> counts_;
   std::vector<kernels::AdamWTensor> updates_;
   // Null where no classes are scored, and on ranks whose logits are not the ones that count.
   std::unique_ptr<ClassOutcomes> outcomes_;
-  StepTrace trace_;
   int64_t step_predictions_ = 0;  // predictions of the global batch
   float* snapshot_;
   std::function<absl::Status()> before_update_;
@@ -265,9 +259,11 @@ void Engine::RoundParameters(int64_t offset, int64_t count) {
 // A bert's stages all know which tokens are padding.
 void Engine::ReadSamples(absl::FunctionRef<void(int64_t sequence, data::Sample* out)> read) {
   if (!shape_.first && !shape_.last && !encoder()) return;
-  for (int64_t i = 0; i < shape_.sequences_per_rank; ++i) {
-    read(FirstSequenceOfRank() + i, &sample_);
-    samples_.Store(i, sample_);
+  for (int m = 0; m < plan_.layout().micro_batches(); ++m) {
+    for (int64_t i = 0; i < shape_.sequences; ++i) {
+      read(FirstSequenceOf(m) + i, &sample_);
+      samples_.Store(m, i, sample_);
+    }
   }
   samples_.Copy(*compute_);
 }
@@ -280,16 +276,15 @@ absl::Status Engine::CountPredictions() {
   const double mine = std::accumulate(counts.begin(), counts.end(), 0.0);
   double* first = exchange_.begin();
   compute_->CopyFromHost(first, &mine, sizeof(mine));
-  if (plan_.layout().data() > 1) communicators_.data->AllReduceSum(*compute_, first, 1);
+  if (plan_.layout().data() > 1) communicators_.data().AllReduceSum(*compute_, first, 1);
   TERCIO_RETURN_IF_ERROR(LearnExchange(1));
   step_predictions_ = static_cast<int64_t>(*exchange_.known());
   return absl::OkStatus();
 }
 
 LossSums Engine::LossesAt(const MicroBatch& batch) const {
-  const int64_t first = int64_t{batch.index} * shape_.sequences;
-  return {exchange_.RankSums(Sum::kTokenLoss) + first,
-          encoder() ? exchange_.RankSums(Sum::kSequenceLoss) + first : nullptr};
+  return {exchange_.SumsOf(Sum::kTokenLoss) + batch.first_sequence,
+          encoder() ? exchange_.SumsOf(Sum::kSequenceLoss) + batch.first_sequence : nullptr};
 }
 
 MicroBatch Engine::BatchAt(int64_t step, const v1::Action& action) const {
@@ -298,7 +293,7 @@ MicroBatch Engine::BatchAt(int64_t step, const v1::Action& action) const {
   batch.slot = action.slot();
   batch.chunk = action.chunk();
   batch.step = step;
-  batch.first_sequence = FirstSequenceOfRank() + int64_t{batch.index} * shape_.sequences;
+  batch.first_sequence = FirstSequenceOf(batch.index);
   samples_.Point(&batch);
   batch.step_predictions = step_predictions_;
   return batch;
@@ -392,99 +387,34 @@ void Engine::Backward(const MicroBatch& batch, int flow_index) {
   // With one stage only the first flow buffer exists.
   const kernels::Values flow = stages() == 1 ? flows_[0] : flows_[flow_index];
   model_.Backward(batch, flow, LossesAt(batch), lanes_, [&](int layer) {
-    if (last) ReduceBucket(layer);
+    if (last) rounds_.Reduce(layer);
   });
 }
 
-// Tensors that every tensor rank holds have only the gradient of its own rows so far. Added last,
-// so that the data degree does not change the order.
-void Engine::SumOverSequenceParts() {
-  for (const plan::StageTensor& entry : tensors_.tensors) {
-    const bool divided = shape_.sequence_parallel && entry.tensor.shard == plan::Shard::kWhole;
-    if (!divided && !entry.tensor.partial) continue;
-    communicators_.tensor->AllReduceSum(*compute_, lanes_.result() + entry.gradient_offset,
-                                        entry.elements, collective::SumOrder::kRanks,
-                                        tensor_scratch_);
-  }
-}
-
-// Starts the sum over data ranks of the bucket that a layer completes, while the backward pass
-// continues.
-void Engine::ReduceBucket(int layer) {
-  if (plan_.layout().data() == 1) return;
-  // The embedding is the last of a pass, so the head's gradient is there, too.
-  if (layer < 0 && tied_gradients_.comes_first())
-    tied_gradients_.Join(lanes_.result(), links_, *compute_);
-  for (const v1::BucketRange& bucket : plan_.stage().buckets()) {
-    if (bucket.ready_after_layer() != layer) continue;
-    const device::Range range(*communication_, "reduce", layer);
-    compute_->Record(*bucket_ready_);
-    communication_->Wait(*bucket_ready_);
-    // Both callbacks run when the stream reaches them, which is after this function has returned.
-    auto start = std::make_shared<double>(0);
-    if (trace_.on())
-      communication_->RunOnHost([start] {
-        *start = StepTrace::Now();
-        return absl::OkStatus();
-      });
-    communicators_.data->AllReduceSum(*communication_, lanes_.result() + bucket.begin(),
-                                      bucket.end() - bucket.begin(), collective::SumOrder::kTree,
-                                      data_scratch_);
-    if (trace_.on())
-      communication_->RunOnHost([this, start, layer] {
-        trace_.Add(
-            {absl::StrCat("reduce layer ", layer), 0, 0, *start, StepTrace::Now() - *start, true});
-        return absl::OkStatus();
-      });
-  }
-}
-
 void Engine::FinishReduction() {
-  {
-    const progress::Whereabouts::Join join(where_, communicators_.data->group());
-    compute_->Join(*communication_);
-  }
-  SumOverSequenceParts();
-  if (!tied_gradients_.comes_first()) tied_gradients_.Join(lanes_.result(), links_, *compute_);
-  links_.WaitAll();
-  MeasureGradients();
-}
-
-// Every entry of the exchange vector has one contributor over all ranks: losses come from the last
-// stage's first tensor rank, a tensor's sum of squares from the ranks of data rank 0 that hold it.
-void Engine::MeasureGradients() {
-  const int tensor_index = plan_.placement().tensor_index();
+  rounds_.Finish();
+  // This rank's part of the exchange vector, and the sum over all ranks.
   SetZero(exchange_.SumsEnd(), exchange_.begin() + exchange_.count());
   compute_->CopyFromHost(exchange_.Signal(), &signal_, sizeof(signal_));
-  ClearForeignSums();
-  if (plan_.placement().data_index() == 0) {
-    squares_.clear();
-    for (const plan::StageTensor& entry : tensors_.tensors) {
-      // The joined gradient of a tied embedding counts once, as the lookup's.
-      if (entry.role == plan::TensorRole::kHead) continue;
-      if (plan::PolicyOf(entry.tensor, spec_.training()).frozen) continue;
-      if (entry.tensor.shard == plan::Shard::kWhole && tensor_index != 0) continue;
-      squares_.push_back({.values = lanes_.result() + entry.gradient_offset,
-                          .count = entry.elements,
-                          .sum = exchange_.NormSlot(entry.tensor.index, tensor_index)});
-    }
-    compute_->ops().SumsOfSquares(squares_.data(), static_cast<int64_t>(squares_.size()));
-  }
-  communicators_.world->AllReduceSum(*compute_, exchange_.begin(), exchange_.count());
+  ContributeSums();
+  rounds_.MeasureSquares(exchange_);
+  communicators_.world().AllReduceSum(*compute_, exchange_.begin(), exchange_.count());
 }
 
-void Engine::ClearForeignSums() {
-  if (encoder()) {
-    counts_.assign(samples_.predicted_counts().begin(), samples_.predicted_counts().end());
-    compute_->CopyFromHost(exchange_.RankSums(Sum::kPredictions), counts_.data(),
-                           static_cast<int64_t>(counts_.size() * sizeof(double)));
-  }
-  for (double* sums = exchange_.begin(); sums < exchange_.SumsEnd();
-       sums += spec_.training().global_batch()) {
-    double* own = sums + FirstSequenceOfRank();
-    double* end = own + shape_.sequences_per_rank;
-    SetZero(sums, GivesLosses() ? own : end);
-    SetZero(end, sums + spec_.training().global_batch());
+// A rank writes the sums of its own sequences only, so those of others are zero already. Ranks with
+// the same sequences have the same sums, of which one counts.
+void Engine::ContributeSums() {
+  if (!GivesLosses()) return SetZero(exchange_.begin(), exchange_.SumsEnd());
+  if (!encoder()) return;
+  counts_.assign(samples_.predicted_counts().begin(), samples_.predicted_counts().end());
+  CopyOfSequences(counts_, exchange_.SumsOf(Sum::kPredictions));
+}
+
+// Copies a number of each sequence of this rank to the places that they have in `sums`.
+void Engine::CopyOfSequences(const std::vector<double>& numbers, double* sums) {
+  for (int m = 0; m < plan_.layout().micro_batches(); ++m) {
+    compute_->CopyFromHost(sums + FirstSequenceOf(m), numbers.data() + m * shape_.sequences,
+                           shape_.sequences * static_cast<int64_t>(sizeof(double)));
   }
 }
 
@@ -515,7 +445,7 @@ absl::StatusOr<StepResult> Engine::Step(int64_t step, double signal) {
   model_.products().BeginStep();
   const int launched = LaunchRepeatedActions(step);
   for (int i = launched; i < plan_.stage().actions_size(); ++i) Run(plan_.stage().actions(i), step);
-  model_.products().EndStep(*communicators_.tensor, *communicators_.data);
+  model_.products().EndStep(communicators_.tensor(), communicators_.data());
   // Waits here for all work that a device was given and does later.
   where_.phases().Enter(progress::Phase::kOther);
   TERCIO_RETURN_IF_ERROR(LearnExchange(exchange_.count()));
@@ -523,54 +453,19 @@ absl::StatusOr<StepResult> Engine::Step(int64_t step, double signal) {
   model_.products().RecordStep();
 
   StepResult result;
-  ExchangeVector::Totals totals;
-  exchange_.AddTotals(spec_.training().global_batch(), &totals);
-  double squares = 0;
-  for (const double square : exchange_.KnownNorms()) squares += square;
-  result.loss = ExchangeVector::MeanLoss(totals);
-  result.signal = exchange_.KnownSignal();
-  result.grad_norm = std::sqrt(squares) / guard_.loss_scale();
-  TERCIO_RETURN_IF_ERROR(JudgeStep(step, &result));
+  // The number is that of before the verdict, which counts this step.
+  const int64_t taken_step = guard_.TakenStep(step);
+  TERCIO_ASSIGN_OR_RETURN(const StepVerdict verdict, judge_.Judge(step, exchange_, &result));
+  if (verdict.taken && before_update_) TERCIO_RETURN_IF_ERROR(before_update_());
+  where_.BeginAction(progress::Phase::kOptimizer, "optimizer");
+  if (verdict.taken) {
+    Measure("optimizer", 0, 0, [&] { UpdateWeights(taken_step, result); });
+  }
   where_.phases().Enter(progress::Phase::kOther);
   result.communication_seconds = where_.engine_wait_seconds() - waited;
   const double seconds = StepTrace::Now() - start;
   where_.EndStep(step, seconds, seconds - result.communication_seconds);
   return result;
-}
-
-// Updates the weights, unless the step is skipped.
-absl::Status Engine::JudgeStep(int64_t step, StepResult* result) {
-  const double scale = guard_.loss_scale();
-  const int64_t taken_step = guard_.TakenStep(step);
-  if (guard_.scales()) result->loss_scale = scale;
-  result->learning_rate = LearningRate(spec_.training(), taken_step);
-  std::string where = absl::StrCat("step ", step);
-  if (!std::isfinite(result->loss) || !std::isfinite(result->grad_norm)) {
-    // The sign of a NaN has no meaning, but would be printed.
-    for (double* value : {&result->loss, &result->grad_norm}) {
-      if (std::isnan(*value)) *value = std::abs(*value);
-    }
-    const absl::Span<const double> token_losses = exchange_.KnownSums(Sum::kTokenLoss);
-    std::vector<double> losses(token_losses.begin(), token_losses.end());
-    for (size_t i = 0; encoder() && i < losses.size(); ++i) {
-      losses[i] += exchange_.KnownSums(Sum::kSequenceLoss)[i];
-    }
-    absl::StrAppend(&where, ": ", DescribeBadNumbers(losses, exchange_.KnownNorms(), plan_),
-                    guard_.scales() ? absl::StrFormat(" at loss scale %.0f", scale) : "");
-  }
-  // Every rank judges the same numbers, so all of them take, skip or fail the step together.
-  TERCIO_ASSIGN_OR_RETURN(const StepVerdict verdict,
-                          guard_.Judge(result->loss, result->grad_norm, where));
-  result->rolls_back = verdict.rolls_back;
-  result->skipped = !verdict.taken;
-  result->spike = verdict.spike;
-  result->reason = verdict.spike.empty() ? where : absl::StrCat(where, ": ", verdict.spike);
-  if (verdict.taken && before_update_) TERCIO_RETURN_IF_ERROR(before_update_());
-  where_.BeginAction(progress::Phase::kOptimizer, "optimizer");
-  if (verdict.taken) {
-    Measure("optimizer", 0, 0, [&] { UpdateWeights(taken_step, *result); });
-  }
-  return absl::OkStatus();
 }
 
 void Engine::UpdateWeights(int64_t taken_step, const StepResult& result) {
@@ -600,12 +495,10 @@ absl::Status Engine::EvaluateBatch(data::HeldOut set, int64_t first_sample, int6
   links_.WaitAll();
   if (outcomes_ != nullptr) {
     TERCIO_RETURN_IF_ERROR(compute_->Synchronize());
-    const std::vector<double>& outcomes = outcomes_->Encode(samples_.labels());
-    compute_->CopyFromHost(exchange_.RankSums(Sum::kOutcome), outcomes.data(),
-                           static_cast<int64_t>(outcomes.size() * sizeof(double)));
+    CopyOfSequences(outcomes_->Encode(samples_.labels()), exchange_.SumsOf(Sum::kOutcome));
   }
-  ClearForeignSums();
-  communicators_.world->AllReduceSum(*compute_, exchange_.begin(), exchange_.sum_count());
+  ContributeSums();
+  communicators_.world().AllReduceSum(*compute_, exchange_.begin(), exchange_.sum_count());
   TERCIO_RETURN_IF_ERROR(LearnExchange(exchange_.sum_count()));
   exchange_.AddTotals(samples, totals);
   if (!result->has_confusion()) return absl::OkStatus();
@@ -773,7 +666,7 @@ absl::StatusOr<std::unique_ptr<TrainingEngine>> TrainingEngine::Create(
       spec, plan, communicators, source,
       Engine::Machine{std::move(arena), std::move(compute), std::move(communication),
                       std::move(bucket_ready), std::move(tensor_sums), std::move(product_done)},
-      std::move(options.before_update));
+      options);
   if (options.initialise_weights) engine->Initialize();
   return std::unique_ptr<TrainingEngine>(std::move(engine));
 }

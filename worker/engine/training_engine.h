@@ -22,24 +22,14 @@
 #include "proto/tercio/v1/events.pb.h"
 #include "proto/tercio/v1/job.pb.h"
 #include "proto/tercio/v1/plan.pb.h"
-#include "worker/collective/communicator.h"
 #include "worker/device/device.h"
+#include "worker/engine/communicators.h"
 #include "worker/engine/memory_use.h"
 #include "worker/engine/replica_check.h"
 #include "worker/engine/step_guard.h"
 #include "worker/progress/whereabouts.h"
 
 namespace tercio::engine {
-
-// Every group this rank is in, including those of one rank, and the object to which it reports its
-// place (may be null). Not owned.
-struct Communicators {
-  collective::Communicator* world = nullptr;
-  collective::Communicator* tensor = nullptr;
-  collective::Communicator* data = nullptr;
-  collective::Communicator* pipeline = nullptr;
-  progress::Whereabouts* whereabouts = nullptr;
-};
 
 struct StepResult {
   double loss = 0;       // mean over all tokens of the global batch, before the update
@@ -90,6 +80,7 @@ struct EngineOptions {
   // Called in Step before the state changes, once the step is known to be taken; an error ends the
   // step. May be empty.
   std::function<absl::Status()> before_update = {};
+  progress::Whereabouts* whereabouts = nullptr;  // where the engine reports its place; may be null
 };
 
 class TrainingEngine {

@@ -115,15 +115,21 @@ absl::StatusOr<nlohmann::json> TryMemoryPlan(
   TERCIO_ASSIGN_OR_RETURN(const v1::Plan whole,
                           plan::BuildPlan(job, layout, {{"here", 0}}, kThreads));
   const v1::RankPlan plan = plan::SliceForRank(whole, 0);
-  auto self = collective::CreateCommunicator(
-      {"self", absl::Seconds(60)}, std::move(collective::CreateThreadTransports(1).front()));
-  // A GPU's streams need a communicator that takes memory of the GPU.
-  if (adapt) self = adapt(std::move(self));
+  TERCIO_ASSIGN_OR_RETURN(const engine::Communicators communicators,
+                          engine::Communicators::Create(
+                              plan,
+                              [&](const v1::ProcessGroup& group)
+                                  -> absl::StatusOr<std::unique_ptr<collective::Communicator>> {
+                                auto alone = collective::CreateCommunicator(
+                                    {group.name(), absl::Seconds(60)},
+                                    std::move(collective::CreateThreadTransports(1).front()));
+                                // A GPU's streams need a communicator that takes memory of the GPU.
+                                return adapt ? adapt(std::move(alone)) : std::move(alone);
+                              }));
   TrialSource source(job.model());
   TERCIO_ASSIGN_OR_RETURN(const auto engine,
-                          engine::TrainingEngine::Create(
-                              job, plan, device, {self.get(), self.get(), self.get(), self.get()},
-                              source, {.fill_pattern = true}));
+                          engine::TrainingEngine::Create(job, plan, device, communicators, source,
+                                                         {.fill_pattern = true}));
   TERCIO_RETURN_IF_ERROR(Train(*engine));
   // This comes before the arena is copied to the host, which takes memory as well.
   meter.MeasureAll(*engine);

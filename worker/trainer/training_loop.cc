@@ -24,12 +24,12 @@
 #include "plan/memory_map.h"
 #include "plan/model_tensors.h"
 #include "plan/names.h"
+#include "plan/numerics.h"
 #include "plan/precision.h"
 #include "plan/quality.h"
 #include "plan/rank_layout.h"
 #include "plan/save_timeout.h"
 #include "plan/snapshots.h"
-#include "worker/engine/sent_bytes.h"
 #include "worker/engine/training_engine.h"
 #include "worker/progress/whereabouts.h"
 #include "worker/trainer/backend.h"
@@ -82,9 +82,7 @@ class TrainingLoop {
     if (outcome.ok()) MeasureAllMemory();
     ReportLastFigures();
     // The others must not wait for a rank that has given up.
-    if (!outcome.ok()) {
-      for (const auto& communicator : owned_) communicator->Abort();
-    }
+    if (!outcome.ok()) communicators_.Abort();
     return outcome;
   }
 
@@ -175,7 +173,6 @@ class TrainingLoop {
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<device::Device> device_;
   std::unique_ptr<MemoryMeter> memory_;
-  std::vector<std::unique_ptr<collective::Communicator>> owned_;
   engine::Communicators communicators_;
   std::unique_ptr<device::Stream> stream_;       // beside the engine's
   std::unique_ptr<device::DeviceMemory> count_;  // one double; null until it is needed
@@ -227,6 +224,7 @@ absl::StatusOr<TrainingOutcome> TrainingLoop::RunAll() {
   const std::string products = device_->DescribeProducts(plan::FormatOf(training()));
   if (!products.empty()) LogInfo(absl::StrCat(precision, " products: ", products));
   engine::EngineOptions options;
+  options.whereabouts = &whereabouts_;
   // A checkpoint would overwrite all of them.
   options.initialise_weights = assignment_.resume_step() == 0;
   if (plan::SavesInPlace(assignment_.spec())) {
@@ -280,6 +278,9 @@ absl::Status TrainingLoop::LoadState() {
       return copies_->Load(assignment_.snapshot_source(), assignment_.resume_attempt(), step,
                            LoadedToPage(), *engine_);
     }
+    const std::string numerics =
+        plan::DescribeOtherNumerics(assignment_.resume_numerics(), plan::kNumerics);
+    if (!numerics.empty()) LogWarning(numerics);
     TERCIO_ASSIGN_OR_RETURN(const auto checkpoint,
                             OpenCheckpoint(step, assignment_.resume_manifest_digest()));
     return LoadFrom(checkpoint);
@@ -293,7 +294,7 @@ absl::Status TrainingLoop::LoadState() {
 absl::Status TrainingLoop::LoadFrom(const std::shared_ptr<StateSource>& source, LoadPath path) {
   const absl::Time begin = SteadyNow();
   TERCIO_RETURN_IF_ERROR(tercio::trainer::LoadState(
-      source, {*communicators_.data, *device_, *stream_}, LoadedToPage(), *engine_, path));
+      source, {communicators_.data(), *device_, *stream_}, LoadedToPage(), *engine_, path));
   LogInfo(absl::StrFormat("the state is loaded: this rank read %d bytes in %.3f s",
                           source->bytes_read(), absl::ToDoubleSeconds(SteadyNow() - begin)));
   return absl::OkStatus();
@@ -311,22 +312,14 @@ void TrainingLoop::EnterPhase(v1::TrainerPhase phase) {
 }
 
 absl::Status TrainingLoop::Connect() {
-  communicators_.whereabouts = &whereabouts_;
-  for (const v1::ProcessGroup& group : assignment_.plan().groups()) {
-    TERCIO_ASSIGN_OR_RETURN(auto joined, backend_->JoinGroup(group,
-                                                             {group.name(), CollectiveTimeout(),
-                                                              plan::RanksOf(group), &whereabouts_},
-                                                             link_));
-    // All ranks join in the plan's order: making a group is collective.
-    owned_.push_back(std::move(joined));
-    collective::Communicator* made = owned_.back().get();
-    if (group.kind() == v1::GROUP_KIND_WORLD) communicators_.world = made;
-    if (group.kind() == v1::GROUP_KIND_TENSOR) communicators_.tensor = made;
-    if (group.kind() == v1::GROUP_KIND_DATA) communicators_.data = made;
-    if (group.kind() == v1::GROUP_KIND_PIPELINE) communicators_.pipeline = made;
-  }
+  TERCIO_ASSIGN_OR_RETURN(
+      communicators_,
+      engine::Communicators::Create(assignment_.plan(), [this](const v1::ProcessGroup& group) {
+        return backend_->JoinGroup(
+            group, {group.name(), CollectiveTimeout(), plan::RanksOf(group), &whereabouts_}, link_);
+      }));
   backend_->LogMemory("when its groups are made");
-  figures_.ReadCommunication([this] { return engine::SentBytes(communicators_); });
+  figures_.ReadCommunication([this] { return communicators_.SentBytes(); });
   figures_.ReadFallbacks([this] { return backend_->Fallbacks(); });
   return absl::OkStatus();
 }
@@ -556,13 +549,13 @@ absl::StatusOr<int> TrainingLoop::RanksThatStillSave() {
 }
 
 absl::StatusOr<double> TrainingLoop::SumOverRanks(double mine) {
-  if (communicators_.world->size() == 1) return mine;
+  if (communicators_.world().size() == 1) return mine;
   if (count_ == nullptr) {
     TERCIO_ASSIGN_OR_RETURN(count_, device_->Allocate(sizeof(double)));
   }
   auto* sum = reinterpret_cast<double*>(count_->data());
   stream_->CopyFromHost(sum, &mine, sizeof(mine));
-  communicators_.world->AllReduceSum(*stream_, sum, 1);
+  communicators_.world().AllReduceSum(*stream_, sum, 1);
   stream_->CopyToHost(&mine, sum, sizeof(mine));
   TERCIO_RETURN_IF_ERROR(stream_->Synchronize());
   return mine;
@@ -573,7 +566,7 @@ absl::StatusOr<double> TrainingLoop::SumOverRanks(double mine) {
 // time.
 absl::Status TrainingLoop::AwaitAllRanks() {
   if (!plan::KeepsCopies(assignment_.spec())) return absl::OkStatus();
-  communicators_.world->Barrier(*stream_);
+  communicators_.world().Barrier(*stream_);
   return stream_->Synchronize();
 }
 
@@ -618,6 +611,7 @@ absl::Status TrainingLoop::Save(int64_t step) {
       {"tokens", step * training().global_batch() * assignment_.spec().model().context()},
       {"seed", training().seed()},
       {"lanes", assignment_.plan().lanes()},
+      {"numerics", plan::kNumerics},
       {"next_sample", plan::FirstSampleOfStep(training(), step + 1)}};
   CheckpointTexts texts{state.dump(),
                         IsRankZero() ? tokenizer_json_ : "",

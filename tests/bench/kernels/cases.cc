@@ -4,6 +4,8 @@
 #include <memory>
 #include <utility>
 
+#include "kernels/exact_sum.h"
+
 namespace tercio::bench {
 namespace {
 
@@ -257,14 +259,16 @@ class Cases {
                  .bias_correction2 = 0.05,
                  .clip = 1.0f});
     });
-    const auto sums = std::make_shared<std::vector<kernels::SumOfSquares>>();
+    const auto sums = std::make_shared<std::vector<kernels::SquaredTensor>>();
     for (int64_t i = 0; i < kTensorsOfStep; ++i) {
       sums->push_back({.values = arena_.Floats(each),
                        .count = each,
-                       .sum = reinterpret_cast<double*>(arena_.Take(8))});
+                       .not_finite = reinterpret_cast<double*>(arena_.Take(8))});
     }
-    Moves("SumsOfSquares", kTensorsOfStep * each * 4,
-          [sums](Ops& ops) { ops.SumsOfSquares(sums->data(), kTensorsOfStep); });
+    auto* limbs = reinterpret_cast<double*>(arena_.Take(8 * kernels::kSumLimbs));
+    Moves("SumsOfSquares", kTensorsOfStep * each * 4, [sums, limbs](Ops& ops) {
+      ops.SumsOfSquares({.tensors = sums->data(), .tensor_count = kTensorsOfStep, .limbs = limbs});
+    });
   }
 
   void Copies() {

@@ -456,6 +456,7 @@ absl::StatusOr<RunManager::Attachment> RunManager::Attach(const v1::TrainerHello
   assignment.set_agent_grace_seconds(options_.agent_grace_seconds);
   assignment.set_threads(plan.threads());
   assignment.set_resume_manifest_digest(start.resume_manifest_digest());
+  assignment.set_resume_numerics(start.resume_numerics());
   if (start.has_best()) *assignment.mutable_best() = start.best();
   AssignSnapshots(start, hello.rank(), &assignment);
   return attachment;

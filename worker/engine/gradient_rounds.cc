@@ -1,0 +1,112 @@
+#include "worker/engine/gradient_rounds.h"
+
+#include <algorithm>
+#include <memory>
+
+#include "absl/strings/str_cat.h"
+#include "plan/tensor_policy.h"
+
+namespace tercio::engine {
+
+GradientRounds::GradientRounds(const v1::JobSpec& spec, const v1::RankPlan& plan,
+                               const plan::StageShape& shape, const plan::StageTensors& tensors,
+                               const blocks::GradientLanes& lanes, Arena& arena,
+                               const Communicators& communicators, PipelineLinks& links,
+                               Streams streams, StepTrace& trace, progress::Whereabouts& where)
+    : training_(spec.training()),
+      plan_(plan),
+      tensors_(tensors),
+      sequence_parallel_(shape.sequence_parallel),
+      lanes_(lanes),
+      communicators_(communicators),
+      links_(links),
+      streams_(streams),
+      trace_(trace),
+      where_(where),
+      tied_(plan, tensors, arena.Floats("tied_gradient")),
+      data_scratch_(arena.Floats("data_scratch")),
+      tensor_scratch_(arena.Floats("tensor_scratch")) {
+  squares_.reserve(tensors.tensors.size());
+}
+
+void GradientRounds::Reduce(int layer) {
+  if (plan_.layout().data() == 1) return;
+  // The embedding is the last of a pass, so the head's gradient is there, too.
+  if (layer < 0 && tied_.comes_first()) tied_.Join(lanes_.result(), links_, streams_.compute);
+  device::Stream& stream = streams_.communication;
+  for (const v1::BucketRange& bucket : plan_.stage().buckets()) {
+    if (bucket.ready_after_layer() != layer) continue;
+    const device::Range range(stream, "reduce", layer);
+    streams_.compute.Record(streams_.bucket_ready);
+    stream.Wait(streams_.bucket_ready);
+    // Both callbacks run when the stream reaches them, which is after this function has returned.
+    auto start = std::make_shared<double>(0);
+    if (trace_.on())
+      stream.RunOnHost([start] {
+        *start = StepTrace::Now();
+        return absl::OkStatus();
+      });
+    communicators_.data().AllReduceSum(stream, lanes_.result() + bucket.begin(),
+                                       bucket.end() - bucket.begin(), collective::SumOrder::kTree,
+                                       data_scratch_);
+    if (trace_.on())
+      stream.RunOnHost([this, start, layer] {
+        trace_.Add(
+            {absl::StrCat("reduce layer ", layer), 0, 0, *start, StepTrace::Now() - *start, true});
+        return absl::OkStatus();
+      });
+  }
+}
+
+void GradientRounds::Finish() {
+  {
+    const progress::Whereabouts::Join join(where_, communicators_.data().group());
+    streams_.compute.Join(streams_.communication);
+  }
+  SumOverSequenceParts();
+  if (!tied_.comes_first()) tied_.Join(lanes_.result(), links_, streams_.compute);
+  links_.WaitAll();
+}
+
+// Tensors that every tensor rank holds have only the gradient of its own rows, or heads, so far.
+// Added last, so that the data degree does not change the order.
+void GradientRounds::SumOverSequenceParts() {
+  for (const plan::StageTensor& entry : tensors_.tensors) {
+    const bool divided = sequence_parallel_ && entry.tensor.shard == plan::Shard::kWhole;
+    if (!divided && !entry.tensor.partial) continue;
+    communicators_.tensor().AllReduceSum(streams_.compute, lanes_.result() + entry.gradient_offset,
+                                         entry.elements, collective::SumOrder::kRanks,
+                                         tensor_scratch_);
+  }
+}
+
+void GradientRounds::MeasureSquares(const ExchangeVector& exchange) {
+  squares_.clear();
+  for (const plan::StageTensor& entry : tensors_.tensors) {
+    // The joined gradient of a tied embedding counts once, as the lookup's.
+    if (entry.role == plan::TensorRole::kHead) continue;
+    if (plan::PolicyOf(entry.tensor, training_).frozen) continue;
+    const bool is_whole = entry.tensor.shard == plan::Shard::kWhole;
+    if (is_whole && plan_.placement().tensor_index() != 0) continue;
+    const auto [begin, end] = MeasuredPart(entry.elements);
+    if (begin == end) continue;
+    squares_.push_back({.values = lanes_.result() + entry.gradient_offset + begin,
+                        .count = end - begin,
+                        .not_finite = exchange.NotFinite(entry.tensor.index)});
+  }
+  streams_.compute.ops().SumsOfSquares({.tensors = squares_.data(),
+                                        .tensor_count = static_cast<int64_t>(squares_.size()),
+                                        .limbs = exchange.SquareLimbs()});
+}
+
+// The elements of a tensor whose squares this rank sums, in whole blocks of the sum.
+std::pair<int64_t, int64_t> GradientRounds::MeasuredPart(int64_t elements) const {
+  const int64_t blocks = (elements + kernels::kSquaresBlock - 1) / kernels::kSquaresBlock;
+  const auto begin_of = [&](int64_t data_index) {
+    return std::min(elements, blocks * data_index / plan_.layout().data() * kernels::kSquaresBlock);
+  };
+  const int data_index = plan_.placement().data_index();
+  return {begin_of(data_index), begin_of(data_index + 1)};
+}
+
+}  // namespace tercio::engine

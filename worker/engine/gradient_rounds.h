@@ -1,0 +1,73 @@
+// What becomes of a stage's gradients after the backward pass has written them: sums over data
+// ranks, bucket by bucket beside the pass, over the parts of sequences, and of both uses of a tied
+// table; then the squares of their norm.
+//
+// Threads: that of the engine.
+#pragma once
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "kernels/ops.h"
+#include "plan/memory_map.h"
+#include "plan/model_tensors.h"
+#include "proto/tercio/v1/job.pb.h"
+#include "proto/tercio/v1/plan.pb.h"
+#include "worker/blocks/gradient_lanes.h"
+#include "worker/device/device.h"
+#include "worker/engine/arena.h"
+#include "worker/engine/communicators.h"
+#include "worker/engine/exchange_vector.h"
+#include "worker/engine/pipeline_links.h"
+#include "worker/engine/step_trace.h"
+#include "worker/engine/tied_gradients.h"
+#include "worker/progress/whereabouts.h"
+
+namespace tercio::engine {
+
+class GradientRounds {
+ public:
+  // Sums over data ranks run on the second stream. All of it outlives the object.
+  struct Streams {
+    device::Stream& compute;
+    device::Stream& communication;
+    device::Event& bucket_ready;
+  };
+  GradientRounds(const v1::JobSpec& spec, const v1::RankPlan& plan, const plan::StageShape& shape,
+                 const plan::StageTensors& tensors, const blocks::GradientLanes& lanes,
+                 Arena& arena, const Communicators& communicators, PipelineLinks& links,
+                 Streams streams, StepTrace& trace, progress::Whereabouts& where);
+
+  // Starts the sum over data ranks of the bucket that a layer completes (BucketRange), while the
+  // backward pass continues.
+  void Reduce(int layer);
+
+  // The gradients are complete where the stream is after this.
+  void Finish();
+
+  // Enqueues this rank's part of the norm: data ranks have the same gradients, and divide them.
+  // REQUIRES: Finish, and counts of zero in `exchange`.
+  void MeasureSquares(const ExchangeVector& exchange);
+
+ private:
+  void SumOverSequenceParts();
+  std::pair<int64_t, int64_t> MeasuredPart(int64_t elements) const;
+
+  const v1::TrainingSpec& training_;
+  const v1::RankPlan& plan_;
+  const plan::StageTensors& tensors_;
+  const bool sequence_parallel_;
+  const blocks::GradientLanes& lanes_;
+  const Communicators& communicators_;
+  PipelineLinks& links_;
+  const Streams streams_;
+  StepTrace& trace_;
+  progress::Whereabouts& where_;
+  const TiedGradients tied_;
+  float* const data_scratch_;
+  float* const tensor_scratch_;
+  std::vector<kernels::SquaredTensor> squares_;  // kept, so that a step allocates nothing
+};
+
+}  // namespace tercio::engine
