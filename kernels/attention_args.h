@@ -48,6 +48,15 @@ struct HeadNormBackwardArgs {
   int64_t rows_per_leaf;
 };
 
+// Relative positions (Raffel et al. 2020, "T5"): weight[h, bucket[j - i + T - 1]] is added to the
+// score of query i and key j, behind its scale. Not together with a soft cap.
+struct AttentionBias {
+  ConstValues weight = nullptr;     // (H, buckets); null: nothing is added
+  const int32_t* bucket = nullptr;  // (2T - 1), each in [0, buckets)
+  int64_t buckets = 0;              // kMostBiasBuckets at most
+};
+inline constexpr int64_t kMostBiasBuckets = 256;
+
 // Attention: causal, or every query with all keys of its sequence. q, k, v: element (row, head*D +
 // d) at pointer[row * stride + head*D + d]. k and v have H / group heads; query head h uses theirs
 // number h / group (Ainslie et al. 2023). s[i,j] = q_i . k_j * scale, with a soft cap (Gemma 2) cap
@@ -70,12 +79,14 @@ struct AttentionArgs {
   float scale = 0;                   // 0: 1 / sqrt(D)
   float softcap = 0;                 // 0: none
   int64_t window = 0;  // keys that a query sees, its own included (causal only); 0: all
+  AttentionBias bias;
   Dropout dropout;
   // AttentionScratch(...) elements (cpu/attention_scratch.h), for backends without a workspace.
   float* scratch;
 };
 
-// dq, dk, dv (same stride as q, k, v) are written with =.
+// dq, dk, dv (same stride as q, k, v) are written with =. dbias (H, buckets), if not null, += leaf
+// sums, whose leaves are whole sequences: of a query's sums, queries ascending.
 struct AttentionBackwardArgs {
   ConstValues dout;
   ConstValues out;
@@ -95,6 +106,8 @@ struct AttentionBackwardArgs {
   float scale = 0;
   float softcap = 0;
   int64_t window = 0;
+  AttentionBias bias;
+  float* dbias = nullptr;
   Dropout dropout;
   float* scratch;
 };

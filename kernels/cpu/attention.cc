@@ -120,12 +120,40 @@ void ScoreBlock(const Args& a, const MatrixView& q, const float* packed_keys, in
   }
 }
 
+// Calls body(key, count, bucket) for the runs of keys that share a bucket of relative positions.
+template <typename Body>
+HWY_INLINE void ForRuns(const AttentionBias& bias, int64_t tokens, int64_t query,
+                        const KeySpan& keys, const Body& body) {
+  const int32_t* bucket = bias.bucket + tokens - 1 - query;  // of key 0
+  for (int64_t key = keys.begin; key < keys.end;) {
+    int64_t end = key + 1;
+    while (end < keys.end && bucket[end] == bucket[key]) ++end;
+    body(key, end - key, bucket[key]);
+    key = end;
+  }
+}
+
+// Adds the bias of relative positions to the scores of one query.
+template <typename Args>
+void AddBias(const Args& a, int64_t head, int64_t query, const KeySpan& keys, float* scores) {
+  const float* weight = a.bias.weight;
+  if (weight == nullptr) return;
+  weight += head * a.bias.buckets;
+  ForRuns(a.bias, a.tokens, query, keys, [&](int64_t key, int64_t count, int32_t bucket) HWY_ATTR {
+    const Vector value = hn::Set(Tag(), weight[bucket]);
+    float* run = scores + key;
+    ForVectors(count,
+               [&](auto load, auto store) HWY_ATTR { store(hn::Add(load(run), value), run); });
+  });
+}
+
 // Row i of the block `s.scores`, of one query: scores become its dropped-out probabilities, and
 // zeros for the block's other keys. Returns the log-sum-exp.
 float SoftmaxRow(const AttentionArgs& a, int64_t sequence, int64_t head, int64_t query,
                  const KeySpan& block, float* scores, float* drop_row) {
   const Tag d;
   const KeySpan keys = KeysOf(a, sequence, query);
+  AddBias(a, head, query, keys, scores);
   float* row = scores + keys.begin;
   const float max = MaxRow(row, keys.count());
   const Vector max_all = hn::Set(d, max);
@@ -190,6 +218,7 @@ void BackwardRow(const AttentionBackwardArgs& a, int64_t sequence, int64_t head,
   float* all_g = s.gradients + i * s.stride;
   float* p_row = all_p + keys.begin;
   float* g_row = all_g + keys.begin;
+  AddBias(a, head, query, keys, all_p);
   const Vector lse = hn::Set(d, a.lse[(sequence * a.heads + head) * a.tokens + query]);
   const Vector delta_all = hn::Set(d, delta);
   const Vector factor = hn::Set(d, ScaleOf(a));
@@ -223,6 +252,17 @@ void BackwardRow(const AttentionBackwardArgs& a, int64_t sequence, int64_t head,
     std::fill(row + block.begin, row + keys.begin, 0.0f);
     std::fill(row + keys.end, row + block.end, 0.0f);
   }
+}
+
+// sums[bucket] += the gradients of one query's scores before their scale, run by run.
+void AddBiasGradient(const AttentionBackwardArgs& a, int64_t sequence, int64_t query,
+                     const float* gradients, float* sums) {
+  const float inverse = 1.0f / ScaleOf(a);  // the gradients are those of products
+  ForRuns(a.bias, a.tokens, query, KeysOf(a, sequence, query),
+          [&](int64_t key, int64_t count, int32_t bucket) HWY_ATTR {
+            const float* run = gradients + key;
+            sums[bucket] += SumRow(count, [&](auto load) HWY_ATTR { return load(run); }) * inverse;
+          });
 }
 
 // A block of queries against the keys it attends to.
@@ -259,6 +299,7 @@ void AttentionBackwardHead(const AttentionBackwardArgs& a, int64_t sequence, int
                            int64_t key_start, const AttentionPieces& s) {
   const int64_t start = sequence * a.tokens * a.stride + head * a.head_dim;
   if (head % a.group == 0) ZeroKeys(a, sequence, key_start);
+  float bias_sums[kMostBiasBuckets] = {};  // of this sequence
   const int64_t out_stride = a.heads * a.head_dim;
   for (int64_t first = 0; first < a.tokens; first += kQueryBlock) {
     const int64_t rows = std::min(kQueryBlock, a.tokens - first);
@@ -277,6 +318,8 @@ void AttentionBackwardHead(const AttentionBackwardArgs& a, int64_t sequence, int
       const float delta = SumRow(
           a.head_dim, [&](auto load) HWY_ATTR { return hn::Mul(load(dout_row), load(out_row)); });
       BackwardRow(a, sequence, head, first + i, keys, delta, s, i);
+      if (a.dbias == nullptr) continue;
+      AddBiasGradient(a, sequence, first + i, s.gradients + i * s.stride, bias_sums);
     }
     MultiplyDeep({.data = s.gradients, .row_stride = s.stride, .column_stride = 1}, s.rows,
                  a.tokens, rows, a.head_dim, keys, a.dq + start + first * a.stride, a.stride);
@@ -287,6 +330,9 @@ void AttentionBackwardHead(const AttentionBackwardArgs& a, int64_t sequence, int
     PackB({.data = dout, .row_stride = out_stride, .column_stride = 1}, rows, a.head_dim, s.block);
     AddKeyGradients(s.scores, s.stride, s.block, block, a.head_dim, a.dv + key_start, a.stride);
   }
+  if (a.dbias == nullptr) return;
+  float* dbias = a.dbias + head * a.bias.buckets;
+  for (int64_t bucket = 0; bucket < a.bias.buckets; ++bucket) dbias[bucket] += bias_sums[bucket];
 }
 
 // A key head of one sequence, with the query heads of its group in ascending order.
@@ -317,9 +363,21 @@ namespace tercio::kernels {
 HWY_EXPORT(AttentionItem);
 HWY_EXPORT(AttentionBackwardItem);
 
+namespace {
+
+template <typename Args>
+void CheckArguments(const Args& a) {
+  TERCIO_CHECK_LE(a.head_dim, kDepthBlock);
+  TERCIO_CHECK(a.causal || a.window == 0);
+  if (a.bias.weight == nullptr) return;
+  TERCIO_CHECK_LE(a.bias.buckets, kMostBiasBuckets);
+  TERCIO_CHECK(!(a.softcap > 0));
+}
+
+}  // namespace
+
 void AttentionCpu(const AttentionArgs& args, ThreadPool& pool) {
-  TERCIO_CHECK_LE(args.head_dim, kDepthBlock);
-  TERCIO_CHECK(args.causal || args.window == 0);
+  CheckArguments(args);
   const int64_t per_thread = AttentionScratchStride(args.tokens, args.head_dim);
   pool.ParallelFor(args.sequences * args.heads, [&](int64_t item, int thread) {
     HWY_DYNAMIC_DISPATCH(AttentionItem)(args, item, args.scratch + thread * per_thread);
@@ -327,11 +385,16 @@ void AttentionCpu(const AttentionArgs& args, ThreadPool& pool) {
 }
 
 void AttentionBackwardCpu(const AttentionBackwardArgs& args, ThreadPool& pool) {
-  TERCIO_CHECK_LE(args.head_dim, kDepthBlock);
-  TERCIO_CHECK(args.causal || args.window == 0);
+  CheckArguments(args);
   const int64_t per_thread = AttentionScratchStride(args.tokens, args.head_dim);
-  pool.ParallelFor(args.sequences * args.heads / args.group, [&](int64_t item, int thread) {
-    HWY_DYNAMIC_DISPATCH(AttentionBackwardItem)(args, item, args.scratch + thread * per_thread);
+  const int64_t key_heads = args.heads / args.group;
+  const int64_t items = args.sequences * key_heads;
+  // The gradient of a bias has the sequences of a head in ascending order: on one thread.
+  const int64_t steps = args.dbias == nullptr ? 1 : std::max<int64_t>(1, args.sequences);
+  pool.ParallelFor(items / steps, [&](int64_t first, int thread) {
+    for (int64_t item = first; item < items; item += items / steps) {
+      HWY_DYNAMIC_DISPATCH(AttentionBackwardItem)(args, item, args.scratch + thread * per_thread);
+    }
   });
 }
 

@@ -185,7 +185,7 @@ TEST_F(CpuOpsTest, AttentionAndItsGradients) {
                                                            {17, 2, 16, 0, 1, 0, 2.0f, 3.0f},
                                                            {33, 2, 4, 0.2f, 2, 0, 0, 1.5f},
                                                            {9, 1, 4, 0, 1, 5, 0, 0.5f},
-                                                           {20, 1, 4, 0, 1, 0, 0, 0, 1},
+                                                           {20, 1, 4, 0, 1, 0, 0, 0, 2},
                                                            {33, 4, 8, 0.2f, 2, 0, 0, 0, 7},
                                                            {40, 2, 5, 0, 1, 0, 0, 4.0f, 33},
                                                            {150, 2, 8, 0.1f, 1, 0, 0, 0, 20},
@@ -216,6 +216,154 @@ TEST_F(CpuOpsTest, GradientsWithinAWindowAreThoseOfTheTokensInIt) {
     const auto at = static_cast<size_t>(i);
     const float expected = i < begin ? 0.0f : alone.dqkv[at - static_cast<size_t>(begin)];
     ASSERT_NEAR(run.dqkv[at], expected, 1e-6) << i;
+  }
+}
+
+// The bias of each pair is that of the bucket of its distance; its gradient has the sums of all
+// pairs of a bucket, with equal bits for any number of sequences in a call and of threads.
+struct BiasCase {
+  int64_t tokens;
+  int32_t length;  // 0: causal
+  float scale, dropout;
+};
+
+class AttentionBiasTest : public CpuOpsTest {
+ protected:
+  static constexpr int64_t kSequences = 3, kHeads = 2, kHeadDim = 8, kBuckets = 6;
+  static constexpr int64_t kStride = 3 * kHeads * kHeadDim, kWidth = kHeads * kHeadDim;
+
+  // As T5's: near distances have buckets of their own, far ones share them.
+  static std::vector<int32_t> BucketsOf(int64_t tokens) {
+    std::vector<int32_t> buckets;
+    for (int64_t distance = 1 - tokens; distance < tokens; ++distance) {
+      buckets.push_back(distance > 0     ? 5
+                        : distance > -3  ? static_cast<int32_t>(-distance)
+                        : distance > -20 ? 3
+                                         : 4);
+    }
+    return buckets;
+  }
+
+  struct Inputs {
+    Floats qkv, dout, weight;
+  };
+  struct Outputs {
+    Floats out, dqkv, dbias;
+    bool operator==(const Outputs&) const = default;
+  };
+  Inputs RandomInputs(const BiasCase& c) {
+    return {Random(kSequences * c.tokens * kStride), Random(kSequences * c.tokens * kWidth),
+            Random(kHeads * kBuckets)};
+  }
+  // Sequences [begin, end).
+  static void Run(Ops& ops, const BiasCase& c, const Inputs& in, int64_t begin, int64_t end,
+                  Outputs& to) {
+    const std::vector<int32_t> buckets = BucketsOf(c.tokens);
+    const std::vector<int32_t> lengths(kSequences, c.length);
+    Floats lse(static_cast<size_t>((end - begin) * c.tokens * kHeads));
+    auto scratch =
+        hwy::AllocateAligned<float>(static_cast<size_t>(AttentionScratch(c.tokens, kHeadDim, 3)));
+    const auto set = [&](auto& args) {
+      args.q = in.qkv.data() + begin * c.tokens * kStride;
+      args.k = args.q + kWidth;
+      args.v = args.k + kWidth;
+      args.stride = kStride;
+      args.sequences = end - begin;
+      args.tokens = c.tokens;
+      args.heads = kHeads;
+      args.head_dim = kHeadDim;
+      args.causal = c.length == 0;
+      args.lengths = lengths.data();
+      args.scale = c.scale;
+      args.bias = {.weight = in.weight.data(), .bucket = buckets.data(), .buckets = kBuckets};
+      args.dropout = {.probability = c.dropout, .first_sequence = begin, .tokens = c.tokens};
+      args.scratch = scratch.get();
+    };
+    AttentionArgs args{};
+    set(args);
+    args.out = to.out.data() + begin * c.tokens * kWidth;
+    args.lse = lse.data();
+    ops.Attention(args);
+    AttentionBackwardArgs back{};
+    set(back);
+    back.dout = in.dout.data() + begin * c.tokens * kWidth;
+    back.out = args.out;
+    back.lse = lse.data();
+    back.dq = to.dqkv.data() + begin * c.tokens * kStride;
+    back.dk = back.dq + kWidth;
+    back.dv = back.dk + kWidth;
+    back.dbias = to.dbias.data();
+    ops.AttentionBackward(back);
+  }
+  static Outputs Empty(const BiasCase& c) {
+    return {Floats(static_cast<size_t>(kSequences * c.tokens * kWidth)),
+            Floats(static_cast<size_t>(kSequences * c.tokens * kStride)),
+            Floats(kHeads * kBuckets)};
+  }
+};
+
+TEST_F(AttentionBiasTest, IsAddedToScoresAndHasAGradient) {
+  for (const BiasCase& c :
+       {BiasCase{1, 0, 1.0f, 0}, {25, 0, 1.0f, 0}, {30, 20, 0.5f, 0}, {40, 40, 0, 0}}) {
+    const Inputs in = RandomInputs(c);
+    Outputs to = Empty(c);
+    Run(*ops_, c, in, 0, kSequences, to);
+    const std::vector<int32_t> buckets = BucketsOf(c.tokens);
+    for (int64_t head = 0; head < kHeads; ++head) {
+      const auto weight = in.weight.begin() + head * kBuckets;
+      Values dbias(kBuckets);
+      for (int64_t sequence = 0; sequence < kSequences; ++sequence) {
+        const auto part = [&](const Floats& from, int64_t stride, int64_t offset) {
+          Values values;
+          for (int64_t t = 0; t < c.tokens; ++t) {
+            const auto at = from.begin() + (sequence * c.tokens + t) * stride + offset;
+            values.insert(values.end(), at + head * kHeadDim, at + (head + 1) * kHeadDim);
+          }
+          return values;
+        };
+        const auto of = [&](const Values& q, const Values& k, const Values& of_buckets) {
+          Values bias;
+          for (const int32_t bucket : buckets) bias.push_back(of_buckets[bucket]);
+          return reference::Attention(q, k, part(in.qkv, kStride, 2 * kWidth), {}, c.tokens,
+                                      kHeadDim, c.length, {.scale = c.scale, .bias = bias});
+        };
+        const Values q = part(in.qkv, kStride, 0), k = part(in.qkv, kStride, kWidth);
+        const Values dout = part(in.dout, kWidth, 0), exact(weight, weight + kBuckets);
+        const auto floats = [](const Values& values) {
+          return Floats(values.begin(), values.end());
+        };
+        const int64_t all = c.tokens * kHeadDim;
+        ExpectRows(floats(part(to.out, kWidth, 0)), of(q, k, exact), kHeadDim, 1e-5, "out");
+        const auto gradient = [&](const auto& function, const Values& at) {
+          return reference::NumericGradient(function, at, dout);
+        };
+        if (c.tokens == 1) continue;  // its gradients are zero
+        ExpectRows(floats(part(to.dqkv, kStride, 0)),
+                   gradient([&](const Values& at) { return of(at, k, exact); }, q), all, 1e-5,
+                   "dq");
+        ExpectRows(floats(part(to.dqkv, kStride, kWidth)),
+                   gradient([&](const Values& at) { return of(q, at, exact); }, k), all, 1e-5,
+                   "dk");
+        const Values one = gradient([&](const Values& at) { return of(q, k, at); }, exact);
+        for (size_t i = 0; i < one.size(); ++i) dbias[i] += one[i];
+      }
+      if (c.tokens == 1) continue;
+      const auto actual = to.dbias.begin() + head * kBuckets;
+      ExpectRows(Floats(actual, actual + kBuckets), dbias, kBuckets, 1e-5, "dbias");
+    }
+  }
+}
+
+TEST_F(AttentionBiasTest, HasTheSameBitsForAnyCutOfSequences) {
+  const BiasCase c{150, 0, 1.0f, 0.2f};
+  const Inputs in = RandomInputs(c);
+  Outputs whole = Empty(c);
+  Run(*ops_, c, in, 0, kSequences, whole);
+  for (const int threads : {1, 3}) {
+    const auto other = CreateCpuOps(threads);
+    Outputs parts = Empty(c);
+    for (int64_t i = 0; i < kSequences; ++i) Run(*other, c, in, i, i + 1, parts);
+    EXPECT_TRUE(parts == whole) << threads;
   }
 }
 

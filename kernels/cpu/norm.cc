@@ -124,7 +124,12 @@ void NormBackwardRow(const LayerNormBackwardArgs& a, const RowGradient& row) {
 void LayerNormBackwardRows(const LayerNormBackwardArgs& a, int64_t begin, int64_t end) {
   for (int64_t i = begin; i < end; ++i) {
     const int64_t at = i * a.columns;
-    NormBackwardRow(a, {a.dy + at, a.x + at, a.weight, a.dx + at, a.mean[i], a.rstd[i]});
+    NormBackwardRow(a, {.dy = a.dy + at,
+                        .x = a.x + at,
+                        .weight = a.weight,
+                        .dx = a.dx + at,
+                        .mean = a.mean[i],
+                        .rstd = a.rstd[i]});
   }
 }
 
@@ -135,8 +140,12 @@ void HeadNormBackwardRows(const HeadNormBackwardArgs& a, int64_t begin, int64_t 
   for (int64_t i = begin; i < end; ++i) {
     for (int64_t head = 0; head < a.heads; ++head) {
       const int64_t at = i * a.stride + head * a.head_dim;
-      NormBackwardRow(norm,
-                      {a.dy + at, a.x + at, a.weight, a.dx + at, 0.0f, a.rstd[i * a.heads + head]});
+      NormBackwardRow(norm, {.dy = a.dy + at,
+                             .x = a.x + at,
+                             .weight = a.weight,
+                             .dx = a.dx + at,
+                             .mean = 0,
+                             .rstd = a.rstd[i * a.heads + head]});
     }
   }
 }

@@ -241,6 +241,30 @@ TEST_F(RoundedResults, OfNormsAndResiduals) {
                              .columns = kColumns,
                              .rows_per_leaf = kRows});
   });
+  Expect("residual", [&](Values out) {
+    ops_->Residual({.residual = x_.data(),
+                    .branch = other_,
+                    .bias = bias_.data(),
+                    .out = out,
+                    .rows = kRows,
+                    .columns = kColumns,
+                    .dropout = Dropout()});
+  });
+  Dropout dropout;
+  dropout.probability = 0.25f;
+  dropout.tokens = kRows;
+  Expect("residual backward", [&](Values out) {
+    ops_->ResidualBackward({.dout = x_.data(),
+                            .dbranch = out,
+                            .dbias = nullptr,
+                            .rows = kRows,
+                            .columns = kColumns,
+                            .rows_per_leaf = kRows,
+                            .dropout = dropout});
+  });
+}
+
+TEST_F(RoundedResults, OfNormsOfHeads) {
   Expect("norm of heads", [&](Values out) {
     ops_->HeadNorm({.x = x_.data(),
                     .weight = weight_.data(),
@@ -265,27 +289,6 @@ TEST_F(RoundedResults, OfNormsAndResiduals) {
                             .head_dim = kColumns,
                             .stride = kColumns,
                             .rows_per_leaf = kRows});
-  });
-  Expect("residual", [&](Values out) {
-    ops_->Residual({.residual = x_.data(),
-                    .branch = other_,
-                    .bias = bias_.data(),
-                    .out = out,
-                    .rows = kRows,
-                    .columns = kColumns,
-                    .dropout = Dropout()});
-  });
-  Dropout dropout;
-  dropout.probability = 0.25f;
-  dropout.tokens = kRows;
-  Expect("residual backward", [&](Values out) {
-    ops_->ResidualBackward({.dout = x_.data(),
-                            .dbranch = out,
-                            .dbias = nullptr,
-                            .rows = kRows,
-                            .columns = kColumns,
-                            .rows_per_leaf = kRows,
-                            .dropout = dropout});
   });
 }
 

@@ -17,6 +17,7 @@ struct Forward {
   const T* q;
   const T* k;
   const T* v;
+  const T* bias;
   T* out;
   float* lse;
   int64_t first_query;
@@ -62,7 +63,8 @@ __global__ void __launch_bounds__(kTileThreads) ForwardKernel(Heads h, Forward<T
     for (int i = 0; i < kOwn; ++i) {
       const int64_t query = first + warp * kOwn + i;
       const bool seen = Sees(h, sequence, query, key) && key < end;
-      const float score = seen ? ScoreOf(h, weight[i]) : -INFINITY;
+      const float score =
+          seen ? ScoreOf(h, weight[i]) + BiasOf(h, f.bias, head, query, key) : -INFINITY;
       const float max = fmaxf(s.max[i], WarpMax(score));
       const float p = seen ? expf(score - max) : 0.0f;
       const float shrink = max == s.max[i] ? 1.0f : expf(s.max[i] - max);
@@ -95,7 +97,7 @@ void AttentionCuda(const AttentionArgs& a, const CudaContext& context, const uin
                           dim3(kTile, kWarps), TileBytes(3, heads.head_dim)};
   TERCIO_CHECK_LE(shape.shared_bytes, context.shared_bytes);
   ByStorage(a.out.stored(), [&]<typename T>() {
-    const Forward<T> forward{As<T>(a.q),   As<T>(a.k), As<T>(a.v),
+    const Forward<T> forward{As<T>(a.q),   As<T>(a.k), As<T>(a.v),   As<T>(a.bias.weight),
                              As<T>(a.out), a.lse,      a.first_query};
     ByHeadDim(a.head_dim, [&]<int kChunks>() {
       Launch(ForwardKernel<kChunks, T>, shape, context.stream, heads, forward);

@@ -7,6 +7,7 @@
 // and 4 KiB: heads of 256 want 133 KiB, which devices for desktops do not have.
 #include "kernels/cuda/attention_tiles.cuh"
 #include "kernels/cuda/parts.h"
+#include "kernels/cuda/primitives/rows.cuh"
 #include "kernels/cuda/scratch.h"
 
 namespace tercio::kernels::cuda {
@@ -24,6 +25,8 @@ struct Backward {
   T* dk;
   T* dv;
   float* delta;  // as lse: dout . out
+  const T* bias;
+  float* bias_parts;  // (sequences, tiles of queries, heads, buckets), or null
 };
 
 // delta, a warp for each row and head.
@@ -67,10 +70,35 @@ __device__ __forceinline__ float2 Element(const Heads& h, const Backward<T>& b, 
                                           float key_product, float product) {
   if (query >= h.tokens || !Sees(h, sequence, query, key)) return make_float2(0, 0);
   const int64_t at = (sequence * h.heads + head) * h.tokens + query;
-  const float score = ScoreOf(h, key_product);
+  const float score = ScoreOf(h, key_product) + BiasOf(h, b.bias, head, query, key);
   const float p = expf(score - b.lse[at]);
   const float drop = Drop(h, head, sequence, query, key);
   return make_float2(p * drop, ThroughScore(h, p * fmaf(product, drop, -b.delta[at]), score));
+}
+
+// What a tile of gradients of products adds to the gradient of the thread's bucket: each diagonal
+// of the tile has one distance, the first of them that of `distance`.
+__device__ __forceinline__ float BiasOfTile(const Heads& h, const float* tile, float* diagonals,
+                                            int64_t distance) {
+  constexpr int kDiagonals = 2 * kTile - 1;
+  const int thread = static_cast<int>(threadIdx.y * kTile + threadIdx.x);
+  __syncthreads();
+  if (thread < kDiagonals) {
+    float sum = 0;
+    for (int row = 0; row < kTile; ++row) {
+      const int column = row + thread - (kTile - 1);
+      if (column >= 0 && column < kTile) sum += tile[row * kTile + column];
+    }
+    diagonals[thread] = sum;
+  }
+  __syncthreads();
+  float sum = 0;
+  for (int i = 0; i < kDiagonals && thread < h.buckets; ++i) {
+    // Tiles reach beyond the sequence, where there are no distances, and gradients are zero.
+    const int64_t at = distance + i + h.tokens - 1;
+    if (at >= 0 && at < 2 * h.tokens - 1 && h.bucket[at] == thread) sum += diagonals[i];
+  }
+  return sum;
 }
 
 template <int kChunks, typename T>
@@ -89,7 +117,9 @@ __global__ void __launch_bounds__(kTileThreads) QueryGradientKernel(Heads h, Bac
   LoadTile(b.q + start, h.stride, first, h.tokens, h.head_dim, t.own_first);
   LoadTile(b.dout + sequence * h.tokens * row_size + head * h.head_dim, row_size, first, h.tokens,
            h.head_dim, t.own_second);
+  __shared__ float diagonals[2 * kTile - 1];
   float sums[kOwn][kChunks] = {};
+  float bias_sum = 0;  // of the thread's bucket
   const int64_t end = KeysOf(h, sequence, last - 1);
   for (int64_t key_tile = FirstTileOf(h, first); key_tile < end; key_tile += kTile) {
     __syncthreads();
@@ -106,6 +136,14 @@ __global__ void __launch_bounds__(kTileThreads) QueryGradientKernel(Heads h, Bac
                      .y;
     }
     AddWeighted(score, t.other_first, h.head_dim, t.weights, sums);
+    if (b.bias_parts != nullptr) {
+      const float* tile = t.weights - warp * kOwn * kTile;
+      bias_sum += BiasOfTile(h, tile, diagonals, key_tile - first - (kTile - 1));
+    }
+  }
+  if (b.bias_parts != nullptr && warp * kTile + lane < h.buckets) {
+    const int64_t part = (sequence * gridDim.x + blockIdx.x) * h.heads + head;
+    b.bias_parts[part * h.buckets + warp * kTile + lane] = bias_sum / h.scale;
   }
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) {
@@ -171,7 +209,11 @@ void AttentionBackwardCuda(const AttentionBackwardArgs& a, const CudaContext& co
   if (a.sequences == 0 || a.tokens == 0) return;
   const Heads heads = MakeHeads(a, wanted);
   const int64_t rows = a.sequences * a.tokens;
-  auto* delta = context.Scratch<float>(AttentionBackwardBytes(rows, a.heads));
+  const int64_t blocks = a.sequences * TilesOf(a.tokens);
+  const int64_t bias_bytes =
+      a.dbias == nullptr ? 0 : AttentionBiasBytes(blocks, a.heads, a.bias.buckets);
+  auto* delta = context.Scratch<float>(AttentionBackwardBytes(rows, a.heads) + bias_bytes);
+  float* bias_parts = a.dbias == nullptr ? nullptr : delta + rows * a.heads;
   LaunchShape shape{
       dim3(TilesOf(a.tokens), static_cast<unsigned>(a.heads), static_cast<unsigned>(a.sequences)),
       dim3(kTile, kWarps), TileBytes(4, heads.head_dim)};
@@ -179,8 +221,9 @@ void AttentionBackwardCuda(const AttentionBackwardArgs& a, const CudaContext& co
   const LaunchShape deltas{dim3(static_cast<unsigned>((rows * a.heads + kWarps - 1) / kWarps)),
                            dim3(kTile, kWarps)};
   ByStorage(a.dq.stored(), [&]<typename T>() {
-    const Backward<T> backward{As<T>(a.dout), As<T>(a.out), a.lse,       As<T>(a.q),  As<T>(a.k),
-                               As<T>(a.v),    As<T>(a.dq),  As<T>(a.dk), As<T>(a.dv), delta};
+    const Backward<T> backward{
+        As<T>(a.dout), As<T>(a.out), a.lse,       As<T>(a.q), As<T>(a.k),           As<T>(a.v),
+        As<T>(a.dq),   As<T>(a.dk),  As<T>(a.dv), delta,      As<T>(a.bias.weight), bias_parts};
     Launch(DeltaKernel<T>, deltas, context.stream, heads, backward, rows);
     ByHeadDim(a.head_dim, [&]<int kChunks>() {
       Launch(QueryGradientKernel<kChunks, T>, shape, context.stream, heads, backward);
@@ -188,6 +231,9 @@ void AttentionBackwardCuda(const AttentionBackwardArgs& a, const CudaContext& co
       Launch(KeyGradientKernel<kChunks, T>, shape, context.stream, heads, backward);
     });
   });
+  if (a.dbias == nullptr) return;
+  AddParts(bias_parts, blocks, a.heads * a.bias.buckets, SumTarget::kAdd, {{a.dbias}},
+           context.stream);
 }
 
 }  // namespace tercio::kernels::cuda

@@ -16,6 +16,7 @@ struct AttentionTraits {
   int64_t stride;      // values from a row of q, k or v to the next
   float softcap = 0;   // of scores
   int64_t window = 0;  // keys that a query sees; 0: all
+  bool bias = false;   // of relative positions
 };
 
 // Why cuDNN's graph does not express it, as the end of a sentence about the graph; null: it does.
@@ -31,6 +32,7 @@ inline const char* WhyNotCudnn(const AttentionTraits& a) {
     return "takes heads of a multiple of 8 up to 256 (model.hidden / model.heads)";
   }
   if (a.softcap > 0) return "has no soft cap of scores (model.attention_softcap)";
+  if (a.bias) return "adds no bias of relative positions to scores";
   // A window of all tokens hides nothing.
   if (a.window > 0 && a.window < a.tokens) return "has no window (model.sliding_window)";
   if (a.stride % 8 != 0) return "takes rows of a multiple of 8 values";

@@ -55,7 +55,8 @@ bool TakesShape(const Args& a, ConstValues result) {
                       .head_dim = a.head_dim,
                       .stride = a.stride,
                       .softcap = a.softcap,
-                      .window = a.window}) == nullptr;
+                      .window = a.window,
+                      .bias = a.bias.weight != nullptr}) == nullptr;
 }
 
 bool AreAligned(std::initializer_list<const void*> pointers) {

@@ -144,6 +144,7 @@ TEST(CudnnTakesTest, WhatItsGraphExpresses) {
   EXPECT_FALSE(takes([](AttentionArgs& a) { a.softcap = 50; }));
   EXPECT_FALSE(takes([](AttentionArgs& a) { a.window = 63; }));
   EXPECT_TRUE(takes([](AttentionArgs& a) { a.window = 64; }));
+  EXPECT_FALSE(takes([](AttentionArgs& a) { a.bias.weight = a.q; }));
   EXPECT_TRUE(takes([](AttentionArgs& a) { a.dropout.probability = 0.1f; }));
   EXPECT_FALSE(takes([](AttentionArgs& a) { a.dropout.probability = 1; }));
   const int32_t lengths[] = {64, 3};

@@ -19,6 +19,7 @@ struct Case {
   int64_t first_query = 0;
   float scale = 0, softcap = 0;
   int64_t window = 0;
+  int64_t buckets = 0;  // of relative positions
 };
 constexpr Case kCases[] = {
     {1, 1, 1, 1, 1, true, false, false},
@@ -39,6 +40,10 @@ constexpr Case kCases[] = {
     {2, 130, 1, 1, 16, true, false, false, 0, 0, 2.0f, 33},
     {1, 130, 1, 1, 16, true, false, false, 97, 0, 0, 64},
     {1, 35, 1, 1, 16, true, false, false, 0, 0, 0, 100},
+    // Relative positions: causal, with padding and dropout, with a window and grouped heads.
+    {1, 70, 2, 1, 16, true, false, false, 0, 1.0f, 0, 0, 32},
+    {3, 40, 2, 1, 24, false, true, true, 0, 0.5f, 0, 0, 9},
+    {2, 100, 4, 2, 16, true, false, false, 0, 0, 0, 40, 256},
 };
 
 std::string NameOf(const Case& c) {
@@ -53,7 +58,7 @@ class AttentionTest : public BothBackendsTest {
 
   // Buffers of one case: q, k and v lie beside each other, as the model has them.
   struct Ids {
-    int qkv, out, lse, lengths, dout, dqkv;
+    int qkv, out, lse, lengths, dout, dqkv, bias, bucket, dbias;
     int64_t stride, key, value;
   };
   Ids Make(const Case& c, Format format) {
@@ -71,6 +76,12 @@ class AttentionTest : public BothBackendsTest {
     ids.lengths = c.lengths ? AddInts("lengths", c.sequences, 1, static_cast<int32_t>(c.tokens))
                             : Bound::kNone;
     ids.dout = AddValues("dout", rows * width);
+    ids.bias = ids.bucket = ids.dbias = Bound::kNone;
+    if (c.buckets > 0) {
+      ids.bias = AddValues("bias", c.heads * c.buckets);
+      ids.bucket = AddInts("bucket", 2 * c.tokens - 1, 0, static_cast<int32_t>(c.buckets) - 1);
+      ids.dbias = AddFloats("dbias", c.heads * c.buckets);
+    }
     ids.dqkv = AddValues("dqkv", rows * ids.stride, ids.stride);
     return ids;
   }
@@ -87,6 +98,9 @@ class AttentionTest : public BothBackendsTest {
             .first_sequence = 17,
             .tokens = c.tokens,
             .first_row = 0};
+  }
+  static AttentionBias BiasOf(const Case& c, const Ids& ids, const Bound& t) {
+    return {.weight = t.values(ids.bias), .bucket = t.ints(ids.bucket), .buckets = c.buckets};
   }
   static AttentionArgs Forward(const Case& c, const Ids& ids, const Bound& t) {
     const Values qkv = t.values(ids.qkv);
@@ -108,6 +122,7 @@ class AttentionTest : public BothBackendsTest {
             .scale = c.scale,
             .softcap = c.softcap,
             .window = c.window,
+            .bias = BiasOf(c, ids, t),
             .dropout = DropoutOf(c),
             .scratch = t.scratch};
   }
@@ -133,7 +148,7 @@ TEST_F(AttentionTest, Backward) {
           [&](Ops& ops, const Bound& t) { ops.Attention(Forward(c, ids, t)); }, ScratchOf(c));
       At(ids.out).data = forward[static_cast<size_t>(ids.out)].data;
       At(ids.lse).data = forward[static_cast<size_t>(ids.lse)].data;
-      Near(kNear, {ids.dqkv});
+      Near(kNear, {ids.dqkv, ids.dbias});
       Check(
           [&](Ops& ops, const Bound& t) {
             const Values qkv = t.values(ids.qkv);
@@ -159,6 +174,8 @@ TEST_F(AttentionTest, Backward) {
                                    .scale = c.scale,
                                    .softcap = c.softcap,
                                    .window = c.window,
+                                   .bias = BiasOf(c, ids, t),
+                                   .dbias = t.floats(ids.dbias),
                                    .dropout = DropoutOf(c),
                                    .scratch = t.scratch});
           },

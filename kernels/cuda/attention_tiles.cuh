@@ -55,6 +55,8 @@ struct Heads {
   int64_t window;  // 0: none
   bool causal;
   const int32_t* lengths;
+  const int32_t* bucket;  // of relative positions, or null
+  int64_t buckets;
   ScoreDropout dropout;
   // Null, or a word of the device: if it is 0 when the kernel begins, it does nothing.
   const uint32_t* wanted;
@@ -65,6 +67,8 @@ Heads MakeHeads(const Args& a, const uint32_t* wanted) {
   TERCIO_CHECK_LE(a.head_dim, kMaxHeadDim);
   TERCIO_CHECK_EQ(a.heads % a.group, 0);
   TERCIO_CHECK(a.causal || a.window == 0);
+  TERCIO_CHECK(a.bias.weight == nullptr ||
+               (a.bias.buckets <= kMostBiasBuckets && !(a.softcap > 0)));
   return {a.stride,
           a.tokens,
           a.heads,
@@ -75,6 +79,8 @@ Heads MakeHeads(const Args& a, const uint32_t* wanted) {
           a.window,
           a.causal,
           a.lengths,
+          a.bias.weight == nullptr ? nullptr : a.bias.bucket,
+          a.bias.buckets,
           MakeScoreDropout(a.dropout, a.first_head),
           wanted};
 }
@@ -100,6 +106,14 @@ __device__ __forceinline__ bool Sees(const Heads& h, int64_t sequence, int64_t q
 // The tile of keys that a tile of queries from `first` on begins with.
 __device__ __forceinline__ int64_t FirstTileOf(const Heads& h, int64_t first) {
   return FirstKeyOf(h, first) / kTile * kTile;
+}
+
+// What the distance of a query and a key adds to their score.
+template <typename T>
+__device__ __forceinline__ float BiasOf(const Heads& h, const T* weight, int64_t head,
+                                        int64_t query, int64_t key) {
+  if (h.bucket == nullptr || query >= h.tokens) return 0.0f;
+  return ToFloat(weight[head * h.buckets + h.bucket[key - query + h.tokens - 1]]);
 }
 
 // The score of a product of a query and a key.

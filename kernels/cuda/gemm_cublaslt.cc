@@ -252,7 +252,7 @@ CudaContext ForProducts(CudaContext context) {
   return context;
 }
 
-// Of the functions the library has GELU by tanh, on 16-bit results. Its ReLU wants a mask of bits
+// The library has GELU by tanh, on 16-bit results. Its ReLU wants a mask of bits
 // for the gradient, another buffer of every layer, while the slope follows from the input that is
 // kept anyway.
 bool GeluFits(ConstValues input, int64_t columns, Activation function) {

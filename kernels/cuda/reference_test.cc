@@ -75,10 +75,10 @@ TEST_F(ReferenceTest, Activations) {
     const int h = AddValues("h", rows * 2 * columns, 0, 3);
     const int g = AddValues("g", rows * 2 * columns);
     const int gated = AddValues("gated", rows * columns);
-    for (const auto& [function, exact] : {std::pair(Activation::kGeluTanh, reference::Gelu),
-                                          std::pair(Activation::kGelu, reference::ExactGelu),
-                                          std::pair(Activation::kRelu, reference::Relu),
-                                          std::pair(Activation::kSilu, reference::Silu)}) {
+    for (const auto& [function, exact] : {std::pair(Activation::kGeluTanh, &reference::Gelu),
+                                          std::pair(Activation::kGelu, &reference::ExactGelu),
+                                          std::pair(Activation::kRelu, &reference::Relu),
+                                          std::pair(Activation::kSilu, &reference::Silu)}) {
       Run([&, function = function](Ops& ops, const Bound& t) {
         ops.Activate({.h = t.values(h),
                       .g = t.values(g),

@@ -40,6 +40,11 @@ inline int64_t HeadNormBackwardBytes(int64_t rows, int64_t head_dim) {
 }
 // Scratch of AttentionBackward: a float for each row and head.
 inline int64_t AttentionBackwardBytes(int64_t rows, int64_t heads) { return rows * heads * 4; }
+// Beside it, where scores have a bias with a gradient: the bias for each block of queries, which
+// are ceil(tokens / 32) of a sequence.
+inline int64_t AttentionBiasBytes(int64_t blocks, int64_t heads, int64_t buckets) {
+  return blocks * heads * buckets * 4;
+}
 // The sizes of a call, by their names in ops.h.
 struct AttentionSizes {
   int64_t sequences, tokens, heads, group, head_dim;
@@ -91,6 +96,8 @@ struct ScratchShapes {
   int64_t norm_columns = 0;
   int64_t sum_columns = 0;  // bias gradients
   int64_t heads = 0;
+  int64_t bias_blocks = 0;    // blocks of queries, where attention has a bias
+  int64_t bias_buckets = 0;   // of it
   int64_t digest_count = 0;   // elements of Digest
   int64_t squares_count = 0;  // elements of all tensors of SumsOfSquares together
   int64_t product_bytes = 0;
@@ -100,7 +107,8 @@ struct ScratchShapes {
 inline int64_t CudaScratchBytes(const ScratchShapes& shapes) {
   return std::max({NormBackwardBytes(shapes.rows, shapes.norm_columns),
                    ColumnSumBytes(shapes.rows, shapes.sum_columns),
-                   AttentionBackwardBytes(shapes.rows, shapes.heads),
+                   AttentionBackwardBytes(shapes.rows, shapes.heads) +
+                       AttentionBiasBytes(shapes.bias_blocks, shapes.heads, shapes.bias_buckets),
                    DigestBytes(shapes.digest_count), SquaresBytes(shapes.squares_count),
                    kScaleBytes, shapes.product_bytes, shapes.library_attention_bytes});
 }

@@ -154,6 +154,7 @@ Values Attention(const Values& q, const Values& k, const Values& v, const Values
       }
       score *= scale;
       if (options.softcap > 0) score = options.softcap * std::tanh(score / options.softcap);
+      if (!options.bias.empty()) score += options.bias[static_cast<size_t>(j - i + tokens - 1)];
       p.push_back(score);
       largest = std::max(largest, p.back());
     }

@@ -39,6 +39,7 @@ Values Rotary(const Values& x, const Values& cosines, const Values& sines, bool 
 struct ScoreOptions {
   double scale = 0, softcap = 0;
   int64_t window = 0;
+  Values bias = {};  // of key - query + tokens - 1
 };
 // q, k, v: (tokens, head_dim) of one head of one sequence; mask: multipliers of the probabilities
 // (tokens, tokens), empty for none. length 0: causal; else every query attends to the first
