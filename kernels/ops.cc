@@ -12,10 +12,10 @@ void Ops::RunChain(const Chain& chain) {
   if (chain.product) Matmul(*chain.product);
   if (chain.scaled_product) ScaledMatmul(*chain.scaled_product);
   if (chain.input_gradient) MatmulBackwardInput(*chain.input_gradient);
-  if (chain.gelu) Gelu(*chain.gelu);
-  if (chain.swiglu) Swiglu(*chain.swiglu);
-  if (chain.gelu_gradient) GeluBackward(*chain.gelu_gradient);
-  if (chain.swiglu_gradient) SwigluBackward(*chain.swiglu_gradient);
+  if (chain.activation) Activate(*chain.activation);
+  if (chain.gated) Gated(*chain.gated);
+  if (chain.activation_gradient) ActivateBackward(*chain.activation_gradient);
+  if (chain.gated_gradient) GatedBackward(*chain.gated_gradient);
   if (chain.quantize) Quantize(*chain.quantize);
 }
 
@@ -47,7 +47,8 @@ void Ops::CrossEntropy(const CrossEntropyArgs& a) {
                         .stride = a.stride,
                         .vocabulary_begin = 0,
                         .scale = a.scale,
-                        .smoothing = a.smoothing});
+                        .smoothing = a.smoothing,
+                        .softcap = a.softcap});
 }
 
 }  // namespace tercio::kernels

@@ -1,5 +1,5 @@
-// The contract of every operation. A backend implements class Ops once per device; the model calls
-// nothing else.
+// The contract of every operation; that of attention and of what belongs to it is in
+// attention_args.h. A backend implements class Ops once per device; the model calls nothing else.
 //
 // All pointers are memory of the device, row-major, dense unless a stride is named. Values are of
 // the job's precision (values.h), and what an operation writes is rounded last; what is float* is
@@ -23,6 +23,8 @@
 #include <cstdint>
 #include <optional>
 
+#include "kernels/attention_args.h"
+#include "kernels/dropout.h"
 #include "kernels/values.h"
 
 namespace tercio::kernels {
@@ -43,21 +45,6 @@ struct Promises {
   bool operator==(const Promises&) const = default;
 };
 inline constexpr int64_t kPieceRows = 256;
-
-// Which elements a dropout site drops. Element (row, channel) of a micro-batch is keyed by
-// (seed, step, layer, site, sequence, position, channel), where first_row + row = (sequence -
-// first_sequence) * T + position. probability 0 means: no dropout, nothing else is read. See
-// random.h for the bits.
-struct Dropout {
-  float probability = 0;
-  uint64_t seed = 0;
-  uint64_t step = 0;
-  uint32_t layer = 0;
-  uint32_t site = 0;           // kSite... of random.h
-  int64_t first_sequence = 0;  // index in the global batch of the micro-batch's first sequence
-  int64_t tokens = 0;          // T
-  int64_t first_row = 0;       // row of the micro-batch that the call begins with
-};
 
 // Products: all values of both factors are of one format, and a backend may use instructions for
 // it.
@@ -146,6 +133,7 @@ struct LayerNormArgs {
   int64_t rows, columns;
   float eps = 1e-5f;
   bool rms = false;  // RMSNorm (Zhang and Sennrich 2019): the mean counts as 0, and is stored as 0
+  bool unit_offset = false;  // 1 + weight in the place of weight, in fp32, as in Gemma
 };
 
 // dx (= or +=) gradient through the norm; dweight, dbias += leaf sums.
@@ -162,6 +150,7 @@ struct LayerNormBackwardArgs {
   int64_t rows_per_leaf;
   bool accumulate = false;
   bool rms = false;
+  bool unit_offset = false;
 };
 
 // out = residual + dropout(branch + bias). out may be residual.
@@ -185,111 +174,67 @@ struct ResidualBackwardArgs {
   Dropout dropout;
 };
 
-// g = gelu(h): the tanh form of GPT-2, or, where `exact`, h * Phi(h) with the distribution function
-// of the normal distribution (Hendrycks and Gimpel 2016).
-struct GeluArgs {
+// A function of feed-forward layers.
+enum class Activation {
+  kGeluTanh,  // the form of GPT-2, by tanh
+  kGelu,      // x Phi(x) (Hendrycks and Gimpel 2016)
+  kRelu,      // its slope at 0 is 0
+  kSilu,      // x / (1 + exp(-x))
+};
+
+// g = f(h), f the function.
+struct ActivationArgs {
   ConstValues h;
   Values g;
   int64_t rows, columns;
-  bool exact = false;
+  Activation function = Activation::kGeluTanh;
 };
 
-// dh = dg * gelu'(h); dh may be dg.
-struct GeluBackwardArgs {
+// dh = dg * f'(h); dh may be dg.
+struct ActivationBackwardArgs {
   ConstValues dg;
   ConstValues h;
   Values dh;
   int64_t rows, columns;
-  bool exact = false;
+  Activation function = Activation::kGeluTanh;
 };
 
-// g = silu(gate) * up, silu(x) = x / (1 + exp(-x)); a row of h is gate, then up (Shazeer 2020).
-struct SwigluArgs {
+// g = f(gate) * up; a row of h is gate, then up (Shazeer 2020).
+struct GatedArgs {
   ConstValues h;  // (rows, 2 columns)
   Values g;       // (rows, columns)
   int64_t rows, columns;
+  Activation function = Activation::kSilu;
 };
 
-// dh must not be h.
-struct SwigluBackwardArgs {
+// dgate = dg * up * f'(gate), dup = dg * f(gate), side by side as in h; dh must not be h.
+struct GatedBackwardArgs {
   ConstValues dg;
   ConstValues h;
   Values dh;  // (rows, 2 columns)
   int64_t rows, columns;
+  Activation function = Activation::kSilu;
 };
 
-// Rotary positions (Su et al. 2021), the pairs (d, d + D/2) of Hugging Face's llama, in place. Head
-// h of row n starts at x[n * stride + h * D]; the row's angles are table row (n mod T): D/2
-// cosines, then D/2 sines. inverse: the other way round, which is the gradient.
-struct RotaryArgs {
-  Values x;
-  const float* table;  // (T, D)
-  int64_t rows, tokens, stride, heads, head_dim;
-  bool inverse = false;
-};
-
-// Attention: causal, or every query with all keys of its sequence. q, k, v: element (row, head*D +
-// d) at pointer[row * stride + head*D + d]. k and v have H / group heads; query head h uses theirs
-// number h / group (Ainslie et al. 2023). s[i,j] = q_i . k_j / sqrt(D), j <= i, or j < length of
-// the sequence where not causal; p = softmax(s); out_i = sum_j dropout(p)[i,j] v_j. lse (sequences,
-// H, T): log sum exp of s[i,:]. Attention dropout is keyed by the global head first_head + head,
-// query position and key position.
-struct AttentionArgs {
-  ConstValues q;
-  ConstValues k;
-  ConstValues v;
-  int64_t stride;
-  Values out;  // (N, H*D)
-  float* lse;
-  int64_t sequences, tokens, heads, head_dim;
-  int64_t group = 1;        // query heads for each key head; divides heads
-  int64_t first_query = 0;  // rows of out before this one of each sequence stay as they are
-  int64_t first_head = 0;
-  bool causal = true;
-  const int32_t* lengths = nullptr;  // (sequences), each in [1, T], where not causal; null: all T
-  Dropout dropout;
-  // AttentionScratch(...) elements (cpu/attention_scratch.h), for backends without a workspace.
-  float* scratch;
-};
-
-// dq, dk, dv (same stride as q, k, v) are written with =.
-struct AttentionBackwardArgs {
-  ConstValues dout;
-  ConstValues out;
-  const float* lse;
-  ConstValues q;
-  ConstValues k;
-  ConstValues v;
-  Values dq;
-  Values dk;
-  Values dv;
-  int64_t stride;
-  int64_t sequences, tokens, heads, head_dim;
-  int64_t group = 1;
-  int64_t first_head = 0;
-  bool causal = true;
-  const int32_t* lengths = nullptr;
-  Dropout dropout;
-  float* scratch;
-};
-
-// out[n] = weight[token[n] - vocabulary_begin] for tokens in [begin, begin + rows), zeros for
-// others.
+// out[n] = scale * weight[token[n] - vocabulary_begin] for tokens in [begin, begin + rows), zeros
+// for others. Gemma's scale is sqrt(C), rounded to the format by the caller.
 struct EmbeddingArgs {
   const int32_t* tokens;  // (N)
   ConstValues weight;     // (rows, C)
   Values out;             // (N,C)
   int64_t count, columns;
   int64_t vocabulary_begin, vocabulary_rows;
+  float scale = 1;
 };
 
-// dweight[token[n] - begin] += dx[n], n ascending; others are skipped.
+// dweight[token[n] - begin] += dx[n] * scale, n ascending; others are skipped.
 struct EmbeddingBackwardArgs {
   const int32_t* tokens;
   ConstValues dx;
   float* dweight;
   int64_t count, columns;
   int64_t vocabulary_begin, vocabulary_rows;
+  float scale = 1;
 };
 
 // x[n] = dropout(x[n] + weight[(first_row + n) mod T] + type_weight[type[n]])
@@ -346,6 +291,13 @@ struct TanhBackwardArgs {
   int64_t count;
 };
 
+// x = cap * tanh(x / cap), in place: the soft cap of logits (Gemma 2).
+struct SoftCapArgs {
+  Values x;
+  int64_t count;
+  float cap;
+};
+
 // Label smoothing (Szegedy et al. 2016): a target keeps 1 - amount of its weight, and all
 // `vocabulary` tokens of the model share the rest.
 struct LabelSmoothing {
@@ -378,7 +330,8 @@ struct CrossEntropyCombineArgs {
 };
 
 // logits[r,c] = (exp(logits[r,c] - lse[r]) - weight of c) * scale in place, weight = (1 - amount)
-// [c is the target] + amount / vocabulary; columns from `valid` to `stride` become 0.
+// [c is the target] + amount / vocabulary; columns from `valid` to `stride` become 0. softcap: the
+// logits l are those of SoftCap with it, and their gradients are multiplied by 1 - (l / softcap)^2.
 struct CrossEntropyBackwardArgs {
   Values logits;
   const float* lse;
@@ -387,6 +340,7 @@ struct CrossEntropyBackwardArgs {
   int64_t vocabulary_begin;
   float scale;
   LabelSmoothing smoothing;
+  float softcap = 0;  // 0: none
 };
 
 // sums[(first_row + i) / rows_per_sum] += loss[i] in double, i ascending.
@@ -411,6 +365,7 @@ struct CrossEntropyArgs {
   float scale;
   LabelSmoothing smoothing;
   int64_t first_row, rows_per_sum;
+  float softcap = 0;  // 0: none
 };
 
 // Weights p with their gradient and moments, and what the model reads where that is not fp32, else
@@ -449,8 +404,8 @@ struct SumOfSquares {
 // asks for all of it at once, and a backend computes as much of it in one pass as it has kernels
 // for.
 //
-// Every result is written. The bits are those of the operations one by one, except that GELU and
-// its gradient may take the sum of `product` or `input_gradient` before it is rounded.
+// Every result is written. The bits are those of the operations one by one, except that kGeluTanh
+// and its gradient may take the sum of `product` or `input_gradient` before it is rounded.
 struct Chain {
   std::optional<ResidualArgs> residual = std::nullopt;
   std::optional<LayerNormArgs> norm = std::nullopt;  // of residual->out, where that is there
@@ -459,10 +414,11 @@ struct Chain {
   std::optional<ScaledMatmulArgs> scaled_product = std::nullopt;
   std::optional<MatmulBackwardInputArgs> input_gradient = std::nullopt;
   // One of them at most; after a product, of its result:
-  std::optional<GeluArgs> gelu = std::nullopt;
-  std::optional<SwigluArgs> swiglu = std::nullopt;
-  std::optional<GeluBackwardArgs> gelu_gradient = std::nullopt;  // in place after a product
-  std::optional<SwigluBackwardArgs> swiglu_gradient = std::nullopt;
+  std::optional<ActivationArgs> activation = std::nullopt;
+  std::optional<GatedArgs> gated = std::nullopt;
+  // In place after a product:
+  std::optional<ActivationBackwardArgs> activation_gradient = std::nullopt;
+  std::optional<GatedBackwardArgs> gated_gradient = std::nullopt;
   // What the last of the above has written is rounded.
   std::optional<QuantizeArgs> quantize = std::nullopt;
 };
@@ -484,12 +440,14 @@ class Ops {
   virtual void ScaledMatmul(const ScaledMatmulArgs& args) = 0;
   virtual void LayerNorm(const LayerNormArgs& args) = 0;
   virtual void LayerNormBackward(const LayerNormBackwardArgs& args) = 0;
+  virtual void HeadNorm(const HeadNormArgs& args) = 0;
+  virtual void HeadNormBackward(const HeadNormBackwardArgs& args) = 0;
   virtual void Residual(const ResidualArgs& args) = 0;
   virtual void ResidualBackward(const ResidualBackwardArgs& args) = 0;
-  virtual void Gelu(const GeluArgs& args) = 0;
-  virtual void GeluBackward(const GeluBackwardArgs& args) = 0;
-  virtual void Swiglu(const SwigluArgs& args) = 0;
-  virtual void SwigluBackward(const SwigluBackwardArgs& args) = 0;
+  virtual void Activate(const ActivationArgs& args) = 0;
+  virtual void ActivateBackward(const ActivationBackwardArgs& args) = 0;
+  virtual void Gated(const GatedArgs& args) = 0;
+  virtual void GatedBackward(const GatedBackwardArgs& args) = 0;
   virtual void Rotary(const RotaryArgs& args) = 0;
   virtual void Attention(const AttentionArgs& args) = 0;
   virtual void AttentionBackward(const AttentionBackwardArgs& args) = 0;
@@ -501,6 +459,7 @@ class Ops {
   virtual void ScatterAdd(const ScatterAddArgs& args) = 0;
   virtual void BiasTanh(const BiasTanhArgs& args) = 0;
   virtual void TanhBackward(const TanhBackwardArgs& args) = 0;
+  virtual void SoftCap(const SoftCapArgs& args) = 0;
   virtual void CrossEntropyLocal(const CrossEntropyLocalArgs& args) = 0;
   virtual void CrossEntropyCombine(const CrossEntropyCombineArgs& args) = 0;
   virtual void CrossEntropyBackward(const CrossEntropyBackwardArgs& args) = 0;

@@ -18,6 +18,8 @@ struct Tensor {
   bool vocabulary = false;  // rows are token ids: padded where they are cut
   bool continues = false;   // lies right behind the tensor before it, as one matrix
   bool of_task = false;     // a model of another task may bring its own
+  // A whole tensor of which a tensor rank has the gradient of its own heads only.
+  bool partial = false;
   Cut cut = Cut::kWhole;
   Initialization initialization = Initialization::kZeros;
 };

@@ -126,6 +126,7 @@ int64_t SnapshotElements(const v1::JobSpec& job, const v1::Layout& layout,
 // What a rank computes of one kind of attention.
 struct AttentionCall {
   const StageShape& shape;
+  const model::AttentionOptions& options;
   model::AttentionWidths at;
   bool has_dropout;
 };
@@ -134,7 +135,8 @@ std::vector<AttentionCall> AttentionCalls(const v1::JobSpec& job, const StageSha
                                           const model::Architecture& architecture) {
   std::vector<AttentionCall> calls;
   for (const model::AttentionOptions* options : model::AttentionsOf(architecture)) {
-    calls.push_back({shape, model::WidthsOf(*options, shape.tensor), job.model().dropout() > 0});
+    calls.push_back(
+        {shape, *options, model::WidthsOf(*options, shape.tensor), job.model().dropout() > 0});
   }
   return calls;
 }
@@ -146,7 +148,9 @@ const char* WhyNotCudnn(const AttentionCall& call) {
                                      .tokens = call.shape.tokens,
                                      .heads = call.at.heads,
                                      .head_dim = call.at.head_dim,
-                                     .stride = call.at.qkv()});
+                                     .stride = call.at.qkv(),
+                                     .softcap = call.options.softcap,
+                                     .window = call.options.window});
 }
 
 // Scratch of cuDNN's gradients of attention for some heads of some sequences.

@@ -53,6 +53,7 @@ class TensorList {
     tensor.vocabulary = declared.vocabulary;
     tensor.continues = declared.continues;
     tensor.of_task = declared.of_task;
+    tensor.partial = declared.partial;
     tensor.layer = layer;
     tensor.shard = declared.cut;
     // Vectors, which are biases and norms, are never decayed, as is usual.

@@ -44,6 +44,7 @@ struct LogicalTensor {
   bool vocabulary = false;  // rows are token ids: padded where they are cut
   bool continues = false;   // lies right behind the tensor before it, as one matrix
   bool of_task = false;     // a model of another task may bring its own
+  bool partial = false;     // whole, but a rank has the gradient of its own heads only
   int layer = -1;           // -1: embedding; `layers`: final norm and head
   Shard shard = Shard::kWhole;
   bool weight_decay = false;

@@ -2,6 +2,8 @@
 // backward pass, which computes the probabilities again (Dao et al., "FlashAttention",
 // section 3.1).
 //
+// Keys that no query of a block sees are not touched: a window makes long contexts cheaper.
+//
 // A work item is one head of one sequence (backward: one key head with its query heads); it uses
 // its thread's part of the scratch and nothing of any other item, and its blocks start at fixed
 // positions of the sequence: so its bits depend on its own inputs only.
@@ -23,113 +25,153 @@
 HWY_BEFORE_NAMESPACE();
 namespace tercio::kernels::HWY_NAMESPACE {
 
-// Packs a (depth x columns) matrix in blocks of kDepthBlock of its depth, one after the other.
-void PackDeep(const MatrixView& b, int64_t depth, int64_t columns, float* out) {
+// Keys [begin, end).
+struct KeySpan {
+  int64_t begin, end;
+  int64_t count() const { return end - begin; }
+};
+
+// Packs a (depth x columns) matrix in blocks of kDepthBlock of its depth, one after the other, but
+// those that end before `begin`, whose place stays as it is.
+void PackDeep(const MatrixView& b, int64_t depth, int64_t columns, int64_t begin, float* out) {
   for (int64_t k = 0; k < depth; k += kDepthBlock) {
     const int64_t part = std::min(kDepthBlock, depth - k);
-    PackB({.data = b.data + k * b.row_stride,
-           .row_stride = b.row_stride,
-           .column_stride = b.column_stride},
-          part, columns, out);
+    if (k + part > begin) {
+      PackB({.data = b.data + k * b.row_stride,
+             .row_stride = b.row_stride,
+             .column_stride = b.column_stride},
+            part, columns, out);
+    }
     out += PackedSize(part, columns);
   }
 }
 
-// c = a (rows x depth) times the first `depth` rows of a matrix packed by PackDeep with
-// `packed_depth` rows.
+// c = a (rows x keys, of which only those of the span are read) times the same rows of a matrix
+// packed by PackDeep with `packed_depth` rows.
 void MultiplyDeep(const MatrixView& a, const float* packed, int64_t packed_depth, int64_t rows,
-                  int64_t columns, int64_t depth, float* c, int64_t c_stride) {
+                  int64_t columns, const KeySpan& keys, float* c, int64_t c_stride) {
   const int64_t width = PanelColumns();
-  for (int64_t k = 0; k < depth; k += kDepthBlock) {
+  Store store = Store::kAssign;
+  for (int64_t k = 0; k < keys.end; k += kDepthBlock) {
     const int64_t packed_part = std::min(kDepthBlock, packed_depth - k);
-    const int64_t part = std::min(kDepthBlock, depth - k);
-    const Store store = k == 0 ? Store::kAssign : Store::kAdd;
-    const MatrixView view{.data = a.data + k * a.column_stride,
-                          .row_stride = a.row_stride,
-                          .column_stride = a.column_stride};
-    // Panel by panel: a panel of `part` rows is the start of the packed one of `packed_part` rows.
-    for (int64_t j = 0; j < columns; j += width) {
-      MultiplyPacked(view, packed + j * packed_part, rows, std::min(width, columns - j), part,
-                     c + j, c_stride, store);
+    const int64_t begin = std::max(k, keys.begin);
+    const int64_t end = std::min(k + kDepthBlock, keys.end);
+    if (begin < end) {
+      const MatrixView view{.data = a.data + begin * a.column_stride,
+                            .row_stride = a.row_stride,
+                            .column_stride = a.column_stride};
+      // Panel by panel: some rows of a panel lie together in the packed one of `packed_part` rows.
+      for (int64_t j = 0; j < columns; j += width) {
+        MultiplyPacked(view, packed + j * packed_part + (begin - k) * width, rows,
+                       std::min(width, columns - j), end - begin, c + j, c_stride, store);
+      }
+      store = Store::kAdd;
     }
     packed += PackedSize(packed_part, columns);
   }
 }
 
-// The multipliers of one row of the attention matrix, keys [0, count).
+// The multipliers of one row of the attention matrix, for the keys of the span; out has all keys.
 void AttentionDropRow(const Dropout& dropout, int64_t head, int64_t sequence, int64_t query,
-                      int64_t count, float* out) {
+                      const KeySpan& keys, float* out) {
   const uint32_t tag = kSiteAttention | dropout.layer << 4 | static_cast<uint32_t>(head) << 16;
+  const int64_t begin = keys.begin / 4 * 4;  // four neighbours share a block of random numbers
   DropoutMultipliers(dropout,
                      {.row_word = static_cast<uint32_t>(query),
                       .sequence = static_cast<uint32_t>(dropout.first_sequence + sequence),
                       .tag = tag,
-                      .begin = 0,
-                      .count = count},
-                     out);
+                      .begin = begin,
+                      .count = keys.end - begin},
+                     out + begin);
 }
 
-// Keys that query `query` attends to: those up to itself, or all of the sequence.
+// Keys that query `query` attends to: those up to itself, of which a window has the last, or all of
+// the sequence.
 template <typename Args>
-int64_t KeysOf(const Args& a, int64_t sequence, int64_t query) {
-  if (a.causal) return query + 1;
-  return a.lengths == nullptr ? a.tokens : a.lengths[sequence];
+KeySpan KeysOf(const Args& a, int64_t sequence, int64_t query) {
+  if (!a.causal) return {0, a.lengths == nullptr ? a.tokens : a.lengths[sequence]};
+  return {a.window > 0 ? std::max<int64_t>(0, query + 1 - a.window) : 0, query + 1};
 }
 
-// Scores of `rows` queries from `first` over keys [0, keys), scaled.
-void ScoreBlock(const MatrixView& q, const float* packed_keys, int64_t rows, int64_t keys,
-                int64_t head_dim, float scale, float* scores, int64_t stride) {
+// Keys of queries [first, first + rows), which lie in one block, from the start of a panel on. The
+// start is that of the whole block's, also if the call begins within it.
+template <typename Args>
+KeySpan KeysOfBlock(const Args& a, int64_t sequence, int64_t first, int64_t rows) {
+  const int64_t begin = KeysOf(a, sequence, first / kQueryBlock * kQueryBlock).begin;
+  return {begin / kWidestPanel * kWidestPanel, KeysOf(a, sequence, first + rows - 1).end};
+}
+
+// Scores of `rows` queries over the keys of the span, scaled and capped.
+template <typename Args>
+void ScoreBlock(const Args& a, const MatrixView& q, const float* packed_keys, int64_t rows,
+                const KeySpan& keys, float* scores, int64_t stride) {
   const Tag d;
-  MultiplyPacked(q, packed_keys, rows, keys, head_dim, scores, stride, Store::kAssign);
-  const Vector factor = hn::Set(d, scale);
+  MultiplyPacked(q, packed_keys + keys.begin * a.head_dim, rows, keys.count(), a.head_dim,
+                 scores + keys.begin, stride, Store::kAssign);
+  const Vector factor = hn::Set(d, ScaleOf(a));
+  const bool capped = a.softcap > 0;
+  const Vector cap = hn::Set(d, a.softcap);
   for (int64_t i = 0; i < rows; ++i) {
-    float* row = scores + i * stride;
-    ForVectors(keys,
-               [&](auto load, auto store) HWY_ATTR { store(hn::Mul(load(row), factor), row); });
+    float* row = scores + i * stride + keys.begin;
+    ForVectors(keys.count(), [&](auto load, auto store) HWY_ATTR {
+      const Vector score = hn::Mul(load(row), factor);
+      store(capped ? Capped(score, cap) : score, row);
+    });
   }
 }
 
-void AttentionItem(const AttentionArgs& a, int64_t item, float* scratch) {
+// Row i of the block `s.scores`, of one query: scores become its dropped-out probabilities, and
+// zeros for the block's other keys. Returns the log-sum-exp.
+float SoftmaxRow(const AttentionArgs& a, int64_t sequence, int64_t head, int64_t query,
+                 const KeySpan& block, float* scores, float* drop_row) {
   const Tag d;
+  const KeySpan keys = KeysOf(a, sequence, query);
+  float* row = scores + keys.begin;
+  const float max = MaxRow(row, keys.count());
+  const Vector max_all = hn::Set(d, max);
+  ForVectors(keys.count(),
+             [&](auto load, auto store) HWY_ATTR { store(Exp(hn::Sub(load(row), max_all)), row); });
+  const float sum = SumRow(keys.count(), [&](auto load) HWY_ATTR { return load(row); });
+  const Vector inverse = hn::Set(d, 1.0f / sum);
+  if (a.dropout.probability > 0) {
+    AttentionDropRow(a.dropout, a.first_head + head, sequence, query, keys, drop_row);
+    const float* drop = drop_row + keys.begin;
+    ForVectors(keys.count(), [&](auto load, auto store) HWY_ATTR {
+      store(hn::Mul(hn::Mul(load(row), inverse), load(drop)), row);
+    });
+  } else {
+    ForVectors(keys.count(),
+               [&](auto load, auto store) HWY_ATTR { store(hn::Mul(load(row), inverse), row); });
+  }
+  std::fill(scores + block.begin, row, 0.0f);
+  std::fill(scores + keys.end, scores + block.end, 0.0f);
+  return static_cast<float>(max + std::log(static_cast<double>(sum)));
+}
+
+void AttentionItem(const AttentionArgs& a, int64_t item, float* scratch) {
   const int64_t sequence = item / a.heads;
   const int64_t head = item % a.heads;
   const int64_t start = sequence * a.tokens * a.stride + head * a.head_dim;
   const int64_t key_start = sequence * a.tokens * a.stride + head / a.group * a.head_dim;
   AttentionPieces s;
   CutScratch(scratch, a.tokens, a.head_dim, &s);
-  PackB({.data = a.k + key_start, .row_stride = 1, .column_stride = a.stride}, a.head_dim, a.tokens,
-        s.keys);
+  // Nothing sees what lies before the first block's keys.
+  const int64_t begin = KeysOfBlock(a, sequence, a.first_query, 1).begin;
+  PackB({.data = a.k + key_start + begin * a.stride, .row_stride = 1, .column_stride = a.stride},
+        a.head_dim, a.tokens - begin, s.keys + begin * a.head_dim);
   PackDeep({.data = a.v + key_start, .row_stride = a.stride, .column_stride = 1}, a.tokens,
-           a.head_dim, s.values);
-  const float scale = 1.0f / std::sqrt(static_cast<float>(a.head_dim));
+           a.head_dim, begin, s.values);
   const int64_t out_stride = a.heads * a.head_dim;
   for (int64_t first = a.first_query; first < a.tokens;) {
     // Blocks end at the same places wherever they begin.
     const int64_t rows = std::min(kQueryBlock - first % kQueryBlock, a.tokens - first);
-    const int64_t keys = KeysOf(a, sequence, first + rows - 1);
-    ScoreBlock({.data = a.q + start + first * a.stride, .row_stride = a.stride, .column_stride = 1},
-               s.keys, rows, keys, a.head_dim, scale, s.scores, s.stride);
+    const KeySpan keys = KeysOfBlock(a, sequence, first, rows);
+    ScoreBlock(a,
+               {.data = a.q + start + first * a.stride, .row_stride = a.stride, .column_stride = 1},
+               s.keys, rows, keys, s.scores, s.stride);
     for (int64_t i = 0; i < rows; ++i) {
-      float* row = s.scores + i * s.stride;
-      const int64_t count = KeysOf(a, sequence, first + i);
-      const float max = MaxRow(row, count);
-      const Vector max_all = hn::Set(d, max);
-      ForVectors(count, [&](auto load, auto store)
-                            HWY_ATTR { store(Exp(hn::Sub(load(row), max_all)), row); });
-      const float sum = SumRow(count, [&](auto load) HWY_ATTR { return load(row); });
       a.lse[item * a.tokens + first + i] =
-          static_cast<float>(max + std::log(static_cast<double>(sum)));
-      const Vector inverse = hn::Set(d, 1.0f / sum);
-      if (a.dropout.probability > 0) {
-        AttentionDropRow(a.dropout, a.first_head + head, sequence, first + i, count, s.drop);
-        ForVectors(count, [&](auto load, auto store) HWY_ATTR {
-          store(hn::Mul(hn::Mul(load(row), inverse), load(s.drop)), row);
-        });
-      } else {
-        ForVectors(count, [&](auto load, auto store)
-                              HWY_ATTR { store(hn::Mul(load(row), inverse), row); });
-      }
-      std::fill(row + count, row + keys, 0.0f);
+          SoftmaxRow(a, sequence, head, first + i, keys, s.scores + i * s.stride, s.drop);
     }
     float* out = a.out + (sequence * a.tokens + first) * out_stride + head * a.head_dim;
     MultiplyDeep({.data = s.scores, .row_stride = s.stride, .column_stride = 1}, s.values, a.tokens,
@@ -139,57 +181,72 @@ void AttentionItem(const AttentionArgs& a, int64_t item, float* scratch) {
 }
 
 // One row of the block: scores become dropped-out probabilities, gradients the gradient of the
-// scores.
+// scores, and both zeros for the block's other keys.
 void BackwardRow(const AttentionBackwardArgs& a, int64_t sequence, int64_t head, int64_t query,
-                 int64_t keys, float delta, float scale, const AttentionPieces& s, int64_t i) {
+                 const KeySpan& block, float delta, const AttentionPieces& s, int64_t i) {
   const Tag d;
-  float* p_row = s.scores + i * s.stride;
-  float* g_row = s.gradients + i * s.stride;
-  const int64_t count = KeysOf(a, sequence, query);
+  const KeySpan keys = KeysOf(a, sequence, query);
+  float* all_p = s.scores + i * s.stride;
+  float* all_g = s.gradients + i * s.stride;
+  float* p_row = all_p + keys.begin;
+  float* g_row = all_g + keys.begin;
   const Vector lse = hn::Set(d, a.lse[(sequence * a.heads + head) * a.tokens + query]);
   const Vector delta_all = hn::Set(d, delta);
-  const Vector factor = hn::Set(d, scale);
+  const Vector factor = hn::Set(d, ScaleOf(a));
+  const bool capped = a.softcap > 0;
+  const Vector cap = hn::Set(d, a.softcap);
+  const auto of_score = [&](Vector p, Vector g, Vector score) HWY_ATTR {
+    const Vector gradient = hn::Mul(hn::Mul(p, g), factor);
+    return capped ? ThroughCap(gradient, score, cap) : gradient;
+  };
   if (a.dropout.probability > 0) {
-    AttentionDropRow(a.dropout, a.first_head + head, sequence, query, count, s.drop);
-    ForVectors(count, [&](auto load, auto store) HWY_ATTR {
-      const Vector p = Exp(hn::Sub(load(p_row), lse));
-      const Vector drop = load(s.drop);
+    AttentionDropRow(a.dropout, a.first_head + head, sequence, query, keys, s.drop);
+    const float* drop_row = s.drop + keys.begin;
+    ForVectors(keys.count(), [&](auto load, auto store) HWY_ATTR {
+      const Vector score = load(p_row);
+      const Vector p = Exp(hn::Sub(score, lse));
+      const Vector drop = load(drop_row);
       const Vector g = hn::Sub(hn::Mul(load(g_row), drop), delta_all);
-      store(hn::Mul(hn::Mul(p, g), factor), g_row);
+      store(of_score(p, g, score), g_row);
       store(hn::Mul(p, drop), p_row);
     });
   } else {
-    ForVectors(count, [&](auto load, auto store) HWY_ATTR {
-      const Vector p = Exp(hn::Sub(load(p_row), lse));
+    ForVectors(keys.count(), [&](auto load, auto store) HWY_ATTR {
+      const Vector score = load(p_row);
+      const Vector p = Exp(hn::Sub(score, lse));
       const Vector g = hn::Sub(load(g_row), delta_all);
-      store(hn::Mul(hn::Mul(p, g), factor), g_row);
+      store(of_score(p, g, score), g_row);
       store(p, p_row);
     });
   }
-  std::fill(p_row + count, p_row + keys, 0.0f);
-  std::fill(g_row + count, g_row + keys, 0.0f);
+  for (float* row : {all_p, all_g}) {
+    std::fill(row + block.begin, row + keys.begin, 0.0f);
+    std::fill(row + keys.end, row + block.end, 0.0f);
+  }
 }
 
 // A block of queries against the keys it attends to.
 struct KeyBlock {
   int64_t rows;  // queries
-  int64_t old;   // keys that have had a part already: of earlier blocks, or an earlier head
-  int64_t keys;
+  KeySpan keys;
+  int64_t old;  // keys before this one have had a part: of earlier blocks, or an earlier head
 };
 
 // d_rows[j] (= or +=) sum_i weights[i, j] * packed[i]
 void AddKeyGradients(const float* weights, int64_t weights_stride, const float* packed,
                      const KeyBlock& block, int64_t head_dim, float* out, int64_t stride) {
-  MultiplyPacked({.data = weights, .row_stride = 1, .column_stride = weights_stride}, packed,
-                 block.old, head_dim, block.rows, out, stride, Store::kAdd);
-  MultiplyPacked({.data = weights + block.old, .row_stride = 1, .column_stride = weights_stride},
-                 packed, block.keys - block.old, head_dim, block.rows, out + block.old * stride,
-                 stride, Store::kAssign);
+  const auto add = [&](const KeySpan& keys, Store store) HWY_ATTR {
+    MultiplyPacked({.data = weights + keys.begin, .row_stride = 1, .column_stride = weights_stride},
+                   packed, keys.count(), head_dim, block.rows, out + keys.begin * stride, stride,
+                   store);
+  };
+  add({block.keys.begin, block.old}, Store::kAdd);
+  add({block.old, block.keys.end}, Store::kAssign);
 }
 
 // Keys that are padding have no gradient.
 void ZeroKeys(const AttentionBackwardArgs& a, int64_t sequence, int64_t key_start) {
-  for (int64_t key = KeysOf(a, sequence, a.tokens - 1); key < a.tokens; ++key) {
+  for (int64_t key = KeysOf(a, sequence, a.tokens - 1).end; key < a.tokens; ++key) {
     float* dk = a.dk + key_start + key * a.stride;
     float* dv = a.dv + key_start + key * a.stride;
     std::fill_n(dk, a.head_dim, 0.0f);
@@ -202,29 +259,29 @@ void AttentionBackwardHead(const AttentionBackwardArgs& a, int64_t sequence, int
                            int64_t key_start, const AttentionPieces& s) {
   const int64_t start = sequence * a.tokens * a.stride + head * a.head_dim;
   if (head % a.group == 0) ZeroKeys(a, sequence, key_start);
-  const float scale = 1.0f / std::sqrt(static_cast<float>(a.head_dim));
   const int64_t out_stride = a.heads * a.head_dim;
   for (int64_t first = 0; first < a.tokens; first += kQueryBlock) {
     const int64_t rows = std::min(kQueryBlock, a.tokens - first);
-    const int64_t keys = KeysOf(a, sequence, first + rows - 1);
+    const KeySpan keys = KeysOfBlock(a, sequence, first, rows);
     const float* q = a.q + start + first * a.stride;
     const int64_t out_start = (sequence * a.tokens + first) * out_stride + head * a.head_dim;
     const float* dout = a.dout + out_start;
-    ScoreBlock({.data = q, .row_stride = a.stride, .column_stride = 1}, s.keys, rows, keys,
-               a.head_dim, scale, s.scores, s.stride);
-    MultiplyPacked({.data = dout, .row_stride = out_stride, .column_stride = 1}, s.values, rows,
-                   keys, a.head_dim, s.gradients, s.stride, Store::kAssign);
+    ScoreBlock(a, {.data = q, .row_stride = a.stride, .column_stride = 1}, s.keys, rows, keys,
+               s.scores, s.stride);
+    MultiplyPacked({.data = dout, .row_stride = out_stride, .column_stride = 1},
+                   s.values + keys.begin * a.head_dim, rows, keys.count(), a.head_dim,
+                   s.gradients + keys.begin, s.stride, Store::kAssign);
     for (int64_t i = 0; i < rows; ++i) {
       const float* dout_row = dout + i * out_stride;
       const float* out_row = a.out + out_start + i * out_stride;
       const float delta = SumRow(
           a.head_dim, [&](auto load) HWY_ATTR { return hn::Mul(load(dout_row), load(out_row)); });
-      BackwardRow(a, sequence, head, first + i, keys, delta, scale, s, i);
+      BackwardRow(a, sequence, head, first + i, keys, delta, s, i);
     }
     MultiplyDeep({.data = s.gradients, .row_stride = s.stride, .column_stride = 1}, s.rows,
                  a.tokens, rows, a.head_dim, keys, a.dq + start + first * a.stride, a.stride);
     const bool all_old = head % a.group != 0 || (!a.causal && first > 0);
-    const KeyBlock block{rows, all_old ? keys : first, keys};
+    const KeyBlock block{rows, keys, all_old ? keys.end : first};
     PackB({.data = q, .row_stride = a.stride, .column_stride = 1}, rows, a.head_dim, s.block);
     AddKeyGradients(s.gradients, s.stride, s.block, block, a.head_dim, a.dk + key_start, a.stride);
     PackB({.data = dout, .row_stride = out_stride, .column_stride = 1}, rows, a.head_dim, s.block);
@@ -245,7 +302,7 @@ void AttentionBackwardItem(const AttentionBackwardArgs& a, int64_t item, float* 
   PackB({.data = a.v + key_start, .row_stride = 1, .column_stride = a.stride}, a.head_dim, a.tokens,
         s.values);
   PackDeep({.data = a.k + key_start, .row_stride = a.stride, .column_stride = 1}, a.tokens,
-           a.head_dim, s.rows);
+           a.head_dim, 0, s.rows);
   for (int64_t i = 0; i < a.group; ++i) {
     AttentionBackwardHead(a, sequence, key_head * a.group + i, key_start, s);
   }
@@ -262,6 +319,7 @@ HWY_EXPORT(AttentionBackwardItem);
 
 void AttentionCpu(const AttentionArgs& args, ThreadPool& pool) {
   TERCIO_CHECK_LE(args.head_dim, kDepthBlock);
+  TERCIO_CHECK(args.causal || args.window == 0);
   const int64_t per_thread = AttentionScratchStride(args.tokens, args.head_dim);
   pool.ParallelFor(args.sequences * args.heads, [&](int64_t item, int thread) {
     HWY_DYNAMIC_DISPATCH(AttentionItem)(args, item, args.scratch + thread * per_thread);
@@ -270,6 +328,7 @@ void AttentionCpu(const AttentionArgs& args, ThreadPool& pool) {
 
 void AttentionBackwardCpu(const AttentionBackwardArgs& args, ThreadPool& pool) {
   TERCIO_CHECK_LE(args.head_dim, kDepthBlock);
+  TERCIO_CHECK(args.causal || args.window == 0);
   const int64_t per_thread = AttentionScratchStride(args.tokens, args.head_dim);
   pool.ParallelFor(args.sequences * args.heads / args.group, [&](int64_t item, int thread) {
     HWY_DYNAMIC_DISPATCH(AttentionBackwardItem)(args, item, args.scratch + thread * per_thread);

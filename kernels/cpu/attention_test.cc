@@ -1,5 +1,7 @@
 // Attention on the CPU against the double-precision reference, its gradients against finite
 // differences: causal and padded sequences, heads that share keys, dropout.
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <utility>
 #include <vector>
@@ -21,6 +23,9 @@ struct AttentionCase {
   float dropout;
   int64_t group = 1;
   int32_t length = 0;  // 0: causal; else keys from here on are padding
+  float scale = 0, softcap = 0;
+  int64_t window = 0;
+  int64_t first_query = 0;  // of the forward pass
   int64_t width() const { return heads * head_dim; }
   int64_t keys() const { return width() / group; }
   int64_t stride() const { return width() + 2 * keys(); }
@@ -52,6 +57,10 @@ AttentionRun RunAttention(Ops& ops, const AttentionCase& c, Floats qkv, Floats d
   args.head_dim = c.head_dim;
   args.causal = c.length == 0;
   args.lengths = &c.length;
+  args.first_query = c.first_query;
+  args.scale = c.scale;
+  args.softcap = c.softcap;
+  args.window = c.window;
   args.dropout.probability = c.dropout;
   args.dropout.tokens = c.tokens;
   args.dropout.layer = 3;
@@ -75,6 +84,9 @@ AttentionRun RunAttention(Ops& ops, const AttentionCase& c, Floats qkv, Floats d
   back.head_dim = c.head_dim;
   back.causal = args.causal;
   back.lengths = args.lengths;
+  back.scale = c.scale;
+  back.softcap = c.softcap;
+  back.window = c.window;
   back.dropout = args.dropout;
   back.scratch = scratch.get();
   ops.AttentionBackward(back);
@@ -137,7 +149,8 @@ void ExpectAttention(const AttentionRun& run, const AttentionCase& c, int64_t ke
     const Values q = query(run.qkv, i);
     const Values weights = HeadOf(run.dout, c, head, c.width(), 0);
     const auto of = [&](const Values& a, const Values& b, const Values& d) {
-      return reference::Attention(a, b, d, mask, c.tokens, c.head_dim, c.length);
+      return reference::Attention(a, b, d, mask, c.tokens, c.head_dim, c.length,
+                                  {.scale = c.scale, .softcap = c.softcap, .window = c.window});
     };
     ExpectRows(ToFloats(HeadOf(run.out, c, head, c.width(), 0)), of(q, k, v), c.head_dim, 1e-5,
                "out");
@@ -167,11 +180,73 @@ TEST_F(CpuOpsTest, AttentionAndItsGradients) {
                                                            {7, 2, 4, 0, 1, 7},
                                                            {7, 2, 4, 0, 1, 2},
                                                            {33, 4, 8, 0.2f, 2, 20},
-                                                           {150, 2, 8, 0.1f, 1, 130}}) {
+                                                           {150, 2, 8, 0.1f, 1, 130},
+                                                           {17, 2, 16, 0, 1, 0, 0.5f},
+                                                           {17, 2, 16, 0, 1, 0, 2.0f, 3.0f},
+                                                           {33, 2, 4, 0.2f, 2, 0, 0, 1.5f},
+                                                           {9, 1, 4, 0, 1, 5, 0, 0.5f},
+                                                           {20, 1, 4, 0, 1, 0, 0, 0, 1},
+                                                           {33, 4, 8, 0.2f, 2, 0, 0, 0, 7},
+                                                           {40, 2, 5, 0, 1, 0, 0, 4.0f, 33},
+                                                           {150, 2, 8, 0.1f, 1, 0, 0, 0, 20},
+                                                           {700, 2, 8, 0.1f, 2, 0, 0, 0, 64},
+                                                           {700, 1, 20, 0, 1, 0, 0, 0, 300},
+                                                           {30, 1, 4, 0, 1, 0, 0, 0, 1000}}) {
     const AttentionRun run =
         RunAttention(*ops_, c, Random(c.tokens * c.stride()), Random(c.tokens * c.width()));
     for (int64_t head = 0; head < c.heads / c.group; ++head) ExpectAttention(run, c, head);
   }
+}
+
+// Gradients of contexts that are too long for differences: those without a window, where keys and
+// values beyond it have been hidden in another way. The windows of all queries in a block are one.
+TEST_F(CpuOpsTest, GradientsWithinAWindowAreThoseOfTheTokensInIt) {
+  const int64_t window = 90, tokens = 600, last = 599;
+  const AttentionCase whole{.tokens = tokens, .heads = 1, .head_dim = 8, .window = window};
+  const Floats qkv = Random(tokens * whole.stride());
+  // The last query alone has a gradient: it sees the last tokens, and nothing else is moved.
+  Floats dout(static_cast<size_t>(tokens * whole.width()));
+  for (auto at = dout.end() - whole.width(); at != dout.end(); ++at) *at = Random(1)[0];
+  const AttentionRun run = RunAttention(*ops_, whole, qkv, dout);
+  const AttentionCase seen{.tokens = window, .heads = 1, .head_dim = 8};
+  const int64_t begin = (last + 1 - window) * whole.stride();
+  const AttentionRun alone = RunAttention(*ops_, seen, Floats(qkv.begin() + begin, qkv.end()),
+                                          Floats(dout.end() - window * whole.width(), dout.end()));
+  for (int64_t i = 0; i < tokens * whole.stride(); ++i) {
+    const auto at = static_cast<size_t>(i);
+    const float expected = i < begin ? 0.0f : alone.dqkv[at - static_cast<size_t>(begin)];
+    ASSERT_NEAR(run.dqkv[at], expected, 1e-6) << i;
+  }
+}
+
+// Generation computes rows of a sequence after those before them.
+TEST_F(CpuOpsTest, RowsHaveTheSameBitsWhereverACallBegins) {
+  for (const int64_t window : {0, 1, 40, 100, 300}) {
+    AttentionCase c{.tokens = 330, .heads = 2, .head_dim = 24, .softcap = 2.0f, .window = window};
+    const Floats qkv = Random(c.tokens * c.stride());
+    const Floats dout(static_cast<size_t>(c.tokens * c.width()));
+    const Floats whole = RunAttention(*ops_, c, qkv, dout).out;
+    for (const int64_t first : {1, 63, 64, 130, 329}) {
+      c.first_query = first;
+      const Floats part = RunAttention(*ops_, c, qkv, dout).out;
+      const auto begin = static_cast<size_t>(first * c.width());
+      EXPECT_TRUE(std::equal(part.begin() + static_cast<int64_t>(begin), part.end(),
+                             whole.begin() + static_cast<int64_t>(begin)))
+          << "window " << window << " from " << first;
+    }
+  }
+}
+
+// A window makes a long context cheaper: no product reads what lies before it.
+TEST_F(CpuOpsTest, KeysBeforeAWindowAreNotMultiplied) {
+  AttentionCase c{.tokens = 512, .heads = 1, .head_dim = 8, .window = 64};
+  Floats qkv = Random(c.tokens * c.stride());
+  const Floats dout = Random(c.tokens * c.width());
+  const Floats expected = RunAttention(*ops_, c, qkv, dout).out;
+  for (int64_t i = 0; i < 256 * c.stride(); ++i) qkv[static_cast<size_t>(i)] = std::nanf("");
+  const Floats actual = RunAttention(*ops_, c, qkv, dout).out;
+  const int64_t first = 320 * c.width();  // of a block whose windows begin behind those numbers
+  EXPECT_TRUE(std::equal(expected.begin() + first, expected.end(), actual.begin() + first));
 }
 
 }  // namespace

@@ -108,20 +108,26 @@ class CpuOps : public Ops {
     // Kernels that read a row several times leave its rounding to the end.
     Round(a.dx, a.rows * a.columns);
   }
+  void HeadNorm(const HeadNormArgs& a) override { HeadNormCpu(a, pool_); }
+  void HeadNormBackward(const HeadNormBackwardArgs& a) override {
+    HeadNormBackwardCpu(a, pool_);
+    RoundRowsCpu({.x = a.dx, .rows = a.rows, .columns = a.heads * a.head_dim, .stride = a.stride},
+                 pool_);
+  }
   void Residual(const ResidualArgs& a) override { ResidualCpu(a, nullptr, pool_); }
   void ResidualBackward(const ResidualBackwardArgs& a) override {
     ResidualBackwardCpu(a, pool_);
     // Without dropout the gradient of the branch is that of the sum, and nothing was written.
     if (a.dropout.probability > 0) Round(a.dbranch, a.rows * a.columns);
   }
-  void Gelu(const GeluArgs& a) override { GeluCpu(a, pool_); }
-  void GeluBackward(const GeluBackwardArgs& a) override {
-    GeluBackwardCpu(a, pool_);
+  void Activate(const ActivationArgs& a) override { ActivateCpu(a, pool_); }
+  void ActivateBackward(const ActivationBackwardArgs& a) override {
+    ActivateBackwardCpu(a, pool_);
     Round(a.dh, a.rows * a.columns);
   }
-  void Swiglu(const SwigluArgs& a) override { SwigluCpu(a, pool_); }
-  void SwigluBackward(const SwigluBackwardArgs& a) override {
-    SwigluBackwardCpu(a, pool_);
+  void Gated(const GatedArgs& a) override { GatedCpu(a, pool_); }
+  void GatedBackward(const GatedBackwardArgs& a) override {
+    GatedBackwardCpu(a, pool_);
     Round(a.dh, a.rows * 2 * a.columns);
   }
   void Rotary(const RotaryArgs& a) override {
@@ -153,7 +159,7 @@ class CpuOps : public Ops {
   void Embedding(const EmbeddingArgs& a) override {
     EmbeddingCpu(a, pool_);
     // Rows that are copied in their own format are rounded already.
-    if (a.out.format() != a.weight.format()) Round(a.out, a.count * a.columns);
+    if (a.out.format() != a.weight.format() || a.scale != 1) Round(a.out, a.count * a.columns);
   }
   void EmbeddingBackward(const EmbeddingBackwardArgs& a) override {
     EmbeddingBackwardCpu(a, pool_);
@@ -183,6 +189,10 @@ class CpuOps : public Ops {
   void TanhBackward(const TanhBackwardArgs& a) override {
     TanhBackwardCpu(a, pool_);
     Round(a.dx, a.count);
+  }
+  void SoftCap(const SoftCapArgs& a) override {
+    SoftCapCpu(a, pool_);
+    Round(a.x, a.count);
   }
   void CrossEntropyLocal(const CrossEntropyLocalArgs& a) override {
     CrossEntropyLocalCpu(a, pool_);

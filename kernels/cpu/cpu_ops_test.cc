@@ -142,54 +142,6 @@ TEST_F(CpuOpsTest, WeightGradientsOfSeveralCallsEqualOne) {
   EXPECT_EQ(whole_bias, parts_bias);
 }
 
-TEST_F(CpuOpsTest, LayerNormAndItsGradients) {
-  for (const auto& [rows, columns] :
-       {std::pair<int64_t, int64_t>{1, 1}, {3, 7}, {5, 16}, {9, 33}, {4, 100}}) {
-    const Floats x = Random(rows * columns);
-    const Floats weight = Random(columns);
-    const Floats bias = Random(columns);
-    Floats y(x.size());
-    Floats mean(static_cast<size_t>(rows));
-    Floats rstd(static_cast<size_t>(rows));
-    ops_->LayerNorm({.x = x.data(),
-                     .weight = weight.data(),
-                     .bias = bias.data(),
-                     .y = y.data(),
-                     .mean = mean.data(),
-                     .rstd = rstd.data(),
-                     .rows = rows,
-                     .columns = columns,
-                     .eps = 1e-5f});
-    const auto norm = [&, r = rows, c = columns](const Values& in) {
-      return reference::LayerNorm(in, Exact(weight), Exact(bias), r, c, 1e-5);
-    };
-    ExpectRows(y, norm(Exact(x)), columns, 1e-6, "norm");
-    if (columns == 1) continue;  // its gradient is zero but for the epsilon
-    const Floats dy = Random(rows * columns);
-    Floats dx(x.size());
-    Floats dweight(static_cast<size_t>(columns), 0.0f);
-    Floats dbias(static_cast<size_t>(columns), 0.0f);
-    ops_->LayerNormBackward({.dy = dy.data(),
-                             .x = x.data(),
-                             .weight = weight.data(),
-                             .mean = mean.data(),
-                             .rstd = rstd.data(),
-                             .dx = dx.data(),
-                             .dweight = dweight.data(),
-                             .dbias = dbias.data(),
-                             .rows = rows,
-                             .columns = columns,
-                             .rows_per_leaf = rows,
-                             .accumulate = false});
-    ExpectRows(dx, reference::NumericGradient(norm, Exact(x), Exact(dy)), columns, 2e-6, "dx");
-    const auto by_weight = [&, r = rows, c = columns](const Values& w) {
-      return reference::LayerNorm(Exact(x), w, Exact(bias), r, c, 1e-5);
-    };
-    ExpectRows(dweight, reference::NumericGradient(by_weight, Exact(weight), Exact(dy)), columns,
-               2e-6, "dweight");
-  }
-}
-
 TEST_F(CpuOpsTest, GradientsOfNoRowsAreZero) {
   const Floats before = Random(6);
   for (const bool accumulate : {false, true}) {
@@ -206,70 +158,6 @@ TEST_F(CpuOpsTest, GradientsOfNoRowsAreZero) {
                                 .accumulate = accumulate});
     EXPECT_EQ(dw, accumulate ? before : Floats(6, 0.0f));
     EXPECT_EQ(dbias, accumulate ? Floats(before.begin(), before.begin() + 2) : Floats(2, 0.0f));
-  }
-}
-
-TEST_F(CpuOpsTest, GeluAndItsGradient) {
-  for (const int64_t count : {1, 15, 16, 17, 1000}) {
-    Floats h = Random(count, 3.0f);
-    const Floats before = h;
-    Floats g(h.size());
-    ops_->Gelu({.h = h.data(), .g = g.data(), .rows = 1, .columns = count});
-    ExpectRows(g, reference::Gelu(Exact(before)), count, 1e-6, "gelu");
-    const Floats dg = Random(count);
-    Floats dh(h.size());
-    ops_->GeluBackward(
-        {.dg = dg.data(), .h = h.data(), .dh = dh.data(), .rows = 1, .columns = count});
-    ExpectRows(dh,
-               reference::NumericGradient([](const Values& x) { return reference::Gelu(x); },
-                                          Exact(before), Exact(dg)),
-               count, 1e-6, "gelu gradient");
-  }
-}
-
-TEST_F(CpuOpsTest, ExactGeluAndItsGradient) {
-  for (const float range : {0.1f, 1.0f, 4.0f, 14.0f}) {
-    const int64_t count = 1000;
-    Floats h = Random(count, range);
-    const Floats before = h;
-    Floats g(h.size());
-    ops_->Gelu({.h = h.data(), .g = g.data(), .rows = 1, .columns = count, .exact = true});
-    ExpectRows(g, reference::ExactGelu(Exact(before)), count, 1e-6, "exact gelu");
-    const Floats dg = Random(count);
-    Floats dh(h.size());
-    ops_->GeluBackward({.dg = dg.data(),
-                        .h = h.data(),
-                        .dh = dh.data(),
-                        .rows = 1,
-                        .columns = count,
-                        .exact = true});
-    ExpectRows(dh,
-               reference::NumericGradient([](const Values& x) { return reference::ExactGelu(x); },
-                                          Exact(before), Exact(dg)),
-               count, 1e-6, "exact gelu gradient");
-  }
-}
-
-TEST_F(CpuOpsTest, TanhAndItsGradient) {
-  const int64_t rows = 3;
-  const int64_t columns = 37;
-  for (const float range : {1e-3f, 1.0f, 30.0f}) {
-    Floats y = Random(rows * columns, range);
-    const Floats bias = Random(columns, range);
-    Values x = Exact(y);
-    for (size_t i = 0; i < x.size(); ++i) x[i] += static_cast<double>(bias[i % columns]);
-    const auto tanh = [](const Values& at) {
-      Values out;
-      for (const double value : at) out.push_back(std::tanh(value));
-      return out;
-    };
-    ops_->BiasTanh({.y = y.data(), .bias = bias.data(), .rows = rows, .columns = columns});
-    ExpectRows(y, tanh(x), columns, 1e-6, "tanh");
-    Floats dy = Random(rows * columns);
-    const Values weights = Exact(dy);
-    ops_->TanhBackward({.dy = dy.data(), .y = y.data(), .dx = dy.data(), .count = rows * columns});
-    ExpectRows(dy, reference::NumericGradient(tanh, x, weights), rows * columns, 1e-6,
-               "tanh gradient");
   }
 }
 
@@ -328,130 +216,6 @@ TEST_F(CpuOpsTest, TypesAreAddedToPositions) {
     }
     EXPECT_EQ(gradient[columns + c], ones);
   }
-}
-
-TEST_F(CpuOpsTest, RmsNormAndItsGradients) {
-  for (const int64_t columns : {1, 7, 64, 300}) {
-    const int64_t rows = 3;
-    const Floats x = Random(rows * columns);
-    const Floats weight = Random(columns);
-    Floats y(x.size()), mean(3, 9.0f), rstd(3);
-    LayerNormArgs args{.x = x.data(),
-                       .weight = weight.data(),
-                       .bias = nullptr,
-                       .y = y.data(),
-                       .mean = mean.data(),
-                       .rstd = rstd.data(),
-                       .rows = rows,
-                       .columns = columns};
-    args.eps = 1e-6f;
-    args.rms = true;
-    ops_->LayerNorm(args);
-    const auto norm = [&](const Values& values, const Values& w) {
-      return reference::RmsNorm(values, w, rows, columns, 1e-6);
-    };
-    ExpectRows(y, norm(Exact(x), Exact(weight)), columns, 1e-6, "norm");
-    EXPECT_EQ(mean, (Floats{0, 0, 0}));
-    if (columns == 1) continue;  // its gradient is zero but for the epsilon
-    const Floats dy = Random(rows * columns);
-    Floats dx(x.size()), dweight(static_cast<size_t>(columns));
-    LayerNormBackwardArgs back{.dy = dy.data(),
-                               .x = x.data(),
-                               .weight = weight.data(),
-                               .mean = mean.data(),
-                               .rstd = rstd.data(),
-                               .dx = dx.data(),
-                               .dweight = dweight.data(),
-                               .dbias = nullptr,
-                               .rows = rows,
-                               .columns = columns,
-                               .rows_per_leaf = rows};
-    back.rms = true;
-    ops_->LayerNormBackward(back);
-    ExpectRows(dx,
-               reference::NumericGradient([&](const Values& v) { return norm(v, Exact(weight)); },
-                                          Exact(x), Exact(dy)),
-               rows * columns, 2e-6, "dx");
-    ExpectRows(dweight,
-               reference::NumericGradient([&](const Values& w) { return norm(Exact(x), w); },
-                                          Exact(weight), Exact(dy)),
-               columns, 2e-6, "dweight");
-  }
-}
-
-TEST_F(CpuOpsTest, SwigluAndItsGradient) {
-  for (const int64_t columns : {1, 5, 16, 257}) {
-    const int64_t rows = 3;
-    const Floats h = Random(rows * 2 * columns, 3.0f);
-    Floats g(static_cast<size_t>(rows * columns));
-    ops_->Swiglu({.h = h.data(), .g = g.data(), .rows = rows, .columns = columns});
-    const auto swiglu = [&](const Values& x) { return reference::Swiglu(x, rows, columns); };
-    ExpectRows(g, swiglu(Exact(h)), columns, 1e-6, "swiglu");
-    const Floats dg = Random(rows * columns);
-    Floats dh(h.size());
-    ops_->SwigluBackward(
-        {.dg = dg.data(), .h = h.data(), .dh = dh.data(), .rows = rows, .columns = columns});
-    ExpectRows(dh, reference::NumericGradient(swiglu, Exact(h), Exact(dg)), 2 * columns, 1e-6,
-               "gradient");
-  }
-}
-
-// A turn and its inverse give back what was there; a turn is the formula's.
-TEST_F(CpuOpsTest, RotaryTurnsPairsOfChannels) {
-  const int64_t tokens = 5, heads = 3, head_dim = 12, stride = 50;
-  const int64_t rows = 2 * tokens;
-  const Floats table = Random(tokens * head_dim);
-  const Floats before = Random(rows * stride);
-  Floats x = before;
-  ops_->Rotary({.x = x.data(),
-                .table = table.data(),
-                .rows = rows,
-                .tokens = tokens,
-                .stride = stride,
-                .heads = heads,
-                .head_dim = head_dim,
-                .inverse = false});
-  for (int64_t row = 0; row < rows; ++row) {
-    for (int64_t c = 0; c < stride; ++c) {
-      const auto at = static_cast<size_t>(row * stride + c);
-      if (c >= heads * head_dim) {
-        ASSERT_EQ(x[at], before[at]) << "beyond the heads";
-        continue;
-      }
-      const int64_t channel = c % head_dim, half = head_dim / 2, i = channel % half;
-      const double cosine = table[static_cast<size_t>(row % tokens * head_dim + i)];
-      const double sine = table[static_cast<size_t>(row % tokens * head_dim + half + i)];
-      const double other = before[at + static_cast<size_t>(channel < half ? half : -half)];
-      const double expected = before[at] * cosine + (channel < half ? -other : other) * sine;
-      ASSERT_NEAR(x[at], expected, 2e-6) << row << " " << c;
-    }
-  }
-  Floats unit = table;  // a turn keeps lengths only where cos^2 + sin^2 = 1
-  for (int64_t t = 0; t < tokens; ++t) {
-    for (int64_t i = 0; i < head_dim / 2; ++i) {
-      unit[static_cast<size_t>(t * head_dim + i)] = std::cos(static_cast<float>(t * i));
-      unit[static_cast<size_t>(t * head_dim + head_dim / 2 + i)] =
-          std::sin(static_cast<float>(t * i));
-    }
-  }
-  x = before;
-  ops_->Rotary({.x = x.data(),
-                .table = unit.data(),
-                .rows = rows,
-                .tokens = tokens,
-                .stride = stride,
-                .heads = heads,
-                .head_dim = head_dim,
-                .inverse = false});
-  ops_->Rotary({.x = x.data(),
-                .table = unit.data(),
-                .rows = rows,
-                .tokens = tokens,
-                .stride = stride,
-                .heads = heads,
-                .head_dim = head_dim,
-                .inverse = true});
-  for (size_t i = 0; i < x.size(); ++i) ASSERT_NEAR(x[i], before[i], 1e-5);
 }
 
 // Over one rank and over three that share the vocabulary, the last of them with padding only.
@@ -521,6 +285,71 @@ TEST_F(CpuOpsTest, CrossEntropyOverTensorRanks) {
               c < valid ? gradient[static_cast<size_t>(i * vocabulary + begin + c)] : 0.0;
           ASSERT_NEAR(local[static_cast<size_t>(i * stride + c)], expected, 1e-5);
         }
+      }
+    }
+  }
+}
+
+TEST_F(CpuOpsTest, SoftCapsKeepTheDigitsOfSmallValues) {
+  for (const float range : {1e-4f, 0.1f, 10.0f, 200.0f}) {
+    for (const int64_t count : {1, 16, 37, 1000}) {
+      const Floats before = Random(count, range);
+      Floats x = before;
+      ops_->SoftCap({.x = x.data(), .count = count, .cap = 30});
+      const Values exact = reference::SoftCap(Exact(before), 30);
+      for (size_t i = 0; i < x.size(); ++i) {
+        ASSERT_NEAR(x[i], exact[i], 1e-6 * std::abs(exact[i])) << before[i];
+      }
+    }
+  }
+  Floats bad = {std::nanf(""), INFINITY, -INFINITY};
+  ops_->SoftCap({.x = bad.data(), .count = 3, .cap = 30});
+  EXPECT_TRUE(std::isnan(bad[0]));
+  EXPECT_EQ(bad[1], 30);
+  EXPECT_EQ(bad[2], -30);
+}
+
+TEST_F(CpuOpsTest, CrossEntropyGoesThroughASoftCap) {
+  const int64_t rows = 5, vocabulary = 37, stride = 40;
+  const double cap = 4;
+  const Floats logits = Random(rows * vocabulary, 3.0f);
+  std::vector<int32_t> targets;
+  for (int64_t i = 0; i < rows; ++i) targets.push_back(static_cast<int32_t>(i * 6 % vocabulary));
+  for (const double smoothing : {0.0, 0.2}) {
+    Floats x(static_cast<size_t>(rows * stride), 5.0f);
+    for (int64_t i = 0; i < rows; ++i) {
+      std::copy_n(logits.begin() + i * vocabulary, vocabulary, x.begin() + i * stride);
+    }
+    ops_->SoftCap({.x = x.data(), .count = rows * stride, .cap = static_cast<float>(cap)});
+    Floats stats(static_cast<size_t>(rows * kCrossEntropyStats));
+    Floats lse(static_cast<size_t>(rows)), loss(lse.size());
+    double sum = 0;
+    ops_->CrossEntropy(
+        {.logits = x.data(),
+         .targets = targets.data(),
+         .stats = stats.data(),
+         .lse = lse.data(),
+         .loss = loss.data(),
+         .sums = &sum,
+         .rows = rows,
+         .valid = vocabulary,
+         .stride = stride,
+         .scale = 1,
+         .smoothing = {.amount = static_cast<float>(smoothing), .vocabulary = vocabulary},
+         .first_row = 0,
+         .rows_per_sum = rows,
+         .softcap = static_cast<float>(cap)});
+    const auto loss_of = [&](const Values& at) {
+      return Values{reference::CrossEntropySum(reference::SoftCap(at, cap), targets, rows,
+                                               vocabulary, smoothing)};
+    };
+    EXPECT_NEAR(sum, loss_of(Exact(logits))[0], 1e-5 * sum);
+    const Values gradient = reference::NumericGradient(loss_of, Exact(logits), {1.0});
+    for (int64_t i = 0; i < rows; ++i) {
+      for (int64_t c = 0; c < stride; ++c) {
+        const double expected =
+            c < vocabulary ? gradient[static_cast<size_t>(i * vocabulary + c)] : 0.0;
+        ASSERT_NEAR(x[static_cast<size_t>(i * stride + c)], expected, 1e-5);
       }
     }
   }
@@ -597,6 +426,39 @@ TEST_F(CpuOpsTest, EmbeddingsAndTheirGradients) {
   for (int64_t c = 0; c < columns; ++c) {
     const float value = weight[static_cast<size_t>(columns + c)];
     EXPECT_EQ(dweight[static_cast<size_t>(columns + c)], value + value + value);
+  }
+}
+
+// Gemma's: what is looked up is multiplied, and so is the gradient.
+TEST_F(CpuOpsTest, EmbeddingsAreScaled) {
+  const int64_t columns = 70;
+  const std::vector<int32_t> tokens = {3, 0, 3};
+  const Floats weight = Random(4 * columns);
+  const Floats dx = Random(3 * columns);
+  Floats out(dx.size());
+  ops_->Embedding({.tokens = tokens.data(),
+                   .weight = weight.data(),
+                   .out = out.data(),
+                   .count = 3,
+                   .columns = columns,
+                   .vocabulary_begin = 0,
+                   .vocabulary_rows = 4,
+                   .scale = 5.5f});
+  Floats dweight(weight.size());
+  ops_->EmbeddingBackward({.tokens = tokens.data(),
+                           .dx = dx.data(),
+                           .dweight = dweight.data(),
+                           .count = 3,
+                           .columns = columns,
+                           .vocabulary_begin = 0,
+                           .vocabulary_rows = 4,
+                           .scale = 5.5f});
+  for (size_t c = 0; c < static_cast<size_t>(columns); ++c) {
+    const size_t row = static_cast<size_t>(columns);
+    EXPECT_EQ(out[c], weight[3 * row + c] * 5.5f);
+    EXPECT_EQ(out[row + c], weight[c] * 5.5f);
+    EXPECT_EQ(dweight[3 * row + c], dx[c] * 5.5f + dx[2 * row + c] * 5.5f);
+    EXPECT_EQ(dweight[row + c], 0);
   }
 }
 

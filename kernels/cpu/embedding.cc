@@ -36,6 +36,7 @@ void DropRow(const Dropout& dropout, int64_t row, int64_t columns, float* values
 }  // namespace
 
 void EmbeddingCpu(const EmbeddingArgs& args, ThreadPool& pool) {
+  const float scale = args.scale;
   const RowBlocks split = SplitRows(args.count, args.columns, pool.threads());
   pool.ParallelFor(split.blocks, [&](int64_t block, int) {
     const int64_t begin = block * split.rows_per_block;
@@ -47,6 +48,8 @@ void EmbeddingCpu(const EmbeddingArgs& args, ThreadPool& pool) {
       const size_t bytes = static_cast<size_t>(args.columns) * sizeof(float);
       if (row >= 0 && row < args.vocabulary_rows) {
         std::memcpy(out, args.weight + row * args.columns, bytes);
+        if (scale == 1) continue;
+        for (int64_t c = 0; c < args.columns; ++c) out[c] *= scale;
       } else {
         // The sum over the ranks is the row, so the others contribute zeros.
         std::memset(out, 0, bytes);
@@ -56,6 +59,7 @@ void EmbeddingCpu(const EmbeddingArgs& args, ThreadPool& pool) {
 }
 
 void EmbeddingBackwardCpu(const EmbeddingBackwardArgs& args, ThreadPool& pool) {
+  const float scale = args.scale;
   // Threads own columns, so that every element is summed in the order of n.
   // Less than 64 columns would have several threads write to the same lines of the cache.
   const int64_t chunk = std::max<int64_t>(64, (args.columns + pool.threads() - 1) / pool.threads());
@@ -67,7 +71,8 @@ void EmbeddingBackwardCpu(const EmbeddingBackwardArgs& args, ThreadPool& pool) {
       if (row < 0 || row >= args.vocabulary_rows) continue;
       const float* from = args.dx + n * args.columns;
       float* to = args.dweight + row * args.columns;
-      for (int64_t c = begin; c < end; ++c) to[c] += from[c];
+      // A product with 1 changes no bit.
+      for (int64_t c = begin; c < end; ++c) to[c] += from[c] * scale;
     }
   });
 }

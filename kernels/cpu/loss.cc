@@ -1,4 +1,4 @@
-// Cross-entropy over a vocabulary that may be cut over tensor ranks.
+// Soft caps of logits, and cross-entropy over a vocabulary that may be cut over tensor ranks.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -13,6 +13,12 @@
 
 HWY_BEFORE_NAMESPACE();
 namespace tercio::kernels::HWY_NAMESPACE {
+
+void SoftCapElements(const SoftCapArgs& a, int64_t begin, int64_t end) {
+  float* x = a.x + begin;
+  const Vector cap = hn::Set(Tag(), a.cap);
+  ForVectors(end - begin, [&](auto load, auto store) HWY_ATTR { store(Capped(load(x), cap), x); });
+}
 
 void CrossEntropyLocalRows(const CrossEntropyLocalArgs& a, int64_t begin, int64_t end) {
   const Tag d;
@@ -42,6 +48,8 @@ void CrossEntropyBackwardRows(const CrossEntropyBackwardArgs& a, int64_t begin, 
   const Vector scale = hn::Set(d, a.scale);
   const float each = a.smoothing.amount / static_cast<float>(a.smoothing.vocabulary);
   const Vector shared = hn::Set(d, each);
+  const bool capped = a.softcap > 0;
+  const Vector cap = hn::Set(d, a.softcap);
   for (int64_t r = begin; r < end; ++r) {
     float* logits = a.logits + r * a.stride;
     const Vector lse = hn::Set(d, a.lse[r]);
@@ -50,12 +58,17 @@ void CrossEntropyBackwardRows(const CrossEntropyBackwardArgs& a, int64_t begin, 
     // The logit is read before the gradient takes its place.
     const float target_logit = mine ? logits[target] : 0.0f;
     ForVectors(a.valid, [&](auto load, auto store) HWY_ATTR {
-      store(hn::Mul(hn::Sub(Exp(hn::Sub(load(logits), lse)), shared), scale), logits);
+      const Vector logit = load(logits);
+      const Vector gradient = hn::Mul(hn::Sub(Exp(hn::Sub(logit, lse)), shared), scale);
+      store(capped ? ThroughCap(gradient, logit, cap) : gradient, logits);
     });
     if (mine) {
       // The loop above has treated the target like the others, so its gradient is computed again.
       const float p = hn::GetLane(Exp(hn::Set(d, target_logit - a.lse[r])));
-      logits[target] = (p - (1.0f - a.smoothing.amount) - each) * a.scale;
+      const float gradient = (p - (1.0f - a.smoothing.amount) - each) * a.scale;
+      logits[target] =
+          capped ? hn::GetLane(ThroughCap(hn::Set(d, gradient), hn::Set(d, target_logit), cap))
+                 : gradient;
     }
     // Padding must not contribute to the products that read whole rows.
     std::fill(logits + a.valid, logits + a.stride, 0.0f);
@@ -68,8 +81,15 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace tercio::kernels {
 
+HWY_EXPORT(SoftCapElements);
 HWY_EXPORT(CrossEntropyLocalRows);
 HWY_EXPORT(CrossEntropyBackwardRows);
+
+void SoftCapCpu(const SoftCapArgs& args, ThreadPool& pool) {
+  OverRows(args.count, 1, pool, [&](int64_t begin, int64_t end) {
+    HWY_DYNAMIC_DISPATCH(SoftCapElements)(args, begin, end);
+  });
+}
 
 void CrossEntropyLocalCpu(const CrossEntropyLocalArgs& args, ThreadPool& pool) {
   const RowBlocks split = SplitRows(args.rows, args.stride, pool.threads());

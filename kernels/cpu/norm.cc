@@ -1,4 +1,5 @@
-// LayerNorm, residual additions with dropout, and the column sums of their gradients.
+// LayerNorm, norms of heads, residual additions with dropout, and the column sums of their
+// gradients.
 #include <algorithm>
 #include <cmath>
 
@@ -19,11 +20,18 @@ namespace tercio::kernels {
 inline constexpr int64_t kDropoutChunk = 256;
 // Columns that one work item of a column sum owns.
 inline constexpr int64_t kColumnChunk = 64;
+// Heads have fewer channels than rows: a line of the cache.
+inline constexpr int64_t kHeadChunk = 16;
 }  // namespace tercio::kernels
 #endif
 
 HWY_BEFORE_NAMESPACE();
 namespace tercio::kernels::HWY_NAMESPACE {
+
+// What a norm multiplies with. Without an offset the weight keeps its bits.
+HWY_INLINE Vector Factor(Vector weight, bool unit_offset) {
+  return unit_offset ? hn::Add(weight, hn::Set(Tag(), 1.0f)) : weight;
+}
 
 // y = (x - mean) * rstd * weight + bias for one row; mean and variance in two passes of fixed
 // order.
@@ -47,7 +55,7 @@ void NormRow(const LayerNormArgs& a, const float* x, float* y, float* mean_out, 
   *mean_out = mean;
   *rstd_out = rstd;
   ForVectors(a.columns, [&](auto load, auto store) HWY_ATTR {
-    const Vector n = hn::Mul(hn::Mul(hn::Sub(load(x), m), r), load(weight));
+    const Vector n = hn::Mul(hn::Mul(hn::Sub(load(x), m), r), Factor(load(weight), a.unit_offset));
     store(bias == nullptr ? n : hn::Add(n, load(bias)), y);
   });
   RoundRow(y, a.columns, a.y.format());
@@ -59,34 +67,101 @@ void LayerNormRows(const LayerNormArgs& a, int64_t begin, int64_t end) {
   }
 }
 
+void HeadNormRows(const HeadNormArgs& a, int64_t begin, int64_t end) {
+  const LayerNormArgs norm{.x = nullptr,
+                           .weight = a.weight,
+                           .bias = nullptr,
+                           .y = a.y,
+                           .mean = nullptr,
+                           .rstd = nullptr,
+                           .rows = 1,
+                           .columns = a.head_dim,
+                           .eps = a.eps,
+                           .rms = true};
+  for (int64_t i = begin; i < end; ++i) {
+    for (int64_t head = 0; head < a.heads; ++head) {
+      const int64_t at = i * a.stride + head * a.head_dim;
+      float mean = 0;
+      NormRow(norm, a.x + at, a.y + at, &mean, a.rstd + i * a.heads + head);
+    }
+  }
+}
+
+// One row of a gradient, or one head of it.
+struct RowGradient {
+  const float* dy;
+  const float* x;
+  const float* weight;
+  float* dx;
+  float mean, rstd;
+};
+
 // With h = dy * weight, n = (x - mean) * rstd:  dx = rstd * (h - mean(h) - n * mean(h * n));
 // without mean(h) if the mean is not part of the norm.
-void LayerNormBackwardRows(const LayerNormBackwardArgs& a, int64_t begin, int64_t end) {
+void NormBackwardRow(const LayerNormBackwardArgs& a, const RowGradient& row) {
   const Tag d;
-  const float* weight = a.weight;
+  const Vector mean = hn::Set(d, row.mean);
+  const Vector rstd = hn::Set(d, row.rstd);
+  // RMSNorm subtracts no mean, so its gradient has no such term.
+  const float sum_h = a.rms ? 0.0f : SumRow(a.columns, [&](auto load) HWY_ATTR {
+    return hn::Mul(load(row.dy), Factor(load(row.weight), a.unit_offset));
+  });
+  const float sum_hn = SumRow(a.columns, [&](auto load) HWY_ATTR {
+    const Vector n = hn::Mul(hn::Sub(load(row.x), mean), rstd);
+    return hn::Mul(hn::Mul(load(row.dy), Factor(load(row.weight), a.unit_offset)), n);
+  });
+  const Vector mean_h = hn::Set(d, sum_h / a.columns);
+  const Vector mean_hn = hn::Set(d, sum_hn / a.columns);
+  ForVectors(a.columns, [&](auto load, auto store) HWY_ATTR {
+    const Vector n = hn::Mul(hn::Sub(load(row.x), mean), rstd);
+    const Vector h = hn::Mul(load(row.dy), Factor(load(row.weight), a.unit_offset));
+    const Vector g = hn::Mul(rstd, hn::NegMulAdd(n, mean_hn, hn::Sub(h, mean_h)));
+    // With accumulate the gradient of another path is there already.
+    store(a.accumulate ? hn::Add(load(row.dx), g) : g, row.dx);
+  });
+}
+
+void LayerNormBackwardRows(const LayerNormBackwardArgs& a, int64_t begin, int64_t end) {
   for (int64_t i = begin; i < end; ++i) {
-    const float* dy = a.dy + i * a.columns;
-    const float* x = a.x + i * a.columns;
-    float* dx = a.dx + i * a.columns;
-    const Vector mean = hn::Set(d, a.mean[i]);
-    const Vector rstd = hn::Set(d, a.rstd[i]);
-    // RMSNorm subtracts no mean, so its gradient has no such term.
-    const float sum_h = a.rms ? 0.0f : SumRow(a.columns, [&](auto load) HWY_ATTR {
-      return hn::Mul(load(dy), load(weight));
-    });
-    const float sum_hn = SumRow(a.columns, [&](auto load) HWY_ATTR {
-      const Vector n = hn::Mul(hn::Sub(load(x), mean), rstd);
-      return hn::Mul(hn::Mul(load(dy), load(weight)), n);
-    });
-    const Vector mean_h = hn::Set(d, sum_h / a.columns);
-    const Vector mean_hn = hn::Set(d, sum_hn / a.columns);
-    ForVectors(a.columns, [&](auto load, auto store) HWY_ATTR {
-      const Vector n = hn::Mul(hn::Sub(load(x), mean), rstd);
-      const Vector h = hn::Mul(load(dy), load(weight));
-      const Vector g = hn::Mul(rstd, hn::NegMulAdd(n, mean_hn, hn::Sub(h, mean_h)));
-      // With accumulate the gradient of another path is there already.
-      store(a.accumulate ? hn::Add(load(dx), g) : g, dx);
-    });
+    const int64_t at = i * a.columns;
+    NormBackwardRow(a, {a.dy + at, a.x + at, a.weight, a.dx + at, a.mean[i], a.rstd[i]});
+  }
+}
+
+void HeadNormBackwardRows(const HeadNormBackwardArgs& a, int64_t begin, int64_t end) {
+  LayerNormBackwardArgs norm{};
+  norm.columns = a.head_dim;
+  norm.rms = true;
+  for (int64_t i = begin; i < end; ++i) {
+    for (int64_t head = 0; head < a.heads; ++head) {
+      const int64_t at = i * a.stride + head * a.head_dim;
+      NormBackwardRow(norm,
+                      {a.dy + at, a.x + at, a.weight, a.dx + at, 0.0f, a.rstd[i * a.heads + head]});
+    }
+  }
+}
+
+// dweight for channels [begin, end) of a head: leaf sums over the rows, and over the heads of each.
+void HeadNormBackwardColumns(const HeadNormBackwardArgs& a, int64_t begin, int64_t end) {
+  const Tag d;
+  const int64_t count = end - begin;
+  HWY_ALIGN float sum[kHeadChunk];
+  for (int64_t row = 0; row < a.rows;) {
+    const int64_t leaf_end = std::min(a.rows, (row / a.rows_per_leaf + 1) * a.rows_per_leaf);
+    const int64_t piece_end = std::min(leaf_end, row + kPieceRows);
+    std::fill_n(sum, count, 0.0f);
+    for (; row < piece_end; ++row) {
+      for (int64_t head = 0; head < a.heads; ++head) {
+        const int64_t at = row * a.stride + head * a.head_dim + begin;
+        const float* dy = a.dy + at;
+        const float* x = a.x + at;
+        const Vector rstd = hn::Set(d, a.rstd[row * a.heads + head]);
+        ForVectors(count, [&](auto load, auto store) HWY_ATTR {
+          store(hn::MulAdd(load(dy), hn::Mul(load(x), rstd), load(sum)), sum);
+        });
+      }
+    }
+    for (int64_t c = 0; c < count; ++c) a.dweight[begin + c] += sum[c];
   }
 }
 
@@ -207,6 +282,9 @@ HWY_AFTER_NAMESPACE();
 namespace tercio::kernels {
 
 HWY_EXPORT(LayerNormRows);
+HWY_EXPORT(HeadNormRows);
+HWY_EXPORT(HeadNormBackwardRows);
+HWY_EXPORT(HeadNormBackwardColumns);
 HWY_EXPORT(LayerNormBackwardRows);
 HWY_EXPORT(LayerNormBackwardColumns);
 HWY_EXPORT(ColumnSums);
@@ -252,6 +330,23 @@ void LayerNormBackwardCpu(const LayerNormBackwardArgs& args, ThreadPool& pool) {
   });
   OverRows(args.rows, args.columns, pool, [&](int64_t begin, int64_t end) {
     HWY_DYNAMIC_DISPATCH(LayerNormBackwardRows)(args, begin, end);
+  });
+}
+
+void HeadNormCpu(const HeadNormArgs& args, ThreadPool& pool) {
+  OverRows(args.rows, args.heads * args.head_dim, pool, [&](int64_t begin, int64_t end) {
+    HWY_DYNAMIC_DISPATCH(HeadNormRows)(args, begin, end);
+  });
+}
+
+void HeadNormBackwardCpu(const HeadNormBackwardArgs& args, ThreadPool& pool) {
+  // The sums read dy, which dx may be: they come first.
+  pool.ParallelFor((args.head_dim + kHeadChunk - 1) / kHeadChunk, [&](int64_t chunk, int) {
+    HWY_DYNAMIC_DISPATCH(HeadNormBackwardColumns)
+    (args, chunk * kHeadChunk, std::min(args.head_dim, (chunk + 1) * kHeadChunk));
+  });
+  OverRows(args.rows, args.heads * args.head_dim, pool, [&](int64_t begin, int64_t end) {
+    HWY_DYNAMIC_DISPATCH(HeadNormBackwardRows)(args, begin, end);
   });
 }
 

@@ -42,17 +42,19 @@ void DropoutMultipliers(const Dropout& dropout, const DropoutSpan& span, float* 
 
 void LayerNormCpu(const LayerNormArgs& args, ThreadPool& pool);
 void LayerNormBackwardCpu(const LayerNormBackwardArgs& args, ThreadPool& pool);
+void HeadNormCpu(const HeadNormArgs& args, ThreadPool& pool);
+void HeadNormBackwardCpu(const HeadNormBackwardArgs& args, ThreadPool& pool);
 void ResidualCpu(const ResidualArgs& args, const LayerNormArgs* norm, ThreadPool& pool);
 void ResidualBackwardCpu(const ResidualBackwardArgs& args, ThreadPool& pool);
 
-void GeluCpu(const GeluArgs& args, ThreadPool& pool);
-void GeluBackwardCpu(const GeluBackwardArgs& args, ThreadPool& pool);
+void ActivateCpu(const ActivationArgs& args, ThreadPool& pool);
+void ActivateBackwardCpu(const ActivationBackwardArgs& args, ThreadPool& pool);
 
 void BiasTanhCpu(const BiasTanhArgs& args, ThreadPool& pool);
 void TanhBackwardCpu(const TanhBackwardArgs& args, ThreadPool& pool);
 
-void SwigluCpu(const SwigluArgs& args, ThreadPool& pool);
-void SwigluBackwardCpu(const SwigluBackwardArgs& args, ThreadPool& pool);
+void GatedCpu(const GatedArgs& args, ThreadPool& pool);
+void GatedBackwardCpu(const GatedBackwardArgs& args, ThreadPool& pool);
 void RotaryCpu(const RotaryArgs& args, ThreadPool& pool);
 
 // out[c] += leaf sums over rows of value[row, c].
@@ -75,6 +77,7 @@ void PositionEmbeddingBackwardCpu(const PositionEmbeddingBackwardArgs& args, Thr
 void GatherCpu(const GatherArgs& args, ThreadPool& pool);
 void ScatterAddCpu(const ScatterAddArgs& args, ThreadPool& pool);
 
+void SoftCapCpu(const SoftCapArgs& args, ThreadPool& pool);
 void CrossEntropyLocalCpu(const CrossEntropyLocalArgs& args, ThreadPool& pool);
 void CrossEntropyCombineCpu(const CrossEntropyCombineArgs& args);
 void CrossEntropyBackwardCpu(const CrossEntropyBackwardArgs& args, ThreadPool& pool);

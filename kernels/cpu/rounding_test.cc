@@ -241,6 +241,31 @@ TEST_F(RoundedResults, OfNormsAndResiduals) {
                              .columns = kColumns,
                              .rows_per_leaf = kRows});
   });
+  Expect("norm of heads", [&](Values out) {
+    ops_->HeadNorm({.x = x_.data(),
+                    .weight = weight_.data(),
+                    .y = out,
+                    .rstd = rstd_,
+                    .rows = kRows,
+                    .heads = 1,
+                    .head_dim = kColumns,
+                    .stride = kColumns});
+  });
+  std::fill_n(rstd_, kRows, 1.5f);
+  Expect("its gradient", [&](Values out) {
+    std::vector<float> gradient(kColumns);
+    ops_->HeadNormBackward({.dy = other_,
+                            .x = x_.data(),
+                            .weight = weight_.data(),
+                            .rstd = rstd_,
+                            .dx = out,
+                            .dweight = gradient.data(),
+                            .rows = kRows,
+                            .heads = 1,
+                            .head_dim = kColumns,
+                            .stride = kColumns,
+                            .rows_per_leaf = kRows});
+  });
   Expect("residual", [&](Values out) {
     ops_->Residual({.residual = x_.data(),
                     .branch = other_,
@@ -266,14 +291,14 @@ TEST_F(RoundedResults, OfNormsAndResiduals) {
 
 TEST_F(RoundedResults, OfActivations) {
   Expect("gelu", [&](Values out) {
-    ops_->Gelu({.h = x_.data(), .g = out, .rows = kRows, .columns = kColumns, .exact = false});
+    ops_->Activate({.h = x_.data(), .g = out, .rows = kRows, .columns = kColumns});
   });
   Expect("gelu backward", [&](Values out) {
-    ops_->GeluBackward(
+    ops_->ActivateBackward(
         {.dg = x_.data(), .h = other_, .dh = out, .rows = kRows, .columns = kColumns});
   });
   Expect("swiglu", [&](Values out) {
-    ops_->Swiglu({.h = x_.data(), .g = out, .rows = kRows, .columns = kColumns});
+    ops_->Gated({.h = x_.data(), .g = out, .rows = kRows, .columns = kColumns});
   });
   Expect("tanh", [&](Values out) {
     ops_->Zero(out, kCount);
@@ -310,6 +335,20 @@ TEST_F(RoundedResults, OfLookupsAndSums) {
                      .columns = kColumns,
                      .vocabulary_begin = 0,
                      .vocabulary_rows = kRows});
+  });
+  // Numbers of all formats, whose products with a third are of none: rows in the result's own
+  // format are rounded, too.
+  std::vector<float> weight(kCount);
+  for (size_t i = 0; i < weight.size(); ++i) weight[i] = static_cast<float>(i % 50) / 16;
+  Expect("scaled embedding", [&](Values out) {
+    ops_->Embedding({.tokens = order_.data(),
+                     .weight = Values(weight.data(), out.format()),
+                     .out = out,
+                     .count = kRows,
+                     .columns = kColumns,
+                     .vocabulary_begin = 0,
+                     .vocabulary_rows = kRows,
+                     .scale = 1.0f / 3});
   });
   Expect("positions", [&](Values out) {
     ops_->Zero(out, kCount);

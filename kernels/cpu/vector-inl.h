@@ -123,6 +123,32 @@ HWY_INLINE Vector Exp(Vector x) {
   return hn::IfThenZeroElse(underflow, hn::Mul(p, hn::BitCast(d, scale)));
 }
 
+// tanh(x), relative error about 3e-7; NaN stays NaN. Below 0.625 Cephes' polynomial, since the
+// formula with exp would lose the digits of small values.
+HWY_INLINE Vector Tanh(Vector x) {
+  const Tag d;
+  const Vector magnitude = hn::Abs(x);
+  const Vector square = hn::Mul(x, x);
+  Vector p = hn::Set(d, -5.70498872745e-3f);
+  p = hn::MulAdd(p, square, hn::Set(d, 2.06390887954e-2f));
+  p = hn::MulAdd(p, square, hn::Set(d, -5.37397155531e-2f));
+  p = hn::MulAdd(p, square, hn::Set(d, 1.33314422036e-1f));
+  p = hn::MulAdd(p, square, hn::Set(d, -3.33332819422e-1f));
+  const Vector small = hn::MulAdd(hn::Mul(p, square), x, x);
+  const Vector one = hn::Set(d, 1.0f);
+  // Exp clamps its argument, so that the quotient is a number for every x.
+  const Vector e = Exp(hn::Add(magnitude, magnitude));
+  const Vector large = hn::Sub(one, hn::Div(hn::Set(d, 2.0f), hn::Add(e, one)));
+  return hn::IfThenElse(hn::Lt(magnitude, hn::Set(d, 0.625f)), small, hn::CopySign(large, x));
+}
+
+// A soft cap, and the gradient of what is capped from that of the result.
+HWY_INLINE Vector Capped(Vector x, Vector cap) { return hn::Mul(cap, Tanh(hn::Div(x, cap))); }
+HWY_INLINE Vector ThroughCap(Vector gradient, Vector capped, Vector cap) {
+  const Vector share = hn::Div(capped, cap);
+  return hn::Mul(gradient, hn::NegMulAdd(share, share, hn::Set(Tag(), 1.0f)));
+}
+
 }  // namespace tercio::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 

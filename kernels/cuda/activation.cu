@@ -1,18 +1,18 @@
-// GELU in both forms, SwiGLU, tanh, and their gradients.
+// Activations, gated ones, tanh, and their gradients.
 //
 // Launch geometry: primitives/rows.cuh; a lane has a group of 16 bytes.
-// Bytes for each element of the result, B = 2 or 4: GELU 2 B, its gradient 3 B; SwiGLU 3 B, its
-// gradient 5 B; tanh 2 B, its gradient 3 B. Bound by memory.
+// Bytes for each element of the result, B = 2 or 4: activation 2 B, its gradient 3 B; gated 3 B,
+// its gradient 5 B; tanh 2 B, its gradient 3 B. Bound by memory.
 #include "kernels/cuda/parts.h"
-#include "kernels/cuda/primitives/gelu.cuh"
+#include "kernels/cuda/primitives/activations.cuh"
 #include "kernels/cuda/primitives/groups.cuh"
 #include "kernels/cuda/primitives/rows.cuh"
 
 namespace tercio::kernels::cuda {
 namespace {
 
-template <typename T, typename Gelu>
-struct ApplyGelu {
+template <typename T, typename Function>
+struct ApplyActivation {
   static constexpr int kWidth = kGroup<T>;
   const T* h;
   T* g;
@@ -24,13 +24,13 @@ struct ApplyGelu {
     float x[kWidth];
     LoadGroup<kAligned>(h + at, count, x);
 #pragma unroll
-    for (int j = 0; j < kWidth; ++j) x[j] *= Gelu::Share(x[j]);
+    for (int j = 0; j < kWidth; ++j) x[j] = Function::Value(x[j]);
     StoreGroup<kAligned>(x, count, g + at);
   }
 };
 
-template <typename T, typename Gelu>
-struct GeluGradient {
+template <typename T, typename Function>
+struct ActivationGradient {
   static constexpr int kWidth = kGroup<T>;
   template <bool kAligned>
   static constexpr int kLeastBlocks = kAligned ? 0 : 3;
@@ -46,13 +46,13 @@ struct GeluGradient {
     LoadGroup<kAligned>(dg + at, count, g);
     LoadGroup<kAligned>(h + at, count, x);
 #pragma unroll
-    for (int j = 0; j < kWidth; ++j) g[j] *= Gelu::Slope(x[j]);
+    for (int j = 0; j < kWidth; ++j) g[j] *= Function::Slope(x[j]);
     StoreGroup<kAligned>(g, count, dh + at);
   }
 };
 
-template <typename T>
-struct ApplySwiglu {
+template <typename T, typename Function>
+struct ApplyGated {
   static constexpr int kWidth = kGroup<T>;
   const T* h;
   T* g;
@@ -65,14 +65,13 @@ struct ApplySwiglu {
     LoadGroup<kAligned>(gate, count, x);
     LoadGroup<kAligned>(gate + columns, count, up);
 #pragma unroll
-    for (int j = 0; j < kWidth; ++j) x[j] = x[j] * Sigmoid(x[j]) * up[j];
+    for (int j = 0; j < kWidth; ++j) x[j] = Function::Value(x[j]) * up[j];
     StoreGroup<kAligned>(x, count, g + row * columns + column);
   }
 };
 
-// silu'(x) = s + x s (1 - s)
-template <typename T>
-struct SwigluGradient {
+template <typename T, typename Function>
+struct GatedGradient {
   static constexpr int kWidth = kGroup<T>;
   const T* dg;
   const T* h;
@@ -88,10 +87,9 @@ struct SwigluGradient {
     LoadGroup<kAligned>(dg + row * columns + column, count, g);
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) {
-      const float s = Sigmoid(x[j]);
-      const float silu = x[j] * s;
-      x[j] = g[j] * up[j] * fmaf(silu, 1.0f - s, s);
-      up[j] = g[j] * silu;
+      const float value = Function::Value(x[j]);
+      x[j] = g[j] * up[j] * Function::Slope(x[j]);
+      up[j] = g[j] * value;
     }
     T* dgate = dh + row * 2 * columns + column;
     StoreGroup<kAligned>(x, count, dgate);
@@ -138,49 +136,48 @@ struct TanhGradient {
   }
 };
 
-template <typename Gelu>
-void LaunchGelu(const GeluArgs& a, cudaStream_t stream) {
-  ByStorage(a.g.stored(), [&]<typename T>() {
-    const ApplyGelu<T, Gelu> operation{As<T>(a.h), As<T>(a.g), a.columns};
-    LaunchRows(operation, a.rows, a.columns,
-               Aligned({operation.h, operation.g}, a.columns, sizeof(T)), stream);
-  });
-}
-
-template <typename Gelu>
-void LaunchGeluGradient(const GeluBackwardArgs& a, cudaStream_t stream) {
-  ByStorage(a.dh.stored(), [&]<typename T>() {
-    const GeluGradient<T, Gelu> operation{As<T>(a.dg), As<T>(a.h), As<T>(a.dh), a.columns};
-    LaunchRows(operation, a.rows, a.columns,
-               Aligned({operation.dg, operation.h, operation.dh}, a.columns, sizeof(T)), stream);
-  });
-}
-
 }  // namespace
 
-void GeluCuda(const GeluArgs& a, const CudaContext& context) {
-  a.exact ? LaunchGelu<ExactGelu>(a, context.stream) : LaunchGelu<TanhGelu>(a, context.stream);
-}
-
-void GeluBackwardCuda(const GeluBackwardArgs& a, const CudaContext& context) {
-  a.exact ? LaunchGeluGradient<ExactGelu>(a, context.stream)
-          : LaunchGeluGradient<TanhGelu>(a, context.stream);
-}
-
-void SwigluCuda(const SwigluArgs& a, const CudaContext& context) {
+void ActivateCuda(const ActivationArgs& a, const CudaContext& context) {
   ByStorage(a.g.stored(), [&]<typename T>() {
-    const ApplySwiglu<T> operation{As<T>(a.h), As<T>(a.g), a.columns};
-    LaunchRows(operation, a.rows, a.columns,
-               Aligned({operation.h, operation.g}, a.columns, sizeof(T)), context.stream);
+    ByFunction(a.function, [&]<typename Function>() {
+      const ApplyActivation<T, Function> operation{As<T>(a.h), As<T>(a.g), a.columns};
+      LaunchRows(operation, a.rows, a.columns,
+                 Aligned({operation.h, operation.g}, a.columns, sizeof(T)), context.stream);
+    });
   });
 }
 
-void SwigluBackwardCuda(const SwigluBackwardArgs& a, const CudaContext& context) {
+void ActivateBackwardCuda(const ActivationBackwardArgs& a, const CudaContext& context) {
   ByStorage(a.dh.stored(), [&]<typename T>() {
-    const SwigluGradient<T> operation{As<T>(a.dg), As<T>(a.h), As<T>(a.dh), a.columns};
-    LaunchRows(operation, a.rows, a.columns,
-               Aligned({operation.dg, operation.h, operation.dh}, a.columns, sizeof(T)),
-               context.stream);
+    ByFunction(a.function, [&]<typename Function>() {
+      const ActivationGradient<T, Function> operation{As<T>(a.dg), As<T>(a.h), As<T>(a.dh),
+                                                      a.columns};
+      LaunchRows(operation, a.rows, a.columns,
+                 Aligned({operation.dg, operation.h, operation.dh}, a.columns, sizeof(T)),
+                 context.stream);
+    });
+  });
+}
+
+void GatedCuda(const GatedArgs& a, const CudaContext& context) {
+  ByStorage(a.g.stored(), [&]<typename T>() {
+    ByFunction(a.function, [&]<typename Function>() {
+      const ApplyGated<T, Function> operation{As<T>(a.h), As<T>(a.g), a.columns};
+      LaunchRows(operation, a.rows, a.columns,
+                 Aligned({operation.h, operation.g}, a.columns, sizeof(T)), context.stream);
+    });
+  });
+}
+
+void GatedBackwardCuda(const GatedBackwardArgs& a, const CudaContext& context) {
+  ByStorage(a.dh.stored(), [&]<typename T>() {
+    ByFunction(a.function, [&]<typename Function>() {
+      const GatedGradient<T, Function> operation{As<T>(a.dg), As<T>(a.h), As<T>(a.dh), a.columns};
+      LaunchRows(operation, a.rows, a.columns,
+                 Aligned({operation.dg, operation.h, operation.dh}, a.columns, sizeof(T)),
+                 context.stream);
+    });
   });
 }
 

@@ -1,11 +1,12 @@
-// GELU, SwiGLU and the gradient of GELU, whose results are rounded to 8 bits in the same pass.
+// Activations, gated ones and the gradient of the former, whose results are rounded to 8 bits in
+// the same pass.
 //
 // Launch geometry: primitives/eight_bits.cuh; a thread has 16 neighbouring elements of the result.
-// Bytes for each of them: 5 forward (SwiGLU 7), 8 for the gradient, which is written in 8 bits as
+// Bytes for each of them: 5 forward (gated 7), 8 for the gradient, which is written in 8 bits as
 // it is and transposed. Bound by memory.
 #include "kernels/cuda/parts.h"
+#include "kernels/cuda/primitives/activations.cuh"
 #include "kernels/cuda/primitives/eight_bits.cuh"
-#include "kernels/cuda/primitives/gelu.cuh"
 
 namespace tercio::kernels::cuda {
 namespace {
@@ -20,8 +21,8 @@ __device__ __forceinline__ void RoundAndStore(float (&values)[kTileWidth], int64
   StoreGroup<kAligned>(values, count, to);
 }
 
-template <typename Gelu>
-struct GeluSource {
+template <typename Function>
+struct ActivationSource {
   const T* h;
   T* g;
   int64_t columns;
@@ -32,13 +33,13 @@ struct GeluSource {
     const int64_t at = row * columns + column;
     LoadGroup<kAligned>(h + at, count, values);
 #pragma unroll
-    for (int j = 0; j < kTileWidth; ++j) values[j] *= Gelu::Share(values[j]);
+    for (int j = 0; j < kTileWidth; ++j) values[j] = Function::Value(values[j]);
     RoundAndStore<kAligned>(values, count, g + at);
   }
 };
 
-template <typename Gelu>
-struct GeluGradientSource {
+template <typename Function>
+struct GradientSource {
   const T* dg;
   const T* h;
   T* dh;
@@ -52,12 +53,13 @@ struct GeluGradientSource {
     LoadGroup<kAligned>(dg + at, count, values);
     LoadGroup<kAligned>(h + at, count, x);
 #pragma unroll
-    for (int j = 0; j < kTileWidth; ++j) values[j] *= Gelu::Slope(x[j]);
+    for (int j = 0; j < kTileWidth; ++j) values[j] *= Function::Slope(x[j]);
     RoundAndStore<kAligned>(values, count, dh + at);
   }
 };
 
-struct SwigluSource {
+template <typename Function>
+struct GatedSource {
   const T* h;
   T* g;
   int64_t columns;
@@ -70,7 +72,7 @@ struct SwigluSource {
     LoadGroup<kAligned>(gate, count, values);
     LoadGroup<kAligned>(gate + columns, count, up);
 #pragma unroll
-    for (int j = 0; j < kTileWidth; ++j) values[j] = values[j] * Sigmoid(values[j]) * up[j];
+    for (int j = 0; j < kTileWidth; ++j) values[j] = Function::Value(values[j]) * up[j];
     RoundAndStore<kAligned>(values, count, g + row * columns + column);
   }
 };
@@ -88,31 +90,32 @@ bool Fits(const QuantizeArgs& to, Format format, const Each&... values) {
 
 }  // namespace
 
-bool GeluQuantizeCuda(const GeluArgs& a, const QuantizeArgs& to, const CudaContext& context) {
+bool ActivateQuantizeCuda(const ActivationArgs& a, const QuantizeArgs& to,
+                          const CudaContext& context) {
   if (!Fits(to, Format::kE4m3, a.h, a.g)) return false;
-  const auto launch = [&]<typename Gelu>() {
-    const GeluSource<Gelu> source{As<T>(a.h), As<T>(a.g), a.columns};
+  ByFunction(a.function, [&]<typename Function>() {
+    const ActivationSource<Function> source{As<T>(a.h), As<T>(a.g), a.columns};
     LaunchQuantize<true, Format::kE4m3>(source, OutputOf(to), context.stream);
-  };
-  a.exact ? launch.template operator()<ExactGelu>() : launch.template operator()<TanhGelu>();
+  });
   return true;
 }
 
-bool SwigluQuantizeCuda(const SwigluArgs& a, const QuantizeArgs& to, const CudaContext& context) {
+bool GatedQuantizeCuda(const GatedArgs& a, const QuantizeArgs& to, const CudaContext& context) {
   if (!Fits(to, Format::kE4m3, a.h, a.g)) return false;
-  const SwigluSource source{As<T>(a.h), As<T>(a.g), a.columns};
-  LaunchQuantize<true, Format::kE4m3>(source, OutputOf(to), context.stream);
+  ByFunction(a.function, [&]<typename Function>() {
+    const GatedSource<Function> source{As<T>(a.h), As<T>(a.g), a.columns};
+    LaunchQuantize<true, Format::kE4m3>(source, OutputOf(to), context.stream);
+  });
   return true;
 }
 
-bool GeluBackwardQuantizeCuda(const GeluBackwardArgs& a, const QuantizeArgs& to,
-                              const CudaContext& context) {
+bool ActivateBackwardQuantizeCuda(const ActivationBackwardArgs& a, const QuantizeArgs& to,
+                                  const CudaContext& context) {
   if (!Fits(to, Format::kE5m2, a.dg, a.h, a.dh)) return false;
-  const auto launch = [&]<typename Gelu>() {
-    const GeluGradientSource<Gelu> source{As<T>(a.dg), As<T>(a.h), As<T>(a.dh), a.columns};
+  ByFunction(a.function, [&]<typename Function>() {
+    const GradientSource<Function> source{As<T>(a.dg), As<T>(a.h), As<T>(a.dh), a.columns};
     LaunchQuantize<true, Format::kE5m2>(source, OutputOf(to), context.stream);
-  };
-  a.exact ? launch.template operator()<ExactGelu>() : launch.template operator()<TanhGelu>();
+  });
   return true;
 }
 

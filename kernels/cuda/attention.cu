@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(kTileThreads) ForwardKernel(Heads h, Forward<T
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) s.max[i] = -INFINITY;
   const int64_t end = KeysOf(h, sequence, last - 1);
-  for (int64_t key_tile = 0; key_tile < end; key_tile += kTile) {
+  for (int64_t key_tile = FirstTileOf(h, first); key_tile < end; key_tile += kTile) {
     __syncthreads();
     LoadTile(f.k + at, h.stride, key_tile, end, h.head_dim, keys);
     LoadTile(f.v + at, h.stride, key_tile, end, h.head_dim, values);
@@ -61,8 +61,8 @@ __global__ void __launch_bounds__(kTileThreads) ForwardKernel(Heads h, Forward<T
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
       const int64_t query = first + warp * kOwn + i;
-      const bool seen = key < KeysOf(h, sequence, query) && key < end;
-      const float score = seen ? weight[i] * h.scale : -INFINITY;
+      const bool seen = Sees(h, sequence, query, key) && key < end;
+      const float score = seen ? ScoreOf(h, weight[i]) : -INFINITY;
       const float max = fmaxf(s.max[i], WarpMax(score));
       const float p = seen ? expf(score - max) : 0.0f;
       const float shrink = max == s.max[i] ? 1.0f : expf(s.max[i] - max);

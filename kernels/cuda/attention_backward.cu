@@ -63,13 +63,14 @@ __device__ __forceinline__ Tiles CutTiles(int head_dim) {
 // p * drop, and the gradient of the score, for one element.
 template <typename T>
 __device__ __forceinline__ float2 Element(const Heads& h, const Backward<T>& b, int64_t sequence,
-                                          int64_t head, int64_t query, int64_t key, float score,
-                                          float product) {
-  if (query >= h.tokens || key >= KeysOf(h, sequence, query)) return make_float2(0, 0);
+                                          int64_t head, int64_t query, int64_t key,
+                                          float key_product, float product) {
+  if (query >= h.tokens || !Sees(h, sequence, query, key)) return make_float2(0, 0);
   const int64_t at = (sequence * h.heads + head) * h.tokens + query;
-  const float p = expf(score * h.scale - b.lse[at]);
+  const float score = ScoreOf(h, key_product);
+  const float p = expf(score - b.lse[at]);
   const float drop = Drop(h, head, sequence, query, key);
-  return make_float2(p * drop, p * fmaf(product, drop, -b.delta[at]) * h.scale);
+  return make_float2(p * drop, ThroughScore(h, p * fmaf(product, drop, -b.delta[at]), score));
 }
 
 template <int kChunks, typename T>
@@ -90,7 +91,7 @@ __global__ void __launch_bounds__(kTileThreads) QueryGradientKernel(Heads h, Bac
            h.head_dim, t.own_second);
   float sums[kOwn][kChunks] = {};
   const int64_t end = KeysOf(h, sequence, last - 1);
-  for (int64_t key_tile = 0; key_tile < end; key_tile += kTile) {
+  for (int64_t key_tile = FirstTileOf(h, first); key_tile < end; key_tile += kTile) {
     __syncthreads();
     LoadTile(b.k + key_start, h.stride, key_tile, end, h.head_dim, t.other_first);
     LoadTile(b.v + key_start, h.stride, key_tile, end, h.head_dim, t.other_second);
@@ -128,12 +129,14 @@ __global__ void __launch_bounds__(kTileThreads) KeyGradientKernel(Heads h, Backw
   LoadTile(b.v + key_start, h.stride, first, h.tokens, h.head_dim, t.own_second);
   float dk[kOwn][kChunks] = {};
   float dv[kOwn][kChunks] = {};
+  const int64_t last = first + kTile - 1 + h.window;  // a window behind the last key
+  const int64_t end = h.window > 0 && last < h.tokens ? last : h.tokens;
   const bool padding = !h.causal && first >= KeysOf(h, sequence, 0);  // no query attends to it
   for (int64_t head = key_head * h.group; head < (key_head + 1) * h.group && !padding; ++head) {
     const T* queries = b.q + At(h, sequence, head);
     const T* gradients = b.dout + sequence * h.tokens * row_size + head * h.head_dim;
-    // Queries before the first key do not see it.
-    for (int64_t tile = h.causal ? first : 0; tile < h.tokens; tile += kTile) {
+    // Queries before the first key do not see it, nor do those whose windows begin behind the last.
+    for (int64_t tile = h.causal ? first : 0; tile < end; tile += kTile) {
       __syncthreads();
       LoadTile(queries, h.stride, tile, h.tokens, h.head_dim, t.other_first);
       LoadTile(gradients, row_size, tile, h.tokens, h.head_dim, t.other_second);

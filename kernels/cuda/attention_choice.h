@@ -13,7 +13,9 @@ namespace tercio::kernels::cuda {
 struct AttentionTraits {
   Format format;
   int64_t sequences, tokens, heads, head_dim;
-  int64_t stride;  // values from a row of q, k or v to the next
+  int64_t stride;      // values from a row of q, k or v to the next
+  float softcap = 0;   // of scores
+  int64_t window = 0;  // keys that a query sees; 0: all
 };
 
 // Why cuDNN's graph does not express it, as the end of a sentence about the graph; null: it does.
@@ -28,6 +30,9 @@ inline const char* WhyNotCudnn(const AttentionTraits& a) {
   if (a.head_dim % 8 != 0 || a.head_dim > kMaxHeadDim) {
     return "takes heads of a multiple of 8 up to 256 (model.hidden / model.heads)";
   }
+  if (a.softcap > 0) return "has no soft cap of scores (model.attention_softcap)";
+  // A window of all tokens hides nothing.
+  if (a.window > 0 && a.window < a.tokens) return "has no window (model.sliding_window)";
   if (a.stride % 8 != 0) return "takes rows of a multiple of 8 values";
   // The library computes offsets with 32 bits.
   if (a.sequences * a.tokens * a.stride > std::numeric_limits<int32_t>::max()) {

@@ -1,7 +1,6 @@
 #include "kernels/cuda/attention_cudnn.h"
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 #include <map>
 #include <optional>
@@ -54,7 +53,9 @@ bool TakesShape(const Args& a, ConstValues result) {
                       .tokens = a.tokens,
                       .heads = a.heads,
                       .head_dim = a.head_dim,
-                      .stride = a.stride}) == nullptr;
+                      .stride = a.stride,
+                      .softcap = a.softcap,
+                      .window = a.window}) == nullptr;
 }
 
 bool AreAligned(std::initializer_list<const void*> pointers) {
@@ -73,6 +74,7 @@ CudnnAttentionShape ShapeOf(const Args& a) {
           .group = a.group,
           .stride = a.stride,
           .out_stride = a.heads * a.head_dim,
+          .scale = ScaleOf(a),
           .causal = a.causal,
           .padded = a.lengths != nullptr && !a.causal,
           .dropout = std::max(0.0f, a.dropout.probability)};
@@ -247,7 +249,7 @@ class CudnnAttention::Library {
     Prepared& prepared = is_new ? prepared_[key] : known->second;
     if (is_new) {
       prepared.what = Describe(direction, shape);
-      prepared.scale = 1.0f / std::sqrt(static_cast<float>(shape.head_dim));
+      prepared.scale = shape.scale;
       prepared.keep = 1 - shape.dropout;
       prepared.kept_scale = 1 / prepared.keep;
       // A shape that cannot be prepared is refused for good, not tried again at each call.
@@ -265,7 +267,7 @@ class CudnnAttention::Library {
     CudnnAttentionShape part;  // shape of one call of the library
     CudnnPlan plan;
     // Scalars, where the plan's pointers find them.
-    float scale = 0;                   // 1 / sqrt(D)
+    float scale = 0;                   // of scores
     float keep = 1;                    // 1 - p
     float kept_scale = 1;              // 1 / (1 - p)
     int32_t* whole = nullptr;          // the tokens, for each sequence; memory of the device

@@ -28,6 +28,7 @@ struct Case {
   int64_t more_stride = 0;
   float dropout = 0;
   bool padded = false;
+  float scale = 0;
 
   int64_t width() const { return heads * head_dim; }
   int64_t key_width() const { return width() / group; }
@@ -47,6 +48,8 @@ constexpr Case kCases[] = {
     {2, 37, 4, 2, 16, true, 0, 0.1f},
     {3, 64, 4, 2, 32, false, 0, 0, true},
     {4, 33, 2, 1, 16, false, 0, 0.1f, true},
+    // Another scale, which is a number beside the graph.
+    {1, 37, 2, 1, 16, true, 0, 0, false, 0.5f},
 };
 
 std::string NameOf(const Case& c) {
@@ -62,6 +65,7 @@ void SetMasks(const Case& c, const int32_t* lengths, Args& args) {
   args.causal = c.causal;
   args.lengths = c.padded ? lengths : nullptr;
   args.first_head = 5;
+  args.scale = c.scale;
   args.dropout = {.probability = c.dropout,
                   .seed = 7,
                   .step = 11,
@@ -136,6 +140,10 @@ TEST(CudnnTakesTest, WhatItsGraphExpresses) {
   EXPECT_FALSE(takes([](AttentionArgs& a) { a.k = a.k + 4; }));
   EXPECT_FALSE(takes([](AttentionArgs& a) { a.lse += 1; }));
   EXPECT_FALSE(takes([](AttentionArgs& a) { a.first_query = 1; }));
+  EXPECT_TRUE(takes([](AttentionArgs& a) { a.scale = 1; }));
+  EXPECT_FALSE(takes([](AttentionArgs& a) { a.softcap = 50; }));
+  EXPECT_FALSE(takes([](AttentionArgs& a) { a.window = 63; }));
+  EXPECT_TRUE(takes([](AttentionArgs& a) { a.window = 64; }));
   EXPECT_TRUE(takes([](AttentionArgs& a) { a.dropout.probability = 0.1f; }));
   EXPECT_FALSE(takes([](AttentionArgs& a) { a.dropout.probability = 1; }));
   const int32_t lengths[] = {64, 3};

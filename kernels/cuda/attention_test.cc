@@ -17,13 +17,28 @@ struct Case {
   int64_t sequences, tokens, heads, group, head_dim;
   bool causal, lengths, dropping;
   int64_t first_query = 0;
+  float scale = 0, softcap = 0;
+  int64_t window = 0;
 };
 constexpr Case kCases[] = {
-    {1, 1, 1, 1, 1, true, false, false},    {2, 5, 2, 1, 16, true, false, true},
-    {1, 33, 2, 2, 64, true, false, false},  {1, 70, 4, 2, 20, true, false, true, 37},
-    {2, 40, 2, 1, 33, false, true, false},  {1, 64, 3, 3, 24, false, true, true},
-    {1, 34, 1, 1, 80, false, false, false}, {1, 35, 1, 1, 128, true, false, false, 34},
+    {1, 1, 1, 1, 1, true, false, false},
+    {2, 5, 2, 1, 16, true, false, true},
+    {1, 33, 2, 2, 64, true, false, false},
+    {1, 70, 4, 2, 20, true, false, true, 37},
+    {2, 40, 2, 1, 33, false, true, false},
+    {1, 64, 3, 3, 24, false, true, true},
+    {1, 34, 1, 1, 80, false, false, false},
+    {1, 35, 1, 1, 128, true, false, false, 34},
     {1, 33, 1, 1, 256, true, false, true},
+    // Scales, soft caps and windows: narrower than a tile, across tiles, wider than the sequence.
+    {1, 40, 2, 1, 16, true, false, false, 0, 0.5f},
+    {2, 40, 2, 2, 16, true, false, true, 0, 0, 2.0f},
+    {1, 34, 1, 1, 24, false, true, false, 0, 1.0f, 3.0f},
+    {1, 70, 2, 1, 16, true, false, false, 0, 0, 0, 1},
+    {1, 100, 4, 2, 20, true, false, true, 70, 0, 0, 7},
+    {2, 130, 1, 1, 16, true, false, false, 0, 0, 2.0f, 33},
+    {1, 130, 1, 1, 16, true, false, false, 97, 0, 0, 64},
+    {1, 35, 1, 1, 16, true, false, false, 0, 0, 0, 100},
 };
 
 std::string NameOf(const Case& c) {
@@ -90,6 +105,9 @@ class AttentionTest : public BothBackendsTest {
             .first_head = 2,
             .causal = c.causal,
             .lengths = t.ints(ids.lengths),
+            .scale = c.scale,
+            .softcap = c.softcap,
+            .window = c.window,
             .dropout = DropoutOf(c),
             .scratch = t.scratch};
   }
@@ -138,6 +156,9 @@ TEST_F(AttentionTest, Backward) {
                                    .first_head = 2,
                                    .causal = c.causal,
                                    .lengths = t.ints(ids.lengths),
+                                   .scale = c.scale,
+                                   .softcap = c.softcap,
+                                   .window = c.window,
                                    .dropout = DropoutOf(c),
                                    .scratch = t.scratch});
           },
@@ -148,20 +169,23 @@ TEST_F(AttentionTest, Backward) {
 
 // Generation computes rows of a sequence after those before them.
 TEST_F(AttentionTest, RowsHaveTheSameBitsWhereverTheCallBegins) {
-  const Case whole{1, 70, 2, 1, 24, true, false, false};
-  const Ids ids = Make(whole, Format::kFloat32);
-  Near(kNear, {ids.out, ids.lse});
-  const auto run = [&](const Case& c) {
-    return Check([&](Ops& ops, const Bound& t) { ops.Attention(Forward(c, ids, t)); },
-                 ScratchOf(c));
-  };
-  const auto expected = run(whole)[static_cast<size_t>(ids.out)].data;
-  for (const int64_t first : {1, 31, 32, 33, 69}) {
-    Case later = whole;
-    later.first_query = first;
-    const auto actual = run(later)[static_cast<size_t>(ids.out)].data;
-    for (auto at = static_cast<size_t>(first * 48); at < expected.size(); ++at) {
-      ASSERT_EQ(actual[at], expected[at]) << "from " << first << " at " << at;
+  for (const int64_t window : {0, 20}) {
+    Case c{1, 70, 2, 1, 24, true, false, false};
+    c.window = window;
+    const Ids ids = Make(c, Format::kFloat32);
+    Near(kNear, {ids.out, ids.lse});
+    const auto run = [&] {
+      return Check([&](Ops& ops, const Bound& t) { ops.Attention(Forward(c, ids, t)); },
+                   ScratchOf(c))[static_cast<size_t>(ids.out)]
+          .data;
+    };
+    const auto expected = run();
+    for (const int64_t first : {1, 31, 32, 33, 69}) {
+      c.first_query = first;
+      const auto actual = run();
+      for (auto at = static_cast<size_t>(first * 48); at < expected.size(); ++at) {
+        ASSERT_EQ(actual[at], expected[at]) << "from " << first << " at " << at;
+      }
     }
   }
 }

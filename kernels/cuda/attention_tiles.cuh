@@ -1,5 +1,5 @@
 // The building blocks of attention's kernels, forward and backward: how work is cut, which keys a
-// query sees, dropout, and products of tiles in shared memory.
+// query sees, scores, dropout, and products of tiles in shared memory.
 //
 // Launch geometry: a block of 8 warps has a tile of 32 rows of one head of one sequence: queries,
 // or, for the gradients of keys and values, keys of a key head. A warp has four rows of the tile.
@@ -51,6 +51,8 @@ struct Heads {
   int64_t tokens, heads, group;
   int head_dim;
   float scale;
+  float softcap;   // 0: none
+  int64_t window;  // 0: none
   bool causal;
   const int32_t* lengths;
   ScoreDropout dropout;
@@ -62,12 +64,15 @@ template <typename Args>
 Heads MakeHeads(const Args& a, const uint32_t* wanted) {
   TERCIO_CHECK_LE(a.head_dim, kMaxHeadDim);
   TERCIO_CHECK_EQ(a.heads % a.group, 0);
+  TERCIO_CHECK(a.causal || a.window == 0);
   return {a.stride,
           a.tokens,
           a.heads,
           a.group,
           static_cast<int>(a.head_dim),
-          1.0f / std::sqrt(static_cast<float>(a.head_dim)),
+          ScaleOf(a),
+          a.softcap,
+          a.window,
           a.causal,
           a.lengths,
           MakeScoreDropout(a.dropout, a.first_head),
@@ -79,10 +84,35 @@ __device__ __forceinline__ bool IsWanted(const Heads& h) {
   return h.wanted == nullptr || *h.wanted != 0;
 }
 
-// Keys that `query` attends to: those up to itself, or all of its sequence.
+// Keys that `query` attends to end here: behind itself, or behind its sequence.
 __device__ __forceinline__ int64_t KeysOf(const Heads& h, int64_t sequence, int64_t query) {
   if (h.causal) return query + 1;
   return h.lengths == nullptr ? h.tokens : h.lengths[sequence];
+}
+
+// The first of them: a window has the last of those up to the query.
+__device__ __forceinline__ int64_t FirstKeyOf(const Heads& h, int64_t query) {
+  return h.window > 0 && query >= h.window ? query + 1 - h.window : 0;
+}
+__device__ __forceinline__ bool Sees(const Heads& h, int64_t sequence, int64_t query, int64_t key) {
+  return key < KeysOf(h, sequence, query) && key >= FirstKeyOf(h, query);
+}
+// The tile of keys that a tile of queries from `first` on begins with.
+__device__ __forceinline__ int64_t FirstTileOf(const Heads& h, int64_t first) {
+  return FirstKeyOf(h, first) / kTile * kTile;
+}
+
+// The score of a product of a query and a key.
+__device__ __forceinline__ float ScoreOf(const Heads& h, float product) {
+  const float score = product * h.scale;
+  return h.softcap > 0 ? h.softcap * tanhf(score / h.softcap) : score;
+}
+// The gradient of the product, from that of its score.
+__device__ __forceinline__ float ThroughScore(const Heads& h, float gradient, float score) {
+  const float scaled = gradient * h.scale;
+  if (!(h.softcap > 0)) return scaled;
+  const float share = score / h.softcap;
+  return scaled * fmaf(-share, share, 1.0f);
 }
 
 // Random numbers of four neighbouring keys; `key` is one of them.

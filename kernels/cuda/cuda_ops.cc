@@ -66,16 +66,16 @@ class CudaOps : public Ops {
     const bool multiplies = c.product || c.scaled_product || c.input_gradient;
     const QuantizeArgs* quantize = c.quantize ? &*c.quantize : nullptr;
     // Rounding belongs to the operation that makes what is rounded.
-    const bool ends_with_norm = !multiplies && !c.gelu && !c.swiglu && !c.gelu_gradient;
+    const bool ends_with_norm = !multiplies && !c.activation && !c.gated && !c.activation_gradient;
     bool quantized = false;
     if (c.norm) {
       quantized = Norm(*c.norm, c.residual ? &*c.residual : nullptr,
-                       ends_with_norm && !c.swiglu_gradient ? quantize : nullptr);
+                       ends_with_norm && !c.gated_gradient ? quantize : nullptr);
     } else if (c.residual) {
       Residual(*c.residual);
     }
     const bool activated = RunProduct(c);
-    if (!activated) quantized = Activate(c, quantize) || quantized;
+    if (!activated) quantized = RunActivation(c, quantize) || quantized;
     if (quantize != nullptr && !quantized) Quantize(*quantize);
   }
 
@@ -117,23 +117,29 @@ class CudaOps : public Ops {
   void LayerNormBackward(const LayerNormBackwardArgs& a) override {
     Run("LayerNormBackward", [&] { LayerNormBackwardCuda(a, context_); });
   }
+  void HeadNorm(const HeadNormArgs& a) override {
+    Run("HeadNorm", [&] { HeadNormCuda(a, context_); });
+  }
+  void HeadNormBackward(const HeadNormBackwardArgs& a) override {
+    Run("HeadNormBackward", [&] { HeadNormBackwardCuda(a, context_); });
+  }
   void Residual(const ResidualArgs& a) override {
     Run("Residual", [&] { ResidualCuda(a, context_); });
   }
   void ResidualBackward(const ResidualBackwardArgs& a) override {
     Run("ResidualBackward", [&] { ResidualBackwardCuda(a, context_); });
   }
-  void Gelu(const GeluArgs& a) override {
-    Run("Gelu", [&] { GeluCuda(a, context_); });
+  void Activate(const ActivationArgs& a) override {
+    Run("Activate", [&] { ActivateCuda(a, context_); });
   }
-  void GeluBackward(const GeluBackwardArgs& a) override {
-    Run("GeluBackward", [&] { GeluBackwardCuda(a, context_); });
+  void ActivateBackward(const ActivationBackwardArgs& a) override {
+    Run("ActivateBackward", [&] { ActivateBackwardCuda(a, context_); });
   }
-  void Swiglu(const SwigluArgs& a) override {
-    Run("Swiglu", [&] { SwigluCuda(a, context_); });
+  void Gated(const GatedArgs& a) override {
+    Run("Gated", [&] { GatedCuda(a, context_); });
   }
-  void SwigluBackward(const SwigluBackwardArgs& a) override {
-    Run("SwigluBackward", [&] { SwigluBackwardCuda(a, context_); });
+  void GatedBackward(const GatedBackwardArgs& a) override {
+    Run("GatedBackward", [&] { GatedBackwardCuda(a, context_); });
   }
   void Rotary(const RotaryArgs& a) override {
     Run("Rotary", [&] { RotaryCuda(a, context_); });
@@ -172,6 +178,9 @@ class CudaOps : public Ops {
   }
   void TanhBackward(const TanhBackwardArgs& a) override {
     Run("TanhBackward", [&] { TanhBackwardCuda(a, context_); });
+  }
+  void SoftCap(const SoftCapArgs& a) override {
+    Run("SoftCap", [&] { SoftCapCuda(a, context_); });
   }
   void CrossEntropyLocal(const CrossEntropyLocalArgs& a) override {
     Run("CrossEntropyLocal", [&] { CrossEntropyLocalCuda(a, context_); });
@@ -267,12 +276,14 @@ class CudaOps : public Ops {
   // The chain's product. Returns whether it has done what follows it, in the library's pass.
   bool RunProduct(const Chain& c) {
     bool activated = false;
-    if (c.product && c.gelu && c.product->m > 0 && c.product->n > 0) {
-      Run("Matmul, Gelu", [&] { activated = products_.MatmulGelu(*c.product, *c.gelu, context_); });
-    } else if (c.input_gradient && c.gelu_gradient && c.input_gradient->m > 0 &&
+    if (c.product && c.activation && c.product->m > 0 && c.product->n > 0) {
+      Run("Matmul, Gelu",
+          [&] { activated = products_.MatmulGelu(*c.product, *c.activation, context_); });
+    } else if (c.input_gradient && c.activation_gradient && c.input_gradient->m > 0 &&
                c.input_gradient->k > 0) {
       Run("MatmulBackwardInput, GeluBackward", [&] {
-        activated = products_.MatmulGeluBackward(*c.input_gradient, *c.gelu_gradient, context_);
+        activated =
+            products_.MatmulGeluBackward(*c.input_gradient, *c.activation_gradient, context_);
       });
     }
     if (activated) return true;
@@ -284,20 +295,21 @@ class CudaOps : public Ops {
   }
 
   // What follows the product. Returns whether it has rounded its result as well.
-  bool Activate(const Chain& c, const QuantizeArgs* quantize) {
+  bool RunActivation(const Chain& c, const QuantizeArgs* quantize) {
     bool quantized = false;
     const auto with = [&](const char* operation, const auto& function, const auto& args) {
       if (quantize == nullptr) return false;
       Run(operation, [&] { quantized = function(args, *quantize, context_); });
       return quantized;
     };
-    if (c.gelu && !with("Gelu, Quantize", GeluQuantizeCuda, *c.gelu)) Gelu(*c.gelu);
-    if (c.swiglu && !with("Swiglu, Quantize", SwigluQuantizeCuda, *c.swiglu)) Swiglu(*c.swiglu);
-    if (c.gelu_gradient &&
-        !with("GeluBackward, Quantize", GeluBackwardQuantizeCuda, *c.gelu_gradient)) {
-      GeluBackward(*c.gelu_gradient);
+    if (c.activation && !with("Activate, Quantize", ActivateQuantizeCuda, *c.activation))
+      Activate(*c.activation);
+    if (c.gated && !with("Gated, Quantize", GatedQuantizeCuda, *c.gated)) Gated(*c.gated);
+    if (c.activation_gradient &&
+        !with("ActivateBackward, Quantize", ActivateBackwardQuantizeCuda, *c.activation_gradient)) {
+      ActivateBackward(*c.activation_gradient);
     }
-    if (c.swiglu_gradient) SwigluBackward(*c.swiglu_gradient);
+    if (c.gated_gradient) GatedBackward(*c.gated_gradient);
     return quantized;
   }
 

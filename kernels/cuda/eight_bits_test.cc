@@ -354,42 +354,44 @@ TEST_F(ChainsOfEightBits, Norms) {
   for (const bool rms : {false, true}) {
     ExpectOnePass("norm", Format::kE4m3, [rms](const Bound& t, const ChainTensors& ids) {
       Chain chain{.norm = NormOf(t, ids)};
-      chain.norm->rms = rms;
+      chain.norm->rms = chain.norm->unit_offset = rms;
       return chain;
     });
     ExpectOnePass("residual and norm", Format::kE4m3,
                   [rms](const Bound& t, const ChainTensors& ids) {
                     Chain chain{.residual = ResidualOf(t, ids), .norm = NormOf(t, ids)};
-                    chain.norm->rms = rms;
+                    chain.norm->rms = chain.norm->unit_offset = rms;
                     return chain;
                   });
   }
 }
 
 TEST_F(ChainsOfEightBits, Activations) {
-  for (const bool exact : {false, true}) {
-    ExpectOnePass("gelu", Format::kE4m3, [exact](const Bound& t, const ChainTensors& ids) {
-      return Chain{.gelu = GeluArgs{.h = t.values(ids.h),
-                                    .g = t.values(ids.y),
-                                    .rows = kRows,
-                                    .columns = kColumns,
-                                    .exact = exact}};
+  for (const Activation function :
+       {Activation::kGeluTanh, Activation::kGelu, Activation::kRelu, Activation::kSilu}) {
+    ExpectOnePass("activation", Format::kE4m3, [=](const Bound& t, const ChainTensors& ids) {
+      return Chain{.activation = ActivationArgs{.h = t.values(ids.h),
+                                                .g = t.values(ids.y),
+                                                .rows = kRows,
+                                                .columns = kColumns,
+                                                .function = function}};
     });
-    ExpectOnePass("gradient of gelu", Format::kE5m2,
-                  [exact](const Bound& t, const ChainTensors& ids) {
-                    return Chain{.gelu_gradient = GeluBackwardArgs{.dg = t.values(ids.x),
-                                                                   .h = t.values(ids.h),
-                                                                   .dh = t.values(ids.y),
-                                                                   .rows = kRows,
-                                                                   .columns = kColumns,
-                                                                   .exact = exact}};
-                  });
+    ExpectOnePass("its gradient", Format::kE5m2, [=](const Bound& t, const ChainTensors& ids) {
+      return Chain{.activation_gradient = ActivationBackwardArgs{.dg = t.values(ids.x),
+                                                                 .h = t.values(ids.h),
+                                                                 .dh = t.values(ids.y),
+                                                                 .rows = kRows,
+                                                                 .columns = kColumns,
+                                                                 .function = function}};
+    });
+    ExpectOnePass("gated", Format::kE4m3, [=](const Bound& t, const ChainTensors& ids) {
+      return Chain{.gated = GatedArgs{.h = t.values(ids.h),
+                                      .g = t.values(ids.y),
+                                      .rows = kRows,
+                                      .columns = kColumns,
+                                      .function = function}};
+    });
   }
-  ExpectOnePass("swiglu", Format::kE4m3, [](const Bound& t, const ChainTensors& ids) {
-    return Chain{
-        .swiglu = SwigluArgs{
-            .h = t.values(ids.h), .g = t.values(ids.y), .rows = kRows, .columns = kColumns}};
-  });
 }
 
 // Rows that a kernel does not take whole, and formats that it does not write, are rounded apart.
@@ -403,7 +405,8 @@ TEST_F(ChainsOfEightBits, WhatDoesNotFitIsRoundedApart) {
   Near(1e-3, {g, largest});
   Near(1.0 / 8, {plain});
   Check([&](Ops& ops, const Bound& t) {
-    ops.RunChain({.gelu = GeluArgs{.h = t.values(h), .g = t.values(g), .rows = 48, .columns = 32},
+    ops.RunChain({.activation =
+                      ActivationArgs{.h = t.values(h), .g = t.values(g), .rows = 48, .columns = 32},
                   .quantize = QuantizeArgs{.x = t.values(g),
                                            .plain = t.eight_bits(plain, Format::kE4m3),
                                            .transposed = nullptr,

@@ -29,7 +29,7 @@ constexpr int kSumRound = kSumThreads * kSumCompares;
 constexpr int kSumMasks = kSumRound / kWarpThreads;
 constexpr int kSumRowsInFlight = 4;  // rows that a thread loads before it adds the first
 
-// out[i] = from[index[i] - begin], zeros where that is not one of `rows`.
+// out[i] = scale * from[index[i] - begin], zeros where that is not one of `rows`.
 template <typename T>
 struct CopyByIndex {
   static constexpr int kWidth = kGroup<T>;
@@ -37,12 +37,15 @@ struct CopyByIndex {
   const int32_t* index;
   T* out;
   int64_t columns, begin, rows;
+  float scale;  // 1 changes no bit
 
   template <bool kAligned>
   __device__ __forceinline__ void Run(int64_t i, int64_t column, int64_t count) const {
     const int64_t row = index[i] - begin;
     float values[kWidth] = {};
     if (row >= 0 && row < rows) LoadGroup<kAligned>(from + row * columns + column, count, values);
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) values[j] *= scale;
     StoreGroup<kAligned>(values, count, out + i * columns + column);
   }
 };
@@ -105,8 +108,9 @@ struct PositionGradient {
   }
 };
 
-// to[index[i] - begin] += dropout(from[i]), i ascending; others than `rows` are skipped. Without
-// kDropout the kernel has no code for it, which would cost half of the blocks of a multiprocessor.
+// to[index[i] - begin] += scale * dropout(from[i]), i ascending; others than `rows` are skipped.
+// Without kDropout the kernel has no code for it, which would cost half of the blocks of a
+// multiprocessor.
 template <bool kDropout, typename To, typename From>
 struct SumByIndex {
   const From* from;
@@ -114,6 +118,7 @@ struct SumByIndex {
   To* to;
   int64_t count, columns, begin, rows;
   DropoutBits dropout;
+  float scale;  // 1 changes no bit
 };
 
 // The items of a round that belong to the row, ascending; alike for all threads of a block.
@@ -191,7 +196,7 @@ __device__ __forceinline__ void AddHits(const SumByIndex<kDropout, To, From>& s,
       ToFloats(rows[k], values);
       if constexpr (kDropout) DropGroup(s.dropout, first + at[k], column, values);
 #pragma unroll
-      for (int j = 0; j < kWidth; ++j) sum[j] += values[j];
+      for (int j = 0; j < kWidth; ++j) sum[j] += values[j] * s.scale;
     }
   }
 }
@@ -243,8 +248,8 @@ constexpr int64_t kAllRows = INT64_MAX;
 
 void EmbeddingCuda(const EmbeddingArgs& a, const CudaContext& context) {
   ByStorage(a.out.stored(), [&]<typename T>() {
-    const CopyByIndex<T> operation{As<T>(a.weight), a.tokens,           As<T>(a.out),
-                                   a.columns,       a.vocabulary_begin, a.vocabulary_rows};
+    const CopyByIndex<T> operation{As<T>(a.weight),    a.tokens,          As<T>(a.out), a.columns,
+                                   a.vocabulary_begin, a.vocabulary_rows, a.scale};
     LaunchRows(operation, a.count, a.columns,
                Aligned({operation.from, operation.out}, a.columns, sizeof(T)), context.stream);
   });
@@ -259,7 +264,8 @@ void EmbeddingBackwardCuda(const EmbeddingBackwardArgs& a, const CudaContext& co
                                                  a.columns,
                                                  a.vocabulary_begin,
                                                  a.vocabulary_rows,
-                                                 {}},
+                                                 {},
+                                                 a.scale},
                      context.stream);
   });
 }
@@ -283,7 +289,7 @@ void PositionEmbeddingBackwardCuda(const PositionEmbeddingBackwardArgs& a,
     // First, since the second one overwrites dx.
     if (a.dtype_weight != nullptr) {
       LaunchSumByIndex(SumByIndex<true, float, T>{As<T>(a.dx), a.types, a.dtype_weight, a.rows,
-                                                  a.columns, 0, kAllRows, dropout},
+                                                  a.columns, 0, kAllRows, dropout, 1.0f},
                        context.stream);
     }
     if (a.dweight == nullptr && !dropout.on) return;
@@ -296,7 +302,7 @@ void PositionEmbeddingBackwardCuda(const PositionEmbeddingBackwardArgs& a,
 
 void GatherCuda(const GatherArgs& a, const CudaContext& context) {
   ByStorage(a.out.stored(), [&]<typename T>() {
-    const CopyByIndex<T> operation{As<T>(a.x), a.index, As<T>(a.out), a.columns, 0, kAllRows};
+    const CopyByIndex<T> operation{As<T>(a.x), a.index, As<T>(a.out), a.columns, 0, kAllRows, 1.0f};
     LaunchRows(operation, a.count, a.columns,
                Aligned({operation.from, operation.out}, a.columns, sizeof(T)), context.stream);
   });
@@ -306,7 +312,7 @@ void ScatterAddCuda(const ScatterAddArgs& a, const CudaContext& context) {
   ByStorage(a.to.stored(), [&]<typename T>() {
     LaunchSumByIndex(
         SumByIndex<false, T, T>{
-            As<T>(a.from), a.index, As<T>(a.to), a.count, a.columns, 0, kAllRows, {}},
+            As<T>(a.from), a.index, As<T>(a.to), a.count, a.columns, 0, kAllRows, {}, 1.0f},
         context.stream);
   });
 }

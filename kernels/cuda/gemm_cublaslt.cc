@@ -252,9 +252,12 @@ CudaContext ForProducts(CudaContext context) {
   return context;
 }
 
-// The library has the tanh form, on 16-bit results.
-bool GeluFits(ConstValues input, int64_t columns, bool exact) {
-  return !exact && input.stored() != Format::kFloat32 && columns % kGeluInputColumns == 0 &&
+// Of the functions the library has GELU by tanh, on 16-bit results. Its ReLU wants a mask of bits
+// for the gradient, another buffer of every layer, while the slope follows from the input that is
+// kept anyway.
+bool GeluFits(ConstValues input, int64_t columns, Activation function) {
+  return function == Activation::kGeluTanh && input.stored() != Format::kFloat32 &&
+         columns % kGeluInputColumns == 0 &&
          reinterpret_cast<uintptr_t>(input.data()) % kSideAlignment == 0;
 }
 
@@ -532,10 +535,11 @@ void Products::Matmul(const MatmulArgs& a, const CudaContext& context) {
                      rest);
 }
 
-bool Products::MatmulGelu(const MatmulArgs& a, const GeluArgs& gelu, const CudaContext& context) {
+bool Products::MatmulGelu(const MatmulArgs& a, const ActivationArgs& gelu,
+                          const CudaContext& context) {
   TERCIO_CHECK(gelu.h.data() == a.y.data() && gelu.rows == a.m && gelu.columns == a.n);
   // The library's epilogue does not add to an earlier result.
-  if (!GeluFits(gelu.h, a.n, gelu.exact) || a.accumulate) return false;
+  if (!GeluFits(gelu.h, a.n, gelu.function) || a.accumulate) return false;
   constexpr char kName[] = "MatmulGelu";
   CudaContext rest = ForProducts(context);
   ProductShape shape = ShapeOf(ProductKind::kForward, a.x.format(), a.y.format(), a.m, a.n, a.k);
@@ -606,11 +610,11 @@ void Products::MatmulBackwardInput(const MatmulBackwardInputArgs& a, const CudaC
                      ForProducts(context));
 }
 
-bool Products::MatmulGeluBackward(const MatmulBackwardInputArgs& a, const GeluBackwardArgs& gelu,
-                                  const CudaContext& context) {
+bool Products::MatmulGeluBackward(const MatmulBackwardInputArgs& a,
+                                  const ActivationBackwardArgs& gelu, const CudaContext& context) {
   TERCIO_CHECK(gelu.dg.data() == a.dx.data() && gelu.dh.data() == a.dx.data());
   TERCIO_CHECK(gelu.rows == a.m && gelu.columns == a.k);
-  if (!GeluFits(gelu.h, a.k, gelu.exact) || a.accumulate) return false;
+  if (!GeluFits(gelu.h, a.k, gelu.function) || a.accumulate) return false;
   ProductShape shape =
       ShapeOf(ProductKind::kInputGradient, a.dy.format(), a.dx.format(), a.m, a.n, a.k);
   shape.epilogue = ProductEpilogue::kGeluGradient;

@@ -40,8 +40,8 @@ class Products {
 
   // Both operations in one, if the library can and the table does not prefer two; false: nothing
   // was done. GELU is then that of the result before it is rounded.
-  bool MatmulGelu(const MatmulArgs& args, const GeluArgs& gelu, const CudaContext& context);
-  bool MatmulGeluBackward(const MatmulBackwardInputArgs& args, const GeluBackwardArgs& gelu,
+  bool MatmulGelu(const MatmulArgs& args, const ActivationArgs& gelu, const CudaContext& context);
+  bool MatmulGeluBackward(const MatmulBackwardInputArgs& args, const ActivationBackwardArgs& gelu,
                           const CudaContext& context);
 
  private:

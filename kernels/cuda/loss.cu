@@ -1,13 +1,14 @@
-// Cross-entropy over a vocabulary that may be cut over tensor ranks.
+// Soft caps of logits, and cross-entropy over a vocabulary that may be cut over tensor ranks.
 //
-// Launch geometry: the statistics have a block for each row, a thread groups t, t + 256, ... of it,
-// with a running maximum and sum, four groups loaded ahead; the gradient is as primitives/rows.cuh.
-// Joining ranks is a thread for each row. Where the vocabulary is not cut, one block does all of
-// this for a row, which it keeps in shared memory if two blocks fit there. Adding losses is a block
-// for each sum: all threads load, one adds, in ascending order. It is a launch of its own, since a
-// count of the rows that are done would have to be set to zero by one, too.
-// Bytes for each logit, B = 2 or 4: statistics B, gradient 2 B; all in one 2 B, 3 B where the row
-// does not fit. Bound by memory, and nearly by instructions: two exponentials a logit.
+// Launch geometry: soft caps as primitives/rows.cuh; the statistics have a block for each row, a
+// thread groups t, t + 256, ... of it, with a running maximum and sum, four groups loaded ahead;
+// the gradient is as primitives/rows.cuh. Joining ranks is a thread for each row. Where the
+// vocabulary is not cut, one block does all of this for a row, which it keeps in shared memory if
+// two blocks fit there. Adding losses is a block for each sum: all threads load, one adds, in
+// ascending order. It is a launch of its own, since a count of the rows that are done would have to
+// be set to zero by one, too. Bytes for each logit, B = 2 or 4: soft cap 2 B, statistics B,
+// gradient 2 B; all in one 2 B, 3 B where the row does not fit. Bound by memory, and nearly by
+// instructions: two exponentials a logit.
 #include <cmath>
 
 #include "kernels/cuda/parts.h"
@@ -22,6 +23,22 @@ constexpr int kLossThreads = 256;
 // What a block of whole rows has beside its row: its own declared memory, and the device's part.
 constexpr int64_t kSharedBesideRow = 2 << 10;
 constexpr int kGroupsAhead = 4;  // that a thread loads before it reads the first
+
+template <typename T>
+struct CapLogits {
+  static constexpr int kWidth = kGroup<T>;
+  T* x;
+  float cap;
+
+  template <bool kAligned>
+  __device__ __forceinline__ void Run(int64_t, int64_t column, int64_t count) const {
+    float values[kWidth];
+    LoadGroup<kAligned>(x + column, count, values);
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) values[j] = cap * tanhf(values[j] / cap);
+    StoreGroup<kAligned>(values, count, x + column);
+  }
+};
 
 template <typename T>
 struct LocalLoss {
@@ -166,6 +183,7 @@ struct LossGradient {
   const int32_t* targets;
   int64_t valid, stride, vocabulary_begin;
   float scale, amount, each;
+  float softcap;  // 0: none
 
   template <bool kAligned>
   __device__ __forceinline__ void Run(int64_t row, int64_t column, int64_t count) const {
@@ -183,7 +201,12 @@ struct LossGradient {
     for (int j = 0; j < kWidth; ++j) {
       float p = expf(x[j] - row_lse);
       if (j == target) p -= 1.0f - amount;
-      x[j] = column + j < valid ? (p - each) * scale : 0.0f;
+      float gradient = (p - each) * scale;
+      if (softcap > 0) {
+        const float share = x[j] / softcap;
+        gradient *= fmaf(-share, share, 1.0f);
+      }
+      x[j] = column + j < valid ? gradient : 0.0f;
     }
     StoreGroup<kAligned>(x, count, logits + row * stride + column);
   }
@@ -256,7 +279,8 @@ LossGradient<T> GradientOf(const CrossEntropyBackwardArgs& a) {
           a.vocabulary_begin,
           a.scale,
           a.smoothing.amount,
-          a.smoothing.amount / static_cast<float>(a.smoothing.vocabulary)};
+          a.smoothing.amount / static_cast<float>(a.smoothing.vocabulary),
+          a.softcap};
 }
 
 template <typename T>
@@ -278,7 +302,8 @@ void LaunchWholeLoss(const CrossEntropyArgs& a, const CudaContext& context) {
                                                   .stride = a.stride,
                                                   .vocabulary_begin = 0,
                                                   .scale = a.scale,
-                                                  .smoothing = a.smoothing});
+                                                  .smoothing = a.smoothing,
+                                                  .softcap = a.softcap});
   const int64_t row_bytes = (a.valid + kGroup<T> - 1) / kGroup<T> * 16;
   // One block alone would leave a multiprocessor waiting at each of its barriers.
   const bool cached = 2 * (row_bytes + kSharedBesideRow) <= context.shared_bytes;
@@ -292,6 +317,13 @@ void LaunchWholeLoss(const CrossEntropyArgs& a, const CudaContext& context) {
 }
 
 }  // namespace
+
+void SoftCapCuda(const SoftCapArgs& a, const CudaContext& context) {
+  ByStorage(a.x.stored(), [&]<typename T>() {
+    const CapLogits<T> operation{As<T>(a.x), a.cap};
+    LaunchFlat(operation, a.count, Aligned({operation.x}, 0, 1), context.stream);
+  });
+}
 
 void CrossEntropyLocalCuda(const CrossEntropyLocalArgs& a, const CudaContext& context) {
   if (a.rows == 0) return;

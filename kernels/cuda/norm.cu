@@ -55,8 +55,14 @@ struct Norm {
   int64_t columns;
   float eps;
   bool rms;
+  bool unit_offset;
   bool cached;  // a row fits into shared memory; else it is read again
 };
+
+// What a norm multiplies with. Without an offset the weight keeps its bits.
+__device__ __forceinline__ float Factor(float weight, bool unit_offset) {
+  return unit_offset ? weight + 1.0f : weight;
+}
 
 template <typename T>
 struct ResidualSum {
@@ -182,7 +188,7 @@ __global__ void __launch_bounds__(kMaxThreads)
     if (n.bias != nullptr) LoadGroup<kAligned>(n.bias + column, count, bias);
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) {
-      values[j] = (values[j] - mean) * rstd * weight[j] + bias[j];
+      values[j] = (values[j] - mean) * rstd * Factor(weight[j], n.unit_offset) + bias[j];
     }
     StoreGroup<kAligned>(values, count, y + column);
     if constexpr (kEightBits) {
@@ -232,6 +238,7 @@ bool LaunchNorm(const LayerNormArgs& a, const ResidualArgs* r, const QuantizeArg
             a.columns,
             a.eps,
             a.rms,
+            a.unit_offset,
             cache_bytes <= context.shared_bytes};
   const LaunchShape shape{dim3(static_cast<unsigned>(a.rows)), dim3(ThreadsFor<T>(a.columns)),
                           n.cached ? static_cast<size_t>(cache_bytes) : 0};
@@ -266,6 +273,7 @@ struct NormBackward {
   int64_t rows_per_block;
   bool accumulate;
   bool rms;
+  bool unit_offset;
   bool cached;  // h and n of a row fit into shared memory beside the sums
 };
 
@@ -289,7 +297,7 @@ __device__ __forceinline__ void LoadBackward(const NormBackward<T>& a, int64_t r
   LoadGroup<kAligned>(a.weight + column, count, h);
 #pragma unroll
   for (int j = 0; j < kGroup<T>; ++j) {
-    h[j] = dy[j] * h[j];
+    h[j] = dy[j] * Factor(h[j], a.unit_offset);
     n[j] = j < count ? (n[j] - mean) * rstd : 0.0f;
   }
 }
@@ -410,14 +418,15 @@ __device__ __forceinline__ void LoadRows(const NormBackward<T>& a, int64_t first
 // As LoadBackward, of what is loaded.
 template <int kRows, int kGroups, typename T>
 __device__ __forceinline__ void FactorsOf(const LoadedRows<kRows, kGroups, T>& rows, int r, int g,
-                                          const OwnColumns<kGroups, T>& own, float (&dy)[kGroup<T>],
-                                          float (&h)[kGroup<T>], float (&n)[kGroup<T>]) {
+                                          const OwnColumns<kGroups, T>& own, bool unit_offset,
+                                          float (&dy)[kGroup<T>], float (&h)[kGroup<T>],
+                                          float (&n)[kGroup<T>]) {
   ToFloats(rows.dy[r][g], dy);
   ToFloats(rows.x[r][g], n);
   ToFloats(own.weight[g], h);
 #pragma unroll
   for (int j = 0; j < kGroup<T>; ++j) {
-    h[j] = dy[j] * h[j];
+    h[j] = dy[j] * Factor(h[j], unit_offset);
     n[j] = j < own.count[g] ? (n[j] - rows.mean[r]) * rows.rstd[r] : 0.0f;
   }
 }
@@ -425,7 +434,8 @@ __device__ __forceinline__ void FactorsOf(const LoadedRows<kRows, kGroups, T>& r
 // The thread's sums of h and h * n of each row, and what the row adds to those of the columns.
 template <int kRows, int kGroups, typename T>
 __device__ __forceinline__ void SumRows(const LoadedRows<kRows, kGroups, T>& rows, int present,
-                                        OwnColumns<kGroups, T>& own, float (&sums)[2 * kRows]) {
+                                        bool unit_offset, OwnColumns<kGroups, T>& own,
+                                        float (&sums)[2 * kRows]) {
   constexpr int kWidth = kGroup<T>;
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
@@ -433,7 +443,7 @@ __device__ __forceinline__ void SumRows(const LoadedRows<kRows, kGroups, T>& row
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
       float dy[kWidth], h[kWidth], n[kWidth];
-      FactorsOf(rows, r, g, own, dy, h, n);
+      FactorsOf(rows, r, g, own, unit_offset, dy, h, n);
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) {
         sums[2 * r] += h[j];
@@ -459,7 +469,7 @@ __device__ __forceinline__ void StoreRows(const NormBackward<T>& a, int64_t firs
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
       float dy[kWidth], h[kWidth], n[kWidth], dx[kWidth] = {};
-      FactorsOf(rows, r, g, own, dy, h, n);
+      FactorsOf(rows, r, g, own, a.unit_offset, dy, h, n);
       if (a.accumulate) ToFloats(rows.dx[r][g], dx);
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) {
@@ -490,7 +500,7 @@ __global__ void __launch_bounds__(kMostThreads)
     LoadedRows<kRows, kGroups, T> rows;
     float sums[2 * kRows] = {};
     LoadRows<kAligned>(a, row, end, own, rows);
-    SumRows(rows, present, own, sums);
+    SumRows(rows, present, a.unit_offset, own, sums);
     BlockSums(sums);
     StoreRows<kAligned>(a, row, present, rows, own, sums);
   }
@@ -534,9 +544,9 @@ void LaunchNormBackward(const LayerNormBackwardArgs& a, const CudaContext& conte
   if (a.rows == 0) return;
   const RowBlocks cut = CutRows(a.rows, kLeastRowsOfNorm);
   auto* parts = context.Scratch<float>(NormBackwardBytes(a.rows, a.columns));
-  const NormBackward<T> n{
-      As<T>(a.dy), As<T>(a.x), As<T>(a.weight),    a.mean,       a.rstd, As<T>(a.dx), parts,
-      a.rows,      a.columns,  cut.rows_per_block, a.accumulate, a.rms,  false};
+  const NormBackward<T> n{As<T>(a.dy),  As<T>(a.x), As<T>(a.weight), a.mean,    a.rstd,
+                          As<T>(a.dx),  parts,      a.rows,          a.columns, cut.rows_per_block,
+                          a.accumulate, a.rms,      a.unit_offset,   false};
   const LaunchShape shape{dim3(static_cast<unsigned>(cut.blocks)),
                           dim3(ThreadsForGradient<T>(a.columns))};
   if (Aligned({n.dy, n.x, n.weight, n.dx}, a.columns, sizeof(T))) {

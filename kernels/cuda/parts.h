@@ -36,6 +36,9 @@ bool LayerNormCuda(const LayerNormArgs& args, const ResidualArgs* residual,
                    const QuantizeArgs* quantize, const CudaContext& context);
 void LayerNormBackwardCuda(const LayerNormBackwardArgs& args, const CudaContext& context);
 
+void HeadNormCuda(const HeadNormArgs& args, const CudaContext& context);
+void HeadNormBackwardCuda(const HeadNormBackwardArgs& args, const CudaContext& context);
+
 void ResidualCuda(const ResidualArgs& args, const CudaContext& context);
 void ResidualBackwardCuda(const ResidualBackwardArgs& args, const CudaContext& context);
 // out[c] = or += the sum of value[row, c].
@@ -50,16 +53,17 @@ void ColumnSumsCuda(const ColumnSumsArgs& args, const CudaContext& context);
 void ChooseScaleCuda(const ChooseScaleArgs& args, const CudaContext& context);
 void QuantizeCuda(const QuantizeArgs& args, const CudaContext& context);
 
-void GeluCuda(const GeluArgs& args, const CudaContext& context);
-void GeluBackwardCuda(const GeluBackwardArgs& args, const CudaContext& context);
+void ActivateCuda(const ActivationArgs& args, const CudaContext& context);
+void ActivateBackwardCuda(const ActivationBackwardArgs& args, const CudaContext& context);
 // The result, rounded as `to` says in the same pass, where there is a kernel for that, as above.
 // False: there is none, and nothing has happened.
-bool GeluQuantizeCuda(const GeluArgs& args, const QuantizeArgs& to, const CudaContext& context);
-bool SwigluQuantizeCuda(const SwigluArgs& args, const QuantizeArgs& to, const CudaContext& context);
-bool GeluBackwardQuantizeCuda(const GeluBackwardArgs& args, const QuantizeArgs& to,
-                              const CudaContext& context);
-void SwigluCuda(const SwigluArgs& args, const CudaContext& context);
-void SwigluBackwardCuda(const SwigluBackwardArgs& args, const CudaContext& context);
+bool ActivateQuantizeCuda(const ActivationArgs& args, const QuantizeArgs& to,
+                          const CudaContext& context);
+bool GatedQuantizeCuda(const GatedArgs& args, const QuantizeArgs& to, const CudaContext& context);
+bool ActivateBackwardQuantizeCuda(const ActivationBackwardArgs& args, const QuantizeArgs& to,
+                                  const CudaContext& context);
+void GatedCuda(const GatedArgs& args, const CudaContext& context);
+void GatedBackwardCuda(const GatedBackwardArgs& args, const CudaContext& context);
 void BiasTanhCuda(const BiasTanhArgs& args, const CudaContext& context);
 void TanhBackwardCuda(const TanhBackwardArgs& args, const CudaContext& context);
 void RotaryCuda(const RotaryArgs& args, const CudaContext& context);
@@ -93,6 +97,7 @@ void PositionEmbeddingBackwardCuda(const PositionEmbeddingBackwardArgs& args,
 void GatherCuda(const GatherArgs& args, const CudaContext& context);
 void ScatterAddCuda(const ScatterAddArgs& args, const CudaContext& context);
 
+void SoftCapCuda(const SoftCapArgs& args, const CudaContext& context);
 void CrossEntropyLocalCuda(const CrossEntropyLocalArgs& args, const CudaContext& context);
 void CrossEntropyCombineCuda(const CrossEntropyCombineArgs& args, const CudaContext& context);
 void CrossEntropyBackwardCuda(const CrossEntropyBackwardArgs& args, const CudaContext& context);

@@ -127,10 +127,10 @@ class TimedOperation {
         return;
       case ProductEpilogue::kGelu:
         products_.Matmul(ForwardArgs(), context_);
-        return GeluCuda(OfGelu(), context_);
+        return ActivateCuda(OfGelu(), context_);
       case ProductEpilogue::kGeluGradient:
         products_.MatmulBackwardInput(InputGradientArgs(), context_);
-        return GeluBackwardCuda(OfGeluGradient(), context_);
+        return ActivateBackwardCuda(OfGeluGradient(), context_);
       case ProductEpilogue::kBiasGradient:
         products_.MatmulBackwardWeight(WeightGradientArgs(false), context_);
         return ColumnSumsCuda({.value = buffers_.first,
@@ -153,7 +153,7 @@ class TimedOperation {
             .k = s_.k,
             .accumulate = s_.accumulate};
   }
-  GeluArgs OfGelu() const {
+  ActivationArgs OfGelu() const {
     return {.h = buffers_.result, .g = buffers_.beside, .rows = s_.m, .columns = s_.n};
   }
   MatmulBackwardInputArgs InputGradientArgs() const {
@@ -165,7 +165,7 @@ class TimedOperation {
             .k = s_.k,
             .accumulate = s_.accumulate};
   }
-  GeluBackwardArgs OfGeluGradient() const {
+  ActivationBackwardArgs OfGeluGradient() const {
     return {.dg = buffers_.result,
             .h = buffers_.beside,
             .dh = buffers_.result,

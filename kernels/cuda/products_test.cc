@@ -30,23 +30,24 @@ constexpr Shape kShapes[] = {{1, 1, 1},   {1, 17, 5},   {2, 3, 257}, {5, 16, 16}
 
 class ProductsTest : public BothBackendsTest {};
 
-// g = GELU of the product.
-void RunWithGelu(Ops& ops, const MatmulArgs& product, Values g, bool exact) {
+// g = the function of the product.
+void RunWithActivation(Ops& ops, const MatmulArgs& product, Values g,
+                       Activation function = Activation::kGeluTanh) {
   ops.RunChain(
       {.product = product,
-       .gelu = GeluArgs{
-           .h = product.y, .g = g, .rows = product.m, .columns = product.n, .exact = exact}});
+       .activation = ActivationArgs{
+           .h = product.y, .g = g, .rows = product.m, .columns = product.n, .function = function}});
 }
-// product.dx = the gradient of GELU, whose input was `h`.
-void RunWithGeluGradient(Ops& ops, const MatmulBackwardInputArgs& product, ConstValues h,
-                         bool exact) {
+// product.dx = the gradient of the function, whose input was `h`.
+void RunWithActivationGradient(Ops& ops, const MatmulBackwardInputArgs& product, ConstValues h,
+                               Activation function = Activation::kGeluTanh) {
   ops.RunChain({.input_gradient = product,
-                .gelu_gradient = GeluBackwardArgs{.dg = product.dx,
-                                                  .h = h,
-                                                  .dh = product.dx,
-                                                  .rows = product.m,
-                                                  .columns = product.k,
-                                                  .exact = exact}});
+                .activation_gradient = ActivationBackwardArgs{.dg = product.dx,
+                                                              .h = h,
+                                                              .dh = product.dx,
+                                                              .rows = product.m,
+                                                              .columns = product.k,
+                                                              .function = function}});
 }
 
 TEST_F(ProductsTest, Products) {
@@ -102,16 +103,17 @@ TEST_F(ProductsTest, Products) {
 
 // GELU is that of the sum before it is rounded here, and of the rounded one on the CPU: they may be
 // one step of the format apart, times the slope.
-TEST_F(ProductsTest, WithGelu) {
+TEST_F(ProductsTest, WithActivations) {
   const Options options{false, 0};
   for (const Format format : kFormats) {
     const double step = format == Format::kFloat32   ? 1e-6
                         : format == Format::kFloat16 ? 1.0 / 1024
                                                      : 1.0 / 128;
     for (const auto& [m, n, k] : kShapes) {
-      for (const bool exact : {false, true}) {
+      for (const Activation function :
+           {Activation::kGeluTanh, Activation::kGelu, Activation::kRelu}) {
         for (const bool biased : {false, true}) {
-          Begin(format, "gelu of a product " + std::to_string(m) + " x " + std::to_string(n) +
+          Begin(format, "activation of a product " + std::to_string(m) + " x " + std::to_string(n) +
                             " x " + std::to_string(k));
           const int x = AddValues("x", m * k, 0, 1 / std::sqrt(static_cast<double>(k)));
           const int w = AddValues("w", n * k);
@@ -125,23 +127,23 @@ TEST_F(ProductsTest, WithGelu) {
           Near(step, {g, dx});
           Check(
               [&](Ops& ops, const Bound& t) {
-                RunWithGelu(ops,
-                            {.x = t.values(x),
-                             .w = t.values(w),
-                             .bias = t.values(bias),
-                             .y = t.values(h),
-                             .m = m,
-                             .n = n,
-                             .k = k},
-                            t.values(g), exact);
-                RunWithGeluGradient(ops,
-                                    {.dy = t.values(dy),
-                                     .w = t.values(w),
-                                     .dx = t.values(dx),
-                                     .m = m,
-                                     .n = n,
-                                     .k = k},
-                                    t.values(input), exact);
+                RunWithActivation(ops,
+                                  {.x = t.values(x),
+                                   .w = t.values(w),
+                                   .bias = t.values(bias),
+                                   .y = t.values(h),
+                                   .m = m,
+                                   .n = n,
+                                   .k = k},
+                                  t.values(g), function);
+                RunWithActivationGradient(ops,
+                                          {.dy = t.values(dy),
+                                           .w = t.values(w),
+                                           .dx = t.values(dx),
+                                           .m = m,
+                                           .n = n,
+                                           .k = k},
+                                          t.values(input), function);
               },
               options);
         }
@@ -383,7 +385,7 @@ TEST_F(AlgorithmsTest, TimingTakesTheFastest) {
 
 // What the library does in the same pass is in the table; what it cannot do is done apart.
 TEST_F(AlgorithmsTest, EpiloguesAreUsedWhereTheyFit) {
-  const auto epilogues = [&](int64_t n, Format format, bool exact) {
+  const auto epilogues = [&](int64_t n, Format format, Activation function) {
     ProductAlgorithms algorithms;
     algorithms_ = &algorithms;
     Begin(format, "epilogues");
@@ -395,18 +397,18 @@ TEST_F(AlgorithmsTest, EpiloguesAreUsedWhereTheyFit) {
     const int dbias = AddFloats("dbias", n);
     RunOnDevice(
         [&](Ops& ops, const Bound& t) {
-          RunWithGelu(ops,
-                      {.x = t.values(x),
-                       .w = t.values(w),
-                       .bias = nullptr,
-                       .y = t.values(y),
-                       .m = 4,
-                       .n = n,
-                       .k = n},
-                      t.values(g), exact);
-          RunWithGeluGradient(
+          RunWithActivation(ops,
+                            {.x = t.values(x),
+                             .w = t.values(w),
+                             .bias = nullptr,
+                             .y = t.values(y),
+                             .m = 4,
+                             .n = n,
+                             .k = n},
+                            t.values(g), function);
+          RunWithActivationGradient(
               ops, {.dy = t.values(y), .w = t.values(w), .dx = t.values(g), .m = 4, .n = n, .k = n},
-              t.values(x), exact);
+              t.values(x), function);
           ops.MatmulBackwardWeight({.dy = t.values(y),
                                     .x = t.values(x),
                                     .dw = t.floats(dw),
@@ -426,11 +428,12 @@ TEST_F(AlgorithmsTest, EpiloguesAreUsedWhereTheyFit) {
   using enum ProductEpilogue;
   const std::vector<ProductEpilogue> all = {kGelu, kGeluGradient, kBiasGradient};
   const std::vector<ProductEpilogue> only_sums = {kNone, kNone, kBiasGradient};
-  EXPECT_EQ(epilogues(16, Format::kBfloat16, false), all);
-  EXPECT_EQ(epilogues(16, Format::kFloat16, false), all);
-  EXPECT_EQ(epilogues(16, Format::kBfloat16, true), only_sums);
-  EXPECT_EQ(epilogues(16, Format::kFloat32, false), only_sums);
-  EXPECT_EQ(epilogues(12, Format::kBfloat16, false), only_sums);
+  EXPECT_EQ(epilogues(16, Format::kBfloat16, Activation::kGeluTanh), all);
+  EXPECT_EQ(epilogues(16, Format::kFloat16, Activation::kGeluTanh), all);
+  EXPECT_EQ(epilogues(16, Format::kBfloat16, Activation::kGelu), only_sums);
+  EXPECT_EQ(epilogues(16, Format::kBfloat16, Activation::kRelu), only_sums);
+  EXPECT_EQ(epilogues(16, Format::kFloat32, Activation::kGeluTanh), only_sums);
+  EXPECT_EQ(epilogues(12, Format::kBfloat16, Activation::kGeluTanh), only_sums);
 }
 
 // As tables are that another job has made, or another version of the library.
@@ -498,23 +501,23 @@ TEST_F(AlgorithmsTest, WithoutAnyItIsAnErrorWithTheOperationsName) {
 }
 
 void AlgorithmsTest::MultiplyLayer(Ops& ops, const Bound& t, const LayerTensors& ids) {
-  RunWithGelu(ops,
-              {.x = t.values(ids.x),
-               .w = t.values(ids.w),
-               .bias = t.values(ids.bias),
-               .y = t.values(ids.h),
-               .m = kRows,
-               .n = kColumns,
-               .k = kInner},
-              t.values(ids.g), false);
-  RunWithGeluGradient(ops,
-                      {.dy = t.values(ids.dy),
-                       .w = t.values(ids.w),
-                       .dx = t.values(ids.dx),
-                       .m = kRows,
-                       .n = kColumns,
-                       .k = kInner},
-                      t.values(ids.x), false);
+  RunWithActivation(ops,
+                    {.x = t.values(ids.x),
+                     .w = t.values(ids.w),
+                     .bias = t.values(ids.bias),
+                     .y = t.values(ids.h),
+                     .m = kRows,
+                     .n = kColumns,
+                     .k = kInner},
+                    t.values(ids.g));
+  RunWithActivationGradient(ops,
+                            {.dy = t.values(ids.dy),
+                             .w = t.values(ids.w),
+                             .dx = t.values(ids.dx),
+                             .m = kRows,
+                             .n = kColumns,
+                             .k = kInner},
+                            t.values(ids.x));
   ops.MatmulBackwardWeight({.dy = t.values(ids.dy),
                             .x = t.values(ids.x),
                             .dw = t.floats(ids.dw),

@@ -75,21 +75,25 @@ TEST_F(ReferenceTest, Activations) {
     const int h = AddValues("h", rows * 2 * columns, 0, 3);
     const int g = AddValues("g", rows * 2 * columns);
     const int gated = AddValues("gated", rows * columns);
-    for (const bool exact : {false, true}) {
-      Run([&](Ops& ops, const Bound& t) {
-        ops.Gelu({.h = t.values(h),
-                  .g = t.values(g),
-                  .rows = rows,
-                  .columns = 2 * columns,
-                  .exact = exact});
+    for (const auto& [function, exact] : {std::pair(Activation::kGeluTanh, reference::Gelu),
+                                          std::pair(Activation::kGelu, reference::ExactGelu),
+                                          std::pair(Activation::kRelu, reference::Relu),
+                                          std::pair(Activation::kSilu, reference::Silu)}) {
+      Run([&, function = function](Ops& ops, const Bound& t) {
+        ops.Activate({.h = t.values(h),
+                      .g = t.values(g),
+                      .rows = rows,
+                      .columns = 2 * columns,
+                      .function = function});
+        ops.Gated({.h = t.values(h),
+                   .g = t.values(gated),
+                   .rows = rows,
+                   .columns = columns,
+                   .function = function});
       });
-      ExpectRows(g, exact ? reference::ExactGelu(Input(h)) : reference::Gelu(Input(h)), 2 * columns,
-                 1e-6);
+      ExpectRows(g, exact(Input(h)), 2 * columns, 1e-6);
+      ExpectRows(gated, reference::Gated(exact, Input(h), rows, columns), columns, 1e-6);
     }
-    Run([&](Ops& ops, const Bound& t) {
-      ops.Swiglu({.h = t.values(h), .g = t.values(gated), .rows = rows, .columns = columns});
-    });
-    ExpectRows(gated, reference::Swiglu(Input(h), rows, columns), columns, 1e-6);
   }
 }
 

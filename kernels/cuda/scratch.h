@@ -34,6 +34,10 @@ inline int64_t ColumnSumBytes(int64_t rows, int64_t columns) {
 inline int64_t NormBackwardBytes(int64_t rows, int64_t columns) {
   return MostBlocks(rows, kLeastRowsOfNorm) * columns * 8;
 }
+// Scratch of HeadNormBackward: the weight. Less than a norm's of so many rows.
+inline int64_t HeadNormBackwardBytes(int64_t rows, int64_t head_dim) {
+  return MostBlocks(rows, kLeastRowsOfNorm) * head_dim * 4;
+}
 // Scratch of AttentionBackward: a float for each row and head.
 inline int64_t AttentionBackwardBytes(int64_t rows, int64_t heads) { return rows * heads * 4; }
 // The sizes of a call, by their names in ops.h.

@@ -15,6 +15,7 @@ struct Case {
   int64_t rows, valid, stride;
   float amount;
   int64_t first_row, rows_per_sum;
+  float softcap = 0;
 };
 
 class WholeLoss : public BothBackendsTest {
@@ -32,7 +33,8 @@ class WholeLoss : public BothBackendsTest {
             .scale = 0.125f,
             .smoothing = {.amount = c.amount, .vocabulary = c.valid},
             .first_row = c.first_row,
-            .rows_per_sum = c.rows_per_sum};
+            .rows_per_sum = c.rows_per_sum,
+            .softcap = c.softcap};
   }
 
   void AddTensors(Format format, const Case& c) {
@@ -69,10 +71,16 @@ class WholeLoss : public BothBackendsTest {
 };
 
 // The last two do not fit into shared memory beside another row, in fp32 and in 16 bits.
-const Case kCases[] = {{1, 1, 3, 0.0f, 0, 1},        {5, 13, 16, 0.1f, 3, 4},
-                       {40, 300, 303, 0.0f, 6, 7},   {600, 9, 16, 0.0f, 17, 310},
-                       {3, 9000, 9016, 0.1f, 0, 3},  {2, 30000, 30008, 0.0f, 1, 2},
-                       {1, 60001, 60003, 0.0f, 0, 1}};
+const Case kCases[] = {{1, 1, 3, 0.0f, 0, 1},
+                       {5, 13, 16, 0.1f, 3, 4},
+                       {40, 300, 303, 0.0f, 6, 7},
+                       {600, 9, 16, 0.0f, 17, 310},
+                       {3, 9000, 9016, 0.1f, 0, 3},
+                       {2, 30000, 30008, 0.0f, 1, 2},
+                       {1, 60001, 60003, 0.0f, 0, 1},
+                       // Some logits are beyond this cap, where the slope has the other sign: what
+                       // counts is the formula.
+                       {40, 300, 303, 0.1f, 6, 7, 9.0f}};
 
 TEST_F(WholeLoss, HasTheBitsOfFourOperations) {
   for (const Format format : {Format::kFloat32, Format::kBfloat16, Format::kFloat16}) {
@@ -93,6 +101,19 @@ TEST_F(WholeLoss, KeepsInfinitiesAndNaN) {
   const auto bytes =
       RunOnDevice([&](Ops& ops, const Bound& t) { ops.CrossEntropy(ArgsOf(c, t)); }, /*offset=*/0);
   ExpectBitsOfFour(c, Unpack(bytes));
+}
+
+TEST_F(WholeLoss, SoftCapsAreNearTheCpus) {
+  for (const Format format : {Format::kFloat32, Format::kBfloat16, Format::kFloat16}) {
+    for (const int64_t count : {1, 7, 1000, 5003}) {
+      Begin(format, "soft cap of " + std::to_string(count));
+      const int x = AddValues("x", count, 1, 20);
+      Near(2e-6, {x});
+      Check([&](Ops& ops, const Bound& t) {
+        ops.SoftCap({.x = t.values(x), .count = count, .cap = 30});
+      });
+    }
+  }
 }
 
 // Losses so different in size that another order of additions has other bits, even in double.

@@ -79,14 +79,14 @@ Values RmsNorm(const Values& x, const Values& weight, int64_t rows, int64_t colu
   return y;
 }
 
-Values Swiglu(const Values& x, int64_t rows, int64_t columns) {
-  Values y(static_cast<size_t>(rows * columns));
+Values Gated(const std::function<Values(const Values&)>& function, const Values& x, int64_t rows,
+             int64_t columns) {
+  Values y;
   for (int64_t i = 0; i < rows; ++i) {
     // Gate and up lie side by side in a row.
-    const double* gate = x.data() + i * 2 * columns;
-    for (int64_t c = 0; c < columns; ++c) {
-      y[static_cast<size_t>(i * columns + c)] =
-          gate[c] / (1 + std::exp(-gate[c])) * gate[columns + c];
+    const auto gate = x.begin() + i * 2 * columns;
+    for (const double value : function(Values(gate, gate + columns))) {
+      y.push_back(value * gate[columns + static_cast<int64_t>(y.size()) % columns]);
     }
   }
   return y;
@@ -110,37 +110,73 @@ Values ExactGelu(const Values& x) {
   return y;
 }
 
+Values Relu(const Values& x) {
+  Values y;
+  for (const double value : x) y.push_back(std::max(value, 0.0));
+  return y;
+}
+
+Values Silu(const Values& x) {
+  Values y;
+  for (const double value : x) y.push_back(value / (1 + std::exp(-value)));
+  return y;
+}
+
+Values Rotary(const Values& x, const Values& cosines, const Values& sines, bool neighbours) {
+  Values y = x;
+  const size_t half = cosines.size();
+  for (size_t i = 0; i < half; ++i) {
+    const size_t first = neighbours ? 2 * i : i;
+    const size_t second = neighbours ? 2 * i + 1 : i + half;
+    y[first] = x[first] * cosines[i] - x[second] * sines[i];
+    y[second] = x[first] * sines[i] + x[second] * cosines[i];
+  }
+  return y;
+}
+
 Values Attention(const Values& q, const Values& k, const Values& v, const Values& mask,
-                 int64_t tokens, int64_t head_dim, int64_t length) {
+                 int64_t tokens, int64_t head_dim, int64_t length, const ScoreOptions& options) {
+  const double scale =
+      options.scale == 0 ? 1 / std::sqrt(static_cast<double>(head_dim)) : options.scale;
   Values out(q.size());
   for (int64_t i = 0; i < tokens; ++i) {
     Values p;
     // Any score is above this, so the first key sets the maximum.
     double largest = -1e300;
-    // A causal query sees the keys up to itself.
+    // A causal query sees the keys up to itself, of which a window has the last.
     const int64_t keys = length > 0 ? length : i + 1;
-    for (int64_t j = 0; j < keys; ++j) {
+    const int64_t begin = options.window > 0 ? std::max<int64_t>(0, keys - options.window) : 0;
+    for (int64_t j = begin; j < keys; ++j) {
       double score = 0;
       for (int64_t d = 0; d < head_dim; ++d) {
         score +=
             q[static_cast<size_t>(i * head_dim + d)] * k[static_cast<size_t>(j * head_dim + d)];
       }
-      p.push_back(score / std::sqrt(static_cast<double>(head_dim)));
+      score *= scale;
+      if (options.softcap > 0) score = options.softcap * std::tanh(score / options.softcap);
+      p.push_back(score);
       largest = std::max(largest, p.back());
     }
     double sum = 0;
     // With the maximum subtracted no exponential overflows.
     for (double& score : p) sum += score = std::exp(score - largest);
-    for (int64_t j = 0; j < keys; ++j) {
+    for (int64_t j = begin; j < keys; ++j) {
       // The multipliers apply to probabilities that already sum to 1, as in training with dropout.
       const double keep = mask.empty() ? 1 : mask[static_cast<size_t>(i * tokens + j)];
       for (int64_t d = 0; d < head_dim; ++d) {
-        out[static_cast<size_t>(i * head_dim + d)] +=
-            p[static_cast<size_t>(j)] / sum * keep * v[static_cast<size_t>(j * head_dim + d)];
+        out[static_cast<size_t>(i * head_dim + d)] += p[static_cast<size_t>(j - begin)] / sum *
+                                                      keep *
+                                                      v[static_cast<size_t>(j * head_dim + d)];
       }
     }
   }
   return out;
+}
+
+Values SoftCap(const Values& x, double cap) {
+  Values y;
+  for (const double value : x) y.push_back(cap * std::tanh(value / cap));
+  return y;
 }
 
 double CrossEntropySum(const Values& logits, const std::vector<int32_t>& targets, int64_t rows,

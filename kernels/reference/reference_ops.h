@@ -25,14 +25,29 @@ Values LayerNorm(const Values& x, const Values& weight, const Values& bias, int6
 Values RmsNorm(const Values& x, const Values& weight, int64_t rows, int64_t columns, double eps);
 Values Gelu(const Values& x);
 Values ExactGelu(const Values& x);
-// x: (rows, 2 columns), gate then up.
-Values Swiglu(const Values& x, int64_t rows, int64_t columns);
+Values Relu(const Values& x);
+Values Silu(const Values& x);
+// function(gate) * up. x: (rows, 2 columns), gate then up.
+Values Gated(const std::function<Values(const Values&)>& function, const Values& x, int64_t rows,
+             int64_t columns);
 
+// The first cosines.size() + sines.size() channels of x, a head of one position, turned in pairs:
+// of neighbours, or of channels half of their number apart.
+Values Rotary(const Values& x, const Values& cosines, const Values& sines, bool neighbours);
+
+// Scores of attention: 0 for 1 / sqrt(head_dim), no cap, and no window.
+struct ScoreOptions {
+  double scale = 0, softcap = 0;
+  int64_t window = 0;
+};
 // q, k, v: (tokens, head_dim) of one head of one sequence; mask: multipliers of the probabilities
 // (tokens, tokens), empty for none. length 0: causal; else every query attends to the first
 // `length` keys.
 Values Attention(const Values& q, const Values& k, const Values& v, const Values& mask,
-                 int64_t tokens, int64_t head_dim, int64_t length = 0);
+                 int64_t tokens, int64_t head_dim, int64_t length = 0,
+                 const ScoreOptions& options = {});
+
+Values SoftCap(const Values& x, double cap);
 
 // Sum over rows of log-sum-exp minus the weighted logits: 1 - smoothing for the target, the rest
 // shared by all columns.

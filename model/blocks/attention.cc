@@ -28,6 +28,7 @@ std::vector<Tensor> ProjectionTensors(const AttentionOptions& o) {
   if (o.head_norm.has_value()) {
     for (const char* name : {"query_norm.weight", "key_norm.weight"}) {
       tensors.push_back(Vector(name, o.head_dim, Cut::kWhole, Initialization::kOnes));
+      tensors.back().partial = true;
     }
   }
   // A product cut by columns needs one sum after it, and its bias is added once, after the sum.

@@ -6,7 +6,7 @@ A source is read as code: comments and the contents of literals are blanked, and
 import re
 
 # Where functions are declared that take a struct of arguments.
-KERNEL_INTERFACES = ("kernels/ops.h", "kernels/random.h", "kernels/cpu/gemm-inl.h", "kernels/cpu/gemm.h", "kernels/cpu/parts.h",
+KERNEL_INTERFACES = ("kernels/attention_args.h", "kernels/ops.h", "kernels/random.h", "kernels/cpu/gemm-inl.h", "kernels/cpu/gemm.h", "kernels/cpu/parts.h",
                      "kernels/cuda/attention_check.h", "kernels/cuda/elementwise.h", "kernels/cuda/parts.h", "kernels/cuda/scratch.h",
                      "worker/engine/linear_layers.h")
 KERNEL_CALLERS = ("kernels/", "worker/", "plan/", "emulation/", "tests/")

@@ -4,8 +4,6 @@
 
 namespace tercio::blocks {
 
-using Fields = model::AttentionFields;
-
 Attention::Attention(const model::AttentionOptions& options, const WeightFinder& weights, int layer,
                      ProductId first, const Tools& tools)
     : options_(options),
@@ -16,6 +14,8 @@ Attention::Attention(const model::AttentionOptions& options, const WeightFinder&
       output_product_(first + model::AttentionProducts::kOutput),
       qkv_(weights.Joined({"query.weight", "key.weight", "value.weight"})),
       qkv_bias_(weights.Joined({"query.bias", "key.bias", "value.bias"})),
+      query_norm_(weights.Find("query_norm.weight")),
+      key_norm_(weights.Find("key_norm.weight")),
       output_(weights.Find("output.weight")),
       output_bias_(weights.Find("output.bias")),
       qkv_gradient_(tools.Scratch("wide_gradient")),
@@ -37,6 +37,8 @@ void Attention::Rotate(const Pass& pass, kernels::Values qkv, int64_t first_posi
                      .stride = at_.qkv(),
                      .heads = at_.heads + at_.key_heads,
                      .head_dim = at_.head_dim,
+                     .rotary_dim = options_.rotary->width,
+                     .interleaved = options_.rotary->interleaved,
                      .inverse = direction == Rotation::kBack});
 }
 
@@ -58,6 +60,9 @@ kernels::AttentionArgs Attention::ArgsOf(kernels::Values qkv, kernels::Values ou
   args.group = at_.heads / at_.key_heads;
   args.first_head = tools_.tensor.index() * at_.heads;
   args.causal = options_.causal;
+  args.scale = options_.scale;
+  args.softcap = options_.softcap;
+  args.window = options_.window;
   args.scratch = scratch_;
   return args;
 }
@@ -65,13 +70,17 @@ kernels::AttentionArgs Attention::ArgsOf(kernels::Values qkv, kernels::Values ou
 void Attention::Forward(const Pass& pass, const Frame& frame, kernels::ConstValues x, After) {
   const bool in_parts = !pass.batch.parts.empty();
   const kernels::Values qkv = in_parts ? qkv_gradient_ : frame.Values(Fields::kQkv);
+  // Gradients of the norms need what they have read; rows of parts have none.
+  const bool keeps_raw = options_.head_norm.has_value() && !in_parts;
+  const kernels::Values raw = keeps_raw ? frame.Values(Fields::kRawQkv) : qkv;
   tools_.products.Forward(qkv_product_, {.x = x,
                                          .w = qkv_.In(tools_.parameters),
                                          .bias = qkv_bias_.In(tools_.parameters),
-                                         .y = qkv,
+                                         .y = raw,
                                          .m = pass.rows,
                                          .n = at_.qkv(),
                                          .k = options_.hidden});
+  if (options_.head_norm.has_value()) NormHeads(pass, frame, raw, qkv);
   if (in_parts) return AttendParts(pass, frame);
   Rotate(pass, qkv, 0, pass.rows, Rotation::kForward);
   kernels::AttentionArgs attention =
@@ -81,6 +90,52 @@ void Attention::Forward(const Pass& pass, const Frame& frame, kernels::ConstValu
   attention.lengths = pass.batch.lengths;
   attention.dropout = DropoutOf(pass);
   tools_.ops.Attention(attention);
+}
+
+void Attention::NormHeads(const Pass& pass, const Frame& frame, kernels::ConstValues raw,
+                          kernels::Values qkv) {
+  // Values stay as they are.
+  if (raw != kernels::ConstValues(qkv)) tools_.ops.Copy(qkv, raw, pass.rows * at_.qkv());
+  float* const rstd = frame.Floats(Fields::kHeadRstd);
+  const auto norm = [&](int64_t first, WeightRef weight, float* at, int64_t heads) {
+    tools_.ops.HeadNorm({.x = raw + first,
+                         .weight = weight.In(tools_.parameters),
+                         .y = qkv + first,
+                         .rstd = at,
+                         .rows = pass.rows,
+                         .heads = heads,
+                         .head_dim = at_.head_dim,
+                         .stride = at_.qkv(),
+                         .eps = options_.head_norm->eps});
+  };
+  norm(0, query_norm_, rstd, at_.heads);
+  norm(at_.queries, key_norm_, rstd + pass.rows * at_.heads, at_.key_heads);
+}
+
+// Each tensor rank has the part of its heads, which are summed with the other gradients
+// (model::Tensor::partial).
+void Attention::BackwardHeadNorms(const Pass& pass, const Frame& frame, GradientLanes& lanes) {
+  const float* const rstd = frame.Floats(Fields::kHeadRstd);
+  const auto backward = [&](int64_t first, WeightRef weight, const float* at, int64_t heads) {
+    lanes.Accumulate(pass.batch.index, {weight}, tools_.ops,
+                     [&](const plan::LaneSegment& segment, const Gradients& gradients) {
+                       const int64_t row = segment.first_sequence * pass.tokens;
+                       const int64_t offset = row * at_.qkv() + first;
+                       tools_.ops.HeadNormBackward({.dy = qkv_gradient_ + offset,
+                                                    .x = frame.Values(Fields::kRawQkv) + offset,
+                                                    .weight = weight.In(tools_.parameters),
+                                                    .rstd = at + row * heads,
+                                                    .dx = qkv_gradient_ + offset,
+                                                    .dweight = weight.GradientIn(gradients),
+                                                    .rows = segment.sequences * pass.tokens,
+                                                    .heads = heads,
+                                                    .head_dim = at_.head_dim,
+                                                    .stride = at_.qkv(),
+                                                    .rows_per_leaf = pass.tokens});
+                     });
+  };
+  backward(0, query_norm_, rstd, at_.heads);
+  backward(at_.queries, key_norm_, rstd + pass.rows * at_.heads, at_.key_heads);
 }
 
 void Attention::AttendParts(const Pass& pass, const Frame& frame) {
@@ -151,9 +206,13 @@ void Attention::BackwardBranch(const Pass& pass, const Frame& frame, kernels::Co
                                 .first_head = tools_.tensor.index() * at_.heads,
                                 .causal = options_.causal,
                                 .lengths = pass.batch.lengths,
+                                .scale = options_.scale,
+                                .softcap = options_.softcap,
+                                .window = options_.window,
                                 .dropout = DropoutOf(pass),
                                 .scratch = scratch_});
   Rotate(pass, qkv_gradient_, 0, pass.rows, Rotation::kBack);
+  if (options_.head_norm.has_value()) BackwardHeadNorms(pass, frame, lanes);
 }
 
 void Attention::BackwardFirstWeight(const Pass& pass, kernels::ConstValues x,

@@ -23,10 +23,15 @@ class Attention : public Block {
   void BackwardInput(const plan::RowPiece& piece, kernels::Values dx, bool accumulate) override;
 
  private:
+  using Fields = model::AttentionFields;
   // Rotates queries and keys by their positions; kBack: their gradients.
   enum class Rotation { kForward, kBack };
   void Rotate(const Pass& pass, kernels::Values qkv, int64_t first_position, int64_t rows,
               Rotation direction);
+  // Norms of the heads of queries and keys, of `raw` into `qkv`, which may be one.
+  void NormHeads(const Pass& pass, const Frame& frame, kernels::ConstValues raw,
+                 kernels::Values qkv);
+  void BackwardHeadNorms(const Pass& pass, const Frame& frame, GradientLanes& lanes);
   // Without sizes of the batch, lengths and dropout.
   kernels::AttentionArgs ArgsOf(kernels::Values qkv, kernels::Values out, float* lse) const;
   // Attention of the batch's parts: their rows of query, key and value, in the scratch, join those
@@ -40,7 +45,8 @@ class Attention : public Block {
   const int layer_;
   const ProductId qkv_product_;
   const ProductId output_product_;
-  const WeightRef qkv_, qkv_bias_;  // query, key and value as one matrix
+  const WeightRef qkv_, qkv_bias_;         // query, key and value as one matrix
+  const WeightRef query_norm_, key_norm_;  // (head dimension)
   const WeightRef output_, output_bias_;
   const kernels::Values qkv_gradient_;     // (rows, qkv)
   const kernels::Values result_gradient_;  // (rows, queries)

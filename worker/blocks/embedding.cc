@@ -1,13 +1,29 @@
 #include "worker/blocks/embedding.h"
 
+#include <cmath>
+
 #include "kernels/random.h"
 
 namespace tercio::blocks {
+namespace {
+
+// The nearest number of the format, as PyTorch rounds a factor before it multiplies with it.
+// REQUIRES: neither subnormal nor too large.
+float RoundedTo(float factor, kernels::Format format) {
+  if (format == kernels::Format::kFloat32) return factor;
+  const int bits = format == kernels::Format::kBfloat16 ? 8 : 11;
+  int exponent = 0;
+  const float mantissa = std::frexp(factor, &exponent);
+  return std::ldexp(std::nearbyint(std::ldexp(mantissa, bits)), exponent - bits);
+}
+
+}  // namespace
 
 Embedding::Embedding(const model::EmbeddingOptions& options, const WeightFinder& weights,
                      const Tools& tools)
     : options_(options),
       tools_(tools),
+      scale_(RoundedTo(options.scale, tools.shape.precision.format)),
       vocabulary_begin_(tools.tensor.index() * tools.shape.vocabulary),
       token_(weights.TokenTable()),
       position_(weights.Find("embedding.position.weight")),
@@ -30,6 +46,7 @@ void Embedding::Forward(const Pass& pass, const Kept& kept, kernels::Values out)
   lookup.out = tools_.tensor.divides_rows() ? all_rows_ : sum;
   lookup.count = pass.rows;
   lookup.columns = options_.hidden;
+  lookup.scale = scale_;
   lookup.vocabulary_begin = vocabulary_begin_;
   lookup.vocabulary_rows = tools_.shape.vocabulary;
   tools_.ops.Embedding(lookup);
@@ -117,7 +134,8 @@ void Embedding::Backward(const Pass& pass, const Kept& kept, kernels::Values flo
                                                    .count = segment.sequences * pass.tokens,
                                                    .columns = options_.hidden,
                                                    .vocabulary_begin = vocabulary_begin_,
-                                                   .vocabulary_rows = tools_.shape.vocabulary});
+                                                   .vocabulary_rows = tools_.shape.vocabulary,
+                                                   .scale = scale_});
                    });
 }
 

@@ -40,6 +40,7 @@ class Embedding {
 
   const model::EmbeddingOptions options_;
   const Tools& tools_;
+  const float scale_;  // of the token's row
   const int64_t vocabulary_begin_;
   const WeightRef token_, position_, type_;
   const std::optional<NormLayer> norm_;

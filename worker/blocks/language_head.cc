@@ -35,12 +35,13 @@ TokenRows RowsOfVocabulary(const VocabularyPart& part, const HeadJob& job, const
   return rows;
 }
 
-LanguageHead::LanguageHead(const model::LanguageHeadOptions&, const HeadJob& job,
+LanguageHead::LanguageHead(const model::LanguageHeadOptions& options, const HeadJob& job,
                            const WeightFinder& weights, const Tools& tools, device::Stream& stream)
     : tools_(tools),
       job_(job),
       stream_(stream),
       part_(PartOfVocabulary(job.vocabulary, tools)),
+      softcap_(options.softcap),
       weight_(weights.HeadMatrix()),
       bias_(weights.Find("head.bias")) {}
 
@@ -68,6 +69,10 @@ kernels::ConstValues LanguageHead::Logits(kernels::ConstValues x, int64_t rows) 
                      .m = rows,
                      .n = tools_.shape.vocabulary,
                      .k = tools_.shape.hidden});
+  if (softcap_ > 0) {
+    tools_.ops.SoftCap(
+        {.x = part_.logits, .count = rows * tools_.shape.vocabulary, .cap = softcap_});
+  }
   return part_.logits;
 }
 
@@ -77,6 +82,7 @@ TokenRows LanguageHead::RowsOf(const Pass& pass, const Chunk& chunk, double* los
   rows.sums = losses;
   rows.rows = chunk.rows;
   rows.first_row = chunk.row;
+  rows.softcap = softcap_;
   rows.rows_per_sum = pass.tokens;
   return rows;
 }

@@ -67,6 +67,7 @@ class LanguageHead {
   const HeadJob job_;
   device::Stream& stream_;
   const VocabularyPart part_;
+  const float softcap_;
   const WeightRef weight_, bias_;  // (local vocabulary, hidden)
   double gradient_scale_ = 1;
 };

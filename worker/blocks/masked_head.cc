@@ -58,8 +58,11 @@ void MaskedHead::LogitsOfChunk(const Pass& pass, kernels::ConstValues x, const C
                                       .m = rows,
                                       .n = c,
                                       .k = c},
-       .gelu = kernels::GeluArgs{
-           .h = at_.transform, .g = at_.activation, .rows = rows, .columns = c, .exact = true}});
+       .activation = kernels::ActivationArgs{.h = at_.transform,
+                                             .g = at_.activation,
+                                             .rows = rows,
+                                             .columns = c,
+                                             .function = kernels::Activation::kGelu}});
   tools_.ops.LayerNorm({.x = at_.activation,
                         .weight = norm_weight_.In(tools_.parameters),
                         .bias = norm_bias_.In(tools_.parameters),
@@ -131,12 +134,12 @@ void MaskedHead::BackwardTransform(const Chunk& chunk, const Gradients& gradient
                                 .rows = chunk.rows,
                                 .columns = c,
                                 .rows_per_leaf = tools_.shape.tokens});
-  tools_.ops.GeluBackward({.dg = at_.gradient,
-                           .h = at_.transform,
-                           .dh = at_.transform_gradient,
-                           .rows = chunk.rows,
-                           .columns = c,
-                           .exact = true});
+  tools_.ops.ActivateBackward({.dg = at_.gradient,
+                               .h = at_.transform,
+                               .dh = at_.transform_gradient,
+                               .rows = chunk.rows,
+                               .columns = c,
+                               .function = kernels::Activation::kGelu});
   tools_.ops.MatmulBackwardWeight({.dy = at_.transform_gradient,
                                    .x = at_.rows,
                                    .dw = transform_.GradientIn(gradients),

@@ -1,13 +1,29 @@
 #include "worker/blocks/mlp.h"
 
 namespace tercio::blocks {
+namespace {
 
-using Fields = model::MlpFields;
+kernels::Activation FunctionOf(model::Activation activation) {
+  switch (activation) {
+    case model::Activation::kGeluTanh:
+      return kernels::Activation::kGeluTanh;
+    case model::Activation::kGelu:
+      return kernels::Activation::kGelu;
+    case model::Activation::kRelu:
+      return kernels::Activation::kRelu;
+    case model::Activation::kSilu:
+      return kernels::Activation::kSilu;
+  }
+  return kernels::Activation::kGeluTanh;
+}
+
+}  // namespace
 
 Mlp::Mlp(const model::MlpOptions& options, const WeightFinder& weights, ProductId first,
          const Tools& tools)
     : options_(options),
       tools_(tools),
+      function_(FunctionOf(options.activation)),
       width_(options.width / tools.shape.tensor),
       up_width_(options.gated ? 2 * width_ : width_),
       up_product_(first + model::MlpProducts::kUp),
@@ -27,13 +43,11 @@ kernels::Chain Mlp::Activate(const Pass& pass, const Frame& frame) const {
   const kernels::Values out = frame.Values(Fields::kActivated);
   kernels::Chain chain;
   if (options_.gated) {
-    chain.swiglu = kernels::SwigluArgs{.h = up, .g = out, .rows = pass.rows, .columns = width_};
+    chain.gated = kernels::GatedArgs{
+        .h = up, .g = out, .rows = pass.rows, .columns = width_, .function = function_};
   } else {
-    chain.gelu = kernels::GeluArgs{.h = up,
-                                   .g = out,
-                                   .rows = pass.rows,
-                                   .columns = width_,
-                                   .exact = options_.activation == model::Activation::kGelu};
+    chain.activation = kernels::ActivationArgs{
+        .h = up, .g = out, .rows = pass.rows, .columns = width_, .function = function_};
   }
   return chain;
 }
@@ -81,16 +95,19 @@ void Mlp::BackwardBranch(const Pass& pass, const Frame& frame, kernels::ConstVal
                                                           .n = options_.hidden,
                                                           .k = width_};
   if (options_.gated) {
-    chain.swiglu_gradient = kernels::SwigluBackwardArgs{
-        .dg = gradient, .h = up, .dh = up_gradient_, .rows = pass.rows, .columns = width_};
+    chain.gated_gradient = kernels::GatedBackwardArgs{.dg = gradient,
+                                                      .h = up,
+                                                      .dh = up_gradient_,
+                                                      .rows = pass.rows,
+                                                      .columns = width_,
+                                                      .function = function_};
   } else {
-    chain.gelu_gradient =
-        kernels::GeluBackwardArgs{.dg = gradient,
-                                  .h = up,
-                                  .dh = up_gradient_,
-                                  .rows = pass.rows,
-                                  .columns = width_,
-                                  .exact = options_.activation == model::Activation::kGelu};
+    chain.activation_gradient = kernels::ActivationBackwardArgs{.dg = gradient,
+                                                                .h = up,
+                                                                .dh = up_gradient_,
+                                                                .rows = pass.rows,
+                                                                .columns = width_,
+                                                                .function = function_};
   }
   tools_.products.BackwardAndMakeGradient(down_product_, up_product_, chain);
 }

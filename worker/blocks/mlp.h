@@ -23,10 +23,12 @@ class Mlp : public Block {
   void BackwardInput(const plan::RowPiece& piece, kernels::Values dx, bool accumulate) override;
 
  private:
+  using Fields = model::MlpFields;
   kernels::Chain Activate(const Pass& pass, const Frame& frame) const;
 
   const model::MlpOptions options_;
   const Tools& tools_;
+  const kernels::Activation function_;
   const int64_t width_;     // of this rank, behind the activation
   const int64_t up_width_;  // before it
   const ProductId up_product_;

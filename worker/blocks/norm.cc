@@ -22,7 +22,8 @@ void NormLayer::Backward(const Pass& pass, kernels::ConstValues dy, kernels::Con
                                             .columns = columns_,
                                             .rows_per_leaf = pass.tokens,
                                             .accumulate = change == Change::kAdd,
-                                            .rms = options_.rms});
+                                            .rms = options_.rms,
+                                            .unit_offset = options_.unit_offset});
                    });
 }
 

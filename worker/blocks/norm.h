@@ -32,7 +32,8 @@ class NormLayer {
             .rows = pass.local_rows,
             .columns = columns_,
             .eps = options_.eps,
-            .rms = options_.rms};
+            .rms = options_.rms,
+            .unit_offset = options_.unit_offset};
   }
 
   // What becomes of dx, which may be dy where it is replaced.

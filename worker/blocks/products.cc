@@ -14,14 +14,14 @@ struct Result {
   int64_t rows, columns;
 };
 Result ResultOf(const kernels::Chain& c) {
-  if (c.gelu) return {c.gelu->g, c.gelu->rows, c.gelu->columns};
-  if (c.swiglu) return {c.swiglu->g, c.swiglu->rows, c.swiglu->columns};
-  if (c.gelu_gradient) {
-    return {c.gelu_gradient->dh, c.gelu_gradient->rows, c.gelu_gradient->columns};
+  if (c.activation) return {c.activation->g, c.activation->rows, c.activation->columns};
+  if (c.gated) return {c.gated->g, c.gated->rows, c.gated->columns};
+  if (c.activation_gradient) {
+    return {c.activation_gradient->dh, c.activation_gradient->rows, c.activation_gradient->columns};
   }
-  if (c.swiglu_gradient) {
+  if (c.gated_gradient) {
     // The gradients of both halves lie side by side.
-    return {c.swiglu_gradient->dh, c.swiglu_gradient->rows, 2 * c.swiglu_gradient->columns};
+    return {c.gated_gradient->dh, c.gated_gradient->rows, 2 * c.gated_gradient->columns};
   }
   TERCIO_CHECK(c.norm.has_value());
   return {c.norm->y, c.norm->rows, c.norm->columns};

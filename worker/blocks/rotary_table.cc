@@ -24,7 +24,8 @@ float Stretch(float frequency, const v1::RopeScaling& scaling) {
 }  // namespace
 
 std::vector<float> RotaryTable(const v1::ModelSpec& model) {
-  const int dimension = model.hidden() / model.heads();
+  const int head_dim = model.head_dim() > 0 ? model.head_dim() : model.hidden() / model.heads();
+  const int dimension = model.rotary_dim() > 0 ? model.rotary_dim() : head_dim;
   const double theta = model.rope_theta() > 0 ? model.rope_theta() : kDefaultTheta;
   std::vector<float> table(static_cast<size_t>(model.context()) * static_cast<size_t>(dimension));
   for (int i = 0; i < dimension / 2; ++i) {

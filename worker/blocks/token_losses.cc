@@ -46,7 +46,8 @@ void TokenLossesAndGradients(kernels::Ops& ops, device::Stream& stream,
                              .scale = scale,
                              .smoothing = r.smoothing,
                              .first_row = r.first_row,
-                             .rows_per_sum = r.rows_per_sum});
+                             .rows_per_sum = r.rows_per_sum,
+                             .softcap = r.softcap});
   }
   TokenLosses(ops, stream, tensor_group, r);
   ops.CrossEntropyBackward({.logits = r.logits,
@@ -57,7 +58,8 @@ void TokenLossesAndGradients(kernels::Ops& ops, device::Stream& stream,
                             .stride = r.stride,
                             .vocabulary_begin = r.vocabulary_begin,
                             .scale = scale,
-                            .smoothing = r.smoothing});
+                            .smoothing = r.smoothing,
+                            .softcap = r.softcap});
 }
 
 }  // namespace tercio::blocks

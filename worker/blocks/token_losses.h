@@ -21,6 +21,7 @@ struct TokenRows {
   int64_t rows, valid, stride;
   int64_t vocabulary_begin;
   kernels::LabelSmoothing smoothing;
+  float softcap;  // of the logits, which have it already; 0: none
   int64_t first_row, rows_per_sum;
 };
 

@@ -399,9 +399,9 @@ void Engine::Backward(const MicroBatch& batch, int flow_index) {
 // Tensors that every tensor rank holds have only the gradient of its own rows so far. Added last,
 // so that the data degree does not change the order.
 void Engine::SumOverSequenceParts() {
-  if (!shape_.sequence_parallel) return;
   for (const plan::StageTensor& entry : tensors_.tensors) {
-    if (entry.tensor.shard != plan::Shard::kWhole) continue;
+    const bool divided = shape_.sequence_parallel && entry.tensor.shard == plan::Shard::kWhole;
+    if (!divided && !entry.tensor.partial) continue;
     communicators_.tensor->AllReduceSum(*compute_, lanes_.result() + entry.gradient_offset,
                                         entry.elements, collective::SumOrder::kRanks,
                                         tensor_scratch_);

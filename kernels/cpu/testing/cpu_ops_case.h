@@ -20,7 +20,7 @@ using Floats = std::vector<float>;
 
 // |actual - expected| <= tolerance * the row's largest magnitude.
 inline void ExpectRows(const Floats& actual, const reference::Values& expected, int64_t columns,
-                       double tolerance, const char* what) {
+                       double tolerance, const std::string& what) {
   ASSERT_EQ(actual.size(), expected.size()) << what;
   for (size_t row = 0; row < actual.size(); row += static_cast<size_t>(columns)) {
     double largest = 1e-30;

@@ -25,6 +25,7 @@ struct CudnnAttentionShape {
   int64_t group = 1;
   int64_t stride = 0;      // between rows of q, k and v, and of their gradients
   int64_t out_stride = 0;  // between rows of the result, and of its gradient
+  float scale = 1;         // of scores
   bool causal = true;
   bool padded = false;  // sequences have lengths of their own
   float dropout = 0;    // the probability that a weight is dropped; 0: there is no mask
@@ -47,7 +48,7 @@ struct CudnnOptionalIds {
 // The tensors of a graph, by their role.
 struct CudnnForwardIds {
   CudnnGraph::Id q, k, v, out, lse;
-  CudnnGraph::Id scale;  // 1 / sqrt(D)
+  CudnnGraph::Id scale;  // of scores
   CudnnOptionalIds optional;
 };
 CudnnForwardIds AddAttention(const CudnnAttentionShape& shape, CudnnGraph& graph);

@@ -31,6 +31,7 @@ class Cases {
 
   std::vector<Case> Make() && {
     Norms();
+    NormsOfHeads();
     Residuals();
     Activations();
     Embeddings();
@@ -89,6 +90,33 @@ class Cases {
           [backward](Ops& ops) { ops.LayerNormBackward(backward); });
   }
 
+  void NormsOfHeads() {
+    const int64_t count = rows_ * hidden_;
+    const int64_t head_dim = hidden_ / sizes_.heads;
+    const kernels::HeadNormArgs forward = {.x = States(),
+                                           .weight = arena_.Values(head_dim),
+                                           .y = States(),
+                                           .rstd = arena_.Floats(rows_ * sizes_.heads),
+                                           .rows = rows_,
+                                           .heads = sizes_.heads,
+                                           .head_dim = head_dim,
+                                           .stride = hidden_};
+    Moves("HeadNorm", 2 * kBytes * count, [forward](Ops& ops) { ops.HeadNorm(forward); });
+    const kernels::HeadNormBackwardArgs backward = {.dy = States(),
+                                                    .x = States(),
+                                                    .weight = arena_.Values(head_dim),
+                                                    .rstd = arena_.Floats(rows_ * sizes_.heads),
+                                                    .dx = States(),
+                                                    .dweight = arena_.Floats(head_dim),
+                                                    .rows = rows_,
+                                                    .heads = sizes_.heads,
+                                                    .head_dim = head_dim,
+                                                    .stride = hidden_,
+                                                    .rows_per_leaf = sizes_.context};
+    Moves("HeadNormBackward", 3 * kBytes * count,
+          [backward](Ops& ops) { ops.HeadNormBackward(backward); });
+  }
+
   void Residuals() {
     const int64_t count = rows_ * hidden_;
     const auto residual = [this] {
@@ -116,22 +144,23 @@ class Cases {
 
   void Activations() {
     const int64_t count = rows_ * inner_;
-    const kernels::GeluArgs gelu = {.h = Inner(), .g = Inner(), .rows = rows_, .columns = inner_};
-    Moves("Gelu", 2 * kBytes * count, [gelu](Ops& ops) { ops.Gelu(gelu); });
-    const kernels::GeluBackwardArgs gelu_backward = {
+    const kernels::ActivationArgs gelu = {
+        .h = Inner(), .g = Inner(), .rows = rows_, .columns = inner_};
+    Moves("Activate, GELU", 2 * kBytes * count, [gelu](Ops& ops) { ops.Activate(gelu); });
+    const kernels::ActivationBackwardArgs gelu_backward = {
         .dg = Inner(), .h = Inner(), .dh = Inner(), .rows = rows_, .columns = inner_};
-    Moves("GeluBackward", 3 * kBytes * count,
-          [gelu_backward](Ops& ops) { ops.GeluBackward(gelu_backward); });
-    const kernels::SwigluArgs swiglu = {
+    Moves("ActivateBackward, GELU", 3 * kBytes * count,
+          [gelu_backward](Ops& ops) { ops.ActivateBackward(gelu_backward); });
+    const kernels::GatedArgs gated = {
         .h = arena_.Values(2 * count), .g = Inner(), .rows = rows_, .columns = inner_};
-    Moves("Swiglu", 3 * kBytes * count, [swiglu](Ops& ops) { ops.Swiglu(swiglu); });
-    const kernels::SwigluBackwardArgs swiglu_backward = {.dg = Inner(),
-                                                         .h = arena_.Values(2 * count),
-                                                         .dh = arena_.Values(2 * count),
-                                                         .rows = rows_,
-                                                         .columns = inner_};
-    Moves("SwigluBackward", 5 * kBytes * count,
-          [swiglu_backward](Ops& ops) { ops.SwigluBackward(swiglu_backward); });
+    Moves("Gated, SiLU", 3 * kBytes * count, [gated](Ops& ops) { ops.Gated(gated); });
+    const kernels::GatedBackwardArgs gated_backward = {.dg = Inner(),
+                                                       .h = arena_.Values(2 * count),
+                                                       .dh = arena_.Values(2 * count),
+                                                       .rows = rows_,
+                                                       .columns = inner_};
+    Moves("GatedBackward, SiLU", 5 * kBytes * count,
+          [gated_backward](Ops& ops) { ops.GatedBackward(gated_backward); });
     const int64_t head_dim = hidden_ / sizes_.heads;
     const kernels::RotaryArgs rotary = {.x = States(),
                                         .table = arena_.Floats(sizes_.context * head_dim),
@@ -182,6 +211,8 @@ class Cases {
 
   void Losses() {
     const int64_t count = head_rows_ * vocabulary_;
+    const kernels::SoftCapArgs cap = {.x = arena_.Values(count), .count = count, .cap = 30};
+    Moves("SoftCap", 2 * kBytes * count, [cap](Ops& ops) { ops.SoftCap(cap); });
     const kernels::CrossEntropyLocalArgs local = {
         .logits = arena_.Values(count),
         .targets = indices_,
@@ -280,9 +311,10 @@ class Cases {
     plain("Matmul, second of feed-forward", rows_, hidden_, inner_, true);
     plain("Matmul, logits", head_rows_, vocabulary_, hidden_, false);
     const kernels::MatmulArgs up = Product(rows_, inner_, hidden_, true);
-    const kernels::GeluArgs gelu = {.h = up.y, .g = Inner(), .rows = rows_, .columns = inner_};
-    Computes("Matmul, Gelu, first of feed-forward", Flops(rows_, inner_, hidden_),
-             [up, gelu](Ops& ops) { ops.RunChain({.product = up, .gelu = gelu}); });
+    const kernels::ActivationArgs gelu = {
+        .h = up.y, .g = Inner(), .rows = rows_, .columns = inner_};
+    Computes("Matmul, Activate, first of feed-forward", Flops(rows_, inner_, hidden_),
+             [up, gelu](Ops& ops) { ops.RunChain({.product = up, .activation = gelu}); });
   }
 
   // dy (m, n), w (n, k), dx (m, k)
@@ -299,11 +331,12 @@ class Cases {
     Computes("MatmulBackwardInput, first of feed-forward", Flops(rows_, inner_, hidden_),
              [a = InputGradient(rows_, inner_, hidden_)](Ops& ops) { ops.MatmulBackwardInput(a); });
     const kernels::MatmulBackwardInputArgs down = InputGradient(rows_, hidden_, inner_);
-    const kernels::GeluBackwardArgs gelu = {
+    const kernels::ActivationBackwardArgs gelu = {
         .dg = down.dx, .h = Inner(), .dh = down.dx, .rows = rows_, .columns = inner_};
-    Computes(
-        "MatmulBackwardInput, GeluBackward, second of feed-forward", Flops(rows_, inner_, hidden_),
-        [down, gelu](Ops& ops) { ops.RunChain({.input_gradient = down, .gelu_gradient = gelu}); });
+    Computes("MatmulBackwardInput, ActivateBackward, second of feed-forward",
+             Flops(rows_, inner_, hidden_), [down, gelu](Ops& ops) {
+               ops.RunChain({.input_gradient = down, .activation_gradient = gelu});
+             });
     const kernels::MatmulBackwardWeightArgs weight = {.dy = Inner(),
                                                       .x = States(),
                                                       .dw = arena_.Floats(inner_ * hidden_),

@@ -1,0 +1,109 @@
+// The part of ops.h that is about heads of queries, keys and values: rotary positions, norms,
+// attention. Letters and rules are those of ops.h.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "kernels/dropout.h"
+#include "kernels/values.h"
+
+namespace tercio::kernels {
+
+// Rotary positions (Su et al. 2021), in place: the first R channels of each head are turned, in the
+// pairs (i, i + R/2) of Hugging Face's llama and GPT-NeoX, or (2i, 2i + 1) of GPT-J. Head h of row
+// n starts at x[n * stride + h * D]; the row's angles are table row (n mod T): R/2 cosines, then
+// R/2 sines. inverse: the other way round, which is the gradient.
+struct RotaryArgs {
+  Values x;
+  const float* table;  // (T, R)
+  int64_t rows, tokens, stride, heads, head_dim;
+  int64_t rotary_dim = 0;    // R, even; 0: D
+  bool interleaved = false;  // the pairs (2i, 2i + 1)
+  bool inverse = false;
+  int64_t turned() const { return rotary_dim == 0 ? head_dim : rotary_dim; }
+};
+
+// RMSNorm of each head of queries and keys (Qwen3): head h of row n, which starts at
+// x[n * stride + h * D], likewise in y, is multiplied with rstd of its own and weight. y may be x.
+struct HeadNormArgs {
+  ConstValues x;
+  ConstValues weight;  // (D)
+  Values y;
+  float* rstd;  // (N, heads)
+  int64_t rows, heads, head_dim, stride;
+  float eps = 1e-6f;
+};
+
+// dx = gradient through the norm, dweight += leaf sums, of a row over its heads in ascending order.
+// dy and dx have x's stride; dx may be dy.
+struct HeadNormBackwardArgs {
+  ConstValues dy;
+  ConstValues x;
+  ConstValues weight;
+  const float* rstd;
+  Values dx;
+  float* dweight;  // (D)
+  int64_t rows, heads, head_dim, stride;
+  int64_t rows_per_leaf;
+};
+
+// Attention: causal, or every query with all keys of its sequence. q, k, v: element (row, head*D +
+// d) at pointer[row * stride + head*D + d]. k and v have H / group heads; query head h uses theirs
+// number h / group (Ainslie et al. 2023). s[i,j] = q_i . k_j * scale, with a soft cap (Gemma 2) cap
+// * tanh of that / cap; i - window < j <= i, or j < length of the sequence where not causal; p =
+// softmax(s); out_i = sum_j dropout(p)[i,j] v_j. lse (sequences, H, T): log sum exp of s[i,:].
+// Attention dropout is keyed by the global head first_head + head, query position and key position.
+struct AttentionArgs {
+  ConstValues q;
+  ConstValues k;
+  ConstValues v;
+  int64_t stride;
+  Values out;  // (N, H*D)
+  float* lse;
+  int64_t sequences, tokens, heads, head_dim;
+  int64_t group = 1;        // query heads for each key head; divides heads
+  int64_t first_query = 0;  // rows of out before this one of each sequence stay as they are
+  int64_t first_head = 0;
+  bool causal = true;
+  const int32_t* lengths = nullptr;  // (sequences), each in [1, T], where not causal; null: all T
+  float scale = 0;                   // 0: 1 / sqrt(D)
+  float softcap = 0;                 // 0: none
+  int64_t window = 0;  // keys that a query sees, its own included (causal only); 0: all
+  Dropout dropout;
+  // AttentionScratch(...) elements (cpu/attention_scratch.h), for backends without a workspace.
+  float* scratch;
+};
+
+// dq, dk, dv (same stride as q, k, v) are written with =.
+struct AttentionBackwardArgs {
+  ConstValues dout;
+  ConstValues out;
+  const float* lse;
+  ConstValues q;
+  ConstValues k;
+  ConstValues v;
+  Values dq;
+  Values dk;
+  Values dv;
+  int64_t stride;
+  int64_t sequences, tokens, heads, head_dim;
+  int64_t group = 1;
+  int64_t first_head = 0;
+  bool causal = true;
+  const int32_t* lengths = nullptr;
+  float scale = 0;
+  float softcap = 0;
+  int64_t window = 0;
+  Dropout dropout;
+  float* scratch;
+};
+
+// What scores are multiplied with.
+template <typename Args>
+float ScaleOf(const Args& attention) {
+  if (attention.scale != 0) return attention.scale;
+  return 1.0f / std::sqrt(static_cast<float>(attention.head_dim));
+}
+
+}  // namespace tercio::kernels
