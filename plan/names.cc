@@ -9,6 +9,15 @@ constexpr Word kArchitectures[] = {
     {v1::ARCHITECTURE_GPT2, "gpt2"},
     {v1::ARCHITECTURE_LLAMA, "llama"},
     {v1::ARCHITECTURE_BERT, "bert"},
+    {v1::ARCHITECTURE_OPT, "opt"},
+    {v1::ARCHITECTURE_GPT_J, "gptj"},
+    {v1::ARCHITECTURE_GPT_NEOX, "gpt_neox"},
+    {v1::ARCHITECTURE_PHI, "phi"},
+    {v1::ARCHITECTURE_PHI3, "phi3"},
+    {v1::ARCHITECTURE_QWEN2, "qwen2"},
+    {v1::ARCHITECTURE_QWEN3, "qwen3"},
+    {v1::ARCHITECTURE_MISTRAL, "mistral"},
+    {v1::ARCHITECTURE_GEMMA2, "gemma2"},
 };
 constexpr Word kActivations[] = {
     {v1::ACTIVATION_GELU, "gelu"},

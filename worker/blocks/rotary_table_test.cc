@@ -16,7 +16,7 @@ v1::ModelSpec Model() {
   return model;
 }
 
-// Of each position half cosines, half sines, of position * theta^(-2i / turned).
+// Half cosines, then half sines of position * theta^(-2i / turned).
 void ExpectAngles(const v1::ModelSpec& model, int turned, double theta) {
   const std::vector<float> table = RotaryTable(model);
   ASSERT_EQ(table.size(), static_cast<size_t>(model.context() * turned));

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "common/status_macros.h"
+#include "model/architecture.h"
 #include "worker/inference/cross_entropy.h"
 
 namespace tercio::inference {
@@ -250,7 +251,7 @@ absl::StatusOr<std::unique_ptr<LanguageModel>> LanguageModel::Load(
     std::optional<tokenizer::Tokenizer> tokenizer) {
   TERCIO_ASSIGN_OR_RETURN(const OpenedModel opened, OpenModel(directory, std::move(tokenizer)));
   TERCIO_ASSIGN_OR_RETURN(auto model, WholeModel::Load(opened, threads, pass));
-  if (!model->shape().causal) {
+  if (!model::ArchitectureOf(model->spec()).causal) {
     return absl::InvalidArgumentError(
         absl::StrCat(directory, " is a bert, which looks both ways and cannot continue a text; ",
                      "evaluate one with labels using --metric accuracy"));
