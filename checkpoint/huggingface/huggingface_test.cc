@@ -300,6 +300,20 @@ TEST(HuggingFace, WeightsAreExportedInAnotherDtype) {
   }
 }
 
+TEST(HuggingFace, EveryDtypeComesBackUnchanged) {
+  const TempDir dir;
+  for (const char* name : kModels) {
+    for (const auto format : {FloatFormat::kF32, FloatFormat::kF16, FloatFormat::kBF16}) {
+      const std::string at = absl::StrCat(dir.path(), "/", name, static_cast<int>(format));
+      const absl::Status made = ExportAs(format, Fixture(name), at);
+      ASSERT_TRUE(made.ok()) << made;
+      ASSERT_TRUE(ImportHuggingFace(at, at + ".checkpoint").ok());
+      ASSERT_TRUE(ExportHuggingFace(at + ".checkpoint", at + ".export", {}).ok());
+      EXPECT_EQ(FilesOf(at + ".export"), FilesOf(at)) << at;
+    }
+  }
+}
+
 TEST(HuggingFace, AWeightThatIsTooLargeIsRefused) {
   const TempDir dir;
   const std::string model = dir.path() + "/model";
