@@ -9,7 +9,7 @@
 #include "checkpoint/megatron/directory.h"
 #include "common/file.h"
 #include "common/status_macros.h"
-#include "model/architectures/section.h"
+#include "model/architectures/registry.h"
 #include "nlohmann/json.hpp"
 #include "plan/names.h"
 #include "plan/text_form.h"
@@ -129,7 +129,7 @@ void CompareFurther(const v1::ModelSpec& model, const v1::ModelSpec& source,
   const auto activation = [](const v1::ModelSpec& spec) {
     return plan::TextOf(plan::IsNamed(spec.activation())
                             ? spec.activation()
-                            : model::SectionOf(spec.architecture()).activation);
+                            : model::FactsOf(spec.architecture()).activation);
   };
   const auto head = [](const v1::ModelSpec& spec) {
     return spec.head_dim() > 0 ? spec.head_dim() : spec.hidden() / std::max(1, spec.heads());
@@ -170,10 +170,10 @@ std::vector<ModelDifference> DifferencesOf(const v1::ModelSpec& model,
   const auto flag = [](bool value) { return value ? "true" : "false"; };
   const auto eps = [](const v1::ModelSpec& spec) {
     return Number(spec.norm_eps() > 0 ? spec.norm_eps()
-                                      : model::SectionOf(spec.architecture()).norm_eps);
+                                      : model::FactsOf(spec.architecture()).norm_eps);
   };
   const auto theta = [](const v1::ModelSpec& spec) {
-    if (model::SectionOf(spec.architecture()).rope_theta == 0) return std::string("none");
+    if (model::FactsOf(spec.architecture()).rope_theta == 0) return std::string("none");
     return Number(spec.rope_theta() > 0 ? spec.rope_theta() : 10000.0);
   };
   compare("architecture", plan::TextOf(model.architecture()), plan::TextOf(source.architecture()));

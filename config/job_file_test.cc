@@ -5,7 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "model/architectures/section.h"
+#include "model/architectures/registry.h"
 #include "plan/names.h"
 
 namespace tercio::config {
@@ -384,7 +384,7 @@ TEST(JobFile, KeysBelongToArchitectures) {
       {"rotary_dim", "4"},     {"sliding_window", "8"}, {"attention_softcap", "50"},
       {"logit_softcap", "30"}, {"query_scale", "9"},    {"sequential_residual", "true"}};
   int accepted = 0;
-  for (const model::SectionFacts* facts : model::AllSections()) {
+  for (const model::ArchitectureFacts* facts : model::AllArchitectures()) {
     if (!plan::IsNamed(facts->architecture)) continue;
     const std::string name = plan::TextOf(facts->architecture);
     for (const auto& [key, value] : keys) {

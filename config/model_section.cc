@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "checkpoint/model_description.h"
-#include "model/architectures/section.h"
+#include "model/architectures/registry.h"
 #include "nlohmann/json.hpp"
 #include "plan/limits.h"
 #include "plan/names.h"
@@ -30,7 +30,7 @@ constexpr const char* kKeysOfSome[] = {"norm",          "token_types",    "sente
 template <typename Holds>
 std::string ArchitecturesWith(const Holds& holds) {
   std::vector<std::string> names;
-  for (const model::SectionFacts* facts : model::AllSections()) {
+  for (const model::ArchitectureFacts* facts : model::AllArchitectures()) {
     if (plan::IsNamed(facts->architecture) && holds(*facts)) {
       names.push_back(plan::TextOf(facts->architecture));
     }
@@ -43,7 +43,7 @@ std::string ArchitecturesWith(const Holds& holds) {
 
 std::string SupportersOf(std::string_view key) {
   const std::string names =
-      ArchitecturesWith([&](const model::SectionFacts& facts) { return facts.Has(key); });
+      ArchitecturesWith([&](const model::ArchitectureFacts& facts) { return facts.Has(key); });
   if (names.empty()) return "no architecture of this version supports this key";
   const bool several = names.find(' ') != std::string::npos;
   return absl::StrCat("only ", names, several ? " support" : " supports", " this key");
@@ -52,7 +52,7 @@ std::string SupportersOf(std::string_view key) {
 // The list is part of the error, so that nobody has to look it up.
 std::string PresetNames() {
   std::vector<std::string> names;
-  for (const model::SectionFacts* facts : model::AllSections()) {
+  for (const model::ArchitectureFacts* facts : model::AllArchitectures()) {
     if (!plan::IsNamed(facts->architecture)) continue;
     for (const model::Preset& preset : facts->presets) names.push_back(preset.name);
   }
@@ -84,8 +84,8 @@ void ParseRopeScaling(Section scaling, v1::ModelSpec* out) {
   scaling.Finish();
 }
 
-void ParsePositions(Section& model, const model::SectionFacts& facts, const v1::ModelSpec& base,
-                    v1::ModelSpec* out) {
+void ParsePositions(Section& model, const model::ArchitectureFacts& facts,
+                    const v1::ModelSpec& base, v1::ModelSpec* out) {
   if (facts.rope_theta > 0) {
     const double theta = base.rope_theta() > 0 ? base.rope_theta() : facts.rope_theta;
     out->set_rope_theta(model.Number("rope_theta", theta, 1, 1e12));
@@ -96,8 +96,8 @@ void ParsePositions(Section& model, const model::SectionFacts& facts, const v1::
   // To ignore a key of another architecture would let a mistake pass.
   for (const char* key : {"rope_theta", "rope_scaling"}) {
     if (!model.Has(key)) continue;
-    const std::string names =
-        ArchitecturesWith([](const model::SectionFacts& other) { return other.rope_theta > 0; });
+    const std::string names = ArchitecturesWith(
+        [](const model::ArchitectureFacts& other) { return other.rope_theta > 0; });
     const bool several = names.find(' ') != std::string::npos;
     model.Fault(key, absl::StrCat("only ", names, several ? " have" : " has", " rotary positions"));
   }
@@ -121,7 +121,7 @@ void ParseLabels(Section& model, const v1::ModelSpec& base, v1::ModelSpec* out) 
   if (out->labels() == 1) model.Fault("labels", "a classifier needs at least two classes");
 }
 
-void ParseEncoder(Section& model, const model::SectionFacts& facts, const v1::ModelSpec& base,
+void ParseEncoder(Section& model, const model::ArchitectureFacts& facts, const v1::ModelSpec& base,
                   v1::ModelSpec* out) {
   if (!facts.Has("labels")) return;
   out->set_norm(
@@ -140,8 +140,8 @@ void ParseEncoder(Section& model, const model::SectionFacts& facts, const v1::Mo
   }
 }
 
-void ParseActivation(Section& model, const model::SectionFacts& facts, const v1::ModelSpec& base,
-                     v1::ModelSpec* out) {
+void ParseActivation(Section& model, const model::ArchitectureFacts& facts,
+                     const v1::ModelSpec& base, v1::ModelSpec* out) {
   const v1::Activation usual =
       plan::IsNamed(base.activation()) ? base.activation() : facts.activation;
   const v1::Activation activation = model.OneOf("activation", usual);
@@ -157,7 +157,7 @@ void ParseActivation(Section& model, const model::SectionFacts& facts, const v1:
 }
 
 // Keys whose values stay unset where the section does not name them.
-void ParseFurther(Section& model, const model::SectionFacts& facts, const v1::ModelSpec& base,
+void ParseFurther(Section& model, const model::ArchitectureFacts& facts, const v1::ModelSpec& base,
                   v1::ModelSpec* out) {
   if (facts.Has("activation")) ParseActivation(model, facts, base, out);
   const auto size = [&](const char* key, int64_t of_base, int64_t most) -> int32_t {
@@ -178,7 +178,7 @@ void ParseFurther(Section& model, const model::SectionFacts& facts, const v1::Mo
   }
 }
 
-void CheckKeys(Section& model, const model::SectionFacts& facts) {
+void CheckKeys(Section& model, const model::ArchitectureFacts& facts) {
   // To ignore a key of another architecture would let a mistake pass.
   for (const char* key : kKeysOfSome) {
     if (model.Has(key) && !facts.Has(key)) model.Fault(key, SupportersOf(key));
@@ -186,7 +186,7 @@ void CheckKeys(Section& model, const model::SectionFacts& facts) {
 }
 
 // What the architecture has in one form only.
-void CheckForms(Section& model, const model::SectionFacts& facts, const v1::ModelSpec& spec) {
+void CheckForms(Section& model, const model::ArchitectureFacts& facts, const v1::ModelSpec& spec) {
   const std::string name = plan::TextOf(facts.architecture);
   if (!facts.free_bias && spec.bias() != facts.bias) {
     model.Fault("bias", facts.bias ? name + " without biases is not supported by this version"
@@ -201,7 +201,7 @@ void CheckForms(Section& model, const model::SectionFacts& facts, const v1::Mode
 }
 
 // The sizes may each be possible and not fit together.
-void CheckHeads(Section& model, const model::SectionFacts& facts, const v1::ModelSpec& spec) {
+void CheckHeads(Section& model, const model::ArchitectureFacts& facts, const v1::ModelSpec& spec) {
   if (spec.heads() % spec.kv_heads() != 0) {
     model.Fault("kv_heads", absl::StrCat(spec.kv_heads(), " does not divide heads ", spec.heads()));
   }
@@ -235,8 +235,8 @@ v1::ModelSpec UnnamedModel(Section& model) {
           .value_or(v1::ARCHITECTURE_GPT2);
   v1::ModelSpec base;
   base.set_architecture(v1::ARCHITECTURE_GPT2);
-  base.set_bias(model::SectionOf(named).bias);
-  base.set_untied_head(!model::SectionOf(named).tied_head);
+  base.set_bias(model::FactsOf(named).bias);
+  base.set_untied_head(!model::FactsOf(named).tied_head);
   return base;
 }
 
@@ -260,7 +260,7 @@ std::string ResolvePath(const std::string& text, const std::string& directory) {
 // The whole section, with `base` for what it leaves out; `named`: base has the sizes too.
 void ParseSizes(Section& model, const v1::ModelSpec& base, bool named, v1::ModelSpec* out) {
   out->set_architecture(model.OneOf("architecture", base.architecture()));
-  const model::SectionFacts& facts = model::SectionOf(out->architecture());
+  const model::ArchitectureFacts& facts = model::FactsOf(out->architecture());
   CheckKeys(model, facts);
   const auto size = [&](const char* key, int64_t of_base, int64_t otherwise, int64_t most) {
     // A size that is missing is reported and then replaced,
@@ -407,7 +407,7 @@ std::string ModelYaml(const v1::ModelSpec& model) {
                     ", original_context: ", rope.original_context(), "}");
   }
   absl::StrAppend(&yaml, FurtherYaml(model));
-  if (model::SectionOf(model.architecture()).Has("labels")) {
+  if (model::FactsOf(model.architecture()).Has("labels")) {
     absl::StrAppend(&yaml, EncoderYaml(model));
   }
   absl::StrAppend(&yaml, "\n  vocab_size: ", model.vocab_size(), "\n");

@@ -96,7 +96,7 @@ double SumOverLayers(const Architecture& architecture, const Number& of_kind) {
 }  // namespace
 
 Architecture ArchitectureOf(const v1::ModelSpec& model) {
-  return FormOf(model.architecture()).describe(model);
+  return FactsOf(model.architecture()).describe(model);
 }
 
 std::vector<const AttentionOptions*> AttentionsOf(const Architecture& architecture) {

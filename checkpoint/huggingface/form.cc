@@ -1,9 +1,22 @@
 #include "checkpoint/huggingface/form.h"
 
-#include "checkpoint/huggingface/forms/forms.h"
 #include "common/check.h"
 
 namespace tercio::checkpoint {
+
+// A form is a file of forms/, and a line here and in the list below.
+const HuggingFaceForm& Gpt2Form();
+const HuggingFaceForm& LlamaForm();
+const HuggingFaceForm& BertForm();  // bert and megatron-bert
+const HuggingFaceForm& OptForm();
+const HuggingFaceForm& GptJForm();
+const HuggingFaceForm& GptNeoxForm();
+const HuggingFaceForm& PhiForm();
+const HuggingFaceForm& Phi3Form();
+const HuggingFaceForm& Qwen2Form();
+const HuggingFaceForm& Qwen3Form();
+const HuggingFaceForm& MistralForm();
+const HuggingFaceForm& Gemma2Form();
 
 absl::Span<const HuggingFaceForm* const> HuggingFaceForms() {
   static const HuggingFaceForm* const forms[] = {

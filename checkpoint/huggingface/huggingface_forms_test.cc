@@ -13,7 +13,7 @@
 #include "common/file.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "model/architectures/section.h"
+#include "model/architectures/registry.h"
 #include "nlohmann/json.hpp"
 #include "plan/model_tensors.h"
 #include "plan/names.h"
@@ -83,7 +83,7 @@ TEST(HuggingFaceForms, EveryArchitectureHasOne) {
     const HuggingFaceForm* form = FindForm(architecture);
     ASSERT_NE(form, nullptr) << architecture;
     for (const std::string_view type : form->model_types) EXPECT_EQ(FindForm(type), form);
-    EXPECT_EQ(model::SectionOf(architecture).architecture, architecture);
+    EXPECT_EQ(model::FactsOf(architecture).architecture, architecture);
   }
   EXPECT_EQ(FindForm("qwen2_moe"), nullptr);
 }

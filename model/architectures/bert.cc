@@ -1,3 +1,5 @@
+// Devlin et al. 2019, or with the norms where Megatron-LM has them (Shoeybi et al. 2019, section
+// 5.3); sentence order: Lan et al. 2020.
 #include "model/architectures/parts.h"
 #include "model/architectures/registry.h"
 
@@ -21,8 +23,6 @@ Head HeadOf(const v1::ModelSpec& model, const NormOptions& norm, bool post_norm)
   return head;
 }
 
-}  // namespace
-
 Architecture DescribeBert(const v1::ModelSpec& model) {
   // An empty value means the original, whose norms follow.
   const bool post_norm = model.norm() != v1::NORM_PLACEMENT_PRE;
@@ -39,6 +39,25 @@ Architecture DescribeBert(const v1::ModelSpec& model) {
   bert.causal = false;
   bert.keys_by_place = true;
   return bert;
+}
+
+}  // namespace
+
+const ArchitectureFacts& BertFacts() {
+  static const auto* const facts = new ArchitectureFacts{
+      .architecture = v1::ARCHITECTURE_BERT,
+      .describe = DescribeBert,
+      .free_head = false,
+      .grouped_keys = false,
+      .norm_eps = 1e-12,
+      .activation = v1::ACTIVATION_GELU,
+      .keys = {"norm", "token_types", "sentence_order", "labels"},
+      .presets =
+          // Devlin et al. 2019, section 3.
+      {{"bert-base", 12, 768, 12, 12, 3072, 512, 30522},
+       {"bert-large", 24, 1024, 16, 16, 4096, 512, 30522}},
+  };
+  return *facts;
 }
 
 }  // namespace tercio::model

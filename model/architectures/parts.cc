@@ -139,4 +139,11 @@ Head LanguageHead(const v1::ModelSpec& model, const NormOptions& norm) {
   return head;
 }
 
+Architecture LlamaWith(const v1::ModelSpec& model, const AttentionOptions& attention) {
+  const NormOptions norm = RmsNormOf(model);
+  Architecture relative = RepeatedLayer(model, PreNormLayer(norm, attention, GatedMlpOf(model)));
+  relative.head = LanguageHead(model, norm);
+  return relative;
+}
+
 }  // namespace tercio::model

@@ -38,4 +38,7 @@ MlpOptions GatedMlpOf(const v1::ModelSpec& model);
 Architecture RepeatedLayer(const v1::ModelSpec& model, const Layer& layer);
 Head LanguageHead(const v1::ModelSpec& model, const NormOptions& norm);
 
+// Llama but for its attention.
+Architecture LlamaWith(const v1::ModelSpec& model, const AttentionOptions& attention);
+
 }  // namespace tercio::model

@@ -1,45 +1,62 @@
-// The architectures that this version knows: each describes itself in a file of this folder, and
-// nothing else asks for an architecture by name. Pure.
+// The architectures that this version knows: of each its description, and what a job's model
+// section may say of it (defaults, the keys that only some have, published sizes). Each stands in a
+// file of this folder; readers of jobs and checkpoints, plans and the engine ask here, and compare
+// no architecture. Pure.
 #pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+#include <vector>
 
 #include "model/architecture.h"
 #include "proto/tercio/v1/job.pb.h"
 
 namespace tercio::model {
 
-struct ArchitectureForm {
-  v1::Architecture architecture;
-  Architecture (*describe)(const v1::ModelSpec& model);
+// Published sizes. A preset is a model like any other: each of its sizes may be changed.
+struct Preset {
+  const char* name;
+  int layers, hidden, heads, kv_heads, ffn_hidden, context, vocab_size;
+  double rope_theta = 0;
+  bool tied_head = true;
+  void (*further)(v1::ModelSpec* model) = nullptr;  // what only some architectures have
 };
 
-// An unset architecture means gpt2. REQUIRES: one of these.
-const ArchitectureForm& FormOf(v1::Architecture architecture);
+struct ArchitectureFacts {
+  v1::Architecture architecture = v1::ARCHITECTURE_UNSPECIFIED;
+  Architecture (*describe)(const v1::ModelSpec& model) = nullptr;
+  bool bias = true;
+  bool free_bias = false;  // a job may choose
+  bool tied_head = true;
+  bool free_head = true;     // a job may choose
+  bool grouped_keys = true;  // fewer heads of keys than of queries are possible
+  double norm_eps = 1e-5;    // as published; another one changes what loaded weights compute
+  double rope_theta = 0;     // of a job that names none; 0: positions are not rotary
+  bool gated = false;        // three matrices in the feed-forward part
+  v1::Activation activation = v1::ACTIVATION_GELU_TANH;  // of a job that names none
+  std::vector<v1::Activation> further_activations;       // that a job may name
+  std::vector<std::string_view> keys;                    // that only some architectures have
+  std::vector<Preset> presets;
 
-// Radford et al. 2019: pre-norm, learned positions, GELU.
-Architecture DescribeGpt2(const v1::ModelSpec& model);
-// Touvron et al. 2023 (RMSNorm, rotary positions, SwiGLU), with the grouped-query attention of
-// Ainslie et al. 2023.
-Architecture DescribeLlama(const v1::ModelSpec& model);
-// Devlin et al. 2019, or with the norms where Megatron-LM has them (Shoeybi et al. 2019, section
-// 5.3); sentence order: Lan et al. 2020.
-Architecture DescribeBert(const v1::ModelSpec& model);
-// Zhang et al. 2022: GPT-2 with ReLU, and a table of positions that begins at its third row.
-Architecture DescribeOpt(const v1::ModelSpec& model);
-// Wang and Komatsuzaki 2021: parallel branches behind one norm, interleaved rotary positions.
-Architecture DescribeGptJ(const v1::ModelSpec& model);
-// Black et al. 2022: parallel branches with a norm each, or one after the other.
-Architecture DescribeGptNeox(const v1::ModelSpec& model);
-// Li et al. 2023 (Phi-1.5), Javaheripi and Bubeck 2023 (Phi-2): parallel branches behind one norm.
-Architecture DescribePhi(const v1::ModelSpec& model);
-// Abdin et al. 2024.
-Architecture DescribePhi3(const v1::ModelSpec& model);
-// Yang et al. 2024: biases of query, key and value.
-Architecture DescribeQwen2(const v1::ModelSpec& model);
-// Yang et al. 2025: norms of each head's query and key.
-Architecture DescribeQwen3(const v1::ModelSpec& model);
-// Jiang et al. 2023: a sliding window.
-Architecture DescribeMistral(const v1::ModelSpec& model);
-// Gemma Team 2024: norms before and after each branch, soft caps, windows in every other layer.
-Architecture DescribeGemma2(const v1::ModelSpec& model);
+  bool Has(std::string_view key) const;
+};
+
+// All architectures that have a description, in the order in which messages list them.
+const std::vector<const ArchitectureFacts*>& AllArchitectures();
+
+// gpt2's for an unset architecture, and for numbers of later versions.
+const ArchitectureFacts& FactsOf(v1::Architecture architecture);
+
+struct NamedPreset {
+  const ArchitectureFacts* facts;
+  const Preset* preset;
+};
+std::optional<NamedPreset> FindPreset(std::string_view name);
+v1::ModelSpec ModelOf(const NamedPreset& named);
+
+// The usual width of the feed-forward part: 4 hidden, or with a gate two thirds of it, in steps of
+// 64, since there are three matrices.
+int64_t UsualFfnHidden(const v1::ModelSpec& model);
 
 }  // namespace tercio::model

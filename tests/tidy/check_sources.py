@@ -127,6 +127,9 @@ UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
 PRIVATE_PATH = re.compile(r"(?<![\w.$])/(home|root|Users)/\w")
 
 
+ARCHITECTURE_COMPARED = re.compile(r"[!=]= *v1::ARCHITECTURE_|v1::ARCHITECTURE_\w+ *[!=]=|case v1::ARCHITECTURE_")
+ARCHITECTURE_FOLDERS = ("model/architectures/", "checkpoint/huggingface/")
+
 WALL_CLOCK = re.compile(r"absl::Now\(\)|system_clock|\bgettimeofday\b|CLOCK_REALTIME")
 WALL_CLOCK_FILES = {
     "cli/client.cc": "the times of certificates",
@@ -367,6 +370,19 @@ def check_clocks(sources):
     return faults
 
 
+def check_architectures(sources):
+    """What an architecture means stands in its two files; nothing else asks which one a model has."""
+    faults = []
+    for path, lines in sources.items():
+        if not is_cpp(path) or is_test(path) or path.startswith(ARCHITECTURE_FOLDERS):
+            continue
+        for number, line in enumerate(lines, 1):
+            if ARCHITECTURE_COMPARED.search(line):
+                faults.append(f"{path}:{number}: compares an architecture; ask model::ArchitectureOf or model::FactsOf for what "
+                              f"matters about it: {line.strip()}")
+    return faults
+
+
 def check_mutexes(sources):
     """Mutexes are those whose discipline clang checks (bazel/thread_safety.bzl)."""
     faults = []
@@ -481,6 +497,7 @@ def main():
         "headers": check_headers(sources),
         "words": check_words(sources),
         "clocks": check_clocks(sources),
+        "architectures": check_architectures(sources),
         "mutexes": check_mutexes(sources),
         "names of units": units.check_units(sources),
         "arguments of kernels": cpp_rules.check_kernel_arguments(sources, is_cpp),

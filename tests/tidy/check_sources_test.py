@@ -61,6 +61,14 @@ class CheckSourcesTest(unittest.TestCase):
         self.assertEqual(check_sources.check_lengths({"plan/a.cc": ["int a;"] * 800}), [])
         self.assertEqual(len(check_sources.check_lengths({"plan/a.cc": ["int a;"] * 801})), 1)
 
+    def test_an_architecture_is_compared_in_its_own_files_only(self):
+        for line in ("if (model.architecture() == v1::ARCHITECTURE_BERT) {", "    case v1::ARCHITECTURE_LLAMA:",
+                     "bool b = v1::ARCHITECTURE_OPT != model.architecture();"):
+            self.assertEqual(len(check_sources.check_architectures({"worker/engine/a.cc": [line]})), 1, line)
+            for allowed in ("model/architectures/a.cc", "checkpoint/huggingface/forms/a.cc", "plan/a_test.cc"):
+                self.assertEqual(check_sources.check_architectures({allowed: [line]}), [], allowed)
+        self.assertEqual(check_sources.check_architectures({"plan/a.cc": ["model.set_architecture(v1::ARCHITECTURE_GPT2);"]}), [])
+
     def test_a_pure_folder_includes_no_clock_thread_file_or_rpc(self):
         for header in ("<thread>", "<chrono>", "<fstream>", '"grpcpp/grpcpp.h"', '"common/clock.h"',
                        '"absl/time/clock.h"', '"sqlite3.h"', '"proto/tercio/v1/job_service.grpc.pb.h"'):

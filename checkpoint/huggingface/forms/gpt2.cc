@@ -1,5 +1,5 @@
+#include "checkpoint/huggingface/form.h"
 #include "checkpoint/huggingface/form_parts.h"
-#include "checkpoint/huggingface/forms/forms.h"
 
 namespace tercio::checkpoint {
 namespace {

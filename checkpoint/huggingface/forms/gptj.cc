@@ -1,6 +1,6 @@
 #include "absl/strings/str_cat.h"
+#include "checkpoint/huggingface/form.h"
 #include "checkpoint/huggingface/form_parts.h"
-#include "checkpoint/huggingface/forms/forms.h"
 #include "common/status_macros.h"
 
 namespace tercio::checkpoint {

@@ -1,10 +1,22 @@
-#include "model/architectures/section.h"
+// Yang et al. 2024: biases of query, key and value.
+#include "model/architectures/parts.h"
+#include "model/architectures/registry.h"
 
 namespace tercio::model {
+namespace {
 
-const SectionFacts& Qwen2Section() {
-  static const auto* const facts = new SectionFacts{
+Architecture DescribeQwen2(const v1::ModelSpec& model) {
+  AttentionOptions attention = RotaryAttentionOf(model);
+  attention.bias = true;
+  return LlamaWith(model, attention);
+}
+
+}  // namespace
+
+const ArchitectureFacts& Qwen2Facts() {
+  static const auto* const facts = new ArchitectureFacts{
       .architecture = v1::ARCHITECTURE_QWEN2,
+      .describe = DescribeQwen2,
       .bias = false,  // but those of query, key and value
       .tied_head = false,
       .norm_eps = 1e-6,

@@ -1,4 +1,4 @@
-#include "model/architectures/section.h"
+#include "model/architectures/registry.h"
 
 #include <set>
 
@@ -10,19 +10,19 @@ namespace {
 
 TEST(Sections, EveryArchitectureHasOne) {
   const google::protobuf::EnumDescriptor* set = v1::Architecture_descriptor();
-  EXPECT_EQ(AllSections().size() + 1, static_cast<size_t>(set->value_count()));
+  EXPECT_EQ(AllArchitectures().size() + 1, static_cast<size_t>(set->value_count()));
   for (int i = 1; i < set->value_count(); ++i) {
     const auto architecture = static_cast<v1::Architecture>(set->value(i)->number());
-    EXPECT_EQ(SectionOf(architecture).architecture, architecture);
+    EXPECT_EQ(FactsOf(architecture).architecture, architecture);
   }
-  EXPECT_EQ(SectionOf(v1::ARCHITECTURE_UNSPECIFIED).architecture, v1::ARCHITECTURE_GPT2);
-  EXPECT_EQ(SectionOf(static_cast<v1::Architecture>(1000)).architecture, v1::ARCHITECTURE_GPT2);
+  EXPECT_EQ(FactsOf(v1::ARCHITECTURE_UNSPECIFIED).architecture, v1::ARCHITECTURE_GPT2);
+  EXPECT_EQ(FactsOf(static_cast<v1::Architecture>(1000)).architecture, v1::ARCHITECTURE_GPT2);
 }
 
 // A preset has what its architecture can have, and sizes that fit together.
 TEST(Sections, PresetsArePossible) {
   std::set<std::string> names;
-  for (const SectionFacts* facts : AllSections()) {
+  for (const ArchitectureFacts* facts : AllArchitectures()) {
     EXPECT_FALSE(facts->presets.empty());
     for (const Preset& preset : facts->presets) {
       SCOPED_TRACE(preset.name);

@@ -1,16 +1,24 @@
-#include "model/architectures/section.h"
+// Yang et al. 2025: norms of each head's query and key.
+#include "model/architectures/parts.h"
+#include "model/architectures/registry.h"
 
 namespace tercio::model {
-
 namespace {
+
+Architecture DescribeQwen3(const v1::ModelSpec& model) {
+  AttentionOptions attention = RotaryAttentionOf(model);
+  attention.head_norm = RmsNormOf(model);
+  return LlamaWith(model, attention);
+}
 
 void HeadsOf128(v1::ModelSpec* model) { model->set_head_dim(128); }
 
 }  // namespace
 
-const SectionFacts& Qwen3Section() {
-  static const auto* const facts = new SectionFacts{
+const ArchitectureFacts& Qwen3Facts() {
+  static const auto* const facts = new ArchitectureFacts{
       .architecture = v1::ARCHITECTURE_QWEN3,
+      .describe = DescribeQwen3,
       .bias = false,
       .tied_head = false,
       .norm_eps = 1e-6,

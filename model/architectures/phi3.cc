@@ -1,10 +1,20 @@
-#include "model/architectures/section.h"
+// Abdin et al. 2024.
+#include "model/architectures/parts.h"
+#include "model/architectures/registry.h"
 
 namespace tercio::model {
+namespace {
 
-const SectionFacts& Phi3Section() {
-  static const auto* const facts = new SectionFacts{
+Architecture DescribePhi3(const v1::ModelSpec& model) {
+  return LlamaWith(model, RotaryAttentionOf(model));
+}
+
+}  // namespace
+
+const ArchitectureFacts& Phi3Facts() {
+  static const auto* const facts = new ArchitectureFacts{
       .architecture = v1::ARCHITECTURE_PHI3,
+      .describe = DescribePhi3,
       .bias = false,
       .tied_head = false,
       .rope_theta = 10000,

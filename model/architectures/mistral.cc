@@ -1,10 +1,20 @@
-#include "model/architectures/section.h"
+// Jiang et al. 2023: a sliding window.
+#include "model/architectures/parts.h"
+#include "model/architectures/registry.h"
 
 namespace tercio::model {
+namespace {
 
-const SectionFacts& MistralSection() {
-  static const auto* const facts = new SectionFacts{
+Architecture DescribeMistral(const v1::ModelSpec& model) {
+  return LlamaWith(model, RotaryAttentionOf(model));
+}
+
+}  // namespace
+
+const ArchitectureFacts& MistralFacts() {
+  static const auto* const facts = new ArchitectureFacts{
       .architecture = v1::ARCHITECTURE_MISTRAL,
+      .describe = DescribeMistral,
       .bias = false,
       .tied_head = false,
       .rope_theta = 10000,
