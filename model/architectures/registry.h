@@ -48,6 +48,16 @@ const std::vector<const ArchitectureFacts*>& AllArchitectures();
 // gpt2's for an unset architecture, and for numbers of later versions.
 const ArchitectureFacts& FactsOf(v1::Architecture architecture);
 
+// For tests of models that no architecture has: while it lives, `facts` stand for their
+// architecture. Made before, and destroyed after, everything else that asks; `facts` outlive it.
+class ScopedArchitecture {
+ public:
+  explicit ScopedArchitecture(const ArchitectureFacts& facts);
+  ~ScopedArchitecture();
+  ScopedArchitecture(const ScopedArchitecture&) = delete;
+  ScopedArchitecture& operator=(const ScopedArchitecture&) = delete;
+};
+
 struct NamedPreset {
   const ArchitectureFacts* facts;
   const Preset* preset;

@@ -1,7 +1,5 @@
 #include "worker/blocks/layer.h"
 
-#include "common/check.h"
-
 namespace tercio::blocks {
 namespace {
 
@@ -66,11 +64,12 @@ kernels::ConstValues Layer::InputOf(const Frame& frame, const Sublayer& sublayer
 }
 
 void Layer::RunContinuation(kernels::Chain chain, const Continuation& next) {
-  // What a norm of the sum makes is not normed again: no architecture has both.
-  if (next.norm.has_value()) {
-    TERCIO_CHECK(!chain.norm.has_value());
-    chain.norm = next.norm;
+  // What a norm of the sum has made is normed again in a call of its own.
+  if (next.norm.has_value() && chain.norm.has_value()) {
+    tools_.ops.RunChain(chain);
+    chain = {};
   }
+  if (next.norm.has_value()) chain.norm = next.norm;
   // Values that nobody norms are read as they are, and rounded where they are multiplied.
   if (next.reader.has_value() && chain.norm.has_value()) {
     return tools_.products.MakeInput(*next.reader, chain);
