@@ -116,7 +116,7 @@ TEST_F(DamageTest, WhatTercioLacksIsRefusedByName) {
     Json change;
     const char* what;
   } cases[] = {
-      {"gpt2", {{"model_type", "opt"}}, "model_type: \"opt\""},
+      {"gpt2", {{"model_type", "bloom"}}, "model_type: \"bloom\""},
       {"gpt2", {{"activation_function", "relu"}}, "activation_function: \"relu\""},
       {"gpt2", {{"scale_attn_weights", false}}, "scale_attn_weights: false"},
       {"gpt2",
