@@ -200,7 +200,8 @@ void AddHead(const StageShape& shape, const model::Head& head, TableBuilder* tab
                 shape.chunk_rows * shape.vocabulary);
   add("head.stats", shape.chunk_rows * kernels::kCrossEntropyStats);
   // The statistics of all tensor ranks are gathered, since each has a part of the vocabulary.
-  add("head.all_stats", shape.chunk_rows * kernels::kCrossEntropyStats * shape.tensor);
+  add("head.all_stats",
+      shape.tensor > 1 ? shape.chunk_rows * kernels::kCrossEntropyStats * shape.tensor : 0);
   add("head.lse", shape.chunk_rows);
   add("head.loss", shape.chunk_rows);
 }
