@@ -215,8 +215,11 @@ TEST_F(NcclTest, MessagesOfAGroupMustMatch) {
     EXPECT_EQ(message(), ncclSuccess);
     EXPECT_EQ(ncclGroupEnd(), ncclSuccess);
     EXPECT_EQ(cudaStreamSynchronize(rank.stream), cudaSuccess);
-    EXPECT_EQ(Settled(rank.comm), ncclInvalidUsage);
-    EXPECT_THAT(ncclGetLastError(rank.comm), HasSubstr("do not match"));
+    // The sender may be done before the receiver has noticed.
+    if (r == 1) {
+      EXPECT_EQ(Settled(rank.comm), ncclInvalidUsage);
+      EXPECT_THAT(ncclGetLastError(rank.comm), HasSubstr("do not match"));
+    }
     ncclCommAbort(rank.comm);
     rank.comm = nullptr;
   });

@@ -113,12 +113,8 @@ std::vector<DividedSize> SizesThatTensorDivides(const Architecture& architecture
   std::vector<DividedSize> sizes;
   for (const Layer& kind : architecture.kinds) {
     ForBlocks(kind, [&](const BlockOptions& block) {
-      if (const auto* attention = std::get_if<AttentionOptions>(&block)) {
-        sizes.push_back({"model.heads", attention->heads});
-        sizes.push_back({"model.kv_heads", attention->key_heads});
-      } else if (const auto* mlp = std::get_if<MlpOptions>(&block)) {
-        sizes.push_back({"model.ffn_hidden", mlp->width});
-      }
+      const std::vector<DividedSize> divided = Describe(block, 1).divided;
+      sizes.insert(sizes.end(), divided.begin(), divided.end());
     });
   }
   return sizes;
@@ -138,12 +134,11 @@ double ElementsTimesKeys(const Architecture& architecture) {
   return SumOverLayers(architecture, [&](const Layer& kind) {
     double products = 0;
     ForBlocks(kind, [&](const BlockOptions& block) {
-      const auto* attention = std::get_if<AttentionOptions>(&block);
-      if (attention == nullptr) return;
-      const int64_t keys = attention->window > 0 ? std::min(attention->window, architecture.context)
-                                                 : architecture.context;
-      products +=
-          static_cast<double>(attention->heads * attention->head_dim) * static_cast<double>(keys);
+      const BlockDescription described = Describe(block, 1);
+      const int64_t keys = described.most_keys > 0
+                               ? std::min(described.most_keys, architecture.context)
+                               : architecture.context;
+      products += static_cast<double>(described.elements_per_key) * static_cast<double>(keys);
     });
     return products;
   });

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "model/description.h"
 #include "model/options.h"
 #include "proto/tercio/v1/job.pb.h"
 
@@ -58,11 +59,6 @@ std::vector<Tensor> HeadTensors(const Architecture& architecture);
 // REQUIRES: a supported architecture, and sizes that passed CheckModel or come from a plan.
 Architecture ArchitectureOf(const v1::ModelSpec& model);
 
-// A size of the model that tensor ranks divide among them, under its name in job files.
-struct DividedSize {
-  const char* key;
-  int64_t size;
-};
 std::vector<DividedSize> SizesThatTensorDivides(const Architecture& architecture);
 
 // The weights that one token is multiplied with in the layers, without attention's own products.

@@ -50,11 +50,22 @@ struct Product {
   Activation activation = Activation::kGeluTanh;
 };
 
+// A size of the model that tensor ranks divide among them, under its name in job files.
+struct DividedSize {
+  const char* key;
+  int64_t size;
+};
+
 struct BlockDescription {
   std::vector<Tensor> tensors;  // names within the block: "query.weight"
   std::vector<Field> fields;
   std::vector<Scratch> scratch;
   std::vector<Product> products;  // the first reads x, the last makes the branch
+  std::vector<DividedSize> divided;
+  // Elements of a token's row that are multiplied with each key that it sees; and how many keys
+  // these are at most, 0: all of the context.
+  int64_t elements_per_key = 0;
+  int64_t most_keys = 0;
 };
 
 }  // namespace tercio::model

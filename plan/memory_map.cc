@@ -7,19 +7,14 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/check.h"
-#include "kernels/cpu/attention_scratch.h"
-#include "kernels/cuda/attention_choice.h"
-#include "kernels/cuda/scratch.h"
 #include "kernels/exact_sum.h"
 #include "kernels/ops.h"
-#include "model/blocks/attention.h"
 #include "plan/buckets.h"
+#include "plan/device_memory.h"
 #include "plan/fp8.h"
-#include "plan/gpu_reserve.h"
 #include "plan/lanes.h"
 #include "plan/model_tensors.h"
 #include "plan/precision.h"
-#include "plan/reduction_scratch.h"
 #include "plan/reproducibility.h"
 #include "plan/schedule.h"
 #include "plan/snapshots.h"
@@ -29,12 +24,6 @@ namespace {
 
 constexpr int64_t kAlignment = 256;  // bytes: of vector accesses on any device
 constexpr int64_t kFloat = sizeof(float);
-// The workspace of cuDNN's gradients of attention: all scores of 32 heads of 2,048 tokens. Calls
-// that want more are cut (kernels/cuda/attention_cudnn.h), at the least to the queries of one key
-// head; that these fit is worth this much, for our own kernel is far slower.
-constexpr int64_t kAttentionWorkspace = int64_t{296} << 20;
-constexpr int64_t kMostAttentionWorkspace = int64_t{2304} << 20;
-
 int64_t RoundUp(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
 class TableBuilder {
@@ -124,90 +113,6 @@ int64_t SnapshotElements(const v1::JobSpec& job, const v1::Layout& layout,
                 : SavedElements(job, layout, stage_tensors, guard);
 }
 
-// What a rank computes of one kind of attention.
-struct AttentionCall {
-  const StageShape& shape;
-  const model::AttentionOptions& options;
-  model::AttentionWidths at;
-  bool has_dropout;
-};
-
-std::vector<AttentionCall> AttentionCalls(const v1::JobSpec& job, const StageShape& shape,
-                                          const model::Architecture& architecture) {
-  std::vector<AttentionCall> calls;
-  for (const model::AttentionOptions* options : model::AttentionsOf(architecture)) {
-    calls.push_back(
-        {shape, *options, model::WidthsOf(*options, shape.tensor), job.model().dropout() > 0});
-  }
-  return calls;
-}
-
-// Null: cuDNN takes the model's calls.
-const char* WhyNotCudnn(const AttentionCall& call) {
-  return kernels::cuda::WhyNotCudnn({.format = call.shape.precision.format,
-                                     .sequences = call.shape.sequences,
-                                     .tokens = call.shape.tokens,
-                                     .heads = call.at.heads,
-                                     .head_dim = call.at.head_dim,
-                                     .stride = call.at.qkv(),
-                                     .softcap = call.options.softcap,
-                                     .window = call.options.window});
-}
-
-// Scratch of cuDNN's gradients of attention for some heads of some sequences.
-int64_t AttentionBytes(const AttentionCall& call, int64_t sequences, int64_t heads) {
-  return kernels::cuda::LibraryAttentionBytes({.sequences = sequences,
-                                               .tokens = call.shape.tokens,
-                                               .heads = heads,
-                                               .group = call.at.heads / call.at.key_heads,
-                                               .head_dim = call.at.head_dim,
-                                               .dropout = call.has_dropout});
-}
-int64_t LeastAttentionBytes(const AttentionCall& call) {
-  return AttentionBytes(call, 1, call.at.heads / call.at.key_heads);
-}
-
-// Workspace of cuDNN's attention, where it takes the model's calls.
-int64_t AttentionWorkspace(const AttentionCall& call) {
-  if (WhyNotCudnn(call) != nullptr) return 0;
-  int64_t least = LeastAttentionBytes(call);
-  if (least > kMostAttentionWorkspace) least = 0;  // our own kernel does the gradients
-  return std::min(AttentionBytes(call, call.shape.sequences, call.at.heads),
-                  std::max(kAttentionWorkspace, least));
-}
-
-// For the operations of a GPU: of layers, of the head, and over whole tensors.
-int64_t DeviceWorkspace(const v1::JobSpec& job, const StageShape& shape, const StageUnits& units,
-                        const StageTensors& tensors) {
-  // Operations of the CPU have buffers of their own, which are sized for their threads.
-  if (!OnGpu(job)) return 0;
-  kernels::cuda::ScratchShapes layers;
-  layers.rows = shape.rows;
-  layers.norm_columns = shape.hidden;
-  layers.sum_columns = shape.hidden;
-  for (const model::LayerDescription& kind : units.kinds) {
-    for (const model::Product& product : kind.products) {
-      layers.sum_columns = std::max(layers.sum_columns, product.outputs);
-    }
-  }
-  layers.product_bytes = kernels::cuda::kProductWorkspaceBytes;
-  for (const AttentionCall& call : AttentionCalls(job, shape, units.architecture)) {
-    layers.heads = std::max(layers.heads, call.at.heads);
-    layers.library_attention_bytes =
-        std::max(layers.library_attention_bytes, AttentionWorkspace(call));
-  }
-  for (const StageTensor& entry : tensors.tensors) {
-    // Digests look at one tensor at a time, norms at all of them in one pass.
-    layers.digest_count = std::max(layers.digest_count, entry.elements);
-    layers.squares_count += entry.elements;
-  }
-  kernels::cuda::ScratchShapes head;
-  head.rows = shape.chunk_rows;
-  head.sum_columns = shape.last ? shape.vocabulary : 0;
-  // The head and the layers never run at the same time, so they share the room.
-  return std::max(kernels::cuda::CudaScratchBytes(layers), kernels::cuda::CudaScratchBytes(head));
-}
-
 // Scratch that blocks declare: those of equal name share a buffer.
 void AddBlockScratch(const StageShape& shape, const StageUnits& units, TableBuilder* table) {
   std::vector<std::pair<const char*, int64_t>> buffers;
@@ -232,7 +137,8 @@ void AddBlockScratch(const StageShape& shape, const StageUnits& units, TableBuil
 }
 
 void AddWorkspace(const v1::JobSpec& job, const StageShape& shape, const StageUnits& units,
-                  const StageTensors& tensors, int threads, TableBuilder* table) {
+                  const StageTensors& tensors, const DeviceMemory& device, int threads,
+                  TableBuilder* table) {
   const auto add = [&](const char* name, int64_t count) {
     table->Values(name, v1::BUFFER_KIND_WORKSPACE, shape.precision, count);
   };
@@ -245,17 +151,14 @@ void AddWorkspace(const v1::JobSpec& job, const StageShape& shape, const StageUn
   add("workspace.norm_gradient", shape.rows * shape.hidden);
   AddBlockScratch(shape, units, table);
   int64_t rotary = 0;
-  int64_t attention = 0;
   for (const model::AttentionOptions* options : model::AttentionsOf(units.architecture)) {
     if (options->rotary.has_value()) rotary = std::max(rotary, options->rotary->width);
-    if (OnGpu(job)) continue;
-    attention =
-        std::max(attention, kernels::AttentionScratch(shape.tokens, options->head_dim, threads));
   }
   table->Floats("workspace.rotary", v1::BUFFER_KIND_WORKSPACE, shape.tokens * rotary);
   table->Add("workspace.device", v1::BUFFER_KIND_WORKSPACE,
-             DeviceWorkspace(job, shape, units, tensors));
-  table->Floats("workspace.attention", v1::BUFFER_KIND_WORKSPACE, attention);
+             device.Workspace(shape, units, tensors));
+  table->Floats("workspace.attention", v1::BUFFER_KIND_WORKSPACE,
+                device.AttentionScratch(shape, units, threads));
 }
 
 // Classes of whole sequences: everything has one row per sequence.
@@ -297,7 +200,8 @@ void AddHead(const StageShape& shape, const model::Head& head, TableBuilder* tab
                 shape.chunk_rows * shape.vocabulary);
   add("head.stats", shape.chunk_rows * kernels::kCrossEntropyStats);
   // The statistics of all tensor ranks are gathered, since each has a part of the vocabulary.
-  add("head.all_stats", shape.chunk_rows * kernels::kCrossEntropyStats * shape.tensor);
+  add("head.all_stats",
+      shape.tensor > 1 ? shape.chunk_rows * kernels::kCrossEntropyStats * shape.tensor : 0);
   add("head.lse", shape.chunk_rows);
   add("head.loss", shape.chunk_rows);
 }
@@ -341,7 +245,7 @@ void AddFp8(const v1::Layout& layout, const StageShape& shape, const StageUnits&
 }
 
 void AddCommunication(const v1::JobSpec& job, const v1::Layout& layout, const StageShape& shape,
-                      int stage, TableBuilder* table) {
+                      int stage, const DeviceMemory& device, TableBuilder* table) {
   const auto add = [&](const char* name, int64_t count) {
     table->Floats(name, v1::BUFFER_KIND_COMMUNICATION, count);
   };
@@ -355,9 +259,8 @@ void AddCommunication(const v1::JobSpec& job, const v1::Layout& layout, const St
   // The second buffer receives while the first one is computed in; one stage receives nothing.
   table->Values("gradient_flow.1", v1::BUFFER_KIND_COMMUNICATION, shape.precision,
                 layout.pipeline() > 1 ? flow : 0);
-  // Sums of GPUs are NCCL's, which has buffers of its own, or are made on the host.
   const auto add_scratch = [&](const char* name, int64_t count, int ranks) {
-    add(name, OnGpu(job) ? 0 : AllReduceScratch(count, ranks));
+    add(name, device.SumScratch(count, ranks));
   };
   add_scratch("tensor_scratch", LargestTensorSum(job.model(), layout, shape, stage),
               layout.tensor());
@@ -464,6 +367,7 @@ v1::MemoryTable MemoryOfStage(const v1::JobSpec& job, const v1::Layout& layout, 
   const StageUnits units = UnitsOfStage(job.model(), layout, stage);
   const StageTensors tensors = TensorsOfStage(job.model(), layout, stage);
   const SlotActivations activations = ActivationsOfSlot(shape, units);
+  const std::unique_ptr<DeviceMemory> device = DeviceMemoryOf(job);
   const int slots = ActivationSlots(ShapeOfSchedule(layout), stage);
   const int lanes = LanesPerDataRank(LanesOf(job, layout), layout.data());
   TableBuilder table;
@@ -488,13 +392,13 @@ v1::MemoryTable MemoryOfStage(const v1::JobSpec& job, const v1::Layout& layout, 
     table.Add(absl::StrCat("activations.", slot), v1::BUFFER_KIND_ACTIVATION, activations.total);
   }
   table.Add("activations.shared", v1::BUFFER_KIND_ACTIVATION, activations.shared_total);
-  AddWorkspace(job, shape, units, tensors, threads, &table);
+  AddWorkspace(job, shape, units, tensors, *device, threads, &table);
   AddFp8(layout, shape, units, &table);
   AddHead(shape, units.architecture.head, &table);
-  AddCommunication(job, layout, shape, stage, &table);
+  AddCommunication(job, layout, shape, stage, *device, &table);
   AddTokens(shape, units.architecture, &table);
   const int64_t snapshot = SnapshotElements(job, layout, tensors, stage) * kFloat;
-  if (OnGpu(job)) {
+  if (device->SnapshotsOnHost()) {
     table.AddOnHost("snapshot", v1::BUFFER_KIND_SNAPSHOT, snapshot);
   } else {
     table.Add("snapshot", v1::BUFFER_KIND_SNAPSHOT, snapshot);
@@ -502,42 +406,8 @@ v1::MemoryTable MemoryOfStage(const v1::JobSpec& job, const v1::Layout& layout, 
   return table.Finish();
 }
 
-namespace {
-
-std::string WhyOwnAttention(const AttentionCall& call, int capability) {
-  const char* why = WhyNotCudnn(call);
-  const bool forward = why != nullptr;
-  if (!forward && capability != 0) {
-    why = kernels::cuda::WhyNotCudnnGradients(
-        {.capability = capability, .head_dim = call.at.head_dim, .has_dropout = call.has_dropout});
-  }
-  if (why == nullptr && LeastAttentionBytes(call) > kMostAttentionWorkspace) {
-    why = "needs more workspace for this model.context than plans give it";
-  }
-  if (why == nullptr) return "";
-  return absl::StrCat(
-      forward ? "attention is" : "gradients of attention are",
-      " computed by our own kernels, which are much slower than cuDNN's, whose form of it ", why);
-}
-
-}  // namespace
-
-std::string WhyOwnAttention(const v1::JobSpec& job, const v1::Layout& layout, int capability) {
-  const StageShape shape = ShapeOfStage(job, layout, 0);
-  const model::Architecture architecture = model::ArchitectureOf(job.model());
-  for (const AttentionCall& call : AttentionCalls(job, shape, architecture)) {
-    if (std::string why = WhyOwnAttention(call, capability); !why.empty()) return why;
-  }
-  return "";
-}
-
 int64_t MostBytesOutside(const v1::JobSpec& job, const v1::Layout& layout, int stage) {
-  if (OnGpu(job)) return GpuReserveBytes(job, layout);
-  int64_t largest = 0;
-  for (const StageTensor& entry : TensorsOfStage(job.model(), layout, stage).tensors) {
-    largest = std::max(largest, entry.elements);
-  }
-  return kHostReserveBytes + largest * kFloat;
+  return DeviceMemoryOf(job)->MostBytesOutside(layout, TensorsOfStage(job.model(), layout, stage));
 }
 
 const v1::Buffer& FindBuffer(const v1::MemoryTable& table, const std::string& name) {

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "plan/device_memory.h"
 #include "plan/model_tensors.h"
 #include "plan/precision.h"
 #include "plan/stage_units.h"
@@ -35,15 +36,9 @@ std::vector<int> SavingDataRanks(const StageTensors& tensors, int data);
 v1::MemoryTable MemoryOfStage(const v1::JobSpec& job, const v1::Layout& layout, int stage,
                               int threads);
 
-// Why our own kernels compute the attention of the model, or its gradients, on GPUs, slower than
-// cuDNN would (kernels/cuda/attention_choice.h), as a sentence for people; empty: cuDNN computes
-// both. `capability` is the major compute capability of the GPUs; 0: not known.
-std::string WhyOwnAttention(const v1::JobSpec& job, const v1::Layout& layout, int capability);
-
 // The most memory that a rank should take beside its arena, which is measured but not limited: on
 // the CPU kHostReserveBytes, and one tensor of the stage, which is whole on the host while it is
 // initialised or loaded; on a GPU what plans leave free (GpuReserveBytes).
-inline constexpr int64_t kHostReserveBytes = int64_t{256} << 20;
 int64_t MostBytesOutside(const v1::JobSpec& job, const v1::Layout& layout, int stage);
 
 // The buffer of that name. REQUIRES: it exists.

@@ -178,9 +178,10 @@ __global__ void __launch_bounds__(kAddThreads)
   const int row = thread / kNumbers;
   const int number = thread % kNumbers;
   int64_t total = 0;
+  const int count = tensors.blocks.first[tensors.blocks.tensors];
   // Neighbouring threads read neighbouring numbers.
 #pragma unroll 8
-  for (int i = row; i < tensors.blocks.blocks(); i += kAddedRows) total += parts[i].numbers[number];
+  for (int i = row; i < count; i += kAddedRows) total += parts[i].numbers[number];
   rows[row].numbers[number] = total;
   __syncthreads();
   if (row == 0) {

@@ -70,6 +70,9 @@ BlockDescription Describe(const AttentionOptions& options, int tensor) {
                      .bias = options.bias,
                      .summed = Summed::kBackward},
                     {.outputs = options.hidden, .inputs = at.queries, .summed = Summed::kForward}};
+  block.divided = {{"model.heads", options.heads}, {"model.kv_heads", options.key_heads}};
+  block.elements_per_key = at.queries;
+  block.most_keys = options.window;
   return block;
 }
 

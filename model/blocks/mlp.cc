@@ -32,6 +32,7 @@ BlockDescription Describe(const MlpOptions& o, int tensor) {
                      .summed = Summed::kForward,
                      .activates_gradient = !o.gated,
                      .activation = o.activation}};
+  block.divided = {{"model.ffn_hidden", o.width}};
   return block;
 }
 

@@ -3,6 +3,7 @@
 //   bazel test //tests/parity:property_test --test_arg=--cases=200         more cases
 //   bazel test //tests/parity:property_test --test_arg=--seed=123          one case again
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -172,6 +173,40 @@ void RunCase(uint64_t seed) {
   const RunResult rest = Run(second, after);
   ASSERT_FALSE(expected.steps.empty() || rest.steps.empty());
   ExpectSame(expected, rest);
+}
+
+// The first step's loss and gradient norm where tensor ranks cut the model, and divide its rows.
+void RunTensorCase(uint64_t seed) {
+  Generator g(seed);
+  v1::JobSpec job = RandomJob(g);
+  job.mutable_training()->set_precision(v1::PRECISION_FP32);
+  job.mutable_model()->set_context(job.model().context() / 2 * 2 + 2);
+  if (job.model().kv_heads() % 2 != 0) job.mutable_model()->set_kv_heads(job.model().heads());
+  job.mutable_training()->set_micro_batch(job.training().global_batch());
+  job.mutable_parallelism()->set_pipeline(1);
+  job.mutable_parallelism()->set_data(1);
+  SCOPED_TRACE(absl::StrCat("--seed=", seed, ": ", job.model().ShortDebugString()));
+  RunOptions first_step;
+  first_step.steps = 1;
+  std::vector<engine::StepResult> outcomes;
+  for (const auto& [tensor, divides] : {std::pair(1, false), {2, false}, {2, true}}) {
+    job.mutable_parallelism()->set_tensor(tensor);
+    job.mutable_parallelism()->set_sequence_parallel(divides);
+    job.mutable_resources()->set_ranks(tensor);
+    const RunResult result = Run(job, first_step);
+    ASSERT_FALSE(result.steps.empty());
+    outcomes.push_back(result.steps.front());
+  }
+  for (const engine::StepResult& outcome : outcomes) {
+    EXPECT_NEAR(outcome.loss, outcomes[0].loss, 1e-5 * std::abs(outcomes[0].loss));
+    EXPECT_NEAR(outcome.grad_norm, outcomes[0].grad_norm, 1e-4 * outcomes[0].grad_norm);
+  }
+}
+
+TEST(Property, TensorDegreesAndDividedRowsAgree) {
+  const model::ScopedArchitecture drawn(DrawnArchitecture());
+  if (g_seed != 0) return RunTensorCase(g_seed);
+  for (int i = 0; i < g_cases; ++i) RunTensorCase(kFirstSeed + 1000 + static_cast<uint64_t>(i));
 }
 
 TEST(Property, RandomLayoutsInterruptionsAndChangesHaveTheSameBits) {

@@ -14,8 +14,13 @@ void TokenLosses(kernels::Ops& ops, device::Stream& stream, collective::Communic
                          .stride = r.stride,
                          .vocabulary_begin = r.vocabulary_begin,
                          .sums = r.smoothing.amount > 0});
-  tensor_group.AllGather(stream, r.stats, r.all_stats, r.rows * kernels::kCrossEntropyStats);
-  ops.CrossEntropyCombine({.stats = r.all_stats,
+  // A rank that is alone has all of them.
+  const float* all_stats = r.stats;
+  if (tensor_group.size() > 1) {
+    tensor_group.AllGather(stream, r.stats, r.all_stats, r.rows * kernels::kCrossEntropyStats);
+    all_stats = r.all_stats;
+  }
+  ops.CrossEntropyCombine({.stats = all_stats,
                            .lse = r.lse,
                            .loss = r.loss,
                            .rows = r.rows,

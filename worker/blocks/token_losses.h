@@ -14,7 +14,7 @@ struct TokenRows {
   kernels::Values logits;  // (rows, stride), columns from `valid` on are padding
   const int32_t* targets;
   float* stats;      // (rows, kCrossEntropyStats)
-  float* all_stats;  // the same of each tensor rank
+  float* all_stats;  // the same of each tensor rank, where there are several
   float* lse;        // (rows)
   float* loss;       // (rows)
   double* sums;      // as AddLossesArgs

@@ -6,11 +6,21 @@
 #include <memory>
 #include <utility>
 
+#include "proto/tercio/v1/plan.pb.h"
 #include "worker/collective/communicator.h"
 #include "worker/collective/pipeline_edges.h"
 #include "worker/device/device.h"
 
 namespace tercio::engine {
+
+// Neighbours of the rank's stage: the first and last are neighbours if a stage has several chunks.
+inline int PreviousStage(const v1::RankPlan& plan) {
+  const int stages = plan.layout().pipeline();
+  return (plan.placement().pipeline_index() + stages - 1) % stages;
+}
+inline int NextStage(const v1::RankPlan& plan) {
+  return (plan.placement().pipeline_index() + 1) % plan.layout().pipeline();
+}
 
 class PipelineLinks {
  public:

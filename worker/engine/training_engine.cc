@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 #include <string>
 
 #include "absl/functional/function_ref.h"
@@ -12,19 +11,17 @@
 #include "plan/lanes.h"
 #include "plan/memory_map.h"
 #include "plan/model_tensors.h"
-#include "plan/quality.h"
 #include "plan/snapshots.h"
 #include "worker/blocks/gradient_lanes.h"
 #include "worker/engine/arena.h"
-#include "worker/engine/class_outcomes.h"
-#include "worker/engine/exchange_vector.h"
 #include "worker/engine/gradient_rounds.h"
+#include "worker/engine/held_out_evaluation.h"
 #include "worker/engine/host_state.h"
 #include "worker/engine/initialization.h"
 #include "worker/engine/pages_ahead.h"
 #include "worker/engine/pipeline_links.h"
 #include "worker/engine/promises.h"
-#include "worker/engine/rank_samples.h"
+#include "worker/engine/rank_batch.h"
 #include "worker/engine/repeated_actions.h"
 #include "worker/engine/stage_model.h"
 #include "worker/engine/state_slices.h"
@@ -62,7 +59,6 @@ class Engine : public TrainingEngine {
         communicators_(communicators),
         where_(options.whereabouts != nullptr ? *options.whereabouts : nowhere_),
         source_(source),
-        sample_(spec.model().context()),
         arena_(std::move(machine.arena)),
         compute_(std::move(machine.compute)),
         communication_(std::move(machine.communication)),
@@ -71,15 +67,15 @@ class Engine : public TrainingEngine {
         tensor_sums_(std::move(machine.tensor_sums)),
         product_done_(std::move(machine.product_done)),
         shape_(plan::ShapeOfStage(spec, plan.layout(), stage())),
-        encoder_(!model::ArchitectureOf(spec.model()).causal),
         tensors_(plan::TensorsOfStage(spec.model(), plan.layout(), stage())),
         model_(spec, plan, tensors_, arena_, *compute_, communicators.tensor(),
                blocks::OverlappedSums{tensor_sums_.get(), product_done_.get(), &where_}),
-        samples_(shape_, !encoder_, arena_),
+        batch_(spec_, plan_, shape_, arena_, communicators_, *compute_),
         lanes_(arena_, plan.stage().buckets(), plan.layout().micro_batch(),
                shape_.sequences_per_rank, LanesPerRank()),
         links_(communicators.pipeline(), *compute_),
-        exchange_(spec, shape_, arena_.Get<double>("exchange")),
+        evaluation_(spec_, plan_, shape_, source_, model_, batch_, links_, communicators_,
+                    *compute_, where_),
         guard_(spec),
         judge_(spec_, plan_, guard_),
         replicas_(plan_, tensors_, arena_.Get<double>("replica_exchange"), communicators.world(),
@@ -110,16 +106,15 @@ class Engine : public TrainingEngine {
     for (const StateSlice& state : to_load_) needed_slices_.push_back(state.slice);
     if (keeps_copies_) saved_in_needed_ = FindAmong(to_load_, to_save_);
     updates_.reserve(tensors_.tensors.size());
-    if (GivesLosses() && plan::ScoresClasses(spec.model())) {
-      outcomes_ = std::make_unique<ClassOutcomes>(spec.model().labels(), shape_.sequences_per_rank);
-    }
   }
 
   // Initializes the weights from the seed.
   void Initialize();
 
   absl::StatusOr<StepResult> Step(int64_t step, double signal) override;
-  absl::StatusOr<v1::Evaluation> Evaluate(data::HeldOut set) override;
+  absl::StatusOr<v1::Evaluation> Evaluate(data::HeldOut set) override {
+    return evaluation_.Run(set);
+  }
   absl::StatusOr<ReplicaVerdict> CheckReplicas() override;
   void FlipBit() override { tercio::engine::FlipBit(tensors_, parameters_, *compute_); }
   void SetTracing(bool on) override { trace_.Set(on); }
@@ -139,44 +134,17 @@ class Engine : public TrainingEngine {
  private:
   int stage() const { return plan_.placement().pipeline_index(); }
   int stages() const { return plan_.layout().pipeline(); }
-  // The first and last stages are neighbours if a stage has several chunks.
-  int PreviousStage() const { return (stage() + stages() - 1) % stages(); }
-  int NextStage() const { return (stage() + 1) % stages(); }
   int LanesPerRank() const { return plan::LanesPerDataRank(plan_.lanes(), plan_.layout().data()); }
-  // In the global batch.
-  int64_t FirstSequenceOf(int micro_batch) const {
-    return plan::FirstSequenceOf({plan_.layout().micro_batch(), plan_.layout().micro_batches()},
-                                 plan_.placement().data_index(), micro_batch);
-  }
-  // Every sum of a sequence has one contributor: the first tensor rank of the last stage that has
-  // it.
-  bool GivesLosses() const { return shape_.last && plan_.placement().tensor_index() == 0; }
   int64_t FlowBytes(const MicroBatch& batch) const {
     return model_.LocalRowsOf(batch) * shape_.hidden * precision_.bytes();
   }
-  using Sum = ExchangeVector::Sum;
-  bool encoder() const { return encoder_; }
-
-  MicroBatch BatchAt(int64_t step, const v1::Action& action) const;
   void Run(const v1::Action& action, int64_t step);
   void Measure(const char* name, int micro_batch, int chunk, absl::FunctionRef<void()> work);
   int LaunchRepeatedActions(int64_t step);
   void Backward(const MicroBatch& batch, int flow_index);
   void FinishReduction();
-  void ContributeSums();
-  void CopyOfSequences(const std::vector<double>& numbers, double* sums);
-  void SetZero(double* begin, const double* end) {
-    compute_->SetZero(begin, (end - begin) * static_cast<int64_t>(sizeof(double)));
-  }
-  absl::Status LearnExchange(int64_t count);
-  void ReadSamples(absl::FunctionRef<void(int64_t sequence, data::Sample* out)> read);
-  absl::Status CountPredictions();
-  LossSums LossesAt(const MicroBatch& batch) const;
   void UpdateWeights(int64_t taken_step, const StepResult& result);
   void RoundParameters(int64_t offset, int64_t count);
-  void EvaluateChunk(int micro_batch, int chunk);
-  absl::Status EvaluateBatch(data::HeldOut set, int64_t first_sample, int64_t samples,
-                             ExchangeVector::Totals* totals, v1::Evaluation* result);
   float* Buffer(StateKind kind) const;
   absl::Span<std::byte> MemoryOf(const char* name) {
     return absl::MakeSpan(arena_.Get<std::byte>(name), static_cast<size_t>(arena_.Bytes(name)));
@@ -190,7 +158,6 @@ class Engine : public TrainingEngine {
   progress::Whereabouts nowhere_{nullptr};
   progress::Whereabouts& where_;
   data::SampleSource& source_;
-  data::Sample sample_;
   Arena arena_;
   std::unique_ptr<device::Stream> compute_;
   std::unique_ptr<device::Stream> communication_;
@@ -201,14 +168,12 @@ class Engine : public TrainingEngine {
   std::unique_ptr<device::Stream> tensor_sums_;
   std::unique_ptr<device::Event> product_done_;
   plan::StageShape shape_;
-  // The data says what is predicted, and sequences are padded.
-  const bool encoder_;
   plan::StageTensors tensors_;
   StageModel model_;
-  RankSamples samples_;
+  RankBatch batch_;
   GradientLanes lanes_;
   PipelineLinks links_;
-  ExchangeVector exchange_;
+  HeldOutEvaluation evaluation_;
   StepGuard guard_;
   StepJudge judge_;
   ReplicaCheck replicas_;
@@ -227,11 +192,7 @@ class Engine : public TrainingEngine {
   kernels::Values flows_[kGradientFlows];
   double signal_ = 0;
   // Lists of a step, kept so that a step allocates nothing.
-  std::vector<double> counts_;
   std::vector<kernels::AdamWTensor> updates_;
-  // Null where no classes are scored, and on ranks whose logits are not the ones that count.
-  std::unique_ptr<ClassOutcomes> outcomes_;
-  int64_t step_predictions_ = 0;  // predictions of the global batch
   float* snapshot_;
   std::function<absl::Status()> before_update_;
   std::unique_ptr<PagesAhead> state_pages_;
@@ -256,51 +217,8 @@ void Engine::RoundParameters(int64_t offset, int64_t count) {
   model_.products().WeightsChanged();
 }
 
-// A bert's stages all know which tokens are padding.
-void Engine::ReadSamples(absl::FunctionRef<void(int64_t sequence, data::Sample* out)> read) {
-  if (!shape_.first && !shape_.last && !encoder()) return;
-  for (int m = 0; m < plan_.layout().micro_batches(); ++m) {
-    for (int64_t i = 0; i < shape_.sequences; ++i) {
-      read(FirstSequenceOf(m) + i, &sample_);
-      samples_.Store(m, i, sample_);
-    }
-  }
-  samples_.Copy(*compute_);
-}
-
-// Counts the tokens that the global batch predicts: the divisor of their losses, which the first
-// backward pass needs already.
-absl::Status Engine::CountPredictions() {
-  if (!encoder() || !shape_.last) return absl::OkStatus();
-  const std::vector<int32_t>& counts = samples_.predicted_counts();
-  const double mine = std::accumulate(counts.begin(), counts.end(), 0.0);
-  double* first = exchange_.begin();
-  compute_->CopyFromHost(first, &mine, sizeof(mine));
-  if (plan_.layout().data() > 1) communicators_.data().AllReduceSum(*compute_, first, 1);
-  TERCIO_RETURN_IF_ERROR(LearnExchange(1));
-  step_predictions_ = static_cast<int64_t>(*exchange_.known());
-  return absl::OkStatus();
-}
-
-LossSums Engine::LossesAt(const MicroBatch& batch) const {
-  return {exchange_.SumsOf(Sum::kTokenLoss) + batch.first_sequence,
-          encoder() ? exchange_.SumsOf(Sum::kSequenceLoss) + batch.first_sequence : nullptr};
-}
-
-MicroBatch Engine::BatchAt(int64_t step, const v1::Action& action) const {
-  MicroBatch batch;
-  batch.index = action.micro_batch();
-  batch.slot = action.slot();
-  batch.chunk = action.chunk();
-  batch.step = step;
-  batch.first_sequence = FirstSequenceOf(batch.index);
-  samples_.Point(&batch);
-  batch.step_predictions = step_predictions_;
-  return batch;
-}
-
 void Engine::Run(const v1::Action& action, int64_t step) {
-  const MicroBatch batch = BatchAt(step, action);
+  const MicroBatch batch = batch_.At(step, action);
   const int flow = action.flow();
   const auto measure = [&](const char* name, absl::FunctionRef<void()> work) {
     Measure(name, batch.index, batch.chunk, work);
@@ -308,7 +226,7 @@ void Engine::Run(const v1::Action& action, int64_t step) {
   switch (action.kind()) {
     case v1::ACTION_KIND_RECEIVE_ACTIVATION:
       links_.Receive(PipelineLinks::kActivation, batch.slot, model_.Input(batch.slot).data(),
-                     FlowBytes(batch), PreviousStage());
+                     FlowBytes(batch), PreviousStage(plan_));
       return;
     case v1::ACTION_KIND_FORWARD:
       where_.BeginAction(progress::Phase::kForward, "forward", batch.index);
@@ -321,14 +239,14 @@ void Engine::Run(const v1::Action& action, int64_t step) {
     case v1::ACTION_KIND_SEND_ACTIVATION:
       measure("send activation", [&] {
         links_.Send(PipelineLinks::kActivation, batch.slot, model_.Output(batch.slot).data(),
-                    FlowBytes(batch), NextStage());
+                    FlowBytes(batch), NextStage(plan_));
       });
       return;
     case v1::ACTION_KIND_RECEIVE_GRADIENT:
       where_.BeginAction(progress::Phase::kBackward, "backward", batch.index);
       links_.WaitSend(PipelineLinks::kGradient, flow);
       links_.Receive(PipelineLinks::kGradient, flow, flows_[flow].data(), FlowBytes(batch),
-                     NextStage());
+                     NextStage(plan_));
       return;
     case v1::ACTION_KIND_BACKWARD:
       where_.BeginAction(progress::Phase::kBackward, "backward", batch.index);
@@ -342,7 +260,7 @@ void Engine::Run(const v1::Action& action, int64_t step) {
     case v1::ACTION_KIND_SEND_GRADIENT:
       measure("send gradient", [&] {
         links_.Send(PipelineLinks::kGradient, flow, flows_[flow].data(), FlowBytes(batch),
-                    PreviousStage());
+                    PreviousStage(plan_));
       });
       return;
     case v1::ACTION_KIND_REDUCE_GRADIENTS:
@@ -386,7 +304,7 @@ void Engine::Backward(const MicroBatch& batch, int flow_index) {
   const bool last = batch.index + 1 == plan_.layout().micro_batches();
   // With one stage only the first flow buffer exists.
   const kernels::Values flow = stages() == 1 ? flows_[0] : flows_[flow_index];
-  model_.Backward(batch, flow, LossesAt(batch), lanes_, [&](int layer) {
+  model_.Backward(batch, flow, batch_.LossesAt(batch), lanes_, [&](int layer) {
     if (last) rounds_.Reduce(layer);
   });
 }
@@ -394,35 +312,13 @@ void Engine::Backward(const MicroBatch& batch, int flow_index) {
 void Engine::FinishReduction() {
   rounds_.Finish();
   // This rank's part of the exchange vector, and the sum over all ranks.
-  SetZero(exchange_.SumsEnd(), exchange_.begin() + exchange_.count());
-  compute_->CopyFromHost(exchange_.Signal(), &signal_, sizeof(signal_));
-  ContributeSums();
-  rounds_.MeasureSquares(exchange_);
-  communicators_.world().AllReduceSum(*compute_, exchange_.begin(), exchange_.count());
-}
-
-// A rank writes the sums of its own sequences only, so those of others are zero already. Ranks with
-// the same sequences have the same sums, of which one counts.
-void Engine::ContributeSums() {
-  if (!GivesLosses()) return SetZero(exchange_.begin(), exchange_.SumsEnd());
-  if (!encoder()) return;
-  counts_.assign(samples_.predicted_counts().begin(), samples_.predicted_counts().end());
-  CopyOfSequences(counts_, exchange_.SumsOf(Sum::kPredictions));
-}
-
-// Copies a number of each sequence of this rank to the places that they have in `sums`.
-void Engine::CopyOfSequences(const std::vector<double>& numbers, double* sums) {
-  for (int m = 0; m < plan_.layout().micro_batches(); ++m) {
-    compute_->CopyFromHost(sums + FirstSequenceOf(m), numbers.data() + m * shape_.sequences,
-                           shape_.sequences * static_cast<int64_t>(sizeof(double)));
-  }
-}
-
-// Makes the first `count` numbers of the exchange vector known.
-absl::Status Engine::LearnExchange(int64_t count) {
-  compute_->CopyToHost(exchange_.known(), exchange_.begin(),
-                       count * static_cast<int64_t>(sizeof(double)));
-  return compute_->Synchronize();
+  const ExchangeVector& exchange = batch_.exchange();
+  compute_->SetZero(exchange.SumsEnd(), (exchange.count() - exchange.sum_count()) *
+                                            static_cast<int64_t>(sizeof(double)));
+  compute_->CopyFromHost(exchange.Signal(), &signal_, sizeof(signal_));
+  batch_.ContributeSums();
+  rounds_.MeasureSquares(exchange);
+  communicators_.world().AllReduceSum(*compute_, exchange.begin(), exchange.count());
 }
 
 absl::StatusOr<StepResult> Engine::Step(int64_t step, double signal) {
@@ -435,11 +331,10 @@ absl::StatusOr<StepResult> Engine::Step(int64_t step, double signal) {
   const device::Range range(*compute_, "step", step);
   where_.phases().Start();
   where_.BeginAction(progress::Phase::kData, "samples");
-  ReadSamples(
+  batch_.Read(
       [&](int64_t sequence, data::Sample* out) { source_.TrainingSample(step, sequence, out); });
-  // This borrows the first entry of the exchange vector, so the sums are zeroed after it.
-  TERCIO_RETURN_IF_ERROR(CountPredictions());
-  SetZero(exchange_.begin(), exchange_.SumsEnd());
+  TERCIO_RETURN_IF_ERROR(batch_.CountPredictions());
+  batch_.ClearSums();
   signal_ = signal;
   model_.SetLossScale(guard_.loss_scale());
   model_.products().BeginStep();
@@ -448,14 +343,15 @@ absl::StatusOr<StepResult> Engine::Step(int64_t step, double signal) {
   model_.products().EndStep(communicators_.tensor(), communicators_.data());
   // Waits here for all work that a device was given and does later.
   where_.phases().Enter(progress::Phase::kOther);
-  TERCIO_RETURN_IF_ERROR(LearnExchange(exchange_.count()));
+  TERCIO_RETURN_IF_ERROR(batch_.Learn(batch_.exchange().count()));
   where_.phases().Enter(progress::Phase::kOptimizer);
   model_.products().RecordStep();
 
   StepResult result;
   // The number is that of before the verdict, which counts this step.
   const int64_t taken_step = guard_.TakenStep(step);
-  TERCIO_ASSIGN_OR_RETURN(const StepVerdict verdict, judge_.Judge(step, exchange_, &result));
+  TERCIO_ASSIGN_OR_RETURN(const StepVerdict verdict,
+                          judge_.Judge(step, batch_.exchange(), &result));
   if (verdict.taken && before_update_) TERCIO_RETURN_IF_ERROR(before_update_());
   where_.BeginAction(progress::Phase::kOptimizer, "optimizer");
   if (verdict.taken) {
@@ -478,80 +374,6 @@ void Engine::UpdateWeights(int64_t taken_step, const StepResult& result) {
       spec_.training(), tensors_, stages(),
       {parameters_, rounded_parameters_, lanes_.result(), first_moments_, second_moments_},
       {taken_step, result.learning_rate, clip * unscale}, updates_, compute_->ops());
-}
-
-// One global batch of held-out samples, micro-batch after micro-batch through activation slot 0.
-// Sequences beyond `samples` are computed (all ranks take part) and not counted.
-absl::Status Engine::EvaluateBatch(data::HeldOut set, int64_t first_sample, int64_t samples,
-                                   ExchangeVector::Totals* totals, v1::Evaluation* result) {
-  ReadSamples([&](int64_t i, data::Sample* out) {
-    source_.HeldOutSample(set, first_sample + (i < samples ? i : 0), out);
-  });
-  SetZero(exchange_.begin(), exchange_.SumsEnd());
-  for (int m = 0; m < plan_.layout().micro_batches(); ++m) {
-    where_.BeginAction("evaluation", m);
-    for (int chunk = 0; chunk < shape_.chunks; ++chunk) EvaluateChunk(m, chunk);
-  }
-  links_.WaitAll();
-  if (outcomes_ != nullptr) {
-    TERCIO_RETURN_IF_ERROR(compute_->Synchronize());
-    CopyOfSequences(outcomes_->Encode(samples_.labels()), exchange_.SumsOf(Sum::kOutcome));
-  }
-  ContributeSums();
-  communicators_.world().AllReduceSum(*compute_, exchange_.begin(), exchange_.sum_count());
-  TERCIO_RETURN_IF_ERROR(LearnExchange(exchange_.sum_count()));
-  exchange_.AddTotals(samples, totals);
-  if (!result->has_confusion()) return absl::OkStatus();
-  ClassOutcomes::Count(exchange_.KnownSums(Sum::kOutcome).first(static_cast<size_t>(samples)),
-                       result->mutable_confusion());
-  return absl::OkStatus();
-}
-
-void Engine::EvaluateChunk(int micro_batch, int chunk) {
-  v1::Action action;
-  action.set_micro_batch(micro_batch);
-  action.set_chunk(chunk);
-  MicroBatch batch = BatchAt(0, action);
-  batch.training = false;
-  links_.WaitSend(PipelineLinks::kActivation, 0);
-  if (!model_.IsFirst(batch)) {
-    links_.Receive(PipelineLinks::kActivation, 0, model_.Input(0).data(), FlowBytes(batch),
-                   PreviousStage());
-    links_.WaitReceive(PipelineLinks::kActivation, 0);
-  }
-  model_.Forward(batch);
-  if (model_.IsLast(batch)) {
-    model_.Loss(batch, LossesAt(batch));
-    if (outcomes_ == nullptr) return;
-    outcomes_->Take(int64_t{batch.index} * shape_.sequences, shape_.sequences,
-                    model_.LastClassLogits(), *compute_);
-  } else {
-    links_.Send(PipelineLinks::kActivation, 0, model_.Output(0).data(), FlowBytes(batch),
-                NextStage());
-  }
-}
-
-absl::StatusOr<v1::Evaluation> Engine::Evaluate(data::HeldOut set) {
-  const int64_t batch = spec_.training().global_batch();
-  const int64_t available = source_.held_out_samples(set);
-  TERCIO_CHECK_GE(available, 1);
-  // The last update changed the weights, of which FP8's products read rounded copies.
-  model_.products().BeginPass();
-  // Only what is evaluated again and again may be limited.
-  const int64_t wanted =
-      set == data::HeldOut::kValidation ? spec_.training().evaluate().batches() * batch : 0;
-  const int64_t samples = wanted > 0 ? std::min(wanted, available) : available;
-  v1::Evaluation result;
-  if (plan::ScoresClasses(spec_.model())) {
-    *result.mutable_confusion() = plan::EmptyConfusion(spec_.model().labels());
-  }
-  ExchangeVector::Totals totals;
-  for (int64_t first = 0; first < samples; first += batch) {
-    const int64_t count = std::min(batch, samples - first);
-    TERCIO_RETURN_IF_ERROR(EvaluateBatch(set, first, count, &totals, &result));
-  }
-  result.set_loss(ExchangeVector::MeanLoss(totals));
-  return result;
 }
 
 absl::StatusOr<ReplicaVerdict> Engine::CheckReplicas() {

@@ -1,0 +1,107 @@
+#include "worker/engine/held_out_evaluation.h"
+
+#include <algorithm>
+
+#include "common/check.h"
+#include "common/status_macros.h"
+#include "plan/quality.h"
+
+namespace tercio::engine {
+
+HeldOutEvaluation::HeldOutEvaluation(const v1::JobSpec& spec, const v1::RankPlan& plan,
+                                     const plan::StageShape& shape, data::SampleSource& source,
+                                     StageModel& model, RankBatch& batch, PipelineLinks& links,
+                                     const Communicators& communicators, device::Stream& stream,
+                                     progress::Whereabouts& where)
+    : spec_(spec),
+      plan_(plan),
+      shape_(shape),
+      source_(source),
+      model_(model),
+      batch_(batch),
+      links_(links),
+      communicators_(communicators),
+      stream_(stream),
+      where_(where) {
+  if (batch.gives_losses() && plan::ScoresClasses(spec.model())) {
+    outcomes_ = std::make_unique<ClassOutcomes>(spec.model().labels(), shape.sequences_per_rank);
+  }
+}
+
+// One global batch of held-out samples, micro-batch after micro-batch through activation slot 0.
+// Sequences beyond `samples` are computed (all ranks take part) and not counted.
+absl::Status HeldOutEvaluation::RunBatch(data::HeldOut set, int64_t first_sample, int64_t samples,
+                                         ExchangeVector::Totals* totals, v1::Evaluation* result) {
+  ExchangeVector& exchange = batch_.exchange();
+  batch_.Read([&](int64_t i, data::Sample* out) {
+    source_.HeldOutSample(set, first_sample + (i < samples ? i : 0), out);
+  });
+  batch_.ClearSums();
+  for (int m = 0; m < plan_.layout().micro_batches(); ++m) {
+    where_.BeginAction("evaluation", m);
+    for (int chunk = 0; chunk < shape_.chunks; ++chunk) RunChunk(m, chunk);
+  }
+  links_.WaitAll();
+  if (outcomes_ != nullptr) {
+    TERCIO_RETURN_IF_ERROR(stream_.Synchronize());
+    batch_.SetSums(RankBatch::Sum::kOutcome, outcomes_->Encode(batch_.samples().labels()));
+  }
+  batch_.ContributeSums();
+  communicators_.world().AllReduceSum(stream_, exchange.begin(), exchange.sum_count());
+  TERCIO_RETURN_IF_ERROR(batch_.Learn(exchange.sum_count()));
+  exchange.AddTotals(samples, totals);
+  if (!result->has_confusion()) return absl::OkStatus();
+  ClassOutcomes::Count(
+      exchange.KnownSums(RankBatch::Sum::kOutcome).first(static_cast<size_t>(samples)),
+      result->mutable_confusion());
+  return absl::OkStatus();
+}
+
+void HeldOutEvaluation::RunChunk(int micro_batch, int chunk) {
+  v1::Action action;
+  action.set_micro_batch(micro_batch);
+  action.set_chunk(chunk);
+  blocks::MicroBatch batch = batch_.At(0, action);
+  batch.training = false;
+  const int64_t bytes = model_.LocalRowsOf(batch) * shape_.hidden * shape_.precision.bytes();
+  links_.WaitSend(PipelineLinks::kActivation, 0);
+  if (!model_.IsFirst(batch)) {
+    links_.Receive(PipelineLinks::kActivation, 0, model_.Input(0).data(), bytes,
+                   PreviousStage(plan_));
+    links_.WaitReceive(PipelineLinks::kActivation, 0);
+  }
+  model_.Forward(batch);
+  if (model_.IsLast(batch)) {
+    model_.Loss(batch, batch_.LossesAt(batch));
+    if (outcomes_ == nullptr) return;
+    outcomes_->Take(int64_t{batch.index} * shape_.sequences, shape_.sequences,
+                    model_.LastClassLogits(), stream_);
+  } else {
+    links_.Send(PipelineLinks::kActivation, 0, model_.Output(0).data(), bytes, NextStage(plan_));
+  }
+}
+
+absl::StatusOr<v1::Evaluation> HeldOutEvaluation::Run(data::HeldOut set) {
+  const int64_t batch = spec_.training().global_batch();
+  const int64_t available = source_.held_out_samples(set);
+  TERCIO_CHECK_GE(available, 1);
+  // The last update changed the weights, of which FP8's products read rounded copies.
+  model_.products().BeginPass();
+  // Only what is evaluated again and again may be limited.
+  const int64_t wanted =
+      set == data::HeldOut::kValidation ? spec_.training().evaluate().batches() * batch : 0;
+  const int64_t samples = wanted > 0 ? std::min(wanted, available) : available;
+  v1::Evaluation result;
+  if (plan::ScoresClasses(spec_.model())) {
+    *result.mutable_confusion() = plan::EmptyConfusion(spec_.model().labels());
+  }
+  ExchangeVector::Totals totals;
+  for (int64_t first = 0; first < samples; first += batch) {
+    const int64_t count = std::min(batch, samples - first);
+    TERCIO_RETURN_IF_ERROR(RunBatch(set, first, count, &totals, &result));
+  }
+  result.set_loss(ExchangeVector::MeanLoss(totals));
+  return result;
+}
+
+}  // namespace tercio::engine

@@ -1,0 +1,55 @@
+// The evaluation of held-out samples by the ranks of a job in its layout, without dropout.
+//
+// Threads: that of the engine.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "data/sample_source.h"
+#include "plan/memory_map.h"
+#include "proto/tercio/v1/events.pb.h"
+#include "proto/tercio/v1/job.pb.h"
+#include "proto/tercio/v1/plan.pb.h"
+#include "worker/device/device.h"
+#include "worker/engine/class_outcomes.h"
+#include "worker/engine/communicators.h"
+#include "worker/engine/pipeline_links.h"
+#include "worker/engine/rank_batch.h"
+#include "worker/engine/stage_model.h"
+#include "worker/progress/whereabouts.h"
+
+namespace tercio::engine {
+
+class HeldOutEvaluation {
+ public:
+  // The arguments outlive it.
+  HeldOutEvaluation(const v1::JobSpec& spec, const v1::RankPlan& plan,
+                    const plan::StageShape& shape, data::SampleSource& source, StageModel& model,
+                    RankBatch& batch, PipelineLinks& links, const Communicators& communicators,
+                    device::Stream& stream, progress::Whereabouts& where);
+
+  // TrainingEngine::Evaluate.
+  absl::StatusOr<v1::Evaluation> Run(data::HeldOut set);
+
+ private:
+  absl::Status RunBatch(data::HeldOut set, int64_t first_sample, int64_t samples,
+                        ExchangeVector::Totals* totals, v1::Evaluation* result);
+  void RunChunk(int micro_batch, int chunk);
+
+  const v1::JobSpec& spec_;
+  const v1::RankPlan& plan_;
+  const plan::StageShape& shape_;
+  data::SampleSource& source_;
+  StageModel& model_;
+  RankBatch& batch_;
+  PipelineLinks& links_;
+  const Communicators& communicators_;
+  device::Stream& stream_;
+  progress::Whereabouts& where_;
+  // Null where no classes are scored, and on ranks whose logits are not the ones that count.
+  std::unique_ptr<ClassOutcomes> outcomes_;
+};
+
+}  // namespace tercio::engine

@@ -1,0 +1,97 @@
+#include "worker/engine/rank_batch.h"
+
+#include <numeric>
+
+#include "common/status_macros.h"
+#include "model/architecture.h"
+#include "plan/lanes.h"
+
+namespace tercio::engine {
+
+RankBatch::RankBatch(const v1::JobSpec& spec, const v1::RankPlan& plan,
+                     const plan::StageShape& shape, Arena& arena,
+                     const Communicators& communicators, device::Stream& stream)
+    : plan_(plan),
+      shape_(shape),
+      causal_(model::ArchitectureOf(spec.model()).causal),
+      communicators_(communicators),
+      stream_(stream),
+      gives_losses_(shape.last && plan.placement().tensor_index() == 0),
+      samples_(shape, causal_, arena),
+      exchange_(spec, shape, arena.Get<double>("exchange")),
+      sample_(spec.model().context()) {}
+
+int64_t RankBatch::FirstSequenceOf(int micro_batch) const {
+  return plan::FirstSequenceOf({plan_.layout().micro_batch(), plan_.layout().micro_batches()},
+                               plan_.placement().data_index(), micro_batch);
+}
+
+void RankBatch::Read(absl::FunctionRef<void(int64_t sequence, data::Sample* out)> read) {
+  // A bert's stages all know which tokens are padding.
+  if (!shape_.first && !shape_.last && !encoder()) return;
+  for (int m = 0; m < plan_.layout().micro_batches(); ++m) {
+    for (int64_t i = 0; i < shape_.sequences; ++i) {
+      read(FirstSequenceOf(m) + i, &sample_);
+      samples_.Store(m, i, sample_);
+    }
+  }
+  samples_.Copy(stream_);
+}
+
+absl::Status RankBatch::CountPredictions() {
+  if (!encoder() || !shape_.last) return absl::OkStatus();
+  const std::vector<int32_t>& counts = samples_.predicted_counts();
+  const double mine = std::accumulate(counts.begin(), counts.end(), 0.0);
+  double* first = exchange_.begin();
+  stream_.CopyFromHost(first, &mine, sizeof(mine));
+  if (plan_.layout().data() > 1) communicators_.data().AllReduceSum(stream_, first, 1);
+  TERCIO_RETURN_IF_ERROR(Learn(1));
+  predictions_ = static_cast<int64_t>(*exchange_.known());
+  return absl::OkStatus();
+}
+
+blocks::MicroBatch RankBatch::At(int64_t step, const v1::Action& action) const {
+  blocks::MicroBatch batch;
+  batch.index = action.micro_batch();
+  batch.slot = action.slot();
+  batch.chunk = action.chunk();
+  batch.step = step;
+  batch.first_sequence = FirstSequenceOf(batch.index);
+  samples_.Point(&batch);
+  batch.step_predictions = predictions_;
+  return batch;
+}
+
+void RankBatch::ClearSums() {
+  stream_.SetZero(exchange_.begin(), exchange_.sum_count() * static_cast<int64_t>(sizeof(double)));
+}
+
+blocks::LossSums RankBatch::LossesAt(const blocks::MicroBatch& batch) const {
+  return {exchange_.SumsOf(Sum::kTokenLoss) + batch.first_sequence,
+          encoder() ? exchange_.SumsOf(Sum::kSequenceLoss) + batch.first_sequence : nullptr};
+}
+
+void RankBatch::SetSums(Sum sum, const std::vector<double>& numbers) {
+  for (int m = 0; m < plan_.layout().micro_batches(); ++m) {
+    stream_.CopyFromHost(exchange_.SumsOf(sum) + FirstSequenceOf(m),
+                         numbers.data() + m * shape_.sequences,
+                         shape_.sequences * static_cast<int64_t>(sizeof(double)));
+  }
+}
+
+// A rank writes the sums of its own sequences only, so those of others are zero already. Ranks with
+// the same sequences have the same sums, of which one counts.
+void RankBatch::ContributeSums() {
+  if (!gives_losses_) return ClearSums();
+  if (!encoder()) return;
+  counts_.assign(samples_.predicted_counts().begin(), samples_.predicted_counts().end());
+  SetSums(Sum::kPredictions, counts_);
+}
+
+absl::Status RankBatch::Learn(int64_t count) {
+  stream_.CopyToHost(exchange_.known(), exchange_.begin(),
+                     count * static_cast<int64_t>(sizeof(double)));
+  return stream_.Synchronize();
+}
+
+}  // namespace tercio::engine

@@ -1,0 +1,80 @@
+// A rank's part of one global batch: its samples, where its micro-batches lie, and the sums of its
+// sequences in the exchange vector.
+//
+// Threads: that of the engine.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "data/sample_source.h"
+#include "plan/memory_map.h"
+#include "proto/tercio/v1/job.pb.h"
+#include "proto/tercio/v1/plan.pb.h"
+#include "worker/blocks/micro_batch.h"
+#include "worker/device/device.h"
+#include "worker/engine/arena.h"
+#include "worker/engine/communicators.h"
+#include "worker/engine/exchange_vector.h"
+#include "worker/engine/rank_samples.h"
+
+namespace tercio::engine {
+
+class RankBatch {
+ public:
+  using Sum = ExchangeVector::Sum;
+
+  // The arguments outlive it.
+  RankBatch(const v1::JobSpec& spec, const v1::RankPlan& plan, const plan::StageShape& shape,
+            Arena& arena, const Communicators& communicators, device::Stream& stream);
+
+  // Reads the samples of the rank, each by its place in the global batch, if the stage needs them.
+  void Read(absl::FunctionRef<void(int64_t sequence, data::Sample* out)> read);
+
+  // Counts the tokens that the global batch predicts, where that is not fixed: the divisor of their
+  // losses, which the first backward pass needs already. This borrows the first sum. Collective
+  // over data ranks.
+  absl::Status CountPredictions();
+
+  // The micro-batch of an action.
+  blocks::MicroBatch At(int64_t step, const v1::Action& action) const;
+
+  // All sums become zero.
+  void ClearSums();
+  // Where the losses of the micro-batch's sequences are added.
+  blocks::LossSums LossesAt(const blocks::MicroBatch& batch) const;
+  // Sets a sum of each sequence of the rank.
+  void SetSums(Sum sum, const std::vector<double>& numbers);
+  // The sums are ready to be added over all ranks.
+  void ContributeSums();
+  // Makes the first `count` numbers of the exchange vector known.
+  absl::Status Learn(int64_t count);
+
+  // Whether the sums of the rank are those that count.
+  bool gives_losses() const { return gives_losses_; }
+  const RankSamples& samples() const { return samples_; }
+  ExchangeVector& exchange() { return exchange_; }
+
+ private:
+  bool encoder() const { return !causal_; }
+  // In the global batch.
+  int64_t FirstSequenceOf(int micro_batch) const;
+
+  const v1::RankPlan& plan_;
+  const plan::StageShape& shape_;
+  const bool causal_;  // every token is predicted, and no sequence is padded
+  const Communicators& communicators_;
+  device::Stream& stream_;
+  // Every sum of a sequence has one contributor: the first tensor rank of the last stage that has
+  // it.
+  const bool gives_losses_;
+  RankSamples samples_;
+  ExchangeVector exchange_;
+  data::Sample sample_;
+  std::vector<double> counts_;  // kept, so that a step allocates nothing
+  int64_t predictions_ = 0;     // of the global batch
+};
+
+}  // namespace tercio::engine
