@@ -123,6 +123,9 @@ namespace {
 template <typename Compare>
 void CompareFurther(const v1::ModelSpec& model, const v1::ModelSpec& source,
                     const Compare& compare) {
+  const auto sizes = [&](const char* key, int64_t ours, int64_t theirs) {
+    compare(key, absl::StrCat(ours), absl::StrCat(theirs));
+  };
   const auto numbers = [&](const char* key, double ours, double theirs) {
     compare(key, Number(ours), Number(theirs));
   };
@@ -144,12 +147,14 @@ void CompareFurther(const v1::ModelSpec& model, const v1::ModelSpec& source,
   const bool same_heads = model.hidden() == source.hidden() && model.heads() == source.heads();
   if (model.architecture() != source.architecture() || !same_heads) return;
   compare("activation", activation(model), activation(source));
-  numbers("head_dim", head(model), head(source));
-  numbers("rotary_dim", rotary(model), rotary(source));
-  numbers("sliding_window", model.sliding_window(), source.sliding_window());
+  sizes("head_dim", head(model), head(source));
+  if (head(model) == head(source)) {
+    sizes("rotary_dim", rotary(model), rotary(source));
+    numbers("query_scale", scale(model), scale(source));
+  }
+  sizes("sliding_window", model.sliding_window(), source.sliding_window());
   numbers("attention_softcap", model.attention_softcap(), source.attention_softcap());
   numbers("logit_softcap", model.logit_softcap(), source.logit_softcap());
-  numbers("query_scale", scale(model), scale(source));
   compare("sequential_residual", model.sequential_residual() ? "true" : "false",
           source.sequential_residual() ? "true" : "false");
 }

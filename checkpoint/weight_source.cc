@@ -11,6 +11,7 @@
 #include "checkpoint/reader.h"
 #include "common/file.h"
 #include "common/status_macros.h"
+#include "model/architecture.h"
 #include "plan/model_tensors.h"
 
 namespace tercio::checkpoint {
@@ -82,9 +83,9 @@ absl::StatusOr<std::vector<std::string>> CheckInitialWeights(const v1::ModelSpec
 
 absl::Status ReadSliceFor(const WeightSource& source, v1::TensorSlice slice, float* out) {
   // The rows are the same in both models; only the shape that the source checks is larger.
-  if (slice.tensor() == "embedding.position.weight" && slice.shape_size() == 2 &&
-      slice.shape(0) < source.model().context()) {
-    slice.set_shape(0, source.model().context());
+  if (slice.tensor() == "embedding.position.weight" && slice.shape_size() == 2) {
+    const int64_t rows = model::ArchitectureOf(source.model()).embedding.positions;
+    if (slice.shape(0) < rows) slice.set_shape(0, rows);
   }
   return source.ReadSlice(slice, out);
 }

@@ -407,6 +407,67 @@ TEST(JobFile, KeysBelongToArchitectures) {
   EXPECT_THAT(FaultOf(kGood, {"model.rope_theta=500"}), HasSubstr("rotary positions"));
 }
 
+// Every preset is a job, which is written out completely.
+TEST(JobFile, PresetsAreWrittenAndReadBack) {
+  std::string text = kGood;
+  const std::string sizes = "  layers: 2\n  hidden: 32\n  heads: 4\n  context: 16\n";
+  text.replace(text.find(sizes), sizes.size(), "  preset: gpt2-124m\n");
+  for (const model::ArchitectureFacts* facts : model::AllArchitectures()) {
+    if (!plan::IsNamed(facts->architecture)) continue;
+    for (const model::Preset& preset : facts->presets) {
+      const auto spec = Parse(
+          text, {absl::StrCat("model.preset=", preset.name), "data.train=tokens",
+                 facts->Has("labels") ? "data.special_tokens={cls: 1, sep: 2, mask: 3, pad: 0}"
+                                      : "data.tokenizer=null"});
+      ASSERT_TRUE(spec.ok()) << preset.name << spec.status();
+      const auto again = Parse(EffectiveYaml(*spec));
+      ASSERT_TRUE(again.ok()) << preset.name << again.status();
+      EXPECT_EQ(spec->model().DebugString(), again->model().DebugString()) << preset.name;
+    }
+  }
+}
+
+TEST(JobFile, FurtherKeysChangeAPreset) {
+  const auto with = [](const std::string& preset, const std::vector<std::string>& changes) {
+    std::string text = kGood;
+    const std::string sizes = "  layers: 2\n  hidden: 32\n  heads: 4\n  context: 16\n";
+    text.replace(text.find(sizes), sizes.size(), "  preset: " + preset + "\n");
+    const auto spec = Parse(text, changes);
+    EXPECT_TRUE(spec.ok()) << spec.status();
+    const auto again = spec.ok() ? Parse(EffectiveYaml(*spec)) : spec;
+    return again.ok() ? again->model() : v1::ModelSpec();
+  };
+  EXPECT_EQ(with("mistral-7b", {}).sliding_window(), 4096);
+  EXPECT_EQ(with("mistral-7b", {"model.sliding_window=0"}).sliding_window(), 0);
+  EXPECT_EQ(with("qwen3-0.6b", {"model.head_dim=64"}).head_dim(), 64);
+  EXPECT_EQ(with("phi-2", {"model.rotary_dim=16"}).rotary_dim(), 16);
+  EXPECT_EQ(with("gemma2-2b", {"model.attention_softcap=20"}).attention_softcap(), 20);
+  EXPECT_EQ(with("gemma2-2b", {"model.query_scale=144"}).query_scale(), 144);
+  EXPECT_EQ(with("opt-125m", {"model.activation=gelu"}).activation(), v1::ACTIVATION_GELU);
+  // The architecture's own stays unset.
+  EXPECT_EQ(with("opt-125m", {"model.activation=relu"}).activation(), v1::ACTIVATION_UNSPECIFIED);
+  EXPECT_EQ(with("gpt-neox-20b", {}).activation(), v1::ACTIVATION_GELU_TANH);
+  EXPECT_TRUE(with("pythia-160m", {"model.sequential_residual=true"}).sequential_residual());
+}
+
+TEST(JobFile, FurtherSizesMustFit) {
+  const auto fault = [](const char* architecture, const std::string& change) {
+    return FaultOf(kGood, {absl::StrCat("model.architecture=", architecture), change});
+  };
+  EXPECT_THAT(fault("gptj", "model.rotary_dim=5"),
+              HasSubstr("model.rotary_dim: 5, expected an even number up to 8"));
+  EXPECT_THAT(fault("gptj", "model.rotary_dim=10"), HasSubstr("model.rotary_dim: 10, expected"));
+  EXPECT_THAT(fault("gptj", "model.kv_heads=2"), HasSubstr("model.kv_heads: must equal heads"));
+  EXPECT_THAT(fault("qwen3", "model.head_dim=7"),
+              HasSubstr("model.head_dim: must be even for rotary positions"));
+  EXPECT_THAT(fault("gemma2", "model.tied_head=false"),
+              HasSubstr("gemma2 with an untied head is not supported"));
+  EXPECT_THAT(fault("mistral", "model.bias=true"), HasSubstr("biases in mistral"));
+  EXPECT_THAT(fault("phi", "model.bias=false"), HasSubstr("phi without biases"));
+  EXPECT_THAT(fault("opt", "model.activation=silu"),
+              HasSubstr("model.activation: silu in opt is not supported by this version"));
+}
+
 TEST(JobFile, WhatLaterVersionsBringIsRefusedByName) {
   for (const char* change : {"parallelism.context_parallel=2", "parallelism.zero_stage=1"}) {
     EXPECT_THAT(FaultOf(kGood, {change}), HasSubstr("is not supported by this version")) << change;
@@ -662,6 +723,20 @@ TEST(JobFile, WhatContradictsTheDirectoryIsAFault) {
                     HasSubstr("model.tied_head: false, but the model in ")));
   EXPECT_THAT(FaultOfFrom({"model.preset=gpt2-124m"}), HasSubstr("leave one of the two out"));
   EXPECT_THAT(FaultOfFrom({"model.layer=2"}), HasSubstr("did you mean 'layers'?"));
+  const std::string from = "model.from=tests/huggingface/fixtures/";
+  EXPECT_THAT(FaultOfFrom({from + "mistral", "model.sliding_window=7", "model.head_dim=4"}),
+              AllOf(HasSubstr("model.sliding_window: 7, but the model in "), HasSubstr("has 5"),
+                    HasSubstr("model.head_dim: 4, but the model in "), HasSubstr("has 8"),
+                    Not(HasSubstr("rotary_dim")), Not(HasSubstr("query_scale"))));
+  EXPECT_THAT(FaultOfFrom({from + "gpt_neox", "model.rotary_dim=8", "model.activation=gelu_tanh",
+                           "model.sequential_residual=true"}),
+              AllOf(HasSubstr("model.rotary_dim: 8, but"), HasSubstr("model.activation: gelu_tanh"),
+                    HasSubstr("model.sequential_residual: true, but")));
+  EXPECT_THAT(
+      FaultOfFrom({from + "gemma2", "model.attention_softcap=9", "model.logit_softcap=9",
+                   "model.query_scale=9"}),
+      AllOf(HasSubstr("model.attention_softcap: 9.0, but"),
+            HasSubstr("model.logit_softcap: 9.0, but"), HasSubstr("model.query_scale: 9.0, but")));
 }
 
 // A job that goes on has every size, and may do without the directory.

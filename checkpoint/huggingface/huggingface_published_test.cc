@@ -428,12 +428,15 @@ TEST_F(PublishedTest, PicklesAreNotTrusted) {
 }
 
 TEST_F(PublishedTest, OtherArchitecturesAreNamed) {
-  for (const char* kind : {"opt", "t5", "mistral", "gpt_neox", "roberta", "distilbert", "qwen2"}) {
+  for (const char* kind : {"t5", "mixtral", "bloom", "roberta", "distilbert", "qwen2_moe"}) {
     Json form = Published()["gpt2"];
     form["config"]["model_type"] = kind;
-    ExpectFault(Write(form), kRefusedModel,
-                absl::StrCat("model_type: \"", kind,
-                             "\" (supported: gpt2, llama, bert, megatron-bert) is not supported"));
+    ExpectFault(
+        Write(form), kRefusedModel,
+        absl::StrCat(
+            "model_type: \"", kind,
+            "\" (supported: gpt2, llama, bert, megatron-bert, opt, gptj, gpt_neox, phi, phi3, "
+            "qwen2, qwen3, mistral, gemma2) is not supported"));
   }
 }
 

@@ -6,11 +6,13 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "emulation/nvtx_control.h"
 #include "plan/model_tensors.h"
 #include "plan/names.h"
 #include "plan/plan_builder.h"
 #include "tests/parity/cuda_ranks.h"
+#include "tests/parity/drawn_architecture.h"
 #include "worker/engine/step_guard.h"
 
 namespace tercio::testing {
@@ -214,6 +216,29 @@ TEST_F(CudaParity, ShapesOfProductsAreKnownBeforehand) {
        {wide, lanes, overlapped, exact, With(In(SmallLlama(), {1, 2, 1}), v1::PRECISION_BF16),
         With(In(SmallJob(), {1, 1, 1, 4}), v1::PRECISION_FP16)}) {
     ExpectShapesKnown(given);
+  }
+}
+
+// A random list of units: every kind of block, norm and branch in some combination.
+v1::JobSpec DrawnJob(uint64_t seed) {
+  v1::JobSpec spec = SmallLlama();
+  WithSeed(seed, spec.mutable_model());
+  spec.mutable_model()->set_rotary_dim(4);
+  spec.mutable_model()->set_dropout(seed % 2 == 0 ? 0.1 : 0.0);
+  return spec;
+}
+
+TEST_F(CudaParity, RandomListsOfUnits) {
+  const model::ScopedArchitecture drawn(DrawnArchitecture());
+  for (uint64_t seed = 1; seed <= 8; ++seed) {
+    SCOPED_TRACE(absl::StrCat("seed ", seed));
+    const Layout layout = seed % 3 == 0 ? Layout{2, 1, 1} : Layout{1, 1, 1};
+    const v1::JobSpec spec = In(DrawnJob(seed), layout);
+    const v1::JobSpec whole = With(spec, v1::PRECISION_FP32);
+    ExpectClose(OnGpus(whole), OnCpu(whole), 1e-4);
+    const v1::JobSpec half = With(spec, v1::PRECISION_BF16);
+    ExpectClose(OnGpus(half), OnCpu(half), 1e-2);
+    ExpectShapesKnown(WithoutDropout(half));
   }
 }
 
