@@ -3,6 +3,8 @@
 // Launch geometry: primitives/rows.cuh; a lane has a group of 16 bytes.
 // Bytes for each element of the result, B = 2 or 4: activation 2 B, its gradient 3 B; gated 3 B,
 // its gradient 5 B; tanh 2 B, its gradient 3 B. Bound by memory.
+#include <type_traits>
+
 #include "kernels/cuda/parts.h"
 #include "kernels/cuda/primitives/activations.cuh"
 #include "kernels/cuda/primitives/groups.cuh"
@@ -54,6 +56,8 @@ struct ActivationGradient {
 template <typename T, typename Function>
 struct ApplyGated {
   static constexpr int kWidth = kGroup<T>;
+  template <bool>
+  static constexpr int kLeastBlocks = std::is_same_v<Function, TanhGelu> ? 5 : 0;
   const T* h;
   T* g;
   int64_t columns;
@@ -73,6 +77,10 @@ struct ApplyGated {
 template <typename T, typename Function>
 struct GatedGradient {
   static constexpr int kWidth = kGroup<T>;
+  template <bool>
+  static constexpr int kLeastBlocks = std::is_same_v<Function, ExactGelu> ? 2
+                                      : std::is_same_v<Function, Relu>    ? 4
+                                                                          : 0;
   const T* dg;
   const T* h;
   T* dh;

@@ -32,7 +32,8 @@ struct Softmax {
 };
 
 template <int kChunks, typename T>
-__global__ void __launch_bounds__(kTileThreads) ForwardKernel(Heads h, Forward<T> f) {
+__global__ void __launch_bounds__(kTileThreads, kChunks == 4 ? 2 : 0)
+    ForwardKernel(Heads h, Forward<T> f) {
   if (!IsWanted(h)) return;
   const int tile_size = kTile * (h.head_dim + 1);
   auto* queries = DynamicShared<float>();

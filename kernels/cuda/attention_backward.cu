@@ -102,7 +102,8 @@ __device__ __forceinline__ float BiasOfTile(const Heads& h, const float* tile, f
 }
 
 template <int kChunks, typename T>
-__global__ void __launch_bounds__(kTileThreads) QueryGradientKernel(Heads h, Backward<T> b) {
+__global__ void __launch_bounds__(kTileThreads, kChunks == 2 ? 3 : 0)
+    QueryGradientKernel(Heads h, Backward<T> b) {
   if (!IsWanted(h)) return;
   const Tiles t = CutTiles(h.head_dim);
   const int lane = static_cast<int>(threadIdx.x);
@@ -153,7 +154,8 @@ __global__ void __launch_bounds__(kTileThreads) QueryGradientKernel(Heads h, Bac
 }
 
 template <int kChunks, typename T>
-__global__ void __launch_bounds__(kTileThreads) KeyGradientKernel(Heads h, Backward<T> b) {
+__global__ void __launch_bounds__(kTileThreads, kChunks == 8 ? 1 : 0)
+    KeyGradientKernel(Heads h, Backward<T> b) {
   if (!IsWanted(h)) return;
   const Tiles t = CutTiles(h.head_dim);
   const int lane = static_cast<int>(threadIdx.x);

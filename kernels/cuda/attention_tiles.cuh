@@ -6,7 +6,8 @@
 // The block walks tiles of 32 of the others (keys, or the queries of all query heads of the group,
 // ascending); a lane has one of them while scores are made, and every 32nd channel while they are
 // multiplied with values. Tiles begin at multiples of 32, so a row's bits depend on neither the
-// rows beside it nor first_query, and every sum has one order: nothing is atomic.
+// rows beside it nor first_query, and every sum has one order: nothing is atomic. Kernels name the
+// blocks that an SM is to hold at least where the compiler likes so many that it would spill.
 #pragma once
 
 #include <cmath>
