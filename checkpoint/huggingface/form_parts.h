@@ -32,7 +32,7 @@ int64_t CheckedPlainHead(ConfigReader& config, const v1::ModelSpec& model);
 // What a file means that does not tell.
 struct UsualRotary {
   double theta = 10000;
-  double share = 1;  // of a head's channels turns
+  double share = 1;  // the part of each head's channels that is turned
 };
 // rope_theta and its scaling, in the forms of transformers 4 and 5. Returns the share of a head's
 // channels that turns.
