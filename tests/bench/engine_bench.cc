@@ -85,6 +85,12 @@ struct Sizes {
 };
 
 int BenchTraining(const std::string& name, int64_t steps, int threads, const Sizes& sizes) {
+  // The first step is not timed, and a step ends where the next begins.
+  if (steps < 3) {
+    std::fprintf(stderr, "error: STEPS is %d, but a time needs at least 3\n",
+                 static_cast<int>(steps));
+    return 2;
+  }
   v1::JobSpec spec = JobOf(name);
   spec.mutable_training()->set_precision(sizes.precision);
   if (sizes.batch > 0) spec.mutable_training()->set_global_batch(sizes.batch);
