@@ -64,13 +64,13 @@ kernels::ConstValues Layer::InputOf(const Frame& frame, const Sublayer& sublayer
 }
 
 void Layer::RunContinuation(kernels::Chain chain, const Continuation& next) {
-  // What a norm of the sum has made is normed again in a call of its own.
+  // A chain has room for one norm: that of the sum takes a call of its own.
   if (next.norm.has_value() && chain.norm.has_value()) {
     tools_.ops.RunChain(chain);
     chain = {};
   }
   if (next.norm.has_value()) chain.norm = next.norm;
-  // Values that nobody norms are read as they are, and rounded where they are multiplied.
+  // A sum without a norm is read as it is, and rounded to 8 bits where it is multiplied.
   if (next.reader.has_value() && chain.norm.has_value()) {
     return tools_.products.MakeInput(*next.reader, chain);
   }
