@@ -49,7 +49,7 @@ struct NcclWork {
   size_t count;
   int root = 0;
   uint64_t sequence = 0;
-  std::vector<NcclPart> parts = {};  // of an exchange, whose count becomes that of its longest part
+  std::vector<NcclPart> parts = {};  // an exchange's; its count is that of the longest
   // Progress of the call.
   size_t at = 0;  // elements
   bool laid_out = false;

@@ -36,7 +36,7 @@ struct FormRow {
 };
 
 struct FormTable {
-  const char* prefix = "";  // of all names but those that stand beside the base model
+  const char* prefix = "";  // all names begin with it, but for those beside the base model
   std::vector<FormRow> embedding;
   std::vector<FormRow> layer;
   std::vector<FormRow> end;

@@ -331,7 +331,7 @@ struct CheckpointCommitted {
   double seconds = 0;  // since its first byte came; 0: unknown
   std::string manifest_digest;
   bool verified = false;  // every byte was read back
-  int32_t numerics = 0;   // of its manifest (plan/numerics.h); 0: not known
+  int32_t numerics = 0;   // its manifest's (plan/numerics.h); 0: not known
 };
 // The answer to VerifyCheckpoint.
 struct CheckpointVerified {

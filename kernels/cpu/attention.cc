@@ -299,7 +299,7 @@ void AttentionBackwardHead(const AttentionBackwardArgs& a, int64_t sequence, int
                            int64_t key_start, const AttentionPieces& s) {
   const int64_t start = sequence * a.tokens * a.stride + head * a.head_dim;
   if (head % a.group == 0) ZeroKeys(a, sequence, key_start);
-  float bias_sums[kMostBiasBuckets] = {};  // of this sequence
+  float bias_sums[kMostBiasBuckets] = {};  // this sequence's
   const int64_t out_stride = a.heads * a.head_dim;
   for (int64_t first = 0; first < a.tokens; first += kQueryBlock) {
     const int64_t rows = std::min(kQueryBlock, a.tokens - first);
