@@ -2,6 +2,7 @@
 
 import json
 import os
+import select
 import signal
 import sys
 import time
@@ -36,6 +37,18 @@ class AgentDeath(ClusterTest):
     def kill(self, agent):
         agent.kill()
         agent.wait()
+
+    def kill_wholly(self, trainer):
+        """Returns when the last of its threads has ended: the next agent would see a remaining one end. The main
+        thread alone is a zombie without a command line before that."""
+        handle = os.pidfd_open(trainer)
+        try:
+            signal.pidfd_send_signal(handle, signal.SIGKILL)
+            ended = select.poll()
+            ended.register(handle, select.POLLIN)
+            self.assertTrue(ended.poll(30000), "the trainer has not ended within 30 s of its kill")
+        finally:
+            os.close(handle)
 
     def finished(self, job, restarts):
         status = self.json(*self.reach("wait", job))
@@ -90,9 +103,7 @@ class AgentDeath(ClusterTest):
     def test_a_rank_dies_while_the_agent_is_away(self):
         agent, job, trainers = self.started()
         self.kill(agent)
-        os.kill(trainers[0], signal.SIGKILL)
-        # On a busy machine its threads take a while to end; an agent that finds it alive would see it end.
-        wait_for(lambda: trainers[0] not in self.trainers(job), "the end of the trainer")
+        self.kill_wholly(trainers[0])
         self.agent(self.address, "one", 4)
         self.finished(job, restarts=1)
         self.assertIn("while its agent was away", self.tercio(*self.reach("events", job))[0])
