@@ -108,7 +108,10 @@ absl::Status CheckPossibleModel(const v1::ModelSpec& model, const std::string& p
   // Zero key heads mean as many as query heads.
   const bool positive = model.layers() > 0 && model.hidden() > 0 && model.heads() > 0 &&
                         model.kv_heads() >= 0 && model.context() > 0 && model.ffn_hidden() > 0 &&
-                        model.vocab_size() > 0;
+                        model.vocab_size() > 0 && model.decoder_layers() >= 0 &&
+                        model.decoder_context() >= 0 && model.relative_buckets() >= 0 &&
+                        model.relative_buckets() <= model::kMostRelativeBuckets &&
+                        model.relative_distance() >= 0;
   // The sizes are positive by now, so nothing is divided by zero.
   if (known && positive && HeadsFit(model) &&
       (model.kv_heads() == 0 || model.heads() % model.kv_heads() == 0)) {
@@ -157,6 +160,16 @@ void CompareFurther(const v1::ModelSpec& model, const v1::ModelSpec& source,
   numbers("logit_softcap", model.logit_softcap(), source.logit_softcap());
   compare("sequential_residual", model.sequential_residual() ? "true" : "false",
           source.sequential_residual() ? "true" : "false");
+  sizes("decoder_layers", model.decoder_layers(), source.decoder_layers());
+  const model::RelativeBiasOptions usual;
+  const auto or_usual = [](int64_t value, int64_t otherwise) {
+    return value > 0 ? value : otherwise;
+  };
+  sizes("relative_buckets", or_usual(model.relative_buckets(), usual.buckets),
+        or_usual(source.relative_buckets(), usual.buckets));
+  sizes("relative_distance", or_usual(model.relative_distance(), usual.distance),
+        or_usual(source.relative_distance(), usual.distance));
+  compare("gated_mlp", model.gated_mlp() ? "true" : "false", source.gated_mlp() ? "true" : "false");
 }
 
 }  // namespace

@@ -20,10 +20,23 @@ namespace {
 constexpr int64_t kLargestHead = 256;
 
 // Which architecture has which of them: model/architectures/.
-constexpr const char* kKeysOfSome[] = {"norm",          "token_types",    "sentence_order",
-                                       "labels",        "activation",     "head_dim",
-                                       "rotary_dim",    "sliding_window", "attention_softcap",
-                                       "logit_softcap", "query_scale",    "sequential_residual"};
+constexpr const char* kKeysOfSome[] = {"norm",
+                                       "token_types",
+                                       "sentence_order",
+                                       "labels",
+                                       "activation",
+                                       "head_dim",
+                                       "rotary_dim",
+                                       "sliding_window",
+                                       "attention_softcap",
+                                       "logit_softcap",
+                                       "query_scale",
+                                       "sequential_residual",
+                                       "decoder_layers",
+                                       "decoder_context",
+                                       "relative_buckets",
+                                       "relative_distance",
+                                       "gated_mlp"};
 
 // "gpt2", "gpt2 and llama", "gpt2, llama and bert": the architectures that job files can name, and
 // for which `holds`.
@@ -176,6 +189,24 @@ void ParseFurther(Section& model, const model::ArchitectureFacts& facts, const v
   if (facts.Has("sequential_residual")) {
     out->set_sequential_residual(model.Flag("sequential_residual", base.sequential_residual()));
   }
+  if (facts.Has("gated_mlp")) out->set_gated_mlp(model.Flag("gated_mlp", base.gated_mlp()));
+  out->set_relative_buckets(
+      size("relative_buckets", base.relative_buckets(), model::kMostRelativeBuckets));
+  out->set_relative_distance(
+      size("relative_distance", base.relative_distance(), plan::kMostContext));
+}
+
+// A decoder beside the encoder that `layers` and `context` are about.
+void ParseDecoder(Section& model, const model::ArchitectureFacts& facts, const v1::ModelSpec& base,
+                  v1::ModelSpec* out) {
+  if (!facts.Has("decoder_layers")) return;
+  const int layers = base.decoder_layers() > 0 ? base.decoder_layers() : out->layers();
+  out->set_decoder_layers(
+      static_cast<int32_t>(model.Integer("decoder_layers", layers, 1, plan::kMostLayers)));
+  // 0 lets the data decide.
+  out->set_decoder_context(static_cast<int32_t>(model.Integer(
+      "decoder_context", base.context() == out->context() ? base.decoder_context() : 0, 0,
+      plan::kMostContext)));
 }
 
 void CheckKeys(Section& model, const model::ArchitectureFacts& facts) {
@@ -290,6 +321,7 @@ void ParseSizes(Section& model, const v1::ModelSpec& base, bool named, v1::Model
   ParsePositions(model, facts, base, out);
   ParseEncoder(model, facts, base, out);
   ParseFurther(model, facts, base, out);
+  ParseDecoder(model, facts, base, out);
   CheckForms(model, facts, *out);
   CheckHeads(model, facts, *out);
 }
@@ -375,6 +407,11 @@ std::string FurtherYaml(const v1::ModelSpec& model) {
   number("logit_softcap", model.logit_softcap());
   number("query_scale", model.query_scale());
   add("sequential_residual", model.sequential_residual(), "true");
+  size("decoder_layers", model.decoder_layers());
+  size("decoder_context", model.decoder_context());
+  size("relative_buckets", model.relative_buckets());
+  size("relative_distance", model.relative_distance());
+  add("gated_mlp", model.gated_mlp(), "true");
   return yaml;
 }
 

@@ -13,15 +13,19 @@ namespace tercio::data {
 // The position has no prediction.
 inline constexpr int32_t kNoTarget = -1;
 
-// One sequence of `context` positions. A source writes every field.
+// One sequence of `context` positions; where the model has an encoder and a decoder, of the
+// encoder, and `decoder_context` of the decoder, which has the targets. A source writes every
+// field.
 struct Sample {
-  explicit Sample(int64_t context)
+  explicit Sample(int64_t context, int64_t decoder_context = 0)
       : inputs(static_cast<size_t>(context)),
-        targets(static_cast<size_t>(context)),
+        decoder_inputs(static_cast<size_t>(decoder_context)),
+        targets(static_cast<size_t>(decoder_context > 0 ? decoder_context : context)),
         types(static_cast<size_t>(context)),
         length(static_cast<int32_t>(context)) {}
 
   std::vector<int32_t> inputs;
+  std::vector<int32_t> decoder_inputs;
   std::vector<int32_t> targets;  // ids, or kNoTarget
   std::vector<int32_t> types;    // bert: the segment that a token belongs to
   int32_t length;                // positions from here on are padding, which no token attends to

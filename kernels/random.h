@@ -24,6 +24,8 @@ inline constexpr uint32_t kSiteAttention = 1;
 inline constexpr uint32_t kSiteAttentionOutput = 2;
 inline constexpr uint32_t kSiteMlpOutput = 3;
 inline constexpr uint32_t kSitePooler = 4;
+inline constexpr uint32_t kSiteCrossAttention = 5;
+inline constexpr uint32_t kSiteCrossAttentionOutput = 6;
 
 inline constexpr uint64_t kInitializationStream = ~uint64_t{0};
 

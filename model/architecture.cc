@@ -83,11 +83,18 @@ void ForBlocks(const Layer& layer, const Body& body) {
   }
 }
 
-// The sum over the model's layers of a number that layers of one kind share.
+// The sum over the model's layers of a number for each token that layers of one kind share, on
+// average over the tokens of a sequence.
 template <typename Number>
 double SumOverLayers(const Architecture& architecture, const Number& of_kind) {
   std::vector<double> numbers;
-  for (const Layer& kind : architecture.kinds) numbers.push_back(of_kind(kind));
+  const auto all = static_cast<double>(architecture.tokens_of_sequence());
+  for (const Layer& kind : architecture.kinds) {
+    const double share = architecture.streams.size() == 1
+                             ? 1
+                             : static_cast<double>(architecture.stream_of(kind).tokens) / all;
+    numbers.push_back(share * of_kind(kind));
+  }
   double sum = 0;
   for (const int kind : architecture.layers) sum += numbers[static_cast<size_t>(kind)];
   return sum;
@@ -120,25 +127,33 @@ std::vector<DividedSize> SizesThatTensorDivides(const Architecture& architecture
   return sizes;
 }
 
+int LayersOf(const v1::ModelSpec& model) { return model.layers() + model.decoder_layers(); }
+
 double WeightsInProducts(const Architecture& architecture) {
   return SumOverLayers(architecture, [&](const Layer& kind) {
+    const auto tokens = static_cast<double>(architecture.stream_of(kind).tokens);
+    const auto of_memory = static_cast<double>(architecture.streams.front().tokens);
     double weights = 0;
     for (const Product& product : Describe(kind, architecture.hidden, 1).products) {
-      weights += static_cast<double>(product.outputs) * static_cast<double>(product.inputs);
+      const double rows = product.of_memory ? of_memory / tokens : 1;
+      weights += rows * static_cast<double>(product.outputs) * static_cast<double>(product.inputs);
     }
     return weights;
   });
 }
 
-double ElementsTimesKeys(const Architecture& architecture) {
+double ElementsTimesKeys(const Architecture& architecture, AttentionCount count) {
   return SumOverLayers(architecture, [&](const Layer& kind) {
     double products = 0;
     ForBlocks(kind, [&](const BlockOptions& block) {
       const BlockDescription described = Describe(block, 1);
-      const int64_t keys = described.most_keys > 0
-                               ? std::min(described.most_keys, architecture.context)
-                               : architecture.context;
-      products += static_cast<double>(described.elements_per_key) * static_cast<double>(keys);
+      const Stream& stream =
+          described.reads_memory ? architecture.streams.front() : architecture.stream_of(kind);
+      const int64_t keys =
+          described.most_keys > 0 ? std::min(described.most_keys, stream.tokens) : stream.tokens;
+      const bool half = count == AttentionCount::kCausalHalf && described.causal;
+      products += (half ? 0.5 : 1.0) * static_cast<double>(described.elements_per_key) *
+                  static_cast<double>(keys);
     });
     return products;
   });

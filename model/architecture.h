@@ -24,23 +24,30 @@ struct Head {
   std::optional<LanguageHeadOptions> language;
   std::optional<MaskedHeadOptions> masked;
   std::optional<ClassHeadOptions> classes;
-  bool tied = true;  // the matrix of the vocabulary is the token table
+  bool tied = true;       // the matrix of the vocabulary is the token table
+  float input_scale = 1;  // the norm's result is multiplied by it
 
   bool predicts_tokens() const { return language.has_value() || masked.has_value(); }
   // Whether the token table has a second use here.
   bool reads_token_table() const { return tied && predicts_tokens(); }
 };
 
+// A sequence of rows on its way through the layers: an encoder's, a decoder's. The layers of a
+// stream follow those of the streams before it, and all streams begin in the embedding.
+struct Stream {
+  int64_t tokens = 0;  // of a sequence
+};
+
 struct Architecture {
   int64_t hidden = 0;
-  int64_t context = 0;
+  std::vector<Stream> streams;  // the last one is the head's
   EmbeddingOptions embedding;
   // The different layers of the model, and which of them each layer is: most models repeat one.
   std::vector<Layer> kinds;
   std::vector<int> layers;
   Head head;
-  // Whether every token is predicted from those before it. Else the tokens of a sequence all see
-  // each other, sequences may be padded, and the data says what is predicted.
+  // Whether every token of the head's stream is predicted from those before it. Else the tokens of
+  // a sequence all see each other, sequences may be padded, and the data says what is predicted.
   bool causal = true;
   // Whether keys of randomness are a tensor's place in the model, as in the first architectures.
   // Keys of all others follow from names, and stay when a model gets further tensors.
@@ -48,6 +55,15 @@ struct Architecture {
 
   const Layer& layer(int i) const {
     return kinds[static_cast<size_t>(layers[static_cast<size_t>(i)])];
+  }
+  const Stream& stream_of(const Layer& layer) const {
+    return streams[static_cast<size_t>(layer.stream)];
+  }
+  // Of all streams.
+  int64_t tokens_of_sequence() const {
+    int64_t tokens = 0;
+    for (const Stream& stream : streams) tokens += stream.tokens;
+    return tokens;
   }
 };
 
@@ -61,14 +77,23 @@ Architecture ArchitectureOf(const v1::ModelSpec& model);
 
 std::vector<DividedSize> SizesThatTensorDivides(const Architecture& architecture);
 
-// The weights that one token is multiplied with in the layers, without attention's own products.
+// All layers of the model, those of a decoder included.
+int LayersOf(const v1::ModelSpec& model);
+
+// The weights that a token is multiplied with in the layers, without attention's own products; on
+// average over the tokens of a sequence.
 double WeightsInProducts(const Architecture& architecture);
 
 // Options of all attention of the model, once for each kind of layer that has some.
 std::vector<const AttentionOptions*> AttentionsOf(const Architecture& architecture);
 
+// How the products of causal attention count: all of them (12 l h s), or the half that its mask
+// leaves (6 l h s; planner formulas, Megatron convention).
+enum class AttentionCount { kWhole, kCausalHalf };
+
 // Elements that attention multiplies with each of the keys that a token sees, summed over all
-// layers times those keys: all of the context's, or those of a window.
-double ElementsTimesKeys(const Architecture& architecture);
+// layers times those keys (all of the sequence, or those of a window); on average over the tokens
+// of a sequence.
+double ElementsTimesKeys(const Architecture& architecture, AttentionCount count);
 
 }  // namespace tercio::model

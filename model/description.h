@@ -11,9 +11,9 @@
 
 namespace tercio::model {
 
-// Rows of a field or of scratch: all of the micro-batch, or those of the residual stream that this
-// rank works on (a share of them with sequence parallelism).
-enum class Rows { kAll, kLocal };
+// Rows of a field or of scratch: all of the micro-batch, those of the residual stream that this
+// rank works on (a share of them with sequence parallelism), or all of the model's first stream.
+enum class Rows { kAll, kLocal, kMemory };
 
 // Until which level of recomputation a field is kept; above it, the backward pass makes it again.
 enum class Kept { kAlways, kUnlessCheap, kUnlessFull };
@@ -44,6 +44,7 @@ struct Product {
   int64_t inputs = 0;
   bool bias = false;  // added by the product, not after the sum
   Summed summed = Summed::kForward;
+  bool of_memory = false;  // its rows are those of the model's first stream
   // An activation without a gate follows the forward product, or precedes the gradient's.
   bool activates = false;
   bool activates_gradient = false;
@@ -66,6 +67,8 @@ struct BlockDescription {
   // these are at most, 0: all of the context.
   int64_t elements_per_key = 0;
   int64_t most_keys = 0;
+  bool causal = false;        // a token sees only the keys up to itself
+  bool reads_memory = false;  // the keys are the first stream's
 };
 
 }  // namespace tercio::model

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "model/blocks/attention.h"
+#include "model/blocks/cross_attention.h"
 #include "model/blocks/mlp.h"
 
 namespace tercio::model {
@@ -11,7 +12,9 @@ namespace {
 
 class LayerBuilder {
  public:
-  LayerBuilder(int64_t hidden, int tensor) : hidden_(hidden), tensor_(tensor) {}
+  LayerBuilder(int64_t hidden, int tensor, int stream) : hidden_(hidden), tensor_(tensor) {
+    layer_.stream = stream;
+  }
 
   void Add(const Sublayer& sublayer, bool is_first, bool is_last, bool follows_norm) {
     SublayerPlaces places;
@@ -100,7 +103,7 @@ BlockDescription Describe(const BlockOptions& block, int tensor) {
 }
 
 LayerDescription Describe(const Layer& layer, int64_t hidden, int tensor) {
-  LayerBuilder builder(hidden, tensor);
+  LayerBuilder builder(hidden, tensor, layer.stream);
   bool follows_norm = false;
   for (size_t i = 0; i < layer.sublayers.size(); ++i) {
     const Sublayer& sublayer = layer.sublayers[i];

@@ -32,6 +32,7 @@ struct SublayerPlaces {
 };
 
 struct LayerDescription {
+  int stream = 0;               // whose rows the fields have
   std::vector<Tensor> tensors;  // in the order of randomness keys and of flat buffers
   std::vector<Field> fields;    // the first one is the layer's input
   std::vector<Scratch> scratch;

@@ -32,6 +32,17 @@ struct RotaryOptions {
   bool interleaved = false;  // pairs (2i, 2i + 1); else (i, i + width / 2)
 };
 
+// A bias that is added to the score of query i and key j (Raffel et al. 2020): of each head, by the
+// bucket of j - i. Buckets of small distances hold one each, those of larger ones grow up to
+// `distance`, from which on all share the last; queries that see keys on both sides give each side
+// half of the buckets.
+inline constexpr int64_t kMostRelativeBuckets = 256;  // of the kernels of attention
+struct RelativeBiasOptions {
+  int64_t buckets = 32;
+  int64_t distance = 128;
+  std::string shared;  // full name of the table (heads x buckets), which several layers share
+};
+
 // Self-attention with grouped keys (Ainslie et al. 2023): query, key, value, output.
 struct AttentionOptions {
   int64_t hidden = 0;
@@ -46,7 +57,17 @@ struct AttentionOptions {
   int64_t window = 0;  // keys that a query sees, its own included; 0: all before it
   float softcap = 0;   // scores become cap * tanh(score / cap); 0: as they are
   float scale = 0;     // scores are multiplied by it; 0: 1 / sqrt(head_dim)
+  std::optional<RelativeBiasOptions> relative;
   Initialization output_initialization = Initialization::kResidualNormal;
+};
+
+// Attention of a stream's rows to those of the model's first stream, all of them (Vaswani et al.
+// 2017, section 3.2.3): query of x, key and value of the memory, output.
+struct CrossAttentionOptions {
+  int64_t hidden = 0;
+  int64_t heads = 0;
+  int64_t head_dim = 0;
+  float scale = 0;  // as in AttentionOptions
 };
 
 // down(f(up x)), or, gated, down(f(gate x) * up x) (Shazeer 2020).
@@ -59,7 +80,7 @@ struct MlpOptions {
   Initialization output_initialization = Initialization::kResidualNormal;
 };
 
-using BlockOptions = std::variant<AttentionOptions, MlpOptions>;
+using BlockOptions = std::variant<AttentionOptions, MlpOptions, CrossAttentionOptions>;
 
 // x + dropout(block(x') + bias), x' = norm(x).
 struct Branch {
@@ -81,6 +102,7 @@ struct Sublayer {
 
 struct Layer {
   std::vector<Sublayer> sublayers;
+  int stream = 0;  // of the model, whose rows it works on
 };
 
 struct EmbeddingOptions {

@@ -20,6 +20,10 @@ struct Tensor {
   bool of_task = false;     // a model of another task may bring its own
   // A whole tensor of which a tensor rank has the gradient of its own heads only.
   bool partial = false;
+  // The full name of the tensor of the model whose value it has, which may be its own; empty: no
+  // other tensor has its value. Each use of a tied tensor has a gradient of its own, and these are
+  // added in the order of uses.
+  std::string ties;
   Cut cut = Cut::kWhole;
   Initialization initialization = Initialization::kZeros;
 };

@@ -20,7 +20,7 @@ std::vector<v1::BucketRange> BucketsOfStage(const v1::JobSpec& job, const v1::La
   std::vector<v1::BucketRange> buckets;
   for (const StageTensor& entry : stage_tensors.tensors) {
     // It is the last one.
-    if (joins_first && entry.role == TensorRole::kHead) {
+    if (joins_first && entry.use == kHeadMatrix) {
       end = entry.gradient_offset;
       break;
     }

@@ -22,4 +22,9 @@ int64_t FirstSampleOfStep(const v1::TrainingSpec& training, int64_t step);
 // are those skipped before. REQUIRES: 0 <= resume_step < bad_step.
 void SkipSpike(int64_t resume_step, int64_t bad_step, v1::TrainingSpec* training);
 
+// Tokens of a sequence that the model works on: those of a decoder, too.
+inline int64_t TokensOfSequence(const v1::ModelSpec& model) {
+  return int64_t{model.context()} + model.decoder_context();
+}
+
 }  // namespace tercio::plan

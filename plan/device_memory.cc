@@ -26,6 +26,7 @@ struct AttentionCall {
   const StageShape& shape;
   const model::AttentionOptions& options;
   model::AttentionWidths at;
+  int64_t tokens;  // of the longest stream that has it
   bool has_dropout;
 };
 
@@ -34,7 +35,8 @@ std::vector<AttentionCall> AttentionCalls(const StageShape& shape,
                                           bool has_dropout) {
   std::vector<AttentionCall> calls;
   for (const model::AttentionOptions* options : model::AttentionsOf(architecture)) {
-    calls.push_back({shape, *options, model::WidthsOf(*options, shape.tensor), has_dropout});
+    calls.push_back({shape, *options, model::WidthsOf(*options, shape.tensor), shape.most().tokens,
+                     has_dropout});
   }
   return calls;
 }
@@ -43,18 +45,19 @@ std::vector<AttentionCall> AttentionCalls(const StageShape& shape,
 const char* WhyNotCudnn(const AttentionCall& call) {
   return kernels::cuda::WhyNotCudnn({.format = call.shape.precision.format,
                                      .sequences = call.shape.sequences,
-                                     .tokens = call.shape.tokens,
+                                     .tokens = call.tokens,
                                      .heads = call.at.heads,
                                      .head_dim = call.at.head_dim,
                                      .stride = call.at.qkv(),
                                      .softcap = call.options.softcap,
-                                     .window = call.options.window});
+                                     .window = call.options.window,
+                                     .bias = call.options.relative.has_value()});
 }
 
 // Scratch of cuDNN's gradients of attention for some heads of some sequences.
 int64_t AttentionBytes(const AttentionCall& call, int64_t sequences, int64_t heads) {
   return kernels::cuda::LibraryAttentionBytes({.sequences = sequences,
-                                               .tokens = call.shape.tokens,
+                                               .tokens = call.tokens,
                                                .heads = heads,
                                                .group = call.at.heads / call.at.key_heads,
                                                .head_dim = call.at.head_dim,
@@ -77,7 +80,7 @@ int64_t AttentionWorkspace(const AttentionCall& call) {
 int64_t GpuWorkspace(const StageShape& shape, const StageUnits& units, const StageTensors& tensors,
                      bool has_dropout) {
   kernels::cuda::ScratchShapes layers;
-  layers.rows = shape.rows;
+  layers.rows = shape.most().rows;
   layers.norm_columns = shape.hidden;
   layers.sum_columns = shape.hidden;
   for (const model::LayerDescription& kind : units.kinds) {
@@ -90,6 +93,9 @@ int64_t GpuWorkspace(const StageShape& shape, const StageUnits& units, const Sta
     layers.heads = std::max(layers.heads, call.at.heads);
     layers.library_attention_bytes =
         std::max(layers.library_attention_bytes, AttentionWorkspace(call));
+    if (!call.options.relative.has_value()) continue;
+    layers.bias_buckets = std::max(layers.bias_buckets, call.options.relative->buckets);
+    layers.bias_blocks = kernels::cuda::AttentionBiasBlocks(shape.sequences, call.tokens);
   }
   for (const StageTensor& entry : tensors.tensors) {
     // Digests look at one tensor at a time, norms at all of them in one pass.
@@ -128,7 +134,8 @@ class CpuMemory : public DeviceMemory {
                            int threads) const override {
     int64_t most = 0;
     for (const model::AttentionOptions* options : model::AttentionsOf(units.architecture)) {
-      most = std::max(most, kernels::AttentionScratch(shape.tokens, options->head_dim, threads));
+      most = std::max(most,
+                      kernels::AttentionScratch(shape.most().tokens, options->head_dim, threads));
     }
     return most;
   }

@@ -19,6 +19,8 @@ absl::Status CheckSizes(const v1::JobSpec& job) {
     int64_t value;
     int64_t most;
   } sizes[] = {{"model.layers", model.layers(), kMostLayers},
+               {"model.decoder_layers", model.decoder_layers(), kMostLayers - model.layers()},
+               {"model.decoder_context", model.decoder_context(), kMostContext},
                {"model.hidden", model.hidden(), kMostHidden},
                {"model.ffn_hidden", model.ffn_hidden(), kMostFfn},
                {"model.context", model.context(), kMostContext},
@@ -32,10 +34,12 @@ absl::Status CheckSizes(const v1::JobSpec& job) {
     return absl::InvalidArgumentError(absl::StrCat(key, ": ", value, ", at most ", most));
   }
   // A double cannot overflow here, and its rounding does not matter near 2^59.
-  const double tokens = static_cast<double>(job.training().global_batch()) * model.context();
+  const double tokens = static_cast<double>(job.training().global_batch()) *
+                        (1.0 * model.context() + model.decoder_context());
   // Some sixteen values of hidden and four of the feed-forward width are kept per token and layer.
   const double width = 16.0 * model.hidden() + 4.0 * model.ffn_hidden();
-  if (tokens * width * model.layers() <= kMostActivations) return absl::OkStatus();
+  if (tokens * width * (1.0 * model.layers() + model.decoder_layers()) <= kMostActivations)
+    return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
       "too large: the activations of ", job.training().global_batch(),
       " sequences (training.global_batch) of ", model.context(), " tokens (model.context) in ",

@@ -78,8 +78,7 @@ int64_t LogicalElements(const v1::JobSpec& job, const v1::Layout& layout,
 int64_t CopyElements(const v1::JobSpec& job, const v1::Layout& layout, const StageTensors& stage) {
   int64_t elements = 0;
   for (const StageTensor& entry : stage.tensors) {
-    const bool shared = entry.role == TensorRole::kHead && layout.pipeline() == 1;
-    if (!shared) elements += 3 * LogicalElements(job, layout, entry.tensor);
+    if (entry.own_parameter) elements += 3 * LogicalElements(job, layout, entry.tensor);
   }
   return elements;
 }
@@ -106,11 +105,23 @@ int64_t SnapshotElements(const v1::JobSpec& job, const v1::Layout& layout,
                          const StageTensors& stage_tensors, int stage) {
   const bool copies = KeepsCopies(job);
   int64_t guard = copies || stage == 0 ? StateElements(job) : 0;
-  if (HasFp8(job)) guard += kFp8StateOfLayer * job.model().layers() / layout.pipeline();
+  if (HasFp8(job)) guard += kFp8StateOfLayer * model::LayersOf(job.model()) / layout.pipeline();
   // The guard's state is in no buffer, so that also a save in place needs a copy of it.
   if (SavesInPlace(job)) return guard;
   return copies ? guard + CopyElements(job, layout, stage_tensors)
                 : SavedElements(job, layout, stage_tensors, guard);
+}
+
+// Buckets of relative positions, -(T - 1) to T - 1, of each stream's T tokens.
+int64_t RelativeBucketBytes(const StageShape& shape, const StageUnits& units) {
+  const auto attentions = model::AttentionsOf(units.architecture);
+  if (std::none_of(attentions.begin(), attentions.end(),
+                   [](const auto* attention) { return attention->relative.has_value(); })) {
+    return 0;
+  }
+  int64_t distances = 0;
+  for (const StreamShape& stream : shape.streams) distances += 2 * stream.tokens - 1;
+  return distances * static_cast<int64_t>(sizeof(int32_t));
 }
 
 // Scratch that blocks declare: those of equal name share a buffer.
@@ -118,7 +129,7 @@ void AddBlockScratch(const StageShape& shape, const StageUnits& units, TableBuil
   std::vector<std::pair<const char*, int64_t>> buffers;
   for (const model::LayerDescription& kind : units.kinds) {
     for (const model::Scratch& scratch : kind.scratch) {
-      const int64_t rows = scratch.rows == model::Rows::kAll ? shape.rows : shape.local_rows;
+      const int64_t rows = RowsOf(scratch.rows, shape, kind.stream);
       const auto same = [&](const auto& buffer) {
         return std::string_view(buffer.first) == scratch.name;
       };
@@ -142,19 +153,21 @@ void AddWorkspace(const v1::JobSpec& job, const StageShape& shape, const StageUn
   const auto add = [&](const char* name, int64_t count) {
     table->Values(name, v1::BUFFER_KIND_WORKSPACE, shape.precision, count);
   };
-  add("workspace.branch", shape.rows * shape.hidden);
+  const StreamShape most = shape.most();
+  add("workspace.branch", most.rows * shape.hidden);
   // Without dropout a branch's gradient is that of its sum.
-  add("workspace.branch_gradient", job.model().dropout() > 0 ? shape.local_rows * shape.hidden : 0);
+  add("workspace.branch_gradient", job.model().dropout() > 0 ? most.local_rows * shape.hidden : 0);
   // A gathered input and a sum of local rows exist only where ranks hold parts of the rows.
-  add("workspace.gathered", shape.sequence_parallel ? shape.rows * shape.hidden : 0);
-  add("workspace.local_sum", shape.sequence_parallel ? shape.local_rows * shape.hidden : 0);
-  add("workspace.norm_gradient", shape.rows * shape.hidden);
+  add("workspace.gathered", shape.sequence_parallel ? most.rows * shape.hidden : 0);
+  add("workspace.local_sum", shape.sequence_parallel ? most.local_rows * shape.hidden : 0);
+  add("workspace.norm_gradient", most.rows * shape.hidden);
   AddBlockScratch(shape, units, table);
   int64_t rotary = 0;
   for (const model::AttentionOptions* options : model::AttentionsOf(units.architecture)) {
     if (options->rotary.has_value()) rotary = std::max(rotary, options->rotary->width);
   }
-  table->Floats("workspace.rotary", v1::BUFFER_KIND_WORKSPACE, shape.tokens * rotary);
+  table->Floats("workspace.rotary", v1::BUFFER_KIND_WORKSPACE, most.tokens * rotary);
+  table->Add("workspace.buckets", v1::BUFFER_KIND_WORKSPACE, RelativeBucketBytes(shape, units));
   table->Add("workspace.device", v1::BUFFER_KIND_WORKSPACE,
              device.Workspace(shape, units, tensors));
   table->Floats("workspace.attention", v1::BUFFER_KIND_WORKSPACE,
@@ -210,7 +223,7 @@ void AddHead(const StageShape& shape, const model::Head& head, TableBuilder* tab
 // the gradient of its rows only, a tensor that all of them hold.
 int64_t LargestTensorSum(const v1::ModelSpec& model, const v1::Layout& layout,
                          const StageShape& shape, int stage) {
-  int64_t largest = shape.rows * shape.hidden;
+  int64_t largest = shape.most().rows * shape.hidden;
   if (!shape.sequence_parallel) return largest;
   for (const StageTensor& entry : TensorsOfStage(model, layout, stage).tensors) {
     if (entry.tensor.shard == Shard::kWhole) largest = std::max(largest, entry.elements);
@@ -228,10 +241,11 @@ void AddFp8(const v1::Layout& layout, const StageShape& shape, const StageUnits&
   const auto add = [&](const char* name, int64_t bytes) {
     table->Add(name, v1::BUFFER_KIND_WORKSPACE, bytes);
   };
-  add("fp8.input", shape.rows * MostFp8Inputs(units));
+  const int64_t rows = shape.most().rows;
+  add("fp8.input", rows * MostFp8Inputs(units));
   // One linear part is computed at a time, so the largest one sizes the buffers.
-  add("fp8.gradient", shape.rows * MostFp8Outputs(units));
-  add("fp8.turned_gradient", shape.rows * MostFp8Outputs(units));
+  add("fp8.gradient", rows * MostFp8Outputs(units));
+  add("fp8.turned_gradient", rows * MostFp8Outputs(units));
   const int64_t slots = layers * kFp8SlotsOfLayer;
   const auto scale = static_cast<int64_t>(sizeof(kernels::Scale));
   add("fp8.scales", slots * scale);
@@ -254,7 +268,7 @@ void AddCommunication(const v1::JobSpec& job, const v1::Layout& layout, const St
   for (const v1::BucketRange& range : BucketsOfStage(job, layout, stage)) {
     bucket = std::max(bucket, range.end() - range.begin());
   }
-  const int64_t flow = shape.local_rows * shape.hidden;
+  const int64_t flow = shape.local_rows_of_all() * shape.hidden;
   table->Values("gradient_flow.0", v1::BUFFER_KIND_COMMUNICATION, shape.precision, flow);
   // The second buffer receives while the first one is computed in; one stage receives nothing.
   table->Values("gradient_flow.1", v1::BUFFER_KIND_COMMUNICATION, shape.precision,
@@ -266,6 +280,11 @@ void AddCommunication(const v1::JobSpec& job, const v1::Layout& layout, const St
               layout.tensor());
   add_scratch("data_scratch", bucket, layout.data());
   // On one stage both uses of the table add to the same rank, so that nothing is exchanged.
+  int64_t shared = 0;
+  for (const LogicalTensor& tensor : TensorsSharedByLayers(job.model())) {
+    shared += tensor.rows / layout.tensor() * tensor.columns;
+  }
+  add("shared_gradients", shared);
   const bool tied_exchange =
       IsTied(job.model()) && layout.pipeline() > 1 && (shape.first || shape.last);
   add("tied_gradient", tied_exchange ? shape.vocabulary * shape.hidden : 0);
@@ -289,10 +308,13 @@ void AddTokens(const StageShape& shape, const model::Architecture& architecture,
   };
   const model::Head& head = architecture.head;
   const bool has_classes = shape.last && head.classes.has_value();
-  add("tokens.inputs", shape.first, shape.tokens);
-  add("tokens.targets", shape.last && head.predicts_tokens(), shape.tokens);
-  add("tokens.types", shape.first && architecture.embedding.types > 0, shape.tokens);
-  add("tokens.predicted", shape.last && head.masked.has_value(), shape.tokens);
+  const int64_t inputs = shape.streams.front().tokens;
+  const int64_t predicted = shape.head_stream().tokens;
+  add("tokens.inputs", shape.first, inputs);
+  add("tokens.decoder_inputs", shape.first && shape.streams.size() > 1, predicted);
+  add("tokens.targets", shape.last && head.predicts_tokens(), predicted);
+  add("tokens.types", shape.first && architecture.embedding.types > 0, inputs);
+  add("tokens.predicted", shape.last && head.masked.has_value(), predicted);
   add("tokens.lengths", !architecture.causal, 1);
   add("tokens.labels", has_classes, 1);
   add("tokens.first_rows", has_classes, 1);
@@ -345,8 +367,8 @@ std::vector<int> SavingDataRanks(const StageTensors& tensors, int data) {
   const std::vector<StageTensor>& all = tensors.tensors;
   std::vector<size_t> largest_first;
   for (size_t i = 0; i < all.size(); ++i) {
-    // A tied head is saved with the lookup, whose weight it is.
-    if (all[i].role != TensorRole::kHead) largest_first.push_back(i);
+    // Further uses of a tensor are saved with the first one.
+    if (!all[i].further_use) largest_first.push_back(i);
   }
   // The sort is stable: every rank has to come to the same assignment by itself.
   std::stable_sort(largest_first.begin(), largest_first.end(),

@@ -21,8 +21,15 @@ uint32_t KeyOfName(std::string_view name) {
   return kFirstNamedKey + (folded & (kFirstNamedKey - 1));
 }
 
+// All tensors of a model, and all uses of those that are tied, in forward order.
 class TensorList {
  public:
+  struct Use {
+    std::string name;
+    size_t tensor;  // of `tensors`
+    int layer;
+  };
+
   explicit TensorList(const model::Architecture& architecture)
       : keys_by_place_(architecture.keys_by_place) {
     const int layers = static_cast<int>(architecture.layers.size());
@@ -38,15 +45,24 @@ class TensorList {
       }
     }
     for (const model::Tensor& tensor : model::HeadTensors(architecture)) Add("", tensor, layers);
+    // The head comes last, in flat order too: its gradient is the first to be complete.
+    if (architecture.head.reads_token_table()) uses.push_back({kHeadMatrix, 0, layers});
     if (!keys_by_place_) CheckKeysDiffer();
   }
 
   std::vector<LogicalTensor> tensors;
+  std::vector<Use> uses;
 
  private:
   void Add(const std::string& prefix, const model::Tensor& declared, int layer) {
+    const std::string name = prefix + declared.name;
+    if (!declared.ties.empty() && declared.ties != name) {
+      uses.push_back({name, IndexOf(declared.ties), layer});
+      return;
+    }
+    uses.push_back({name, tensors.size(), layer});
     LogicalTensor tensor;
-    tensor.name = prefix + declared.name;
+    tensor.name = name;
     tensor.rows = declared.rows;
     tensor.columns = declared.columns;
     tensor.is_vector = declared.is_vector;
@@ -54,6 +70,7 @@ class TensorList {
     tensor.continues = declared.continues;
     tensor.of_task = declared.of_task;
     tensor.partial = declared.partial;
+    tensor.shared = !declared.ties.empty();
     tensor.layer = layer;
     tensor.shard = declared.cut;
     // Vectors, which are biases and norms, are never decayed, as is usual.
@@ -62,6 +79,14 @@ class TensorList {
     tensor.index = static_cast<int>(tensors.size());
     tensor.key = keys_by_place_ ? static_cast<uint32_t>(tensor.index) : KeyOfName(tensor.name);
     tensors.push_back(tensor);
+  }
+
+  // The first use of a tensor is the one whose name it has.
+  size_t IndexOf(const std::string& name) const {
+    const auto found = std::find_if(tensors.begin(), tensors.end(),
+                                    [&](const auto& tensor) { return tensor.name == name; });
+    TERCIO_CHECK(found != tensors.end());
+    return static_cast<size_t>(found - tensors.begin());
   }
 
   // Two tensors with one key would begin with the same numbers.
@@ -85,27 +110,31 @@ class StageBuilder {
       : tensor_degree_(layout.tensor()),
         padded_(PaddedVocabulary(model.vocab_size(), layout.tensor())) {}
 
-  void Add(const LogicalTensor& tensor, TensorRole role, int layer, bool own_parameter) {
+  void Add(const LogicalTensor& tensor, const std::string& use, int layer) {
     StageTensor entry;
     entry.tensor = tensor;
-    entry.role = role;
+    entry.use = use;
     entry.layer = layer;
+    entry.further_use = use != tensor.name;
+    const auto holder =
+        std::find_if(stage_.tensors.begin(), stage_.tensors.end(),
+                     [&](const StageTensor& other) { return other.tensor.index == tensor.index; });
+    entry.own_parameter = holder == stage_.tensors.end();
     // The first rank has the most rows, and all ranks use the same offsets.
     const TensorShard shard = ShardOfRank(tensor, tensor_degree_, 0, padded_);
     entry.elements = shard.local_rows * shard.local_columns;
     // Gaps would tear apart what is read as one matrix.
     if (!tensor.continues) {
       stage_.gradient_elements = RoundUp16(stage_.gradient_elements);
-      if (own_parameter) stage_.parameter_elements = RoundUp16(stage_.parameter_elements);
+      if (entry.own_parameter) stage_.parameter_elements = RoundUp16(stage_.parameter_elements);
     }
     entry.gradient_offset = stage_.gradient_elements;
     stage_.gradient_elements += entry.elements;
-    if (own_parameter) {
+    if (entry.own_parameter) {
       entry.parameter_offset = stage_.parameter_elements;
       stage_.parameter_elements += entry.elements;
     } else {
-      // A tied head beside its lookup reads the lookup's weights, which are the first of the stage.
-      entry.parameter_offset = stage_.tensors.front().parameter_offset;
+      entry.parameter_offset = holder->parameter_offset;
     }
     stage_.tensors.push_back(entry);
   }
@@ -152,25 +181,27 @@ TensorShard ShardOfRank(const LogicalTensor& tensor, int tensor_degree, int tens
 }
 
 StageTensors TensorsOfStage(const v1::ModelSpec& spec, const v1::Layout& layout, int stage) {
-  const std::vector<LogicalTensor> all = ModelTensors(spec);
+  TERCIO_CHECK_GT(spec.vocab_size(), 0);
+  const model::Architecture architecture = model::ArchitectureOf(spec);
+  const TensorList all(architecture);
+  const int layers = static_cast<int>(architecture.layers.size());
   // The layers are ascending, which the search below relies on.
-  const std::vector<int> mine = LayersOfStage(spec.layers(), layout, stage);
-  const bool first = stage == 0;
-  const bool last = stage == layout.pipeline() - 1;
-  const bool tied = IsTied(spec);
+  const std::vector<int> mine = LayersOfStage(layers, layout, stage);
   StageBuilder builder(spec, layout);
-  for (const LogicalTensor& tensor : all) {
-    const bool inner = tensor.layer >= 0 && tensor.layer < spec.layers();
-    const bool here = tensor.layer < 0 ? first
-                      : inner          ? std::binary_search(mine.begin(), mine.end(), tensor.layer)
-                                       : last;
-    if (!here) continue;
-    const bool looked_up = tied && tensor.name == model::kTokenTable;
-    builder.Add(tensor, looked_up ? TensorRole::kLookup : TensorRole::kPlain, tensor.layer, true);
+  for (const TensorList::Use& use : all.uses) {
+    const bool inner = use.layer >= 0 && use.layer < layers;
+    const bool here = use.layer < 0 ? stage == 0
+                      : inner       ? std::binary_search(mine.begin(), mine.end(), use.layer)
+                                    : stage == layout.pipeline() - 1;
+    if (here) builder.Add(all.tensors[use.tensor], use.name, use.layer);
   }
-  // The head comes last, in flat order too: its gradient is the first to be complete.
-  if (last && tied) builder.Add(all.front(), TensorRole::kHead, spec.layers(), !first);
   return builder.Finish();
+}
+
+std::vector<LogicalTensor> TensorsSharedByLayers(const v1::ModelSpec& model) {
+  std::vector<LogicalTensor> shared = ModelTensors(model);
+  std::erase_if(shared, [](const LogicalTensor& tensor) { return !tensor.shared; });
+  return shared;
 }
 
 bool BelongsToTask(const v1::ModelSpec& spec, std::string_view name) {
@@ -205,15 +236,16 @@ int64_t ParameterCount(const v1::ModelSpec& model) {
 double FlopsPerToken(const v1::ModelSpec& spec, AttentionCount count) {
   const model::Architecture architecture = model::ArchitectureOf(spec);
   // A masked model looks at some 15 % of its positions' tokens (Devlin et al. 2019).
-  const double predicted = architecture.head.language.has_value() ? 1
+  const double of_stream = architecture.head.language.has_value() ? 1
                            : architecture.head.masked.has_value() ? 0.15
                                                                   : 0;
+  const double predicted = of_stream * static_cast<double>(architecture.streams.back().tokens) /
+                           static_cast<double>(architecture.tokens_of_sequence());
   const double products =
       model::WeightsInProducts(architecture) +
       predicted * static_cast<double>(spec.hidden()) * static_cast<double>(spec.vocab_size());
-  const bool half = count == AttentionCount::kCausalHalf && architecture.causal;
   // Scores and values are two products of two operations each, once forward and twice backward.
-  const double attention = (half ? 6.0 : 12.0) * model::ElementsTimesKeys(architecture);
+  const double attention = 12.0 * model::ElementsTimesKeys(architecture, count);
   // Each weight costs two operations in the forward pass and four in the backward pass.
   return 6 * products + attention;
 }

@@ -45,6 +45,7 @@ struct LogicalTensor {
   bool continues = false;   // lies right behind the tensor before it, as one matrix
   bool of_task = false;     // a model of another task may bring its own
   bool partial = false;     // whole, but a rank has the gradient of its own heads only
+  bool shared = false;      // several layers have it
   int layer = -1;           // -1: embedding; `layers`: final norm and head
   Shard shard = Shard::kWhole;
   bool weight_decay = false;
@@ -53,8 +54,11 @@ struct LogicalTensor {
   uint32_t key = 0;  // of its random numbers: the same in every later version of the model
 };
 
-// All tensors of the model in canonical order. REQUIRES: vocab_size > 0.
+// All tensors of the model in canonical order, those that are tied once. REQUIRES: vocab_size > 0.
 std::vector<LogicalTensor> ModelTensors(const v1::ModelSpec& model);
+
+// What ties the head's matrix to the token table.
+inline constexpr char kHeadMatrix[] = "head.weight";
 
 // Whether the model, when it starts from the weights of one with another task, may bring this
 // tensor itself: that of a masked head, a pooler or a classifier.
@@ -79,19 +83,20 @@ struct TensorShard {
 TensorShard ShardOfRank(const LogicalTensor& tensor, int tensor_degree, int tensor_index,
                         int64_t padded_vocabulary);
 
-// Both uses of a tied token embedding: kLookup, and kHead, which has a gradient of its own, and its
-// own copy of the parameter only where the stage does not also hold the lookup.
-enum class TensorRole { kPlain, kLookup, kHead };
-
 // One entry of a stage's flat buffers. Offsets count elements; every tensor starts at a multiple of
 // 16, except that query, key, value (weights, and biases), and gate and up, follow each other
 // without a gap, as one matrix.
+//
+// A tied tensor has an entry for each use. Each has a gradient of its own; the first one on a stage
+// has the stage's copy of the parameter, which the others read.
 struct StageTensor {
   LogicalTensor tensor;
-  TensorRole role = TensorRole::kPlain;
-  int layer = -1;                // as in `tensor`, but `layers` for a tied head
+  std::string use;               // the tensor's name but for further uses
+  bool further_use = false;      // of a tensor whose first use is elsewhere in the model
+  bool own_parameter = true;     // no entry before it on the stage has the parameter
+  int layer = -1;                // of the use: as in `tensor`, but `layers` for a tied head
   int64_t elements = 0;          // local
-  int64_t parameter_offset = 0;  // kHead beside kLookup: the same offset as the lookup
+  int64_t parameter_offset = 0;  // without a parameter of its own: that of the entry which has it
   int64_t gradient_offset = 0;
 };
 
@@ -104,17 +109,19 @@ struct StageTensors {
 // The table of one stage; the same for all its tensor and data ranks.
 StageTensors TensorsOfStage(const v1::ModelSpec& model, const v1::Layout& layout, int stage);
 
+// Tensors that several layers share, in the order of the model: one entry for each, by its name.
+std::vector<LogicalTensor> TensorsSharedByLayers(const v1::ModelSpec& model);
+
 // The model's layers that a stage holds, ascending: one run for each of its chunks, all of the same
 // length (plan/schedule.h). REQUIRES: pipeline * virtual_pipeline divides layers.
 std::vector<int> LayersOfStage(int layers, const v1::Layout& layout, int stage);
 
 int64_t ParameterCount(const v1::ModelSpec& model);
 
-// How the products of causal attention count: all of them (12 l h s), or the half that its mask
-// leaves (6 l h s; planner formulas, Megatron convention).
-enum class AttentionCount { kWhole, kCausalHalf };
+using AttentionCount = model::AttentionCount;
 
-// Model FLOPs of one token, forward and backward: 6 * (weights in products) + attention.
+// Model FLOPs of one token, forward and backward: 6 * (weights in products) + attention; where a
+// model has several streams, on average over the tokens of a sequence.
 double FlopsPerToken(const v1::ModelSpec& model, AttentionCount count);
 
 }  // namespace tercio::plan

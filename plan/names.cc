@@ -12,6 +12,7 @@ constexpr Word kArchitectures[] = {
     {v1::ARCHITECTURE_PHI, "phi"},         {v1::ARCHITECTURE_PHI3, "phi3"},
     {v1::ARCHITECTURE_QWEN2, "qwen2"},     {v1::ARCHITECTURE_QWEN3, "qwen3"},
     {v1::ARCHITECTURE_MISTRAL, "mistral"}, {v1::ARCHITECTURE_GEMMA2, "gemma2"},
+    {v1::ARCHITECTURE_T5, "t5"},
 };
 constexpr Word kActivations[] = {
     {v1::ACTIVATION_GELU, "gelu"},

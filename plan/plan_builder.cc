@@ -10,6 +10,7 @@
 #include "common/check.h"
 #include "common/status_macros.h"
 #include "plan/buckets.h"
+#include "plan/data_position.h"
 #include "plan/lanes.h"
 #include "plan/limits.h"
 #include "plan/memory_map.h"
@@ -32,7 +33,7 @@ constexpr int64_t kTokensPerGpuMicroBatch = 65536;
 v1::StagePlan BuildStage(const v1::JobSpec& job, const v1::Layout& layout, int stage, int threads) {
   // The whole stage follows from the layout, so that trainers need not derive any of it.
   const ScheduleShape schedule = ShapeOfSchedule(layout);
-  const std::vector<int> layers = LayersOfStage(job.model().layers(), layout, stage);
+  const std::vector<int> layers = LayersOfStage(model::LayersOf(job.model()), layout, stage);
   v1::StagePlan plan;
   plan.mutable_layers()->Add(layers.begin(), layers.end());
   plan.set_activation_slots(ActivationSlots(schedule, stage));
@@ -134,7 +135,7 @@ int64_t ChooseMicroBatch(const v1::JobSpec& job, int pipeline, int data, int64_t
   int64_t best = 1;
   for (const int64_t candidate : Divisors(share)) {
     if (less_than > 0 && candidate >= less_than) break;
-    const bool fits = candidate * job.model().context() <= most;
+    const bool fits = candidate * TokensOfSequence(job.model()) <= most;
     // Two micro-batches per stage keep the bubble below half of the work.
     const bool fills = pipeline == 1 || share / candidate >= 2 * pipeline;
     if (candidate == 1 || (fits && fills)) best = candidate;

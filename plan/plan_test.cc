@@ -318,7 +318,7 @@ TEST(ModelTensors, StagesHoldEveryTensorAndKeepQkvTogether) {
       const StageTensors tensors = TensorsOfStage(job.model(), LayoutOf(2, pipeline, 1), stage);
       int64_t end = 0;
       for (const StageTensor& entry : tensors.tensors) {
-        if (entry.role != TensorRole::kHead) names.insert(entry.tensor.name);
+        if (!entry.further_use) names.insert(entry.tensor.name);
         EXPECT_GE(entry.gradient_offset, end);
         const bool follows = entry.tensor.name.find(".key.") != std::string::npos ||
                              entry.tensor.name.find(".value.") != std::string::npos;
@@ -446,7 +446,7 @@ TEST(MemoryMap, Fp8AddsWeightsFactorsAndScales) {
   }
   EXPECT_EQ(weights.bytes, end);
   EXPECT_EQ(FindBuffer(with, "parameters.fp8").size_bytes(), end);
-  EXPECT_EQ(FindBuffer(with, "fp8.input").size_bytes(), shape.rows * MostFp8Inputs(units));
+  EXPECT_EQ(FindBuffer(with, "fp8.input").size_bytes(), shape.most().rows * MostFp8Inputs(units));
   EXPECT_EQ(FindBuffer(with, "fp8.all_largest").size_bytes(), layers * kFp8SlotsOfLayer * 4 * 4);
   EXPECT_EQ(FindBuffer(with, "snapshot").size_bytes(),
             FindBuffer(without, "snapshot").size_bytes() + layers * kFp8StateOfLayer * 4);
@@ -471,7 +471,7 @@ TEST(MemoryMap, DataRanksSaveAboutAsMuch) {
       std::vector<int64_t> load(static_cast<size_t>(data));
       int64_t all = 0;
       for (size_t i = 0; i < savers.size(); ++i) {
-        const bool head = stage.tensors[i].role == TensorRole::kHead;
+        const bool head = stage.tensors[i].further_use;
         ASSERT_EQ(savers[i] < 0, head);
         if (head) continue;
         ASSERT_LT(savers[i], data);

@@ -158,12 +158,19 @@ absl::Status CheckLayout(const v1::JobSpec& job, const v1::Layout& layout, int r
     return Impossible(absl::StrCat("sequence_parallel: tensor ", tensor,
                                    " does not divide model.context ", spec.context()));
   }
+  if (layout.sequence_parallel() && spec.decoder_context() % tensor != 0) {
+    return Impossible(absl::StrCat("sequence_parallel: tensor ", tensor,
+                                   " does not divide model.decoder_context ",
+                                   spec.decoder_context()));
+  }
   const int chunks = std::max(1, layout.virtual_pipeline());
   // Every stage has equally many layers: their memory and time are planned as one.
-  if (spec.layers() % (int64_t{pipeline} * chunks) != 0) {
-    return Impossible(absl::StrCat("pipeline ", pipeline,
-                                   chunks > 1 ? absl::StrCat(" x virtual_pipeline ", chunks) : "",
-                                   " does not divide model.layers ", spec.layers()));
+  const int layers = model::LayersOf(spec);
+  if (layers % (int64_t{pipeline} * chunks) != 0) {
+    return Impossible(absl::StrCat(
+        "pipeline ", pipeline, chunks > 1 ? absl::StrCat(" x virtual_pipeline ", chunks) : "",
+        " does not divide model.layers ",
+        spec.decoder_layers() > 0 ? "and model.decoder_layers together, " : "", layers));
   }
   if ((layout.schedule() == v1::PIPELINE_SCHEDULE_INTERLEAVED) != (chunks > 1)) {
     return Impossible(absl::StrCat("schedule ", TextOf(layout.schedule()),

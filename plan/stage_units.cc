@@ -63,8 +63,8 @@ bool IsMadeAgain(model::Kept kept, Recompute recompute) {
   return false;
 }
 
-int64_t BytesOf(const model::Field& field, const StageShape& shape) {
-  const int64_t rows = field.rows == model::Rows::kAll ? shape.rows : shape.local_rows;
+int64_t BytesOf(const model::Field& field, const StageShape& shape, int stream) {
+  const int64_t rows = RowsOf(field.rows, shape, stream);
   const auto element =
       field.statistic ? static_cast<int64_t>(sizeof(float)) : shape.precision.bytes();
   return rows * field.width * element;
@@ -77,12 +77,60 @@ std::vector<FieldPlace> PlacesOf(const model::LayerDescription& layer, const Sta
   std::vector<FieldPlace> places;
   for (const model::Field& field : layer.fields) {
     const bool again = IsMadeAgain(field.kept, shape.recompute);
-    places.push_back({(again ? shared : own)->Take(BytesOf(field, shape)), again});
+    places.push_back({(again ? shared : own)->Take(BytesOf(field, shape, layer.stream)), again});
+  }
+  return places;
+}
+
+// The streams of a chunk of layers, whose fields have their places already; `first`: of the stage.
+std::vector<StreamPlace> PlaceStreams(const StageShape& shape, const StageUnits& units,
+                                      const SlotActivations& at, size_t first, Cutter* cut) {
+  std::vector<StreamPlace> places;
+  for (size_t stream = 0; stream < shape.streams.size(); ++stream) {
+    const int64_t bytes = shape.streams[stream].local_rows * shape.hidden * shape.precision.bytes();
+    StreamPlace place;
+    place.output = cut->Take(bytes);
+    place.input = place.output;
+    for (size_t i = first; i < first + static_cast<size_t>(shape.layers); ++i) {
+      if (units.stream_of(i) != static_cast<int>(stream)) continue;
+      // The first field of a layer is its input.
+      place.input = at.layers[i].front().offset;
+      break;
+    }
+    places.push_back(place);
   }
   return places;
 }
 
 }  // namespace
+
+int64_t RowsOf(model::Rows rows, const StageShape& shape, int stream) {
+  switch (rows) {
+    case model::Rows::kAll:
+      return shape.stream(stream).rows;
+    case model::Rows::kLocal:
+      return shape.stream(stream).local_rows;
+    case model::Rows::kMemory:
+      break;
+  }
+  return shape.streams.front().rows;
+}
+
+StreamShape StageShape::most() const {
+  StreamShape most;
+  for (const StreamShape& stream : streams) {
+    most.tokens = std::max(most.tokens, stream.tokens);
+    most.rows = std::max(most.rows, stream.rows);
+    most.local_rows = std::max(most.local_rows, stream.local_rows);
+  }
+  return most;
+}
+
+int64_t StageShape::local_rows_of_all() const {
+  int64_t rows = 0;
+  for (const StreamShape& stream : streams) rows += stream.local_rows;
+  return rows;
+}
 
 std::vector<RowPiece> PiecesOfRows(int64_t rows, int parts) {
   std::vector<RowPiece> pieces;
@@ -97,8 +145,8 @@ std::vector<RowPiece> PiecesOfRows(int64_t rows, int parts) {
 
 int64_t ComputedTokens(const StageShape& shape, int64_t longest) {
   const int64_t unit = shape.length_unit;
-  if (unit == 0) return shape.tokens;
-  return std::min((longest + unit - 1) / unit * unit, shape.tokens);
+  const int64_t all = shape.streams.front().tokens;
+  return unit == 0 ? all : std::min((longest + unit - 1) / unit * unit, all);
 }
 
 StageShape ShapeOfStage(const v1::JobSpec& job, const v1::Layout& layout, int stage) {
@@ -106,12 +154,14 @@ StageShape ShapeOfStage(const v1::JobSpec& job, const v1::Layout& layout, int st
   const model::Architecture architecture = model::ArchitectureOf(spec);
   StageShape shape;
   shape.sequences = layout.micro_batch();
-  shape.tokens = spec.context();
-  shape.rows = shape.sequences * shape.tokens;
   shape.precision = PrecisionOf(job);
   shape.fp8 = HasFp8(job);
   shape.sequence_parallel = layout.sequence_parallel() && layout.tensor() > 1;
-  shape.local_rows = shape.sequence_parallel ? shape.rows / layout.tensor() : shape.rows;
+  for (const model::Stream& stream : architecture.streams) {
+    const int64_t rows = shape.sequences * stream.tokens;
+    shape.streams.push_back(
+        {stream.tokens, rows, shape.sequence_parallel ? rows / layout.tensor() : rows});
+  }
   shape.tensor_overlap =
       // Sums in pieces are not built for rows that are divided already (config/job_file.cc).
       layout.tensor() > 1 && !shape.sequence_parallel ? std::max(1, layout.tensor_overlap()) : 1;
@@ -120,7 +170,7 @@ StageShape ShapeOfStage(const v1::JobSpec& job, const v1::Layout& layout, int st
   shape.vocabulary = PaddedVocabulary(spec.vocab_size(), layout.tensor()) / layout.tensor();
   // A layout without interleaving may leave this at 0.
   shape.chunks = std::max(1, layout.virtual_pipeline());
-  shape.layers = spec.layers() / (layout.pipeline() * shape.chunks);
+  shape.layers = model::LayersOf(spec) / (layout.pipeline() * shape.chunks);
   shape.recompute = RecomputeOf(layout);
   shape.first = stage == 0;
   shape.last = stage == layout.pipeline() - 1;
@@ -131,10 +181,11 @@ StageShape ShapeOfStage(const v1::JobSpec& job, const v1::Layout& layout, int st
   }
   // Whole sequences where they are short, pieces of one sequence where they are long.
   const int64_t most = OnGpu(job) ? kGpuChunkRows : kernels::kPieceRows;
-  const int64_t whole = std::max<int64_t>(1, most / shape.tokens);
-  shape.chunk_rows = std::min(most, std::min(whole, shape.sequences) * shape.tokens);
+  const int64_t tokens = shape.head_stream().tokens;
+  const int64_t whole = std::max<int64_t>(1, most / tokens);
+  shape.chunk_rows = std::min(most, std::min(whole, shape.sequences) * tokens);
   // A masked head goes from sequence to sequence: each has its own number of rows.
-  if (architecture.head.masked.has_value()) shape.chunk_rows = std::min(most, shape.tokens);
+  if (architecture.head.masked.has_value()) shape.chunk_rows = std::min(most, tokens);
   return shape;
 }
 
@@ -144,7 +195,7 @@ StageUnits UnitsOfStage(const v1::ModelSpec& spec, const v1::Layout& layout, int
   for (const model::Layer& kind : units.architecture.kinds) {
     units.kinds.push_back(model::Describe(kind, units.architecture.hidden, layout.tensor()));
   }
-  for (const int layer : LayersOfStage(spec.layers(), layout, stage)) {
+  for (const int layer : LayersOfStage(model::LayersOf(spec), layout, stage)) {
     units.layers.push_back(units.architecture.layers[static_cast<size_t>(layer)]);
   }
   return units;
@@ -165,17 +216,25 @@ SlotActivations ActivationsOfSlot(const StageShape& shape, const StageUnits& uni
   }
   Cutter cut;
   cut.Take(largest_chunk);
+  const Cutter behind_layers = cut;
+  for (int chunk = 0; chunk < shape.chunks; ++chunk) {
+    // All chunks have their streams in the same room.
+    cut = behind_layers;
+    at.streams.push_back(
+        PlaceStreams(shape, units, at, static_cast<size_t>(chunk * shape.layers), &cut));
+  }
   const int64_t value = shape.precision.bytes();
+  const int64_t hidden = shape.hidden;
   constexpr auto kFloat = static_cast<int64_t>(sizeof(float));
-  at.output = cut.Take(shape.local_rows * shape.hidden * value);
-  const int64_t final_rows =
-      shape.last && units.architecture.head.norm.has_value() ? shape.local_rows : 0;
-  at.final_norm = cut.Take(final_rows * shape.hidden * value);
+  const bool has_final_norm = shape.last && units.architecture.head.norm.has_value();
+  const int64_t final_rows = has_final_norm ? shape.head_stream().local_rows : 0;
+  at.final_norm = cut.Take(final_rows * hidden * value);
   at.final_mean = cut.Take(final_rows * kFloat);
   at.final_rstd = cut.Take(final_rows * kFloat);
-  const int64_t embedding_rows =
-      shape.first && units.architecture.embedding.norm.has_value() ? shape.local_rows : 0;
-  at.embedding_sum = cut.Take(embedding_rows * shape.hidden * value);
+  // An embedding with a norm makes one stream.
+  const bool has_embedding_norm = shape.first && units.architecture.embedding.norm.has_value();
+  const int64_t embedding_rows = has_embedding_norm ? shape.streams.front().local_rows : 0;
+  at.embedding_sum = cut.Take(embedding_rows * hidden * value);
   at.embedding_mean = cut.Take(embedding_rows * kFloat);
   at.embedding_rstd = cut.Take(embedding_rows * kFloat);
   at.total = cut.end();

@@ -18,14 +18,19 @@ namespace tercio::plan {
 // Attention's probabilities are never kept.
 enum class Recompute { kNone, kSelective, kFull };
 
-// Sizes of one rank of a stage, from which every buffer follows. Counts are elements.
-struct StageShape {
-  int64_t sequences = 0;  // sequences of a micro-batch
-  int64_t tokens = 0;     // tokens of a sequence
-  int64_t rows = 0;       // sequences * tokens
+// Rows of one stream of the model in a micro-batch (model::Stream).
+struct StreamShape {
+  int64_t tokens = 0;  // of a sequence
+  int64_t rows = 0;    // sequences * tokens
   // Rows of the residual stream, of norms and of dropout that a rank works on: a tensor rank's
   // share with sequence parallelism (Korthikanti et al. 2022), else all.
   int64_t local_rows = 0;
+};
+
+// Sizes of one rank of a stage, from which every buffer follows. Counts are elements.
+struct StageShape {
+  int64_t sequences = 0;             // sequences of a micro-batch
+  std::vector<StreamShape> streams;  // at least one; the last one is the head's
   int64_t hidden = 0;
   int64_t vocabulary = 0;  // local, padded
   int tensor = 1;          // tensor parallel degree
@@ -37,17 +42,28 @@ struct StageShape {
   Recompute recompute = Recompute::kNone;
   int tensor_overlap = 1;  // parts (PiecesOfRows) of products that are summed over tensor ranks
   int64_t sequences_per_rank = 0;
-  // Micro-batches whose sequences are all shorter than the context are computed up to the longest
-  // one's end, rounded up to a multiple of this; 0: always up to the context.
+  // One stream only: micro-batches whose sequences are all shorter than the context are computed up
+  // to the longest one's end, rounded up to a multiple of this; 0: always up to the context.
   int64_t length_unit = 0;
   int64_t chunk_rows = 0;  // rows of the head that are worked on at once
   bool fp8 = false;        // plan/fp8.h
   Precision precision;     // for activations, their gradients and the weights that the model reads
+
+  const StreamShape& stream(int i) const { return streams[static_cast<size_t>(i)]; }
+  // What the head predicts.
+  const StreamShape& head_stream() const { return streams.back(); }
+  // The most of any stream, by which scratch that all of them use is sized.
+  StreamShape most() const;
+  // Of the micro-batch, all streams together.
+  int64_t local_rows_of_all() const;
 };
 StageShape ShapeOfStage(const v1::JobSpec& job, const v1::Layout& layout, int stage);
 
-// Positions of each sequence that a micro-batch computes whose longest sequence has `longest`
-// tokens; see length_unit.
+// Rows of a field or of scratch of a layer that works on the stream.
+int64_t RowsOf(model::Rows rows, const StageShape& shape, int stream);
+
+// Positions of each sequence of the only stream that a micro-batch computes whose longest sequence
+// has `longest` tokens; see length_unit.
 int64_t ComputedTokens(const StageShape& shape, int64_t longest);
 
 // Rows cut into runs of nearly equal length, ascending; none is empty.
@@ -66,6 +82,7 @@ struct StageUnits {
   const model::LayerDescription& layer(size_t i) const {
     return kinds[static_cast<size_t>(layers[i])];
   }
+  int stream_of(size_t i) const { return layer(i).stream; }
 };
 StageUnits UnitsOfStage(const v1::ModelSpec& model, const v1::Layout& layout, int stage);
 
@@ -76,9 +93,15 @@ struct FieldPlace {
   int64_t offset = 0;
   bool shared = false;
 };
+// Where a chunk has a stream (local rows x hidden): as it comes from the chunk before, and as it is
+// sent on, or goes into the final norm. A stream without layers in the chunk stays where it came.
+struct StreamPlace {
+  int64_t input = 0;
+  int64_t output = 0;
+};
 struct SlotActivations {
-  std::vector<std::vector<FieldPlace>> layers;  // of the stage: the places of each one's fields
-  int64_t output = 0;  // local rows x hidden: what is sent on, or goes into the final norm
+  std::vector<std::vector<FieldPlace>> layers;    // of the stage: the places of each one's fields
+  std::vector<std::vector<StreamPlace>> streams;  // of each chunk
   int64_t final_norm = 0, final_mean = 0, final_rstd = 0;  // last stage
   int64_t embedding_sum = 0, embedding_mean = 0,
           embedding_rstd = 0;  // what the embedding's norm reads

@@ -34,8 +34,8 @@ std::vector<TensorPlaces> PlacesOfTensors(const v1::ModelSpec& model, const v1::
   const int64_t padded = PaddedVocabulary(model.vocab_size(), layout.tensor());
   for (int stage = 0; stage < layout.pipeline(); ++stage) {
     for (const StageTensor& entry : TensorsOfStage(model, layout, stage).tensors) {
-      // On one stage both uses of a tied table are one parameter.
-      if (entry.role == TensorRole::kHead && layout.pipeline() == 1) continue;
+      // The uses of a tied tensor on a stage are one parameter.
+      if (!entry.own_parameter) continue;
       TensorPlaces& places = all[static_cast<size_t>(entry.tensor.index)];
       for (int index = 0; index < layout.tensor(); ++index) {
         AddHolders(layout, stage, index, ShardOfRank(entry.tensor, layout.tensor(), index, padded),

@@ -9,6 +9,7 @@
 #include "coordinator/core/checkpoints.h"
 #include "coordinator/core/rank_set.h"
 #include "coordinator/core/stepper.h"
+#include "plan/data_position.h"
 #include "plan/epochs.h"
 #include "plan/numerics.h"
 
@@ -258,7 +259,7 @@ void Stepper::StartWhenReady(JobState& job) {
   RestartEvaluations(job);
   record.set_step(record.resume_step());
   record.set_tokens(record.resume_step() * record.spec().training().global_batch() *
-                    record.spec().model().context());
+                    plan::TokensOfSequence(record.spec().model()));
   // The choice of a person is good for one start: restarts begin from the newest checkpoint.
   record.set_from_step_plus_one(0);
   if (record.started_at() == 0) record.set_started_at(now_);

@@ -211,7 +211,7 @@ void AttentionBackwardCuda(const AttentionBackwardArgs& a, const CudaContext& co
   if (a.sequences == 0 || a.tokens == 0) return;
   const Heads heads = MakeHeads(a, wanted);
   const int64_t rows = a.sequences * a.tokens;
-  const int64_t blocks = a.sequences * TilesOf(a.tokens);
+  const int64_t blocks = AttentionBiasBlocks(a.sequences, a.tokens);
   const int64_t bias_bytes =
       a.dbias == nullptr ? 0 : AttentionBiasBytes(blocks, a.heads, a.bias.buckets);
   auto* delta = context.Scratch<float>(AttentionBackwardBytes(rows, a.heads) + bias_bytes);

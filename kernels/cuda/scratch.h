@@ -40,8 +40,11 @@ inline int64_t HeadNormBackwardBytes(int64_t rows, int64_t head_dim) {
 }
 // Scratch of AttentionBackward: a float for each row and head.
 inline int64_t AttentionBackwardBytes(int64_t rows, int64_t heads) { return rows * heads * 4; }
-// Beside it, where scores have a bias with a gradient: the bias for each block of queries, which
-// are ceil(tokens / 32) of a sequence.
+// Beside it, where scores have a bias with a gradient: the bias for each block of queries.
+inline int64_t AttentionBiasBlocks(int64_t sequences, int64_t tokens) {
+  constexpr int64_t kQueriesOfBlock = 32;  // kTile of attention_tiles.cuh
+  return sequences * ((tokens + kQueriesOfBlock - 1) / kQueriesOfBlock);
+}
 inline int64_t AttentionBiasBytes(int64_t blocks, int64_t heads, int64_t buckets) {
   return blocks * heads * buckets * 4;
 }

@@ -30,6 +30,8 @@ Activation ActivationOf(const v1::ModelSpec& model, Activation usual) {
   return usual;
 }
 
+}  // namespace
+
 Branch AttentionBranch(const AttentionOptions& attention) {
   return {.name = "attention", .block = attention, .dropout_site = kernels::kSiteAttentionOutput};
 }
@@ -37,8 +39,6 @@ Branch AttentionBranch(const AttentionOptions& attention) {
 Branch MlpBranch(const MlpOptions& mlp) {
   return {.name = "mlp", .block = mlp, .dropout_site = kernels::kSiteMlpOutput};
 }
-
-}  // namespace
 
 NormOptions LayerNormOf(const v1::ModelSpec& model, double otherwise) {
   NormOptions norm = NormOf(model, otherwise);
@@ -123,7 +123,7 @@ Layer PostNormLayer(const NormOptions& norm, AttentionOptions attention, MlpOpti
 Architecture RepeatedLayer(const v1::ModelSpec& model, const Layer& layer) {
   Architecture architecture;
   architecture.hidden = model.hidden();
-  architecture.context = model.context();
+  architecture.streams = {{model.context()}};
   architecture.embedding.vocabulary = model.vocab_size();
   architecture.embedding.hidden = model.hidden();
   architecture.kinds = {layer};

@@ -16,6 +16,10 @@ AttentionOptions AttentionOf(const v1::ModelSpec& model);
 RotaryOptions RotaryOf(const v1::ModelSpec& model);
 MlpOptions MlpOf(const v1::ModelSpec& model, Activation usual);
 
+// Without norms.
+Branch AttentionBranch(const AttentionOptions& attention);
+Branch MlpBranch(const MlpOptions& mlp);
+
 // x + attention(norm(x)), then x + mlp(norm(x)).
 Layer PreNormLayer(const NormOptions& norm, const AttentionOptions& attention,
                    const MlpOptions& mlp);

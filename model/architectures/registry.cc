@@ -17,6 +17,7 @@ const ArchitectureFacts& Qwen2Facts();
 const ArchitectureFacts& Qwen3Facts();
 const ArchitectureFacts& MistralFacts();
 const ArchitectureFacts& Gemma2Facts();
+const ArchitectureFacts& T5Facts();
 
 bool ArchitectureFacts::Has(std::string_view key) const {
   return std::find(keys.begin(), keys.end(), key) != keys.end();
@@ -25,8 +26,9 @@ bool ArchitectureFacts::Has(std::string_view key) const {
 const std::vector<const ArchitectureFacts*>& AllArchitectures() {
   // Never destroyed, since threads may use it until the process ends.
   static const auto* const all = new std::vector<const ArchitectureFacts*>{
-      &Gpt2Facts(), &LlamaFacts(), &BertFacts(),  &OptFacts(),   &GptJFacts(),    &GptNeoxFacts(),
-      &PhiFacts(),  &Phi3Facts(),  &Qwen2Facts(), &Qwen3Facts(), &MistralFacts(), &Gemma2Facts()};
+      &Gpt2Facts(),    &LlamaFacts(),  &BertFacts(), &OptFacts(),   &GptJFacts(),
+      &GptNeoxFacts(), &PhiFacts(),    &Phi3Facts(), &Qwen2Facts(), &Qwen3Facts(),
+      &MistralFacts(), &Gemma2Facts(), &T5Facts()};
   return *all;
 }
 

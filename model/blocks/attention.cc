@@ -35,6 +35,10 @@ std::vector<Tensor> ProjectionTensors(const AttentionOptions& o) {
   tensors.push_back(
       Matrix("output.weight", o.hidden, queries, Cut::kColumns, o.output_initialization));
   if (o.output_bias) tensors.push_back(Vector("output.bias", o.hidden, Cut::kWhole));
+  if (o.relative.has_value()) {
+    tensors.push_back(Matrix("relative_bias.weight", o.heads, o.relative->buckets, Cut::kRows));
+    tensors.back().ties = o.relative->shared;
+  }
   return tensors;
 }
 
@@ -73,6 +77,7 @@ BlockDescription Describe(const AttentionOptions& options, int tensor) {
   block.divided = {{"model.heads", options.heads}, {"model.kv_heads", options.key_heads}};
   block.elements_per_key = at.queries;
   block.most_keys = options.window;
+  block.causal = options.causal;
   return block;
 }
 

@@ -6,6 +6,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "common/status_macros.h"
+#include "plan/data_position.h"
 #include "plan/fp8.h"
 #include "plan/gpu_figures.h"
 #include "plan/gpu_reserve.h"
@@ -44,7 +45,7 @@ v1::Prediction Predict(const v1::JobSpec& job, const v1::Layout& layout, const C
   const double d = layout.data();
   const double m = layout.micro_batches();
   const double v = std::max(1, layout.virtual_pipeline());
-  const double context = job.model().context();
+  const auto context = static_cast<double>(TokensOfSequence(job.model()));
   const double tokens = static_cast<double>(job.training().global_batch()) * context;
   const double flops = plan::FlopsPerToken(job.model(), plan::AttentionCount::kWhole) * tokens;
   const double ranks = t * p * d;
@@ -52,7 +53,7 @@ v1::Prediction Predict(const v1::JobSpec& job, const v1::Layout& layout, const C
   const double again = layout.recompute() == v1::RECOMPUTE_FULL ? 4.0 / 3 : 1;
   const double compute = again * flops / ranks / cluster.flops_per_second;
   const double activation = layout.micro_batch() * context * job.model().hidden() * kFloatBytes;
-  const double layers_per_stage = job.model().layers() / p;
+  const double layers_per_stage = static_cast<double>(model::LayersOf(job.model())) / p;
   // Four sums per layer: one for each half, forward and backward. Each moves its
   // rows twice around the ring, less the own part, and begins twice.
   const double tensor_time = t == 1 ? 0
@@ -258,15 +259,23 @@ absl::Status CheckEvaluation(const v1::EvaluateSpec& evaluate) {
   return absl::OkStatus();
 }
 
+constexpr int64_t kLargestHead = 256;  // channels, of the kernels of attention
+
 absl::Status CheckNumbers(const v1::JobSpec& job) {
   const v1::ModelSpec& model = job.model();
   if (model.layers() < 1 || model.hidden() < 1 || model.heads() < 1 || model.context() < 1 ||
-      model.ffn_hidden() < 1 || model.hidden() % model.heads() != 0 ||
-      // 256 is the largest head dimension of the kernels of attention.
-      model.hidden() / model.heads() > 256) {
+      model.ffn_hidden() < 1 || model.decoder_layers() < 0 || model.decoder_context() < 0) {
     return absl::InvalidArgumentError(
-        "impossible model: layers, hidden, heads, context and ffn_hidden must be positive, hidden "
-        "a multiple of heads, and hidden / heads at most 256");
+        "impossible model: layers, hidden, heads, context and ffn_hidden must be positive, "
+        "decoder_layers and decoder_context not negative");
+  }
+  const bool of_hidden = model.head_dim() == 0;
+  const int64_t head = of_hidden ? model.hidden() / model.heads() : model.head_dim();
+  if ((of_hidden && model.hidden() % model.heads() != 0) || head > kLargestHead) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "impossible model: hidden must be a multiple of heads where head_dim is not given, and a "
+        "head has at most ",
+        kLargestHead, " channels"));
   }
   if (job.training().global_batch() < 1 || job.training().micro_batch() < 0 ||
       job.resources().ranks() < 0 || job.checkpoint().keep_last() < 1) {

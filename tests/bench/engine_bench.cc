@@ -14,6 +14,7 @@
 
 #include "absl/strings/str_format.h"
 #include "kernels/random.h"
+#include "plan/data_position.h"
 #include "plan/names.h"
 #include "tests/parity/thread_ranks.h"
 #include "worker/device/cpu_device.h"
@@ -112,8 +113,8 @@ int BenchTraining(const std::string& name, int64_t steps, int threads, const Siz
     return 1;
   }
   const double seconds = source.MedianStepSeconds();
-  const double tokens =
-      static_cast<double>(spec.training().global_batch()) * spec.model().context();
+  const double tokens = static_cast<double>(spec.training().global_batch()) *
+                        static_cast<double>(plan::TokensOfSequence(spec.model()));
   std::printf("%s\n", absl::StrFormat(
                           "{\"step_seconds\": %.6g, \"tokens_per_second\": %.6g, \"loss\": %.6f}",
                           seconds, tokens / seconds, result->steps.back().loss)

@@ -1,15 +1,17 @@
 #include "worker/blocks/attention.h"
 
 #include "kernels/random.h"
+#include "worker/blocks/relative_buckets.h"
 
 namespace tercio::blocks {
 
 Attention::Attention(const model::AttentionOptions& options, const WeightFinder& weights, int layer,
-                     ProductId first, const Tools& tools)
+                     int stream, ProductId first, const Tools& tools)
     : options_(options),
       at_(model::WidthsOf(options, tools.shape.tensor)),
       tools_(tools),
       layer_(layer),
+      stream_(stream),
       qkv_product_(first + model::AttentionProducts::kQkv),
       output_product_(first + model::AttentionProducts::kOutput),
       qkv_(weights.Joined({"query.weight", "key.weight", "value.weight"})),
@@ -18,9 +20,11 @@ Attention::Attention(const model::AttentionOptions& options, const WeightFinder&
       key_norm_(weights.Find("key_norm.weight")),
       output_(weights.Find("output.weight")),
       output_bias_(weights.Find("output.bias")),
+      relative_bias_(weights.Find("relative_bias.weight")),
       qkv_gradient_(tools.Scratch("wide_gradient")),
       result_gradient_(tools.Scratch("attention_gradient")),
       rotary_(tools.arena.Floats("workspace.rotary")),
+      buckets_(tools.arena.Get<int32_t>("workspace.buckets") + FirstBucketOf(tools.shape, stream)),
       scratch_(tools.arena.Floats("workspace.attention")) {
   tools.products.SetWeight(qkv_product_, qkv_);
   tools.products.SetWeight(output_product_, output_);
@@ -44,6 +48,14 @@ void Attention::Rotate(const Pass& pass, kernels::Values qkv, int64_t first_posi
 
 kernels::Dropout Attention::DropoutOf(const Pass& pass) const {
   return tools_.dropout.At(pass, layer_, kernels::kSiteAttention, 0);
+}
+
+kernels::AttentionBias Attention::BiasOf(int64_t tokens) const {
+  if (!options_.relative.has_value()) return {};
+  // The table's middle is distance 0, for sequences of any length.
+  return {.weight = relative_bias_.In(tools_.parameters),
+          .bucket = buckets_ + tools_.shape.stream(stream_).tokens - tokens,
+          .buckets = options_.relative->buckets};
 }
 
 kernels::AttentionArgs Attention::ArgsOf(kernels::Values qkv, kernels::Values out,
@@ -87,7 +99,8 @@ void Attention::Forward(const Pass& pass, const Frame& frame, kernels::ConstValu
       ArgsOf(qkv, frame.Values(Fields::kResult), frame.Floats(Fields::kLogSumExp));
   attention.sequences = tools_.shape.sequences;
   attention.tokens = pass.tokens;
-  attention.lengths = pass.batch.lengths;
+  if (!options_.causal) attention.lengths = pass.batch.lengths;
+  attention.bias = BiasOf(pass.tokens);
   attention.dropout = DropoutOf(pass);
   tools_.ops.Attention(attention);
 }
@@ -139,7 +152,7 @@ void Attention::BackwardHeadNorms(const Pass& pass, const Frame& frame, Gradient
 }
 
 void Attention::AttendParts(const Pass& pass, const Frame& frame) {
-  const int64_t context = tools_.shape.tokens;
+  const int64_t context = tools_.shape.stream(stream_).tokens;
   kernels::Values rows = qkv_gradient_;
   kernels::Values result = frame.Values(Fields::kResult);
   for (const SequencePart& part : pass.batch.parts) {
@@ -155,6 +168,7 @@ void Attention::AttendParts(const Pass& pass, const Frame& frame) {
     attention.sequences = 1;
     attention.tokens = part.first_position + part.rows;
     attention.first_query = part.first_position;
+    attention.bias = BiasOf(attention.tokens);
     tools_.ops.Attention(attention);
     tools_.ops.Copy(result, out + part.first_position * at_.queries, part.rows * at_.queries);
     rows += part.rows * at_.qkv();
@@ -177,8 +191,8 @@ void Attention::Output(const Pass&, const Frame& frame, const plan::RowPiece& pi
 void Attention::BackwardBranch(const Pass& pass, const Frame& frame, kernels::ConstValues dbranch,
                                GradientLanes& lanes) {
   const kernels::Values result = frame.Values(Fields::kResult);
-  BackwardWeight(pass, output_product_, output_, {}, dbranch, result, options_.hidden, at_.queries,
-                 tools_, lanes);
+  BackwardWeight(pass.batch, pass, output_product_, output_, {}, dbranch, result, options_.hidden,
+                 at_.queries, tools_, lanes);
   tools_.products.BackwardInput(output_product_,
                                 {.dy = dbranch,
                                  .w = output_.In(tools_.parameters),
@@ -187,38 +201,59 @@ void Attention::BackwardBranch(const Pass& pass, const Frame& frame, kernels::Co
                                  .n = options_.hidden,
                                  .k = at_.queries},
                                 0);
-  const kernels::Values qkv = frame.Values(Fields::kQkv);
-  tools_.ops.AttentionBackward({.dout = result_gradient_,
-                                .out = result,
-                                .lse = frame.Floats(Fields::kLogSumExp),
+  if (!options_.relative.has_value()) {
+    BackwardSequences(pass, frame, 0, tools_.shape.sequences, nullptr);
+  } else {
+    lanes.Accumulate(pass.batch.index, {relative_bias_}, tools_.ops,
+                     [&](const plan::LaneSegment& segment, const Gradients& gradients) {
+                       BackwardSequences(pass, frame, segment.first_sequence, segment.sequences,
+                                         relative_bias_.GradientIn(gradients));
+                     });
+  }
+  Rotate(pass, qkv_gradient_, 0, pass.rows, Rotation::kBack);
+  if (options_.head_norm.has_value()) BackwardHeadNorms(pass, frame, lanes);
+}
+
+void Attention::BackwardSequences(const Pass& pass, const Frame& frame, int64_t first,
+                                  int64_t count, float* dbias) {
+  const int64_t row = first * pass.tokens;
+  const kernels::Values qkv = frame.Values(Fields::kQkv) + row * at_.qkv();
+  const kernels::Values dqkv = qkv_gradient_ + row * at_.qkv();
+  kernels::Dropout dropout = DropoutOf(pass);
+  dropout.first_sequence += first;
+  tools_.ops.AttentionBackward({.dout = result_gradient_ + row * at_.queries,
+                                .out = frame.Values(Fields::kResult) + row * at_.queries,
+                                .lse = frame.Floats(Fields::kLogSumExp) + row * at_.heads,
                                 .q = qkv,
                                 .k = qkv + at_.queries,
                                 .v = qkv + at_.queries + at_.keys,
-                                .dq = qkv_gradient_,
-                                .dk = qkv_gradient_ + at_.queries,
-                                .dv = qkv_gradient_ + at_.queries + at_.keys,
+                                .dq = dqkv,
+                                .dk = dqkv + at_.queries,
+                                .dv = dqkv + at_.queries + at_.keys,
                                 .stride = at_.qkv(),
-                                .sequences = tools_.shape.sequences,
+                                .sequences = count,
                                 .tokens = pass.tokens,
                                 .heads = at_.heads,
                                 .head_dim = at_.head_dim,
                                 .group = at_.heads / at_.key_heads,
                                 .first_head = tools_.tensor.index() * at_.heads,
                                 .causal = options_.causal,
-                                .lengths = pass.batch.lengths,
+                                .lengths = options_.causal || pass.batch.lengths == nullptr
+                                               ? nullptr
+                                               : pass.batch.lengths + first,
                                 .scale = options_.scale,
                                 .softcap = options_.softcap,
                                 .window = options_.window,
-                                .dropout = DropoutOf(pass),
+                                .bias = BiasOf(pass.tokens),
+                                .dbias = dbias,
+                                .dropout = dropout,
                                 .scratch = scratch_});
-  Rotate(pass, qkv_gradient_, 0, pass.rows, Rotation::kBack);
-  if (options_.head_norm.has_value()) BackwardHeadNorms(pass, frame, lanes);
 }
 
 void Attention::BackwardFirstWeight(const Pass& pass, kernels::ConstValues x,
                                     GradientLanes& lanes) {
-  BackwardWeight(pass, qkv_product_, qkv_, qkv_bias_, qkv_gradient_, x, at_.qkv(), options_.hidden,
-                 tools_, lanes);
+  BackwardWeight(pass.batch, pass, qkv_product_, qkv_, qkv_bias_, qkv_gradient_, x, at_.qkv(),
+                 options_.hidden, tools_, lanes);
 }
 
 void Attention::BackwardInput(const plan::RowPiece& piece, kernels::Values dx, bool accumulate) {

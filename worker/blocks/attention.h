@@ -9,7 +9,7 @@ namespace tercio::blocks {
 class Attention : public Block {
  public:
   Attention(const model::AttentionOptions& options, const WeightFinder& weights, int layer,
-            ProductId first, const Tools& tools);
+            int stream, ProductId first, const Tools& tools);
 
   ProductId reader() const override { return qkv_product_; }
   WeightRef output_bias() const override { return output_bias_; }
@@ -38,19 +38,27 @@ class Attention : public Block {
   // of the slot.
   void AttendParts(const Pass& pass, const Frame& frame);
   kernels::Dropout DropoutOf(const Pass& pass) const;
+  // Of sequences of `tokens`.
+  kernels::AttentionBias BiasOf(int64_t tokens) const;
+  // Gradients of queries, keys and values of some sequences; `dbias` may be null.
+  void BackwardSequences(const Pass& pass, const Frame& frame, int64_t first, int64_t count,
+                         float* dbias);
 
   const model::AttentionOptions options_;
   const model::AttentionWidths at_;
   const Tools& tools_;
   const int layer_;
+  const int stream_;
   const ProductId qkv_product_;
   const ProductId output_product_;
   const WeightRef qkv_, qkv_bias_;         // query, key and value as one matrix
   const WeightRef query_norm_, key_norm_;  // (head dimension)
   const WeightRef output_, output_bias_;
+  const WeightRef relative_bias_;          // (heads, buckets)
   const kernels::Values qkv_gradient_;     // (rows, qkv)
   const kernels::Values result_gradient_;  // (rows, queries)
   const float* rotary_;                    // cosines and sines of every position
+  const int32_t* buckets_;                 // of all distances between positions of the stream
   float* scratch_;
 };
 

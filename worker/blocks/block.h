@@ -70,13 +70,15 @@ class Block {
   virtual void BackwardInput(const plan::RowPiece& piece, kernels::Values dx, bool accumulate) = 0;
 };
 
-// `weights`: of the block. `layer`: of the model, which keys its dropout. `first`: its products.
+// `weights`: of the block. `layer`: of the model, which keys its dropout. `stream`: the layer's.
+// `first`: its products.
 std::unique_ptr<Block> MakeBlock(const model::BlockOptions& options, const WeightFinder& weights,
-                                 int layer, ProductId first, const Tools& tools);
+                                 int layer, int stream, ProductId first, const Tools& tools);
 
-// dw = dy^T x, per lane.
-void BackwardWeight(const Pass& pass, ProductId product, WeightRef weight, WeightRef bias,
-                    kernels::ConstValues dy, kernels::ConstValues x, int64_t n, int64_t k,
-                    const Tools& tools, GradientLanes& lanes);
+// dw = dy^T x, per lane, of `rows`, which are those of the micro-batch.
+void BackwardWeight(const MicroBatch& batch, const PassRows& rows, ProductId product,
+                    WeightRef weight, WeightRef bias, kernels::ConstValues dy,
+                    kernels::ConstValues x, int64_t n, int64_t k, const Tools& tools,
+                    GradientLanes& lanes);
 
 }  // namespace tercio::blocks

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "absl/container/inlined_vector.h"
 #include "kernels/random.h"
 
 namespace tercio::blocks {
@@ -35,13 +36,14 @@ Embedding::Embedding(const model::EmbeddingOptions& options, const WeightFinder&
       all_rows_(tools.Scratch("branch")) {}
 
 kernels::Dropout Embedding::DropoutOf(const Pass& pass, int64_t first_row) const {
-  return tools_.dropout.At(pass, 0, kernels::kSiteEmbedding, first_row);
+  // The streams differ in what is otherwise the layer.
+  return tools_.dropout.At(pass, pass.stream, kernels::kSiteEmbedding, first_row);
 }
 
 void Embedding::Forward(const Pass& pass, const Kept& kept, kernels::Values out) {
   const kernels::Values sum = norm_.has_value() ? kept.sum : out;
   kernels::EmbeddingArgs lookup{};
-  lookup.tokens = pass.batch.inputs;
+  lookup.tokens = InputsOf(pass);
   lookup.weight = token_.In(tools_.parameters);
   lookup.out = tools_.tensor.divides_rows() ? all_rows_ : sum;
   lookup.count = pass.rows;
@@ -110,8 +112,8 @@ void Embedding::BackwardPositions(const Pass& pass, kernels::Values flow, Gradie
       });
 }
 
-void Embedding::Backward(const Pass& pass, const Kept& kept, kernels::Values flow,
-                         GradientLanes& lanes) {
+void Embedding::BackwardRows(const Pass& pass, const Kept& kept, kernels::Values flow,
+                             GradientLanes& lanes) {
   if (norm_.has_value()) {
     tools_.ops.PositionEmbeddingBackward({.dx = flow,
                                           .dweight = nullptr,
@@ -124,18 +126,45 @@ void Embedding::Backward(const Pass& pass, const Kept& kept, kernels::Values flo
                     tools_.ops, lanes);
   }
   BackwardPositions(pass, flow, lanes);
-  const kernels::ConstValues all = tools_.tensor.GatherRows(pass, flow);
-  lanes.Accumulate(pass.batch.index, {token_}, tools_.ops,
+}
+
+void Embedding::Backward(absl::Span<const Part> parts, const Kept& kept, GradientLanes& lanes) {
+  absl::InlinedVector<kernels::ConstValues, 2> gradients_of;  // all rows of each stream
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const Pass& pass = parts[i].pass;
+    BackwardRows(pass, kept, parts[i].flow, lanes);
+    kernels::ConstValues all = tools_.tensor.GatherRows(pass, parts[i].flow);
+    // Gathered rows are valid until the next ones are.
+    if (tools_.tensor.divides_rows() && i + 1 < parts.size()) {
+      tools_.ops.Copy(all_rows_, all, pass.rows * options_.hidden);
+      all = all_rows_;
+    }
+    gradients_of.push_back(all);
+  }
+  const auto backward = [&](const Gradients& gradients, size_t part, int64_t first, int64_t count) {
+    const Pass& pass = parts[part].pass;
+    const int64_t row = first * pass.tokens;
+    tools_.ops.EmbeddingBackward({.tokens = InputsOf(pass) + row,
+                                  .dx = gradients_of[part] + row * options_.hidden,
+                                  .dweight = token_.GradientIn(gradients),
+                                  .count = count * pass.tokens,
+                                  .columns = options_.hidden,
+                                  .vocabulary_begin = vocabulary_begin_,
+                                  .vocabulary_rows = tools_.shape.vocabulary,
+                                  .scale = scale_});
+  };
+  lanes.Accumulate(parts.front().pass.batch.index, {token_}, tools_.ops,
                    [&](const plan::LaneSegment& segment, const Gradients& gradients) {
-                     const int64_t row = segment.first_sequence * pass.tokens;
-                     tools_.ops.EmbeddingBackward({.tokens = pass.batch.inputs + row,
-                                                   .dx = all + row * options_.hidden,
-                                                   .dweight = token_.GradientIn(gradients),
-                                                   .count = segment.sequences * pass.tokens,
-                                                   .columns = options_.hidden,
-                                                   .vocabulary_begin = vocabulary_begin_,
-                                                   .vocabulary_rows = tools_.shape.vocabulary,
-                                                   .scale = scale_});
+                     if (parts.size() == 1) {
+                       return backward(gradients, 0, segment.first_sequence, segment.sequences);
+                     }
+                     // Sequence by sequence, so that the order does not depend on how many of them
+                     // a micro-batch has.
+                     for (int64_t i = 0; i < segment.sequences; ++i) {
+                       for (size_t part = 0; part < parts.size(); ++part) {
+                         backward(gradients, part, segment.first_sequence + i, 1);
+                       }
+                     }
                    });
 }
 

@@ -4,6 +4,7 @@
 
 #include <optional>
 
+#include "absl/types/span.h"
 #include "model/options.h"
 #include "worker/blocks/block.h"
 #include "worker/blocks/norm.h"
@@ -23,10 +24,16 @@ class Embedding {
   Embedding(const model::EmbeddingOptions& options, const WeightFinder& weights,
             const Tools& tools);
 
-  // `out`: local rows x hidden.
+  // One stream; `out`: local rows x hidden.
   void Forward(const Pass& pass, const Kept& kept, kernels::Values out);
-  // `flow`: the gradient of Forward's result, which is overwritten.
-  void Backward(const Pass& pass, const Kept& kept, kernels::Values flow, GradientLanes& lanes);
+
+  // A stream, and the gradient of its Forward's result, which is overwritten.
+  struct Part {
+    const Pass& pass;
+    kernels::Values flow;
+  };
+  // All streams of a micro-batch.
+  void Backward(absl::Span<const Part> parts, const Kept& kept, GradientLanes& lanes);
 
  private:
   static const int32_t* TypesAt(const MicroBatch& batch, int64_t row) {
@@ -36,6 +43,10 @@ class Embedding {
   int64_t FirstPosition() const { return options_.first_position * options_.hidden; }
   kernels::Dropout DropoutOf(const Pass& pass, int64_t first_row) const;
   void AddPositions(const Pass& pass, kernels::Values sum);
+  static const int32_t* InputsOf(const Pass& pass) {
+    return pass.stream == 0 ? pass.batch.inputs : pass.batch.decoder_inputs;
+  }
+  void BackwardRows(const Pass& pass, const Kept& kept, kernels::Values flow, GradientLanes& lanes);
   void BackwardPositions(const Pass& pass, kernels::Values flow, GradientLanes& lanes);
 
   const model::EmbeddingOptions options_;

@@ -27,7 +27,7 @@ Layer::Layer(const model::Layer& declared, const model::LayerDescription& descri
       const model::Branch& branch = options.branches[j];
       const model::BranchPlaces& at = sublayer.at.branches[j];
       sublayer.branches.push_back({MakeBlock(branch.block, weights.Under(branch.name), model_layer,
-                                             first + at.first_product, tools),
+                                             declared.stream, first + at.first_product, tools),
                                    MakeNorm(branch.norm, weights, tools),
                                    MakeNorm(branch.result_norm, weights, tools),
                                    branch.dropout_site, at});

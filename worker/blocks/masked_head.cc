@@ -37,7 +37,7 @@ void MaskedHead::ForChunks(const Pass& pass, int64_t first_sequence, int64_t seq
   for (int64_t i = first_sequence; i < first_sequence + sequences; ++i) {
     const int64_t count = pass.batch.predicted_counts[i];
     for (int64_t begin = 0; begin < count; begin += most) {
-      body(Chunk{i, i * tools_.shape.tokens + begin, std::min(most, count - begin)});
+      body(Chunk{i, i * tools_.shape.head_stream().tokens + begin, std::min(most, count - begin)});
     }
   }
 }
@@ -102,7 +102,7 @@ void MaskedHead::BackwardChunk(const Pass& pass, const Chunk& chunk, kernels::Va
                                    .m = rows,
                                    .n = tools_.shape.vocabulary,
                                    .k = c,
-                                   .rows_per_leaf = tools_.shape.tokens,
+                                   .rows_per_leaf = tools_.shape.head_stream().tokens,
                                    .accumulate = accumulate});
   tools_.ops.MatmulBackwardInput({.dy = part_.logits,
                                   .w = weight_.In(tools_.parameters),
@@ -133,7 +133,7 @@ void MaskedHead::BackwardTransform(const Chunk& chunk, const Gradients& gradient
                                 .dbias = norm_bias_.GradientIn(gradients),
                                 .rows = chunk.rows,
                                 .columns = c,
-                                .rows_per_leaf = tools_.shape.tokens});
+                                .rows_per_leaf = tools_.shape.head_stream().tokens});
   tools_.ops.ActivateBackward({.dg = at_.gradient,
                                .h = at_.transform,
                                .dh = at_.transform_gradient,
@@ -147,7 +147,7 @@ void MaskedHead::BackwardTransform(const Chunk& chunk, const Gradients& gradient
                                    .m = chunk.rows,
                                    .n = c,
                                    .k = c,
-                                   .rows_per_leaf = tools_.shape.tokens,
+                                   .rows_per_leaf = tools_.shape.head_stream().tokens,
                                    .accumulate = true});
   tools_.ops.MatmulBackwardInput({.dy = at_.transform_gradient,
                                   .w = transform_.In(tools_.parameters),

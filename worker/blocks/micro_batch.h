@@ -25,11 +25,15 @@ struct MicroBatch {
   // densely one after another in every buffer but that of queries, keys and values. Empty: all of
   // the micro-batch.
   absl::Span<const SequencePart> parts;
+  // Forward on one rank only, of a model with several streams: the one that is computed; -1: all.
+  // Without the first one, those before have left its keys and values in the slot.
+  int only_stream = -1;
   // Positions of each sequence that are computed, no shorter than the longest sequence; 0: all of
   // the context. Rows of a sequence begin at multiples of it. Results do not depend on it.
   int64_t tokens = 0;
-  const int32_t* inputs = nullptr;   // rows ids, from row 0; first stage
-  const int32_t* targets = nullptr;  // rows ids; last stage
+  const int32_t* inputs = nullptr;          // rows ids, from row 0; first stage
+  const int32_t* decoder_inputs = nullptr;  // likewise of the second stream
+  const int32_t* targets = nullptr;         // rows ids; last stage
   // bert only. Of each sequence the targets of its predicted positions come first, and `predicted`
   // holds the rows of those positions, counted from the micro-batch's first.
   const int32_t* types = nullptr;    // (rows); first stage

@@ -83,8 +83,8 @@ void Mlp::Restore(const Pass& pass, const Frame& frame) {
 
 void Mlp::BackwardBranch(const Pass& pass, const Frame& frame, kernels::ConstValues dbranch,
                          GradientLanes& lanes) {
-  BackwardWeight(pass, down_product_, down_, {}, dbranch, frame.Values(Fields::kActivated),
-                 options_.hidden, width_, tools_, lanes);
+  BackwardWeight(pass.batch, pass, down_product_, down_, {}, dbranch,
+                 frame.Values(Fields::kActivated), options_.hidden, width_, tools_, lanes);
   const kernels::Values gradient = options_.gated ? gate_gradient_ : up_gradient_;
   const kernels::Values up = frame.Values(Fields::kUp);
   kernels::Chain chain;
@@ -113,8 +113,8 @@ void Mlp::BackwardBranch(const Pass& pass, const Frame& frame, kernels::ConstVal
 }
 
 void Mlp::BackwardFirstWeight(const Pass& pass, kernels::ConstValues x, GradientLanes& lanes) {
-  BackwardWeight(pass, up_product_, up_, up_bias_, up_gradient_, x, up_width_, options_.hidden,
-                 tools_, lanes);
+  BackwardWeight(pass.batch, pass, up_product_, up_, up_bias_, up_gradient_, x, up_width_,
+                 options_.hidden, tools_, lanes);
 }
 
 void Mlp::BackwardInput(const plan::RowPiece& piece, kernels::Values dx, bool accumulate) {

@@ -13,13 +13,26 @@
 
 namespace tercio::blocks {
 
-// How much of each buffer the pass takes: rows are stored densely.
-struct Pass {
+// How much of each buffer a stream takes in a pass: rows are stored densely.
+struct PassRows {
+  int64_t tokens = 0;           // of each sequence
+  int64_t rows = 0;             // of the micro-batch
+  int64_t local_rows = 0;       // of the residual stream that are here
+  int64_t first_local_row = 0;  // of the micro-batch, that the local ones begin with
+};
+
+// The model's first stream, as another one attends to it; local rows x hidden.
+struct Memory : PassRows {
+  kernels::ConstValues values;
+  kernels::Values gradient;  // is added to
+  bool known = false;        // its keys and values are in the slot
+};
+
+// One stream of the model.
+struct Pass : PassRows {
   const MicroBatch& batch;
-  int64_t tokens;           // of each sequence
-  int64_t rows;             // of the micro-batch
-  int64_t local_rows;       // of the residual stream that are here
-  int64_t first_local_row;  // of the micro-batch, that the local ones begin with
+  int stream = 0;
+  Memory memory = {};
 };
 
 // The overlap of a lane's segment with the local rows.
@@ -27,7 +40,7 @@ struct LocalRows {
   int64_t begin = 0;  // from the first local row
   int64_t count = 0;
 };
-inline LocalRows LocalPart(const Pass& pass, const plan::LaneSegment& segment) {
+inline LocalRows LocalPart(const PassRows& pass, const plan::LaneSegment& segment) {
   const int64_t first = segment.first_sequence * pass.tokens;
   const int64_t begin = std::max(first, pass.first_local_row);
   const int64_t end =

@@ -14,7 +14,7 @@ TensorGroup::TensorGroup(const plan::StageShape& shape, int index, engine::Arena
       local_sum_(arena.ValuesOf("workspace.local_sum", shape.precision)),
       scratch_(arena.Floats("tensor_scratch")) {}
 
-kernels::Values TensorGroup::SumRows(const Pass& pass, kernels::Values partial) {
+kernels::Values TensorGroup::SumRows(const PassRows& pass, kernels::Values partial) {
   if (!shape_.sequence_parallel) {
     group_.AllReduceSum(stream_, partial, pass.rows * shape_.hidden, collective::SumOrder::kRanks,
                         scratch_);
@@ -25,7 +25,7 @@ kernels::Values TensorGroup::SumRows(const Pass& pass, kernels::Values partial) 
 }
 
 kernels::Values TensorGroup::SumProduct(
-    const Pass& pass, kernels::Values partial,
+    const PassRows& pass, kernels::Values partial,
     absl::FunctionRef<void(const plan::RowPiece& piece)> multiply) {
   if (!overlapped_.has_value() || shape_.tensor_overlap == 1) {
     multiply({0, pass.rows});
@@ -43,7 +43,7 @@ kernels::Values TensorGroup::SumProduct(
   return partial;
 }
 
-kernels::ConstValues TensorGroup::GatherRows(const Pass& pass, kernels::ConstValues local) {
+kernels::ConstValues TensorGroup::GatherRows(const PassRows& pass, kernels::ConstValues local) {
   if (!shape_.sequence_parallel) return local;
   group_.AllGather(stream_, local, gathered_, pass.local_rows * shape_.hidden);
   return gathered_;

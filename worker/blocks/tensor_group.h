@@ -39,13 +39,13 @@ class TensorGroup {
 
   // Sums all rows (rows x hidden), which are rounded, over tensor ranks; returns this rank's part:
   // `partial` itself, or a buffer that is valid until the next call.
-  kernels::Values SumRows(const Pass& pass, kernels::Values partial);
+  kernels::Values SumRows(const PassRows& pass, kernels::Values partial);
   // Sums the rows of `partial` that `multiply` writes, like SumRows; in pieces, so that one is
   // summed while the next is computed.
-  kernels::Values SumProduct(const Pass& pass, kernels::Values partial,
+  kernels::Values SumProduct(const PassRows& pass, kernels::Values partial,
                              absl::FunctionRef<void(const plan::RowPiece& piece)> multiply);
   // All rows, from every tensor rank's part; valid until the next call.
-  kernels::ConstValues GatherRows(const Pass& pass, kernels::ConstValues local);
+  kernels::ConstValues GatherRows(const PassRows& pass, kernels::ConstValues local);
 
  private:
   const plan::StageShape& shape_;

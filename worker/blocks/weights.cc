@@ -2,18 +2,14 @@
 
 namespace tercio::blocks {
 
-WeightRef WeightFinder::FindInRole(const std::string& name, plan::TensorRole role) const {
+WeightRef WeightFinder::FindUse(const std::string& name) const {
   for (const plan::StageTensor& entry : tensors_.tensors) {
-    if (entry.tensor.name == name && entry.role == role) {
-      return {entry.parameter_offset, entry.gradient_offset, entry.elements};
-    }
+    if (entry.use == name) return {entry.parameter_offset, entry.gradient_offset, entry.elements};
   }
   return {};
 }
 
-WeightRef WeightFinder::Find(const std::string& name) const {
-  return FindInRole(prefix_ + name, plan::TensorRole::kPlain);
-}
+WeightRef WeightFinder::Find(const std::string& name) const { return FindUse(prefix_ + name); }
 
 WeightRef WeightFinder::Joined(std::initializer_list<const char*> names) const {
   WeightRef joined;
@@ -28,15 +24,8 @@ WeightRef WeightFinder::Joined(std::initializer_list<const char*> names) const {
   return joined;
 }
 
-WeightRef WeightFinder::TokenTable() const {
-  // Where nothing else reads the table it is a tensor like any other.
-  const WeightRef shared = FindInRole(model::kTokenTable, plan::TensorRole::kLookup);
-  return shared.elements > 0 ? shared : FindInRole(model::kTokenTable, plan::TensorRole::kPlain);
-}
+WeightRef WeightFinder::TokenTable() const { return FindUse(model::kTokenTable); }
 
-WeightRef WeightFinder::HeadMatrix() const {
-  const WeightRef tied = FindInRole(model::kTokenTable, plan::TensorRole::kHead);
-  return tied.elements > 0 ? tied : Find("head.weight");
-}
+WeightRef WeightFinder::HeadMatrix() const { return FindUse(plan::kHeadMatrix); }
 
 }  // namespace tercio::blocks

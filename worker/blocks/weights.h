@@ -55,7 +55,7 @@ class WeightFinder {
   WeightRef HeadMatrix() const;
 
  private:
-  WeightRef FindInRole(const std::string& name, plan::TensorRole role) const;
+  WeightRef FindUse(const std::string& name) const;
 
   const plan::StageTensors& tensors_;
   const std::string prefix_;

@@ -15,7 +15,7 @@ int StageOf(int tensor, const v1::RankPlan& plan) {
   for (int stage = 0; stage < plan.layout().pipeline(); ++stage) {
     for (const plan::StageTensor& entry :
          plan::TensorsOfStage(plan.model(), plan.layout(), stage).tensors) {
-      if (entry.tensor.index == tensor && entry.role != plan::TensorRole::kHead) return stage;
+      if (entry.tensor.index == tensor && !entry.further_use) return stage;
     }
   }
   return 0;

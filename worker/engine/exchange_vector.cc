@@ -8,7 +8,7 @@ namespace tercio::engine {
 ExchangeVector::ExchangeVector(const v1::JobSpec& spec, const plan::StageShape& shape,
                                double* device)
     : global_batch_(spec.training().global_batch()),
-      tokens_(shape.tokens),
+      tokens_(shape.head_stream().tokens),
       sum_count_(plan::SumsPerSequence(spec.model()) * global_batch_),
       encoder_(plan::SumsPerSequence(spec.model()) > 1),
       predicts_tokens_(spec.model().labels() == 0),

@@ -23,7 +23,8 @@ GradientRounds::GradientRounds(const v1::JobSpec& spec, const v1::RankPlan& plan
       streams_(streams),
       trace_(trace),
       where_(where),
-      tied_(plan, tensors, arena.Floats("tied_gradient")),
+      tied_(plan, tensors, plan::IsTied(spec.model()), arena.Floats("tied_gradient")),
+      shared_(spec.model(), plan, tensors, arena.Floats("shared_gradients")),
       data_scratch_(arena.Floats("data_scratch")),
       tensor_scratch_(arena.Floats("tensor_scratch")) {
   squares_.reserve(tensors.tensors.size());
@@ -65,6 +66,7 @@ void GradientRounds::Finish() {
   }
   SumOverSequenceParts();
   if (!tied_.comes_first()) tied_.Join(lanes_.result(), links_, streams_.compute);
+  shared_.Join(lanes_.result(), links_, streams_.compute);
   links_.WaitAll();
 }
 
@@ -83,8 +85,8 @@ void GradientRounds::SumOverSequenceParts() {
 void GradientRounds::MeasureSquares(const ExchangeVector& exchange) {
   squares_.clear();
   for (const plan::StageTensor& entry : tensors_.tensors) {
-    // The joined gradient of a tied embedding counts once, as the lookup's.
-    if (entry.role == plan::TensorRole::kHead) continue;
+    // The joined gradient of a tied tensor counts once, where its first use is.
+    if (entry.further_use) continue;
     if (plan::PolicyOf(entry.tensor, training_).frozen) continue;
     const bool is_whole = entry.tensor.shard == plan::Shard::kWhole;
     if (is_whole && plan_.placement().tensor_index() != 0) continue;

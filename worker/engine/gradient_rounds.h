@@ -20,6 +20,7 @@
 #include "worker/engine/communicators.h"
 #include "worker/engine/exchange_vector.h"
 #include "worker/engine/pipeline_links.h"
+#include "worker/engine/shared_gradients.h"
 #include "worker/engine/step_trace.h"
 #include "worker/engine/tied_gradients.h"
 #include "worker/progress/whereabouts.h"
@@ -65,6 +66,7 @@ class GradientRounds {
   StepTrace& trace_;
   progress::Whereabouts& where_;
   const TiedGradients tied_;
+  const SharedGradients shared_;
   float* const data_scratch_;
   float* const tensor_scratch_;
   std::vector<kernels::SquaredTensor> squares_;  // kept, so that a step allocates nothing

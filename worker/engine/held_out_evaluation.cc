@@ -10,15 +10,16 @@ namespace tercio::engine {
 
 HeldOutEvaluation::HeldOutEvaluation(const v1::JobSpec& spec, const v1::RankPlan& plan,
                                      const plan::StageShape& shape, data::SampleSource& source,
-                                     StageModel& model, RankBatch& batch, PipelineLinks& links,
-                                     const Communicators& communicators, device::Stream& stream,
-                                     progress::Whereabouts& where)
+                                     StageModel& model, RankBatch& batch, StreamLinks& streams,
+                                     PipelineLinks& links, const Communicators& communicators,
+                                     device::Stream& stream, progress::Whereabouts& where)
     : spec_(spec),
       plan_(plan),
       shape_(shape),
       source_(source),
       model_(model),
       batch_(batch),
+      streams_(streams),
       links_(links),
       communicators_(communicators),
       stream_(stream),
@@ -63,13 +64,8 @@ void HeldOutEvaluation::RunChunk(int micro_batch, int chunk) {
   action.set_chunk(chunk);
   blocks::MicroBatch batch = batch_.At(0, action);
   batch.training = false;
-  const int64_t bytes = model_.LocalRowsOf(batch) * shape_.hidden * shape_.precision.bytes();
-  links_.WaitSend(PipelineLinks::kActivation, 0);
-  if (!model_.IsFirst(batch)) {
-    links_.Receive(PipelineLinks::kActivation, 0, model_.Input(0).data(), bytes,
-                   PreviousStage(plan_));
-    links_.WaitReceive(PipelineLinks::kActivation, 0);
-  }
+  if (!model_.IsFirst(batch)) streams_.Receive(batch);
+  streams_.Wait(batch.slot);
   model_.Forward(batch);
   if (model_.IsLast(batch)) {
     model_.Loss(batch, batch_.LossesAt(batch));
@@ -77,7 +73,7 @@ void HeldOutEvaluation::RunChunk(int micro_batch, int chunk) {
     outcomes_->Take(int64_t{batch.index} * shape_.sequences, shape_.sequences,
                     model_.LastClassLogits(), stream_);
   } else {
-    links_.Send(PipelineLinks::kActivation, 0, model_.Output(0).data(), bytes, NextStage(plan_));
+    streams_.Send(batch);
   }
 }
 

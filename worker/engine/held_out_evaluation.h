@@ -18,6 +18,7 @@
 #include "worker/engine/pipeline_links.h"
 #include "worker/engine/rank_batch.h"
 #include "worker/engine/stage_model.h"
+#include "worker/engine/stream_links.h"
 #include "worker/progress/whereabouts.h"
 
 namespace tercio::engine {
@@ -27,8 +28,9 @@ class HeldOutEvaluation {
   // The arguments outlive it.
   HeldOutEvaluation(const v1::JobSpec& spec, const v1::RankPlan& plan,
                     const plan::StageShape& shape, data::SampleSource& source, StageModel& model,
-                    RankBatch& batch, PipelineLinks& links, const Communicators& communicators,
-                    device::Stream& stream, progress::Whereabouts& where);
+                    RankBatch& batch, StreamLinks& streams, PipelineLinks& links,
+                    const Communicators& communicators, device::Stream& stream,
+                    progress::Whereabouts& where);
 
   // TrainingEngine::Evaluate.
   absl::StatusOr<v1::Evaluation> Run(data::HeldOut set);
@@ -44,6 +46,7 @@ class HeldOutEvaluation {
   data::SampleSource& source_;
   StageModel& model_;
   RankBatch& batch_;
+  StreamLinks& streams_;
   PipelineLinks& links_;
   const Communicators& communicators_;
   device::Stream& stream_;

@@ -20,7 +20,7 @@ std::vector<float> InitialValues(const plan::LogicalTensor& tensor, const v1::Ra
     case plan::Initialization::kOnes:
       return values;
     case plan::Initialization::kResidualNormal:
-      deviation /= std::sqrt(2.0 * plan.model().layers());
+      deviation /= std::sqrt(2.0 * model::LayersOf(plan.model()));
       break;
     case plan::Initialization::kNormal:
       break;

@@ -33,7 +33,7 @@ class Shapes {
     for (int i = 0; i < plan.layout().micro_batches(); ++i) {
       for (const plan::LaneSegment& segment : plan::SegmentsOfMicroBatch(
                i, plan.layout().micro_batch(), shape_.sequences_per_rank, lanes)) {
-        segments_.insert({segment.sequences * shape_.tokens, !segment.starts_lane});
+        segments_.insert({segment.sequences, !segment.starts_lane});
       }
     }
   }
@@ -73,7 +73,8 @@ class Shapes {
       }
     }
     for (size_t i = 0; i < description.products.size(); ++i) {
-      Linear(description.products[i], added.contains(static_cast<int>(i)));
+      const int stream = description.products[i].of_memory ? 0 : description.stream;
+      Linear(description.products[i], shape_.stream(stream), added.contains(static_cast<int>(i)));
     }
   }
 
@@ -88,21 +89,22 @@ class Shapes {
 
   // Forward and backward. In one of the two directions the result is summed over tensor ranks, in
   // pieces; the bias after such a sum is added elsewhere.
-  void Linear(const model::Product& product, bool adds_input_gradient) {
+  void Linear(const model::Product& product, const plan::StreamShape& stream,
+              bool adds_input_gradient) {
     const int64_t n = product.outputs;
     const int64_t k = product.inputs;
     const ProductEpilogue forward =
         EpilogueOf(product.activates, product, n, ProductEpilogue::kGelu);
     const ProductEpilogue backward =
         EpilogueOf(product.activates_gradient, product, k, ProductEpilogue::kGeluGradient);
-    for (const plan::RowPiece& piece : Pieces(product.summed == model::Summed::kForward)) {
+    for (const plan::RowPiece& piece : Pieces(stream, product.summed == model::Summed::kForward)) {
       if (plan::TakesFp8(shape_, piece.count, n, k)) {
         AddScaled(ProductKind::kScaledFast, format_, piece.count, n, k, product.bias, false);
         continue;
       }
       Add(ProductKind::kForward, piece.count, n, k, forward, product.bias, false);
     }
-    for (const plan::RowPiece& piece : Pieces(product.summed == model::Summed::kBackward)) {
+    for (const plan::RowPiece& piece : Pieces(stream, SumsInPieces(product))) {
       if (plan::TakesFp8(shape_, piece.count, n, k)) {
         // The sum is over the last dimension of both factors, so n and k change places.
         AddScaled(ProductKind::kScaled, format_, piece.count, k, n, false, adds_input_gradient);
@@ -110,13 +112,14 @@ class Shapes {
       }
       Add(ProductKind::kInputGradient, piece.count, n, k, backward, false, adds_input_gradient);
     }
-    WeightGradients(product);
+    WeightGradients(product, stream);
   }
 
-  void WeightGradients(const model::Product& product) {
+  void WeightGradients(const model::Product& product, const plan::StreamShape& stream) {
     const int64_t n = product.outputs;
     const int64_t k = product.inputs;
-    for (const auto& [rows, accumulate] : segments_) {
+    for (const auto& [sequences, accumulate] : segments_) {
+      const int64_t rows = sequences * stream.tokens;
       if (plan::TakesFp8(shape_, rows, n, k)) {
         AddScaled(ProductKind::kScaled, Format::kFloat32, n, k, rows, false, accumulate);
         continue;
@@ -126,22 +129,28 @@ class Shapes {
           accumulate);
     }
   }
-  std::vector<plan::RowPiece> Pieces(bool summed) const {
+  // Input gradients of the first stream's rows are added up whole.
+  static bool SumsInPieces(const model::Product& product) {
+    return product.summed == model::Summed::kBackward && !product.of_memory;
+  }
+  std::vector<plan::RowPiece> Pieces(const plan::StreamShape& stream, bool summed) const {
     // Only products that are summed over tensor ranks are cut, to run beside their sums.
-    return plan::PiecesOfRows(shape_.rows, summed ? shape_.tensor_overlap : 1);
+    return plan::PiecesOfRows(stream.rows, summed ? shape_.tensor_overlap : 1);
   }
 
   // In chunks of rows, as blocks::LanguageHead cuts them; evaluation cuts whole micro-batches.
   void Head() {
     const bool bias = units_.architecture.head.language->bias;
-    const int64_t evaluated = shape_.tokens > shape_.chunk_rows ? shape_.tokens : shape_.rows;
+    const plan::StreamShape& stream = shape_.head_stream();
+    const int64_t evaluated = stream.tokens > shape_.chunk_rows ? stream.tokens : stream.rows;
     for (int64_t at = 0; at < evaluated; at += shape_.chunk_rows) {
       Add(ProductKind::kForward, std::min(shape_.chunk_rows, evaluated - at), shape_.vocabulary,
           shape_.hidden, ProductEpilogue::kNone, bias, false);
     }
-    for (const auto& [rows, accumulates] : segments_) {
+    for (const auto& [sequences, accumulates] : segments_) {
+      const int64_t rows = sequences * stream.tokens;
       // A long sequence is cut by itself, so no chunk spans two.
-      const int64_t run = shape_.tokens > shape_.chunk_rows ? shape_.tokens : rows;
+      const int64_t run = stream.tokens > shape_.chunk_rows ? stream.tokens : rows;
       for (int64_t at = 0; at < run; at += shape_.chunk_rows) {
         const int64_t m = std::min(shape_.chunk_rows, run - at);
         Add(ProductKind::kForward, m, shape_.vocabulary, shape_.hidden, ProductEpilogue::kNone,
@@ -161,7 +170,7 @@ class Shapes {
   const Format format_;
   const bool tf32_;
   const plan::StageUnits units_;
-  std::set<std::pair<int64_t, bool>> segments_;  // rows, and whether they add to what is there
+  std::set<std::pair<int64_t, bool>> segments_;  // sequences, and whether they add to what is there
   std::set<ProductShape> shapes_;
 };
 

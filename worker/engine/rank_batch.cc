@@ -19,7 +19,7 @@ RankBatch::RankBatch(const v1::JobSpec& spec, const v1::RankPlan& plan,
       gives_losses_(shape.last && plan.placement().tensor_index() == 0),
       samples_(shape, causal_, arena),
       exchange_(spec, shape, arena.Get<double>("exchange")),
-      sample_(spec.model().context()) {}
+      sample_(spec.model().context(), spec.model().decoder_context()) {}
 
 int64_t RankBatch::FirstSequenceOf(int micro_batch) const {
   return plan::FirstSequenceOf({plan_.layout().micro_batch(), plan_.layout().micro_batches()},

@@ -9,7 +9,8 @@ namespace tercio::engine {
 RankSamples::RankSamples(const plan::StageShape& shape, bool causal, Arena& arena)
     : shape_(shape), causal_(causal) {
   const auto sequences = static_cast<size_t>(shape.sequences_per_rank);
-  const auto tokens = sequences * static_cast<size_t>(shape.tokens);
+  const auto tokens = sequences * static_cast<size_t>(shape.streams.front().tokens);
+  const auto predicted = sequences * static_cast<size_t>(shape.head_stream().tokens);
   const auto make = [&](const char* name, size_t count, Buffer* buffer) {
     const auto planned = static_cast<size_t>(arena.Bytes(name));
     if (planned == 0) return;  // this stage needs none
@@ -19,10 +20,11 @@ RankSamples::RankSamples(const plan::StageShape& shape, bool causal, Arena& aren
     buffer->device = arena.Get<int32_t>(name);
   };
   make("tokens.inputs", tokens, &inputs_);
-  make("tokens.targets", tokens, &targets_);
+  make("tokens.decoder_inputs", predicted, &decoder_inputs_);
+  make("tokens.targets", predicted, &targets_);
   if (causal) return;
   make("tokens.types", tokens, &types_);
-  make("tokens.predicted", tokens, &predicted_);
+  make("tokens.predicted", predicted, &predicted_);
   make("tokens.lengths", sequences, &lengths_);
   make("tokens.labels", sequences, &labels_);
   make("tokens.first_rows", sequences, &first_rows_);
@@ -32,22 +34,24 @@ RankSamples::RankSamples(const plan::StageShape& shape, bool causal, Arena& aren
 
 void RankSamples::Store(int64_t micro_batch, int64_t sequence, const data::Sample& sample) {
   const int64_t of_rank = micro_batch * shape_.sequences + sequence;
-  const int64_t first = of_rank * shape_.tokens;
   const auto store = [&](const std::vector<int32_t>& values, Buffer& buffer) {
     if (buffer.host.empty()) return;
-    std::copy(values.begin(), values.end(), buffer.host.begin() + first);
+    std::copy(values.begin(), values.end(),
+              buffer.host.begin() + of_rank * static_cast<int64_t>(values.size()));
   };
   store(sample.inputs, inputs_);
+  store(sample.decoder_inputs, decoder_inputs_);
   // A causal model predicts every token. A bert's few targets
   // move together, so that its head works on dense rows.
   if (causal_) return store(sample.targets, targets_);
   const auto at = static_cast<size_t>(of_rank);
   // The head gathers from the rows of one micro-batch, so they are counted from its first.
-  const int64_t first_row = sequence * shape_.tokens;
+  const int64_t tokens = shape_.head_stream().tokens;
+  const int64_t first_row = sequence * tokens;
   int64_t count = 0;
   for (size_t i = 0; i < sample.targets.size(); ++i) {
     if (sample.targets[i] == data::kNoTarget) continue;
-    const auto place = static_cast<size_t>(first + count++);
+    const auto place = static_cast<size_t>(of_rank * tokens + count++);
     // Only the last stage has targets; the counts are kept on all of them.
     if (targets_.host.empty()) continue;
     targets_.host[place] = sample.targets[i];
@@ -65,14 +69,15 @@ int64_t RankSamples::TokensOf(int64_t micro_batch) const {
 }
 
 void RankSamples::LeaveOutPadding(int64_t micro_batch, int64_t tokens) {
-  const int64_t start = micro_batch * shape_.rows;
+  const int64_t context = shape_.streams.front().tokens;
+  const int64_t start = micro_batch * shape_.sequences * context;
   for (int64_t i = 0; i < shape_.sequences; ++i) {
     if (!first_rows_.host.empty()) {
       first_rows_.host[static_cast<size_t>(micro_batch * shape_.sequences + i)] =
           static_cast<int32_t>(i * tokens);
     }
-    if (i == 0 || tokens == shape_.tokens) continue;
-    const int64_t from = start + i * shape_.tokens;
+    if (i == 0 || tokens == context) continue;
+    const int64_t from = start + i * context;
     for (Buffer* buffer : {&inputs_, &types_}) {
       if (buffer->host.empty()) continue;
       std::copy_n(buffer->host.begin() + from, tokens, buffer->host.begin() + start + i * tokens);
@@ -82,8 +87,7 @@ void RankSamples::LeaveOutPadding(int64_t micro_batch, int64_t tokens) {
     const int64_t count =
         predicted_counts_[static_cast<size_t>(micro_batch * shape_.sequences + i)];
     for (int64_t at = from; at < from + count; ++at) {
-      predicted_.host[static_cast<size_t>(at)] -=
-          static_cast<int32_t>(i * (shape_.tokens - tokens));
+      predicted_.host[static_cast<size_t>(at)] -= static_cast<int32_t>(i * (context - tokens));
     }
   }
 }
@@ -93,8 +97,8 @@ void RankSamples::Copy(device::Stream& stream) {
     tokens_[i] = TokensOf(static_cast<int64_t>(i));
     LeaveOutPadding(static_cast<int64_t>(i), tokens_[i]);
   }
-  for (const Buffer* buffer :
-       {&inputs_, &targets_, &types_, &predicted_, &lengths_, &labels_, &first_rows_}) {
+  for (const Buffer* buffer : {&inputs_, &decoder_inputs_, &targets_, &types_, &predicted_,
+                               &lengths_, &labels_, &first_rows_}) {
     // The plan gives each stage only the buffers that it reads.
     if (buffer->host.empty()) continue;
     stream.CopyFromHost(buffer->device, buffer->host.data(),
@@ -103,16 +107,18 @@ void RankSamples::Copy(device::Stream& stream) {
 }
 
 void RankSamples::Point(blocks::MicroBatch* batch) const {
-  const int64_t row = batch->index * shape_.rows;
+  const int64_t row = batch->index * shape_.streams.front().rows;
+  const int64_t predicted_row = batch->index * shape_.head_stream().rows;
   const auto at = [](const Buffer& buffer, int64_t offset) -> const int32_t* {
     return buffer.host.empty() ? nullptr : buffer.device + offset;
   };
   batch->inputs = at(inputs_, row);
-  batch->targets = at(targets_, row);
+  batch->decoder_inputs = at(decoder_inputs_, predicted_row);
+  batch->targets = at(targets_, predicted_row);
   if (causal_) return;
   const int64_t sequence = batch->index * shape_.sequences;
   batch->types = at(types_, row);
-  batch->predicted = at(predicted_, row);
+  batch->predicted = at(predicted_, predicted_row);
   batch->lengths = at(lengths_, sequence);
   batch->labels = at(labels_, sequence);
   batch->first_rows = at(first_rows_, sequence);

@@ -50,7 +50,7 @@ class RankSamples {
 
   const plan::StageShape& shape_;
   const bool causal_;  // every token is predicted, and no sequence is padded
-  Buffer inputs_, targets_;
+  Buffer inputs_, decoder_inputs_, targets_;
   Buffer types_, predicted_, lengths_, labels_, first_rows_;  // bert only
   std::vector<int64_t> tokens_;                               // of each micro-batch
   std::vector<int32_t> predicted_counts_;

@@ -82,8 +82,8 @@ absl::StatusOr<std::vector<uint64_t>> ReplicaCheck::DigestsOf(const Buffers& buf
   stream.SetZero(parts, bytes);
   for (size_t i = 0; i < known.size(); ++i) {
     const plan::StageTensor& entry = tensors_.tensors[i];
-    // With one stage the head's weights are the lookup's.
-    if (entry.role == plan::TensorRole::kHead && plan_.layout().pipeline() == 1) continue;
+    // The uses of a tied tensor on a stage are one parameter.
+    if (!entry.own_parameter) continue;
     for (size_t kind = 0; kind < buffers.size(); ++kind) {
       stream.ops().Digest(buffers[kind] + entry.parameter_offset, entry.elements,
                           parts + i * buffers.size() + kind);

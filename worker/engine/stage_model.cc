@@ -7,6 +7,7 @@
 #include "common/check.h"
 #include "plan/lanes.h"
 #include "plan/model_tensors.h"
+#include "worker/blocks/relative_buckets.h"
 #include "worker/blocks/rotary_table.h"
 
 namespace tercio::engine {
@@ -29,7 +30,7 @@ StageModel::StageModel(const v1::JobSpec& spec, const v1::RankPlan& plan,
       units_(plan::UnitsOfStage(spec.model(), plan.layout(), plan.placement().pipeline_index())),
       activations_(plan::ActivationsOfSlot(shape_, units_)),
       layer_numbers_(plan.stage().layers().begin(), plan.stage().layers().end()),
-      model_layers_(spec.model().layers()),
+      model_layers_(model::LayersOf(spec.model())),
       shared_(arena.Get<std::byte>("activations.shared")),
       ops_(stream.ops()),
       tensor_(shape_, plan.placement().tensor_index(), arena, stream, tensor_group, beside),
@@ -51,14 +52,15 @@ StageModel::StageModel(const v1::JobSpec& spec, const v1::RankPlan& plan,
     stream.CopyFromHost(arena.Floats("workspace.rotary"), rotary.data(),
                         static_cast<int64_t>(rotary.size() * sizeof(float)));
   }
+  if (arena.Bytes("workspace.buckets") > 0) {
+    const std::vector<int32_t> buckets = blocks::RelativeBucketsOf(units_.architecture);
+    stream.CopyFromHost(arena.Get<int32_t>("workspace.buckets"), buckets.data(),
+                        static_cast<int64_t>(buckets.size() * sizeof(int32_t)));
+  }
   const blocks::WeightFinder weights(tensors);
   const model::Architecture& architecture = units_.architecture;
   if (shape_.first) embedding_.emplace(architecture.embedding, weights, tools_);
   for (size_t i = 0; i < units_.layers.size(); ++i) {
-    // Every chunk's first layer begins with its input, where chunks expect it.
-    if (i % static_cast<size_t>(shape_.layers) == 0) {
-      TERCIO_CHECK_EQ(activations_.layers[i].front().offset, 0);
-    }
     layers_.emplace_back(architecture.kinds[static_cast<size_t>(units_.layers[i])], units_.layer(i),
                          weights.Under(absl::StrCat("layers.", layer_numbers_[i])),
                          layer_numbers_[i], products_.FirstOfLayer(i), tools_);
@@ -76,7 +78,7 @@ StageModel::StageModel(const v1::JobSpec& spec, const v1::RankPlan& plan,
     masked_head_ = std::make_unique<blocks::MaskedHead>(*head.masked, job, weights, tools_, stream);
   }
   job.loss_weight = 1.0 / (static_cast<double>(spec.training().global_batch()) *
-                           static_cast<double>(spec.model().context()));
+                           static_cast<double>(shape_.head_stream().tokens));
   if (head.language) {
     language_head_ =
         std::make_unique<blocks::LanguageHead>(*head.language, job, weights, tools_, stream);
@@ -88,63 +90,96 @@ blocks::Embedding::Kept StageModel::EmbeddingAt(int slot) const {
           FloatsAt(slot, activations_.embedding_rstd)};
 }
 
-Pass StageModel::PassOf(const MicroBatch& batch) const {
+Pass StageModel::PassOf(const MicroBatch& batch, int stream) const {
+  const plan::StreamShape& shape = shape_.stream(stream);
   if (!batch.parts.empty()) {
     int64_t rows = 0;
     for (const blocks::SequencePart& part : batch.parts) rows += part.rows;
-    return {batch, shape_.tokens, rows, rows, 0};
+    return {{shape.tokens, rows, rows, 0}, batch, stream};
   }
-  const int64_t tokens = batch.tokens > 0 ? batch.tokens : shape_.tokens;
-  const int64_t local_rows = LocalRowsOf(batch);
-  return {batch, tokens, shape_.sequences * tokens, local_rows,
-          shape_.sequence_parallel ? tensor_.index() * local_rows : 0};
+  const int64_t tokens = batch.tokens > 0 ? batch.tokens : shape.tokens;
+  const int64_t local_rows = LocalRowsOf(batch, stream);
+  return {{tokens, shape_.sequences * tokens, local_rows,
+           shape_.sequence_parallel ? tensor_.index() * local_rows : 0},
+          batch,
+          stream};
+}
+
+StageModel::Passes StageModel::PassesOf(const MicroBatch& batch) const {
+  Passes passes;
+  for (int stream = 0; stream < streams(); ++stream) {
+    passes.push_back(PassOf(batch, stream));
+    if (stream == 0) continue;
+    blocks::Memory& memory = passes.back().memory;
+    const plan::StreamShape& first = shape_.streams.front();
+    static_cast<blocks::PassRows&>(memory) = {
+        first.tokens, first.rows, first.local_rows,
+        shape_.sequence_parallel ? tensor_.index() * first.local_rows : 0};
+    memory.values = Output(batch, 0);
+    memory.known = batch.only_stream > 0;
+  }
+  return passes;
 }
 
 blocks::Continuation StageModel::AfterChunk(const Pass& pass) const {
   blocks::Continuation next;
-  if (!IsLast(pass.batch) || !final_norm_.has_value()) return next;
+  if (!IsLast(pass.batch) || pass.stream != HeadStream() || !final_norm_.has_value()) return next;
   const int slot = pass.batch.slot;
-  next.norm = final_norm_->Args(pass, Output(slot), ValuesAt(slot, activations_.final_norm),
-                                FloatsAt(slot, activations_.final_mean),
-                                FloatsAt(slot, activations_.final_rstd));
+  next.norm = final_norm_->Args(
+      pass, Output(pass.batch, pass.stream), ValuesAt(slot, activations_.final_norm),
+      FloatsAt(slot, activations_.final_mean), FloatsAt(slot, activations_.final_rstd));
   return next;
 }
 
-void StageModel::Forward(const MicroBatch& batch) {
-  const Pass pass = PassOf(batch);
-  const size_t first = FirstOf(batch.chunk);
-  const size_t end = first + static_cast<size_t>(shape_.layers);
-  if (IsFirst(batch)) {
-    embedding_->Forward(pass, EmbeddingAt(batch.slot), Input(batch.slot));
+void StageModel::ForwardLayer(const Pass& pass, size_t i) {
+  const int slot = pass.batch.slot;
+  const blocks::Frame frame = FrameOf(slot, i);
+  if (!Follows(i)) {
+    const blocks::Continuation entry = layers_[i].Entry(pass, frame);
+    if (entry.norm.has_value()) products_.MakeInput(*entry.reader, {.norm = entry.norm});
   }
-  const blocks::Continuation entry = layers_[first].Entry(pass, FrameOf(batch.slot, first));
-  if (entry.norm.has_value()) products_.MakeInput(*entry.reader, {.norm = entry.norm});
-  for (size_t i = first; i < end; ++i) {
-    const bool inner = i + 1 < end;
-    const kernels::Values output =
-        inner ? FrameOf(batch.slot, i + 1).Values(0) : Output(batch.slot);
-    layers_[i].Forward(
-        pass, FrameOf(batch.slot, i), output,
-        inner ? layers_[i + 1].Entry(pass, FrameOf(batch.slot, i + 1)) : AfterChunk(pass));
+  if (i + 1 < layers_.size() && Follows(i + 1)) {
+    const blocks::Frame next = FrameOf(slot, i + 1);
+    return layers_[i].Forward(pass, frame, next.Values(0), layers_[i + 1].Entry(pass, next));
+  }
+  layers_[i].Forward(pass, frame, Output(pass.batch, pass.stream), AfterChunk(pass));
+}
+
+void StageModel::Forward(const MicroBatch& batch) {
+  const Passes passes = PassesOf(batch);
+  const auto computes = [&](int stream) {
+    return batch.only_stream < 0 || stream == batch.only_stream;
+  };
+  for (const Pass& pass : passes) {
+    if (!IsFirst(batch) || !computes(pass.stream)) continue;
+    embedding_->Forward(pass, EmbeddingAt(batch.slot), Input(batch, pass.stream));
+  }
+  const size_t first = FirstOf(batch.chunk);
+  for (size_t i = first; i < first + static_cast<size_t>(shape_.layers); ++i) {
+    const int stream = units_.stream_of(i);
+    if (computes(stream)) ForwardLayer(passes[static_cast<size_t>(stream)], i);
+  }
+  if (IsLast(batch) && final_norm_.has_value() && computes(HeadStream())) {
+    ScaleHeadInput(passes.back(), ValuesAt(batch.slot, activations_.final_norm));
   }
 }
 
 void StageModel::Loss(const MicroBatch& batch, const blocks::LossSums& losses) {
-  const Pass pass = PassOf(batch);
-  const kernels::ConstValues x = tensor_.GatherRows(pass, LastRows(batch.slot));
+  const Pass pass = PassOf(batch, HeadStream());
+  const kernels::ConstValues x = tensor_.GatherRows(pass, LastRows(batch));
   if (language_head_) language_head_->Loss(pass, x, losses.tokens);
   if (masked_head_) masked_head_->Loss(pass, x, losses.tokens);
   if (class_head_) class_head_->Loss(pass, x, losses.sequences);
 }
 
 kernels::ConstValues StageModel::ClassLogits(const MicroBatch& batch) {
-  const Pass pass = PassOf(batch);
-  return class_head_->Logits(pass, tensor_.GatherRows(pass, LastRows(batch.slot)));
+  const Pass pass = PassOf(batch, HeadStream());
+  return class_head_->Logits(pass, tensor_.GatherRows(pass, LastRows(batch)));
 }
 
 kernels::ConstValues StageModel::TokenLogits(const MicroBatch& batch) {
-  const Pass pass = PassOf(batch);
-  return masked_head_->Logits(pass, tensor_.GatherRows(pass, LastRows(batch.slot)));
+  const Pass pass = PassOf(batch, HeadStream());
+  return masked_head_->Logits(pass, tensor_.GatherRows(pass, LastRows(batch)));
 }
 
 void StageModel::SetLossScale(double scale) {
@@ -153,10 +188,9 @@ void StageModel::SetLossScale(double scale) {
   if (class_head_) class_head_->SetLossScale(scale);
 }
 
-kernels::ConstValues StageModel::BackwardPredictions(const Pass& pass,
-                                                     const blocks::LossSums& losses,
-                                                     blocks::GradientLanes& lanes) {
-  const kernels::ConstValues x = tensor_.GatherRows(pass, LastRows(pass.batch.slot));
+kernels::Values StageModel::BackwardPredictions(const Pass& pass, const blocks::LossSums& losses,
+                                                blocks::GradientLanes& lanes) {
+  const kernels::ConstValues x = tensor_.GatherRows(pass, LastRows(pass.batch));
   if (language_head_) {
     language_head_->Backward(pass, x, head_gradient_, losses.tokens, lanes);
     return tensor_.SumRows(pass, head_gradient_);
@@ -170,10 +204,12 @@ kernels::ConstValues StageModel::BackwardPredictions(const Pass& pass,
 
 void StageModel::BackwardHead(const Pass& pass, kernels::Values flow,
                               const blocks::LossSums& losses, blocks::GradientLanes& lanes) {
-  const kernels::ConstValues dx = BackwardPredictions(pass, losses, lanes);
+  const kernels::Values dx = BackwardPredictions(pass, losses, lanes);
   if (!final_norm_) return ops_.Copy(flow, dx, pass.local_rows * shape_.hidden);
+  ScaleHeadInput(pass, dx);
   const int slot = pass.batch.slot;
-  final_norm_->Backward(pass, dx, Output(slot), FloatsAt(slot, activations_.final_mean),
+  final_norm_->Backward(pass, dx, Output(pass.batch, pass.stream),
+                        FloatsAt(slot, activations_.final_mean),
                         FloatsAt(slot, activations_.final_rstd), flow,
                         blocks::NormLayer::Change::kReplace, ops_, lanes);
 }
@@ -181,20 +217,33 @@ void StageModel::BackwardHead(const Pass& pass, kernels::Values flow,
 void StageModel::Backward(const MicroBatch& batch, kernels::Values flow,
                           const blocks::LossSums& losses, blocks::GradientLanes& lanes,
                           absl::FunctionRef<void(int layer)> layer_done) {
-  const Pass pass = PassOf(batch);
+  Passes passes = PassesOf(batch);
+  absl::InlinedVector<kernels::Values, 2> flows;
+  for (Pass& pass : passes) {
+    flows.push_back(flow);
+    flow += pass.local_rows * shape_.hidden;
+    pass.memory.gradient = flows.front();
+  }
   if (IsLast(batch)) {
-    BackwardHead(pass, flow, losses, lanes);
+    BackwardHead(passes.back(), flows.back(), losses, lanes);
+    // The head reads its own stream only.
+    for (size_t i = 0; i + 1 < passes.size(); ++i) {
+      ops_.Zero(flows[i], passes[i].local_rows * shape_.hidden);
+    }
     layer_done(model_layers_);
   }
   const size_t first = FirstOf(batch.chunk);
   for (size_t i = first + static_cast<size_t>(shape_.layers); i-- > first;) {
+    const auto stream = static_cast<size_t>(units_.stream_of(i));
     const blocks::Frame frame = FrameOf(batch.slot, i);
-    layers_[i].Restore(pass, frame);
-    layers_[i].Backward(pass, frame, flow, lanes);
+    layers_[i].Restore(passes[stream], frame);
+    layers_[i].Backward(passes[stream], frame, flows[stream], lanes);
     layer_done(layer_numbers_[i]);
   }
   if (IsFirst(batch)) {
-    embedding_->Backward(pass, EmbeddingAt(batch.slot), flow, lanes);
+    absl::InlinedVector<blocks::Embedding::Part, 2> parts;
+    for (size_t i = 0; i < passes.size(); ++i) parts.push_back({passes[i], flows[i]});
+    embedding_->Backward(parts, EmbeddingAt(batch.slot), lanes);
     layer_done(-1);
   }
 }

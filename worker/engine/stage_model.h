@@ -12,6 +12,7 @@
 #include <optional>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/functional/function_ref.h"
 #include "plan/stage_units.h"
 #include "proto/tercio/v1/job.pb.h"
@@ -43,15 +44,23 @@ class StageModel {
   // The layers' products, which also hold the state of FP8 (worker/blocks/products.h).
   blocks::Products& products() { return products_; }
 
-  // The buffers of a slot to which the previous chunk writes its activation, and from which the
-  // next chunk reads it: local rows x hidden.
-  kernels::Values Input(int slot) const { return ValuesAt(slot, 0); }
-  kernels::Values Output(int slot) const { return ValuesAt(slot, activations_.output); }
+  // The buffers of a slot to which the previous chunk writes a stream, and from which the next
+  // chunk reads it: local rows x hidden. A stream without layers in the chunk has one for both.
+  kernels::Values Input(const blocks::MicroBatch& batch, int stream) const {
+    return ValuesAt(batch.slot, PlaceOf(batch, stream).input);
+  }
+  kernels::Values Output(const blocks::MicroBatch& batch, int stream) const {
+    return ValuesAt(batch.slot, PlaceOf(batch, stream).output);
+  }
+  bool PassesThrough(const blocks::MicroBatch& batch, int stream) const {
+    return PlaceOf(batch, stream).input == PlaceOf(batch, stream).output;
+  }
+  int streams() const { return static_cast<int>(shape_.streams.size()); }
 
-  // Rows of the residual stream that this rank works on: its share of the micro-batch. REQUIRES: no
-  // parts.
-  int64_t LocalRowsOf(const blocks::MicroBatch& batch) const {
-    return batch.tokens > 0 ? shape_.local_rows * batch.tokens / shape_.tokens : shape_.local_rows;
+  // Rows of a stream that this rank works on: its share of the micro-batch. REQUIRES: no parts.
+  int64_t LocalRowsOf(const blocks::MicroBatch& batch, int stream) const {
+    const plan::StreamShape& shape = shape_.stream(stream);
+    return batch.tokens > 0 ? shape.local_rows * batch.tokens / shape.tokens : shape.local_rows;
   }
 
   bool IsFirst(const blocks::MicroBatch& batch) const { return shape_.first && batch.chunk == 0; }
@@ -59,7 +68,7 @@ class StageModel {
     return shape_.last && batch.chunk + 1 == shape_.chunks;
   }
 
-  // Input (or tokens) -> Output, and in the model's last chunk the final norm.
+  // Input (or tokens) -> Output of each stream, and in the model's last chunk the final norm.
   void Forward(const blocks::MicroBatch& batch);
 
   // Last chunk, after Forward: adds the losses of the micro-batch's sequences to `losses`. No
@@ -77,14 +86,15 @@ class StageModel {
   // (padding included), rows x local vocabulary. REQUIRES: a language model whose ranks do not
   // divide rows; rows is at most the chunk of the stage's shape.
   kernels::ConstValues Logits(const blocks::MicroBatch& batch, int64_t row, int64_t rows) {
-    return language_head_->Logits(LastRows(batch.slot) + row * shape_.hidden, rows);
+    return language_head_->Logits(LastRows(batch) + row * shape_.hidden, rows);
   }
 
   // Sets the factor of the loss's gradient; 1 at first.
   void SetLossScale(double scale);
 
-  // After Forward. `flow` holds the gradient of Output (in the last chunk: nothing; losses are
-  // written as by Loss) and ends as the gradient of Input. Weight gradients go to `lanes`.
+  // After Forward. `flow` holds the gradients of the streams' outputs, one after the other (in the
+  // last chunk: nothing; losses are written as by Loss), and ends as those of their inputs. Weight
+  // gradients go to `lanes`.
   // layer_done(layer) is called when the gradients of a layer are written: `layers of the model`
   // for the head, descending, -1 for the embedding.
   void Backward(const blocks::MicroBatch& batch, kernels::Values flow,
@@ -105,20 +115,37 @@ class StageModel {
     return {slots_[static_cast<size_t>(slot)], shared_, activations_.layers[layer].data(),
             shape_.precision};
   }
+  const plan::StreamPlace& PlaceOf(const blocks::MicroBatch& batch, int stream) const {
+    return activations_.streams[static_cast<size_t>(batch.chunk)][static_cast<size_t>(stream)];
+  }
+  int HeadStream() const { return streams() - 1; }
   blocks::Embedding::Kept EmbeddingAt(int slot) const;
-  // How much of each buffer the micro-batch takes.
-  blocks::Pass PassOf(const blocks::MicroBatch& batch) const;
-  // What follows the last layer of a chunk.
+  // How much of each buffer the micro-batch takes, for each stream.
+  using Passes = absl::InlinedVector<blocks::Pass, 2>;
+  Passes PassesOf(const blocks::MicroBatch& batch) const;
+  blocks::Pass PassOf(const blocks::MicroBatch& batch, int stream) const;
+  // Whether the layer follows another one of its stream in its chunk.
+  bool Follows(size_t layer) const {
+    return layer % static_cast<size_t>(shape_.layers) != 0 &&
+           units_.stream_of(layer) == units_.stream_of(layer - 1);
+  }
+  void ForwardLayer(const blocks::Pass& pass, size_t layer);
+  // What follows the last layer of a stream in a chunk.
   blocks::Continuation AfterChunk(const blocks::Pass& pass) const;
+  void ScaleHeadInput(const blocks::Pass& pass, kernels::Values rows) {
+    const float scale = units_.architecture.head.input_scale;
+    if (scale != 1) ops_.Scale(rows, scale, pass.local_rows * shape_.hidden);
+  }
   // The head's input: the rows of it that are here.
-  kernels::ConstValues LastRows(int slot) const {
-    return final_norm_.has_value() ? ValuesAt(slot, activations_.final_norm) : Output(slot);
+  kernels::ConstValues LastRows(const blocks::MicroBatch& batch) const {
+    return final_norm_.has_value() ? ValuesAt(batch.slot, activations_.final_norm)
+                                   : Output(batch, HeadStream());
   }
   void BackwardHead(const blocks::Pass& pass, kernels::Values flow, const blocks::LossSums& losses,
                     blocks::GradientLanes& lanes);
   // This rank's part of the gradient of the head's input: local rows.
-  kernels::ConstValues BackwardPredictions(const blocks::Pass& pass, const blocks::LossSums& losses,
-                                           blocks::GradientLanes& lanes);
+  kernels::Values BackwardPredictions(const blocks::Pass& pass, const blocks::LossSums& losses,
+                                      blocks::GradientLanes& lanes);
 
   const plan::StageShape shape_;
   const plan::StageUnits units_;

@@ -59,7 +59,7 @@ std::vector<StateSlice> SlicesToSave(const plan::StageTensors& tensors, const v1
     const bool whole = entry.tensor.shard == plan::Shard::kWhole;
     // Every tensor rank has a copy of these.
     if (whole && plan.placement().tensor_index() != 0) continue;
-    // No rank is the saver of a tied head, which is stored once, by the name of the table.
+    // No rank is the saver of a tensor's further uses: it is stored once, by its name.
     if (savers[i] == plan.placement().data_index()) AddTensor(entry, plan, &slices);
   }
   return slices;
@@ -68,10 +68,7 @@ std::vector<StateSlice> SlicesToSave(const plan::StageTensors& tensors, const v1
 std::vector<StateSlice> SlicesToLoad(const plan::StageTensors& tensors, const v1::RankPlan& plan) {
   std::vector<StateSlice> slices;
   for (const plan::StageTensor& entry : tensors.tensors) {
-    // With one stage the head reads the lookup's memory;
-    // with several it has a copy of its own to load.
-    const bool shared = entry.role == plan::TensorRole::kHead && plan.layout().pipeline() == 1;
-    if (!shared) AddTensor(entry, plan, &slices);
+    if (entry.own_parameter) AddTensor(entry, plan, &slices);
   }
   return slices;
 }

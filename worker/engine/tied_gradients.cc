@@ -5,12 +5,13 @@
 namespace tercio::engine {
 
 TiedGradients::TiedGradients(const v1::RankPlan& plan, const plan::StageTensors& tensors,
-                             float* received)
+                             bool is_tied, float* received)
     : stages_(plan.layout().pipeline()), received_(received) {
   for (const plan::StageTensor& entry : tensors.tensors) {
-    if (entry.role == plan::TensorRole::kLookup) lookup_ = &entry;
-    if (entry.role == plan::TensorRole::kHead) head_ = &entry;
+    if (entry.use == model::kTokenTable) lookup_ = &entry;
+    if (entry.further_use && entry.use == plan::kHeadMatrix) head_ = &entry;
   }
+  if (!is_tied) lookup_ = nullptr;
   if (lookup_ == nullptr || head_ == nullptr) return;
   const auto& buckets = plan.stage().buckets();
   comes_first_ = std::none_of(buckets.begin(), buckets.end(), [&](const v1::BucketRange& bucket) {

@@ -14,7 +14,9 @@ namespace tercio::engine {
 class TiedGradients {
  public:
   // `received`: memory for the other stage's part, where there is one. `tensors` outlive it.
-  TiedGradients(const v1::RankPlan& plan, const plan::StageTensors& tensors, float* received);
+  // Without `is_tied` there is nothing to add.
+  TiedGradients(const v1::RankPlan& plan, const plan::StageTensors& tensors, bool is_tied,
+                float* received);
 
   // Whether they are added before the sum over data ranks (plan::JoinsTiedGradientsFirst), as soon
   // as the lookup's is complete: the plan's buckets then leave out the head's.

@@ -27,6 +27,7 @@
 #include "worker/engine/state_slices.h"
 #include "worker/engine/step_judge.h"
 #include "worker/engine/step_trace.h"
+#include "worker/engine/stream_links.h"
 #include "worker/engine/weight_update.h"
 
 namespace tercio::engine {
@@ -74,7 +75,8 @@ class Engine : public TrainingEngine {
         lanes_(arena_, plan.stage().buckets(), plan.layout().micro_batch(),
                shape_.sequences_per_rank, LanesPerRank()),
         links_(communicators.pipeline(), *compute_),
-        evaluation_(spec_, plan_, shape_, source_, model_, batch_, links_, communicators_,
+        streams_(plan_, shape_, model_, links_),
+        evaluation_(spec_, plan_, shape_, source_, model_, batch_, streams_, links_, communicators_,
                     *compute_, where_),
         guard_(spec),
         judge_(spec_, plan_, guard_),
@@ -135,8 +137,13 @@ class Engine : public TrainingEngine {
   int stage() const { return plan_.placement().pipeline_index(); }
   int stages() const { return plan_.layout().pipeline(); }
   int LanesPerRank() const { return plan::LanesPerDataRank(plan_.lanes(), plan_.layout().data()); }
+  // The gradients of all streams.
   int64_t FlowBytes(const MicroBatch& batch) const {
-    return model_.LocalRowsOf(batch) * shape_.hidden * precision_.bytes();
+    int64_t rows = 0;
+    for (int stream = 0; stream < model_.streams(); ++stream) {
+      rows += model_.LocalRowsOf(batch, stream);
+    }
+    return rows * shape_.hidden * precision_.bytes();
   }
   void Run(const v1::Action& action, int64_t step);
   void Measure(const char* name, int micro_batch, int chunk, absl::FunctionRef<void()> work);
@@ -173,6 +180,7 @@ class Engine : public TrainingEngine {
   RankBatch batch_;
   GradientLanes lanes_;
   PipelineLinks links_;
+  StreamLinks streams_;
   HeldOutEvaluation evaluation_;
   StepGuard guard_;
   StepJudge judge_;
@@ -225,22 +233,15 @@ void Engine::Run(const v1::Action& action, int64_t step) {
   };
   switch (action.kind()) {
     case v1::ACTION_KIND_RECEIVE_ACTIVATION:
-      links_.Receive(PipelineLinks::kActivation, batch.slot, model_.Input(batch.slot).data(),
-                     FlowBytes(batch), PreviousStage(plan_));
+      streams_.Receive(batch);
       return;
     case v1::ACTION_KIND_FORWARD:
       where_.BeginAction(progress::Phase::kForward, "forward", batch.index);
-      measure("wait activation", [&] {
-        links_.WaitReceive(PipelineLinks::kActivation, batch.slot);
-        links_.WaitSend(PipelineLinks::kActivation, batch.slot);
-      });
+      measure("wait activation", [&] { streams_.Wait(batch.slot); });
       measure("forward", [&] { model_.Forward(batch); });
       return;
     case v1::ACTION_KIND_SEND_ACTIVATION:
-      measure("send activation", [&] {
-        links_.Send(PipelineLinks::kActivation, batch.slot, model_.Output(batch.slot).data(),
-                    FlowBytes(batch), NextStage(plan_));
-      });
+      measure("send activation", [&] { streams_.Send(batch); });
       return;
     case v1::ACTION_KIND_RECEIVE_GRADIENT:
       where_.BeginAction(progress::Phase::kBackward, "backward", batch.index);
@@ -371,7 +372,7 @@ void Engine::UpdateWeights(int64_t taken_step, const StepResult& result) {
   const double clip = limit > 0 ? std::min(1.0, limit / (result.grad_norm + 1e-6)) : 1.0;
   const double unscale = result.loss_scale > 0 ? 1.0 / result.loss_scale : 1.0;
   UpdateStageWeights(
-      spec_.training(), tensors_, stages(),
+      spec_.training(), tensors_,
       {parameters_, rounded_parameters_, lanes_.result(), first_moments_, second_moments_},
       {taken_step, result.learning_rate, clip * unscale}, updates_, compute_->ops());
 }

@@ -8,13 +8,13 @@
 namespace tercio::engine {
 
 void UpdateStageWeights(const v1::TrainingSpec& training, const plan::StageTensors& tensors,
-                        int stages, const StageState& state, const UpdateNumbers& numbers,
+                        const StageState& state, const UpdateNumbers& numbers,
                         std::vector<kernels::AdamWTensor>& list, kernels::Ops& ops) {
   const v1::OptimizerSpec& optimizer = training.optimizer();
   list.clear();
   for (const plan::StageTensor& entry : tensors.tensors) {
-    // This head shares the memory of the lookup, which would be updated twice.
-    if (entry.role == plan::TensorRole::kHead && stages == 1) continue;
+    // Further uses share the memory of the first one, which would be updated twice.
+    if (!entry.own_parameter) continue;
     const plan::TensorPolicy policy = plan::PolicyOf(entry.tensor, training);
     // Even with a zero gradient the update would let a frozen weight decay.
     if (policy.frozen) continue;

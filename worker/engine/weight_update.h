@@ -25,10 +25,10 @@ struct UpdateNumbers {
   double gradient_factor;  // for clipping and to undo the loss scale
 };
 
-// Updates the weights of one of `stages` pipeline stages; frozen tensors stay as they are, and with
-// one stage a tied head is the embedding. `list` is scratch memory, kept from step to step.
+// Updates the weights of a pipeline stage, those of tied tensors once; frozen tensors stay as they
+// are. `list` is scratch memory, kept from step to step.
 void UpdateStageWeights(const v1::TrainingSpec& training, const plan::StageTensors& tensors,
-                        int stages, const StageState& state, const UpdateNumbers& numbers,
+                        const StageState& state, const UpdateNumbers& numbers,
                         std::vector<kernels::AdamWTensor>& list, kernels::Ops& ops);
 
 }  // namespace tercio::engine

@@ -35,7 +35,7 @@ absl::Status CheckIsEncoder(const OpenedModel& opened) {
 
 EncoderModel::EncoderModel(std::unique_ptr<WholeModel> model)
     : model_(std::move(model)),
-      inputs_(static_cast<size_t>(model_->shape().rows)),
+      inputs_(static_cast<size_t>(model_->shape().streams.front().rows)),
       types_(inputs_.size()),
       lengths_(static_cast<size_t>(model_->shape().sequences)),
       first_rows_(lengths_.size()),
@@ -58,7 +58,7 @@ absl::StatusOr<std::unique_ptr<EncoderModel>> EncoderModel::Load(const std::stri
 }
 
 absl::StatusOr<blocks::MicroBatch> EncoderModel::Forward(absl::Span<const data::Sample> samples) {
-  const auto context = static_cast<size_t>(model_->shape().tokens);
+  const auto context = static_cast<size_t>(model_->shape().streams.front().tokens);
   TERCIO_CHECK(!samples.empty() && samples.size() <= lengths_.size());
   int64_t longest = 0;
   for (const data::Sample& sample : samples) longest = std::max<int64_t>(longest, sample.length);

@@ -30,7 +30,7 @@ class LoadedModel : public LanguageModel {
       : model_(std::move(model)), inputs_(model_->arena().Get<int32_t>("tokens.inputs")) {}
 
   const tokenizer::Tokenizer* tokenizer() const override { return model_->tokenizer(); }
-  int64_t context() const override { return model_->shape().tokens; }
+  int64_t context() const override { return model_->shape().streams.front().tokens; }
   int32_t vocab_size() const override { return model_->spec().vocab_size(); }
 
   absl::StatusOr<absl::Span<const float>> NextLogits(absl::Span<const int32_t> ids) override;
@@ -63,7 +63,7 @@ class LoadedModel : public LanguageModel {
 };
 
 void LoadedModel::Forward(int64_t rows, absl::Span<const blocks::SequencePart> parts) {
-  TERCIO_CHECK_LE(rows, model_->shape().rows);
+  TERCIO_CHECK_LE(rows, model_->shape().streams.front().rows);
   blocks::MicroBatch batch;
   batch.training = false;
   batch.inputs = inputs_;

@@ -58,7 +58,7 @@ absl::Status LoadWeights(const checkpoint::WeightSource& source, const plan::Sta
                          int threads, float* parameters) {
   std::vector<WeightPart> parts;
   for (const plan::StageTensor& entry : tensors.tensors) {
-    if (entry.role == plan::TensorRole::kHead) continue;  // shares the token embedding
+    if (!entry.own_parameter) continue;
     v1::TensorSlice slice;
     slice.set_tensor(entry.tensor.name);
     slice.add_shape(entry.tensor.rows);

@@ -139,7 +139,7 @@ class TrainingLoop {
   absl::Status EndLastSave(const std::string& consequence);
   bool EvaluatesAfter(int64_t step) const;
   int64_t TokensPerStep() const {
-    return training().global_batch() * assignment_.spec().model().context();
+    return training().global_batch() * plan::TokensOfSequence(assignment_.spec().model());
   }
   // `validation` may be null.
   void Report(v1::StepRecord record, double communication_seconds,
@@ -606,13 +606,12 @@ absl::Status TrainingLoop::Save(int64_t step) {
   saved_step_ = step;
   TERCIO_RETURN_IF_ERROR(AwaitAllRanks());
   TERCIO_ASSIGN_OR_RETURN(const engine::StateSnapshot snapshot, engine_->Snapshot());
-  const nlohmann::json state = {
-      {"step", step},
-      {"tokens", step * training().global_batch() * assignment_.spec().model().context()},
-      {"seed", training().seed()},
-      {"lanes", assignment_.plan().lanes()},
-      {"numerics", plan::kNumerics},
-      {"next_sample", plan::FirstSampleOfStep(training(), step + 1)}};
+  const nlohmann::json state = {{"step", step},
+                                {"tokens", step * TokensPerStep()},
+                                {"seed", training().seed()},
+                                {"lanes", assignment_.plan().lanes()},
+                                {"numerics", plan::kNumerics},
+                                {"next_sample", plan::FirstSampleOfStep(training(), step + 1)}};
   CheckpointTexts texts{state.dump(),
                         IsRankZero() ? tokenizer_json_ : "",
                         {unsaved_steps_.begin(), unsaved_steps_.end()}};

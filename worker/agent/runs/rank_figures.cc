@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "plan/data_position.h"
+
 namespace tercio::agent {
 
 void RankFigures::Adopt(const RunKey& key, int rank) { ranks_[key][rank].steps_unknown = true; }
@@ -39,7 +41,7 @@ void RankFigures::TakeStep(const RankLabels& labels, const RunState& run,
   const int64_t last_step = run.ranks.at(labels.rank).last_step;
   const int64_t steps = unknown ? 0 : std::max<int64_t>(0, RecordOf(step).step() - last_step);
   metrics_.Step(labels, step, steps,
-                steps * spec.training().global_batch() * spec.model().context());
+                steps * spec.training().global_batch() * plan::TokensOfSequence(spec.model()));
 }
 
 int64_t RankFigures::TakeMemory(const RankLabels& labels, const v1::TrainerMemory& memory,
