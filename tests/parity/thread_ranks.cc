@@ -152,15 +152,17 @@ absl::Status RunRank(int rank, Shared& shared) {
   TERCIO_ASSIGN_OR_RETURN(const Equipment equipment, Equip(rank, plan, shared));
   SyntheticSource plain(shared.spec.model().vocab_size(), shared.spec.model().context());
   SyntheticEncoderSource masked(shared.spec.model());
-  data::SampleSource& synthetic = shared.spec.model().architecture() == v1::ARCHITECTURE_BERT
-                                      ? static_cast<data::SampleSource&>(masked)
-                                      : static_cast<data::SampleSource&>(plain);
-  data::SampleSource& source =
-      shared.options.source == nullptr ? synthetic : *shared.options.source;
+  SyntheticDecoderSource decoded(shared.spec.model());
+  data::SampleSource* source = shared.options.source;
+  if (source == nullptr) source = &plain;
+  if (shared.options.source == nullptr) {
+    if (shared.spec.model().architecture() == v1::ARCHITECTURE_BERT) source = &masked;
+    if (shared.spec.model().decoder_layers() > 0) source = &decoded;
+  }
   TERCIO_ASSIGN_OR_RETURN(
       auto engine,
       engine::TrainingEngine::Create(shared.spec, plan, *equipment.device, equipment.communicators,
-                                     source, {shared.options.fill_pattern}));
+                                     *source, {shared.options.fill_pattern}));
   TERCIO_RETURN_IF_ERROR(LoadStart(shared.options, rank, *engine));
   std::vector<engine::StepResult> steps;
   steps.reserve(static_cast<size_t>(shared.options.steps));  // tests count a step's allocations
@@ -280,6 +282,36 @@ v1::JobSpec SmallClassifier() {
   spec.mutable_model()->set_sentence_order(false);
   spec.mutable_model()->set_labels(3);
   return spec;
+}
+
+v1::JobSpec SmallT5() {
+  v1::JobSpec spec = SmallJob();
+  v1::ModelSpec* model = spec.mutable_model();
+  model->set_architecture(v1::ARCHITECTURE_T5);
+  model->set_layers(2);
+  model->set_decoder_layers(2);
+  model->set_decoder_context(10);
+  model->set_head_dim(6);
+  model->set_ffn_hidden(64);
+  model->set_relative_buckets(8);
+  model->set_relative_distance(12);
+  model->set_bias(false);
+  return spec;
+}
+
+void SyntheticDecoderSource::TrainingSample(int64_t step, int64_t sequence, data::Sample* out) {
+  SyntheticSource source(model_.vocab_size(), model_.context());
+  std::vector<int32_t> ids(out->inputs.size() + 1);
+  source.ReadTraining(step, sequence, ids.data());
+  out->inputs.assign(ids.begin(), ids.end() - 1);
+  for (size_t i = 0; i < out->targets.size(); ++i) {
+    // Every second token, from the end.
+    out->targets[i] = out->inputs[out->inputs.size() - 1 - 2 * i % out->inputs.size()];
+    out->decoder_inputs[i] = i == 0 ? 0 : out->targets[i - 1];
+  }
+  out->types.assign(out->inputs.size(), 0);
+  out->length = static_cast<int32_t>(out->inputs.size());
+  out->label = data::kNoTarget;
 }
 
 void SyntheticEncoderSource::TrainingSample(int64_t step, int64_t sequence, data::Sample* out) {
