@@ -63,19 +63,25 @@ inline constexpr int64_t kMostBiasBuckets = 256;
 // * tanh of that / cap; i - window < j <= i, or j < length of the sequence where not causal; p =
 // softmax(s); out_i = sum_j dropout(p)[i,j] v_j. lse (sequences, H, T): log sum exp of s[i,:].
 // Attention dropout is keyed by the global head first_head + head, query position and key position.
+//
+// Cross attention (Vaswani et al. 2017): the rows of k and v are another stream's, which has a
+// stride of its own, and, where the call is not causal and has no bias, may have another number of
+// tokens in each sequence.
 struct AttentionArgs {
   ConstValues q;
   ConstValues k;
   ConstValues v;
   int64_t stride;
-  Values out;  // (N, H*D)
+  int64_t key_stride = 0;  // of k and v; 0: stride
+  Values out;              // (N, H*D)
   float* lse;
   int64_t sequences, tokens, heads, head_dim;
+  int64_t key_tokens = 0;   // of each sequence of k and v; 0: tokens
   int64_t group = 1;        // query heads for each key head; divides heads
   int64_t first_query = 0;  // rows of out before this one of each sequence stay as they are
   int64_t first_head = 0;
   bool causal = true;
-  const int32_t* lengths = nullptr;  // (sequences), each in [1, T], where not causal; null: all T
+  const int32_t* lengths = nullptr;  // where not causal: each in [1, key tokens]; null: all keys
   float scale = 0;                   // 0: 1 / sqrt(D)
   float softcap = 0;                 // 0: none
   int64_t window = 0;  // keys that a query sees, its own included (causal only); 0: all
@@ -85,7 +91,7 @@ struct AttentionArgs {
   float* scratch;
 };
 
-// dq, dk, dv (same stride as q, k, v) are written with =. dbias (H, buckets), if not null, += leaf
+// dq, dk, dv (same strides as q, k, v) are written with =. dbias (H, buckets), if not null, += leaf
 // sums, whose leaves are whole sequences: of a query's sums, queries ascending.
 struct AttentionBackwardArgs {
   ConstValues dout;
@@ -98,7 +104,9 @@ struct AttentionBackwardArgs {
   Values dk;
   Values dv;
   int64_t stride;
+  int64_t key_stride = 0;
   int64_t sequences, tokens, heads, head_dim;
+  int64_t key_tokens = 0;
   int64_t group = 1;
   int64_t first_head = 0;
   bool causal = true;
@@ -117,6 +125,16 @@ template <typename Args>
 float ScaleOf(const Args& attention) {
   if (attention.scale != 0) return attention.scale;
   return 1.0f / std::sqrt(static_cast<float>(attention.head_dim));
+}
+
+// Tokens of each sequence of keys and values, and the stride of their rows.
+template <typename Args>
+int64_t KeyTokensOf(const Args& attention) {
+  return attention.key_tokens == 0 ? attention.tokens : attention.key_tokens;
+}
+template <typename Args>
+int64_t KeyStrideOf(const Args& attention) {
+  return attention.key_stride == 0 ? attention.stride : attention.key_stride;
 }
 
 }  // namespace tercio::kernels

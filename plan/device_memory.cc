@@ -128,7 +128,8 @@ class CpuMemory : public DeviceMemory {
                            int threads) const override {
     int64_t most = 0;
     for (const model::AttentionOptions* options : model::AttentionsOf(units.architecture)) {
-      most = std::max(most, kernels::AttentionScratch(shape.tokens, options->head_dim, threads));
+      most = std::max(most, kernels::AttentionScratch(
+                                {.tokens = shape.tokens, .head_dim = options->head_dim}, threads));
     }
     return most;
   }

@@ -405,8 +405,8 @@ TEST(NotANumber, RunsThroughAttentionAndLoss) {
     qkv[2 * 3 * kWidth] = bad;  // in the query of token 2
     std::vector<float> out(kTokens * kWidth);
     std::vector<float> lse(kTokens);
-    const auto scratch =
-        hwy::AllocateAligned<float>(static_cast<size_t>(AttentionScratch(kTokens, kWidth, 1)));
+    const auto scratch = hwy::AllocateAligned<float>(
+        static_cast<size_t>(AttentionScratch({.tokens = kTokens, .head_dim = kWidth}, 1)));
     AttentionArgs args{};
     args.q = qkv.data();
     args.k = args.q + kWidth;

@@ -224,7 +224,7 @@ class AttentionCudnnTest : public BothBackendsTest {
 
   // Addresses that are not aligned are our own kernel's affair.
   static Options OptionsOf(const Case& c) {
-    return {false, AttentionScratch(c.tokens, c.head_dim, 1), false};
+    return {false, AttentionScratch({.tokens = c.tokens, .head_dim = c.head_dim}, 1), false};
   }
 };
 

@@ -86,7 +86,7 @@ class AttentionTest : public BothBackendsTest {
     return ids;
   }
   static Options ScratchOf(const Case& c) {
-    return {true, AttentionScratch(c.tokens, c.head_dim, 1)};
+    return {true, AttentionScratch({.tokens = c.tokens, .head_dim = c.head_dim}, 1)};
   }
   static Dropout DropoutOf(const Case& c) {
     if (!c.dropping) return {};

@@ -68,6 +68,7 @@ Heads MakeHeads(const Args& a, const uint32_t* wanted) {
   TERCIO_CHECK_LE(a.head_dim, kMaxHeadDim);
   TERCIO_CHECK_EQ(a.heads % a.group, 0);
   TERCIO_CHECK(a.causal || a.window == 0);
+  TERCIO_CHECK(KeyTokensOf(a) == a.tokens && KeyStrideOf(a) == a.stride);
   TERCIO_CHECK(a.bias.weight == nullptr ||
                (a.bias.buckets <= kMostBiasBuckets && !(a.softcap > 0)));
   return {a.stride,
