@@ -222,6 +222,10 @@ class CpuOps : public Ops {
     AddCpu(a, b, count, pool_);
     Round(a, count);
   }
+  void Scale(Values a, float factor, int64_t count) override {
+    ScaleCpu(a, factor, count, pool_);
+    Round(a, count);
+  }
   void Zero(Values a, int64_t count) override {
     // All bits zero are the number 0.
     std::memset(a.floats(), 0, static_cast<size_t>(count) * sizeof(float));

@@ -317,6 +317,10 @@ TEST_F(RoundedResults, OfLookupsAndSums) {
     ops_->Zero(out, kCount);
     ops_->Add(out, x_.data(), kCount);
   });
+  Expect("scale", [&](Values out) {
+    std::copy_n(x_.begin(), kCount, out.floats());
+    ops_->Scale(out, 1.0f / 3, kCount);
+  });
   Expect("copy", [&](Values out) { ops_->Copy(out, x_.data(), kCount); });
   Expect("gather", [&](Values out) {
     ops_->Gather(

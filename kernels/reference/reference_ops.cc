@@ -181,6 +181,12 @@ Values SoftCap(const Values& x, double cap) {
   return y;
 }
 
+Values Scale(const Values& x, double factor) {
+  Values y;
+  for (const double value : x) y.push_back(value * factor);
+  return y;
+}
+
 double CrossEntropySum(const Values& logits, const std::vector<int32_t>& targets, int64_t rows,
                        int64_t columns, double smoothing) {
   double total = 0;

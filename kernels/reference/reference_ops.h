@@ -49,6 +49,7 @@ Values Attention(const Values& q, const Values& k, const Values& v, const Values
                  const ScoreOptions& options = {});
 
 Values SoftCap(const Values& x, double cap);
+Values Scale(const Values& x, double factor);
 
 // Sum over rows of log-sum-exp minus the weighted logits: 1 - smoothing for the target, the rest
 // shared by all columns.
