@@ -135,7 +135,8 @@ class CpuMemory : public DeviceMemory {
     int64_t most = 0;
     for (const model::AttentionOptions* options : model::AttentionsOf(units.architecture)) {
       most = std::max(most,
-                      kernels::AttentionScratch(shape.most().tokens, options->head_dim, threads));
+                      kernels::AttentionScratch(
+                          {.tokens = shape.most().tokens, .head_dim = options->head_dim}, threads));
     }
     return most;
   }

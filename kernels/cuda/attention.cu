@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(kTileThreads, kChunks == 4 ? 2 : 0)
   const int64_t head = blockIdx.y;
   const int64_t first = (f.first_query / kTile + blockIdx.x) * kTile;
   const int64_t last = first + kTile < h.tokens ? first + kTile : h.tokens;
-  const int64_t at = At(h, sequence, head / h.group);
+  const int64_t at = KeysAt(h, sequence, head / h.group);
   LoadTile(f.q + At(h, sequence, head), h.stride, first, h.tokens, h.head_dim, queries);
   Softmax<kChunks> s{};
 #pragma unroll
@@ -54,8 +54,8 @@ __global__ void __launch_bounds__(kTileThreads, kChunks == 4 ? 2 : 0)
   const int64_t end = KeysOf(h, sequence, last - 1);
   for (int64_t key_tile = FirstTileOf(h, first); key_tile < end; key_tile += kTile) {
     __syncthreads();
-    LoadTile(f.k + at, h.stride, key_tile, end, h.head_dim, keys);
-    LoadTile(f.v + at, h.stride, key_tile, end, h.head_dim, values);
+    LoadTile(f.k + at, h.key_stride, key_tile, end, h.head_dim, keys);
+    LoadTile(f.v + at, h.key_stride, key_tile, end, h.head_dim, values);
     __syncthreads();
     float weight[kOwn];
     RowProducts(queries, keys, h.head_dim, weight);
