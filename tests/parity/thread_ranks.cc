@@ -150,19 +150,13 @@ void Learned(const v1::Evaluation& mine, const RunResult& result, v1::Evaluation
 absl::Status RunRank(int rank, Shared& shared) {
   const v1::RankPlan plan = plan::SliceForRank(shared.plan, rank);
   TERCIO_ASSIGN_OR_RETURN(const Equipment equipment, Equip(rank, plan, shared));
-  SyntheticSource plain(shared.spec.model().vocab_size(), shared.spec.model().context());
-  SyntheticEncoderSource masked(shared.spec.model());
-  SyntheticDecoderSource decoded(shared.spec.model());
-  data::SampleSource* source = shared.options.source;
-  if (source == nullptr) source = &plain;
-  if (shared.options.source == nullptr) {
-    if (shared.spec.model().architecture() == v1::ARCHITECTURE_BERT) source = &masked;
-    if (shared.spec.model().decoder_layers() > 0) source = &decoded;
-  }
+  const std::unique_ptr<data::SampleSource> synthetic = SyntheticSourceOf(shared.spec.model());
+  data::SampleSource& source =
+      shared.options.source == nullptr ? *synthetic : *shared.options.source;
   TERCIO_ASSIGN_OR_RETURN(
       auto engine,
       engine::TrainingEngine::Create(shared.spec, plan, *equipment.device, equipment.communicators,
-                                     *source, {shared.options.fill_pattern}));
+                                     source, {shared.options.fill_pattern}));
   TERCIO_RETURN_IF_ERROR(LoadStart(shared.options, rank, *engine));
   std::vector<engine::StepResult> steps;
   steps.reserve(static_cast<size_t>(shared.options.steps));  // tests count a step's allocations
@@ -297,6 +291,14 @@ v1::JobSpec SmallT5() {
   model->set_relative_distance(12);
   model->set_bias(false);
   return spec;
+}
+
+std::unique_ptr<data::SampleSource> SyntheticSourceOf(const v1::ModelSpec& model) {
+  if (model.decoder_layers() > 0) return std::make_unique<SyntheticDecoderSource>(model);
+  if (model.architecture() == v1::ARCHITECTURE_BERT) {
+    return std::make_unique<SyntheticEncoderSource>(model);
+  }
+  return std::make_unique<SyntheticSource>(model.vocab_size(), model.context());
 }
 
 void SyntheticDecoderSource::TrainingSample(int64_t step, int64_t sequence, data::Sample* out) {

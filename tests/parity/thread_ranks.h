@@ -103,6 +103,9 @@ v1::JobSpec SmallBert(v1::NormPlacement norm);
 v1::JobSpec SmallClassifier();
 v1::JobSpec SmallT5();
 
+// Samples that suit the model.
+std::unique_ptr<data::SampleSource> SyntheticSourceOf(const v1::ModelSpec& model);
+
 // INVALID_ARGUMENT when the layout in spec.parallelism is impossible, else what the engine said.
 absl::StatusOr<RunResult> TrainWithThreads(const v1::JobSpec& spec, const RunOptions& options);
 
