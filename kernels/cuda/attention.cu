@@ -31,8 +31,11 @@ struct Softmax {
   float out[kOwn][kChunks];
 };
 
+// Blocks of an SM at least (attention_tiles.cuh).
+constexpr int LeastBlocks(int chunks) { return chunks == 2 ? 3 : chunks == 4 ? 2 : 0; }
+
 template <int kChunks, typename T>
-__global__ void __launch_bounds__(kTileThreads, kChunks == 4 ? 2 : 0)
+__global__ void __launch_bounds__(kTileThreads, LeastBlocks(kChunks))
     ForwardKernel(Heads h, Forward<T> f) {
   if (!IsWanted(h)) return;
   const int tile_size = kTile * (h.head_dim + 1);

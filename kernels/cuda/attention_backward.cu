@@ -101,8 +101,12 @@ __device__ __forceinline__ float BiasOfTile(const Heads& h, const float* tile, f
   return sum;
 }
 
+// Blocks of an SM at least (attention_tiles.cuh), of those that own queries, and keys.
+constexpr int LeastQueryBlocks(int chunks) { return chunks <= 4 ? 3 : 0; }
+constexpr int LeastKeyBlocks(int chunks) { return chunks == 2 ? 2 : chunks == 8 ? 1 : 0; }
+
 template <int kChunks, typename T>
-__global__ void __launch_bounds__(kTileThreads, kChunks == 2 ? 3 : 0)
+__global__ void __launch_bounds__(kTileThreads, LeastQueryBlocks(kChunks))
     QueryGradientKernel(Heads h, Backward<T> b) {
   if (!IsWanted(h)) return;
   const Tiles t = CutTiles(h.head_dim);
@@ -154,7 +158,7 @@ __global__ void __launch_bounds__(kTileThreads, kChunks == 2 ? 3 : 0)
 }
 
 template <int kChunks, typename T>
-__global__ void __launch_bounds__(kTileThreads, kChunks == 8 ? 1 : 0)
+__global__ void __launch_bounds__(kTileThreads, LeastKeyBlocks(kChunks))
     KeyGradientKernel(Heads h, Backward<T> b) {
   if (!IsWanted(h)) return;
   const Tiles t = CutTiles(h.head_dim);

@@ -3,6 +3,7 @@
 // another stream; all storages, addresses and orders. Tolerance: 1e-5 of the row's largest
 // magnitude (docs/numerics.md) for each backend.
 #include <cstdint>
+#include <random>
 
 #include "kernels/cuda/testing/both_backends.h"
 #include "kernels/random.h"
@@ -174,6 +175,23 @@ class AttentionTest : public BothBackendsTest {
             .dropout = forward.dropout,
             .scratch = forward.scratch};
   }
+  void CheckForward(const Case& c, Format format) {
+    const Ids ids = Make(c, format);
+    Near(kNear, {ids.out, ids.lse});
+    Check([&](Ops& ops, const Bound& t) { ops.Attention(Forward(c, ids, t)); }, ScratchOf(c));
+  }
+  void CheckBackward(Case c, Format format) {
+    c.first_query = 0;
+    const Ids ids = Make(c, format);
+    // What the forward pass gives, the same for both backends.
+    const auto forward = RunOnCpu(
+        [&](Ops& ops, const Bound& t) { ops.Attention(Forward(c, ids, t)); }, ScratchOf(c));
+    At(ids.out).data = forward[static_cast<size_t>(ids.out)].data;
+    At(ids.lse).data = forward[static_cast<size_t>(ids.lse)].data;
+    Near(kNear, {ids.dqkv, ids.dkeys, ids.dbias});
+    Check([&](Ops& ops, const Bound& t) { ops.AttentionBackward(Backward(c, ids, t)); },
+          ScratchOf(c));
+  }
   // The call as calls of one sequence each, if `apart`.
   template <typename Args, typename Body>
   static void ForParts(const Args& args, bool apart, const Body& body) {
@@ -197,28 +215,13 @@ class AttentionTest : public BothBackendsTest {
 
 TEST_F(AttentionTest, Forward) {
   for (const Format format : kFormats) {
-    for (const Case& c : kCases) {
-      const Ids ids = Make(c, format);
-      Near(kNear, {ids.out, ids.lse});
-      Check([&](Ops& ops, const Bound& t) { ops.Attention(Forward(c, ids, t)); }, ScratchOf(c));
-    }
+    for (const Case& c : kCases) CheckForward(c, format);
   }
 }
 
 TEST_F(AttentionTest, Backward) {
   for (const Format format : kFormats) {
-    for (Case c : kCases) {
-      c.first_query = 0;
-      const Ids ids = Make(c, format);
-      // What the forward pass gives, the same for both backends.
-      const auto forward = RunOnCpu(
-          [&](Ops& ops, const Bound& t) { ops.Attention(Forward(c, ids, t)); }, ScratchOf(c));
-      At(ids.out).data = forward[static_cast<size_t>(ids.out)].data;
-      At(ids.lse).data = forward[static_cast<size_t>(ids.lse)].data;
-      Near(kNear, {ids.dqkv, ids.dkeys, ids.dbias});
-      Check([&](Ops& ops, const Bound& t) { ops.AttentionBackward(Backward(c, ids, t)); },
-            ScratchOf(c));
-    }
+    for (const Case& c : kCases) CheckBackward(c, format);
   }
 }
 
@@ -254,10 +257,28 @@ TEST_F(AttentionTest, HasTheSameBitsForAnyCutOfSequences) {
   }
 }
 
+// Sizes, masks and factors that nobody has chosen, in all formats.
+TEST_F(AttentionTest, CrossAttentionOfDrawnSizes) {
+  const auto draw = [&](int64_t least, int64_t most) {
+    return std::uniform_int_distribution<int64_t>(least, most)(random_);
+  };
+  for (int i = 0; i < 6; ++i) {
+    const int64_t head_dims[] = {8, 33, 64, 80};
+    const int64_t group = draw(1, 2);
+    Case c{draw(1, 2), draw(1, 70),     group * draw(1, 2), group, head_dims[draw(0, 3)],
+           false,      draw(0, 1) == 1, draw(0, 1) == 1};
+    c.softcap = draw(0, 2) == 0 ? 2.0f : 0.0f;
+    c.key_tokens = draw(1, 70);
+    c.first_query = draw(0, 1) == 1 ? draw(0, c.tokens - 1) : 0;
+    CheckForward(c, kFormats[draw(0, 2)]);
+    CheckBackward(c, kFormats[draw(0, 2)]);
+  }
+}
+
 // Gradients want a float of the workspace for each row of queries and head, however many keys.
 TEST_F(AttentionTest, KeysOfAnotherStreamWantNoScratch) {
-  // Of so many heads, which are small, that no other operation's least scratch is more.
-  const Case c{1, 181, 30, 1, 1, false, true, false, 0, 0, 0, 0, 0, 250};
+  // The heads are so many that no other operation wants more, and small.
+  const Case c{1, 32, 170, 1, 1, false, true, false, 0, 0, 0, 0, 0, 40};
   scratch_ = {.rows = c.tokens, .heads = c.heads};
   EXPECT_EQ(CudaScratchBytes(scratch_), c.tokens * c.heads * 4);
   const Ids ids = Make(c, Format::kFloat32);
