@@ -8,6 +8,7 @@
 #include "common/machine.h"
 #include "common/status_macros.h"
 #include "data/tokenizer_choice.h"
+#include "worker/inference/encoder_decoder.h"
 
 namespace tercio::cli {
 
@@ -23,6 +24,21 @@ absl::StatusOr<std::optional<tokenizer::Tokenizer>> NamedTokenizer(const ModelOp
   if (tokenizer.ok()) return *std::move(tokenizer);
   return absl::Status(tokenizer.status().code(),
                       absl::StrCat("--tokenizer: ", std::string(tokenizer.status().message())));
+}
+
+absl::StatusOr<std::unique_ptr<inference::Generator>> LoadGenerator(const ModelOptions& options,
+                                                                    int64_t sequences,
+                                                                    int64_t tokens) {
+  TERCIO_ASSIGN_OR_RETURN(const std::string directory, FindCheckpoint(options.checkpoint, 0));
+  TERCIO_ASSIGN_OR_RETURN(std::optional<tokenizer::Tokenizer> tokenizer, NamedTokenizer(options));
+  TERCIO_ASSIGN_OR_RETURN(const inference::OpenedModel opened,
+                          inference::OpenModel(directory, std::move(tokenizer)));
+  const inference::PassSize pass = {
+      .sequences = sequences, .context = options.context, .decoder_context = tokens};
+  if (opened.spec().decoder_layers() > 0) {
+    return inference::LoadEncoderDecoder(opened, MachineCores(), pass);
+  }
+  return inference::LanguageModel::Load(opened, MachineCores(), pass);
 }
 
 absl::StatusOr<std::unique_ptr<inference::LanguageModel>> LoadLanguageModel(

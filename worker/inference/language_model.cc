@@ -232,6 +232,12 @@ absl::StatusOr<std::unique_ptr<LanguageModel>> LanguageModel::Load(
     const std::string& directory, int threads, PassSize pass,
     std::optional<tokenizer::Tokenizer> tokenizer) {
   TERCIO_ASSIGN_OR_RETURN(const OpenedModel opened, OpenModel(directory, std::move(tokenizer)));
+  return Load(opened, threads, pass);
+}
+
+absl::StatusOr<std::unique_ptr<LanguageModel>> LanguageModel::Load(const OpenedModel& opened,
+                                                                   int threads, PassSize pass) {
+  const std::string& directory = opened.directory;
   if (model::ArchitectureOf(opened.spec()).streams.size() > 1) {
     return absl::InvalidArgumentError(absl::StrCat(
         directory, " answers prompts with a decoder, and is no model of running text; ",

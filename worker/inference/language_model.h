@@ -28,6 +28,8 @@ class LanguageModel : public Generator {
   static absl::StatusOr<std::unique_ptr<LanguageModel>> Load(
       const std::string& directory, int threads, PassSize pass = {},
       std::optional<tokenizer::Tokenizer> tokenizer = std::nullopt);
+  static absl::StatusOr<std::unique_ptr<LanguageModel>> Load(const OpenedModel& opened, int threads,
+                                                             PassSize pass);
 
   bool continues_prompts() const override { return true; }
 
