@@ -481,6 +481,8 @@ class Ops {
 
   // a[i] += b[i]
   virtual void Add(Values a, ConstValues b, int64_t count) = 0;
+  // a[i] *= factor
+  virtual void Scale(Values a, float factor, int64_t count) = 0;
   virtual void Zero(Values a, int64_t count) = 0;
   // to[i] = from[i], in the format of `to`. They may be one.
   virtual void Copy(Values to, ConstValues from, int64_t count) = 0;

@@ -75,14 +75,6 @@ std::vector<Tensor> HeadTensors(const Architecture& architecture) {
 
 namespace {
 
-// body(const BlockOptions&) for the blocks of a layer.
-template <typename Body>
-void ForBlocks(const Layer& layer, const Body& body) {
-  for (const Sublayer& sublayer : layer.sublayers) {
-    for (const Branch& branch : sublayer.branches) body(branch.block);
-  }
-}
-
 // The sum over the model's layers of a number for each token that layers of one kind share, on
 // average over the tokens of a sequence.
 template <typename Number>

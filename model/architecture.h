@@ -75,6 +75,14 @@ std::vector<Tensor> HeadTensors(const Architecture& architecture);
 // REQUIRES: a supported architecture, and sizes that passed CheckModel or come from a plan.
 Architecture ArchitectureOf(const v1::ModelSpec& model);
 
+// body(const BlockOptions&) for the blocks of a layer.
+template <typename Body>
+void ForBlocks(const Layer& layer, const Body& body) {
+  for (const Sublayer& sublayer : layer.sublayers) {
+    for (const Branch& branch : sublayer.branches) body(branch.block);
+  }
+}
+
 std::vector<DividedSize> SizesThatTensorDivides(const Architecture& architecture);
 
 // All layers of the model, those of a decoder included.

@@ -105,6 +105,7 @@ struct Layer {
   int stream = 0;  // of the model, whose rows it works on
 };
 
+// A model with several streams has the table of tokens only.
 struct EmbeddingOptions {
   int64_t vocabulary = 0;
   int64_t hidden = 0;

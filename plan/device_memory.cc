@@ -24,19 +24,61 @@ constexpr int64_t kMostAttentionWorkspace = int64_t{2304} << 20;
 // What a rank computes of one kind of attention.
 struct AttentionCall {
   const StageShape& shape;
-  const model::AttentionOptions& options;
-  model::AttentionWidths at;
-  int64_t tokens;  // of the longest stream that has it
-  bool has_dropout;
+  int64_t tokens, key_tokens;
+  int64_t heads, key_heads, head_dim;
+  int64_t stride;  // of rows of queries
+  float softcap = 0;
+  int64_t window = 0;
+  int64_t bias_buckets = 0;  // 0: no bias
+  bool cross = false;        // keys of another stream
+  bool has_dropout = false;
 };
 
-std::vector<AttentionCall> AttentionCalls(const StageShape& shape,
-                                          const model::Architecture& architecture,
+AttentionCall CallOf(const StageShape& shape, int stream, const model::AttentionOptions& options) {
+  const model::AttentionWidths at = model::WidthsOf(options, shape.tensor);
+  const int64_t tokens = shape.stream(stream).tokens;
+  return {.shape = shape,
+          .tokens = tokens,
+          .key_tokens = tokens,
+          .heads = at.heads,
+          .key_heads = at.key_heads,
+          .head_dim = at.head_dim,
+          .stride = at.qkv(),
+          .softcap = options.softcap,
+          .window = options.window,
+          .bias_buckets = options.relative.has_value() ? options.relative->buckets : 0};
+}
+
+AttentionCall CallOf(const StageShape& shape, int stream,
+                     const model::CrossAttentionOptions& options) {
+  const int64_t heads = options.heads / shape.tensor;
+  return {.shape = shape,
+          .tokens = shape.stream(stream).tokens,
+          .key_tokens = shape.streams.front().tokens,
+          .heads = heads,
+          .key_heads = heads,
+          .head_dim = options.head_dim,
+          .stride = heads * options.head_dim,
+          .cross = true};
+}
+
+// Those of the stage's layers.
+std::vector<AttentionCall> AttentionCalls(const StageShape& shape, const StageUnits& units,
                                           bool has_dropout) {
   std::vector<AttentionCall> calls;
-  for (const model::AttentionOptions* options : model::AttentionsOf(architecture)) {
-    calls.push_back({shape, *options, model::WidthsOf(*options, shape.tensor), shape.most().tokens,
-                     has_dropout});
+  for (size_t i = 0; i < units.kinds.size(); ++i) {
+    if (!units.has_kind(static_cast<int>(i))) continue;
+    const model::Layer& kind = units.architecture.kinds[i];
+    model::ForBlocks(kind, [&](const model::BlockOptions& block) {
+      if (const auto* attention = std::get_if<model::AttentionOptions>(&block)) {
+        calls.push_back(CallOf(shape, kind.stream, *attention));
+      } else if (const auto* cross = std::get_if<model::CrossAttentionOptions>(&block)) {
+        calls.push_back(CallOf(shape, kind.stream, *cross));
+      } else {
+        return;
+      }
+      calls.back().has_dropout = has_dropout;
+    });
   }
   return calls;
 }
@@ -46,12 +88,13 @@ const char* WhyNotCudnn(const AttentionCall& call) {
   return kernels::cuda::WhyNotCudnn({.format = call.shape.precision.format,
                                      .sequences = call.shape.sequences,
                                      .tokens = call.tokens,
-                                     .heads = call.at.heads,
-                                     .head_dim = call.at.head_dim,
-                                     .stride = call.at.qkv(),
-                                     .softcap = call.options.softcap,
-                                     .window = call.options.window,
-                                     .bias = call.options.relative.has_value()});
+                                     .heads = call.heads,
+                                     .head_dim = call.head_dim,
+                                     .stride = call.stride,
+                                     .softcap = call.softcap,
+                                     .window = call.window,
+                                     .bias = call.bias_buckets > 0,
+                                     .cross = call.cross});
 }
 
 // Scratch of cuDNN's gradients of attention for some heads of some sequences.
@@ -59,12 +102,12 @@ int64_t AttentionBytes(const AttentionCall& call, int64_t sequences, int64_t hea
   return kernels::cuda::LibraryAttentionBytes({.sequences = sequences,
                                                .tokens = call.tokens,
                                                .heads = heads,
-                                               .group = call.at.heads / call.at.key_heads,
-                                               .head_dim = call.at.head_dim,
+                                               .group = call.heads / call.key_heads,
+                                               .head_dim = call.head_dim,
                                                .dropout = call.has_dropout});
 }
 int64_t LeastAttentionBytes(const AttentionCall& call) {
-  return AttentionBytes(call, 1, call.at.heads / call.at.key_heads);
+  return AttentionBytes(call, 1, call.heads / call.key_heads);
 }
 
 // Workspace of cuDNN's attention, where it takes the model's calls.
@@ -72,7 +115,7 @@ int64_t AttentionWorkspace(const AttentionCall& call) {
   if (WhyNotCudnn(call) != nullptr) return 0;
   int64_t least = LeastAttentionBytes(call);
   if (least > kMostAttentionWorkspace) least = 0;  // our own kernel does the gradients
-  return std::min(AttentionBytes(call, call.shape.sequences, call.at.heads),
+  return std::min(AttentionBytes(call, call.shape.sequences, call.heads),
                   std::max(kAttentionWorkspace, least));
 }
 
@@ -89,13 +132,14 @@ int64_t GpuWorkspace(const StageShape& shape, const StageUnits& units, const Sta
     }
   }
   layers.product_bytes = kernels::cuda::kProductWorkspaceBytes;
-  for (const AttentionCall& call : AttentionCalls(shape, units.architecture, has_dropout)) {
-    layers.heads = std::max(layers.heads, call.at.heads);
+  for (const AttentionCall& call : AttentionCalls(shape, units, has_dropout)) {
+    layers.heads = std::max(layers.heads, call.heads);
     layers.library_attention_bytes =
         std::max(layers.library_attention_bytes, AttentionWorkspace(call));
-    if (!call.options.relative.has_value()) continue;
-    layers.bias_buckets = std::max(layers.bias_buckets, call.options.relative->buckets);
-    layers.bias_blocks = kernels::cuda::AttentionBiasBlocks(shape.sequences, call.tokens);
+    if (call.bias_buckets == 0) continue;
+    layers.bias_buckets = std::max(layers.bias_buckets, call.bias_buckets);
+    layers.bias_blocks = std::max(layers.bias_blocks,
+                                  kernels::cuda::AttentionBiasBlocks(shape.sequences, call.tokens));
   }
   for (const StageTensor& entry : tensors.tensors) {
     // Digests look at one tensor at a time, norms at all of them in one pass.
@@ -114,7 +158,7 @@ std::string WhyOwnAttention(const AttentionCall& call, int capability) {
   const bool forward = why != nullptr;
   if (!forward && capability != 0) {
     why = kernels::cuda::WhyNotCudnnGradients(
-        {.capability = capability, .head_dim = call.at.head_dim, .has_dropout = call.has_dropout});
+        {.capability = capability, .head_dim = call.head_dim, .has_dropout = call.has_dropout});
   }
   if (why == nullptr && LeastAttentionBytes(call) > kMostAttentionWorkspace) {
     why = "needs more workspace for this model.context than plans give it";
@@ -133,9 +177,11 @@ class CpuMemory : public DeviceMemory {
   int64_t AttentionScratch(const StageShape& shape, const StageUnits& units,
                            int threads) const override {
     int64_t most = 0;
-    for (const model::AttentionOptions* options : model::AttentionsOf(units.architecture)) {
-      most = std::max(most,
-                      kernels::AttentionScratch(shape.most().tokens, options->head_dim, threads));
+    for (const AttentionCall& call : AttentionCalls(shape, units, false)) {
+      most = std::max(most, kernels::AttentionScratch({.tokens = call.tokens,
+                                                       .head_dim = call.head_dim,
+                                                       .key_tokens = call.key_tokens},
+                                                      threads));
     }
     return most;
   }
@@ -178,10 +224,12 @@ std::unique_ptr<DeviceMemory> DeviceMemoryOf(const v1::JobSpec& job) {
 }
 
 std::string WhyOwnAttention(const v1::JobSpec& job, const v1::Layout& layout, int capability) {
-  const StageShape shape = ShapeOfStage(job, layout, 0);
-  const model::Architecture architecture = model::ArchitectureOf(job.model());
-  for (const AttentionCall& call : AttentionCalls(shape, architecture, job.model().dropout() > 0)) {
-    if (std::string why = WhyOwnAttention(call, capability); !why.empty()) return why;
+  for (int stage = 0; stage < layout.pipeline(); ++stage) {
+    const StageShape shape = ShapeOfStage(job, layout, stage);
+    const StageUnits units = UnitsOfStage(job.model(), layout, stage);
+    for (const AttentionCall& call : AttentionCalls(shape, units, job.model().dropout() > 0)) {
+      if (std::string why = WhyOwnAttention(call, capability); !why.empty()) return why;
+    }
   }
   return "";
 }

@@ -127,9 +127,12 @@ int64_t RelativeBucketBytes(const StageShape& shape, const StageUnits& units) {
 // Scratch that blocks declare: those of equal name share a buffer.
 void AddBlockScratch(const StageShape& shape, const StageUnits& units, TableBuilder* table) {
   std::vector<std::pair<const char*, int64_t>> buffers;
-  for (const model::LayerDescription& kind : units.kinds) {
+  for (size_t i = 0; i < units.kinds.size(); ++i) {
+    const model::LayerDescription& kind = units.kinds[i];
     for (const model::Scratch& scratch : kind.scratch) {
-      const int64_t rows = RowsOf(scratch.rows, shape, kind.stream);
+      // Buffers of other stages' layers are entered, too, so that their names are found.
+      const bool is_here = units.has_kind(static_cast<int>(i));
+      const int64_t rows = is_here ? RowsOf(scratch.rows, shape, kind.stream) : 0;
       const auto same = [&](const auto& buffer) {
         return std::string_view(buffer.first) == scratch.name;
       };
@@ -147,6 +150,28 @@ void AddBlockScratch(const StageShape& shape, const StageUnits& units, TableBuil
   }
 }
 
+// The most rows that tensor ranks sum or gather: those of units, of the first stream where another
+// one attends to it, and of all streams in the embedding.
+StreamShape ExchangedRows(const StageShape& shape, const StageUnits& units) {
+  StreamShape most = shape.most();
+  const auto include = [&most](const StreamShape& stream) {
+    most.rows = std::max(most.rows, stream.rows);
+    most.local_rows = std::max(most.local_rows, stream.local_rows);
+  };
+  for (const int kind : units.layers) {
+    const std::vector<model::Scratch>& scratch = units.kinds[static_cast<size_t>(kind)].scratch;
+    const bool attends = std::any_of(scratch.begin(), scratch.end(), [](const auto& buffer) {
+      return buffer.rows == model::Rows::kMemory;
+    });
+    if (attends) include(shape.streams.front());
+  }
+  // All streams begin in the embedding, whose rows are summed.
+  for (const StreamShape& stream : shape.streams) {
+    if (shape.first) include(stream);
+  }
+  return most;
+}
+
 void AddWorkspace(const v1::JobSpec& job, const StageShape& shape, const StageUnits& units,
                   const StageTensors& tensors, const DeviceMemory& device, int threads,
                   TableBuilder* table) {
@@ -158,15 +183,18 @@ void AddWorkspace(const v1::JobSpec& job, const StageShape& shape, const StageUn
   // Without dropout a branch's gradient is that of its sum.
   add("workspace.branch_gradient", job.model().dropout() > 0 ? most.local_rows * shape.hidden : 0);
   // A gathered input and a sum of local rows exist only where ranks hold parts of the rows.
-  add("workspace.gathered", shape.sequence_parallel ? most.rows * shape.hidden : 0);
-  add("workspace.local_sum", shape.sequence_parallel ? most.local_rows * shape.hidden : 0);
+  const StreamShape exchanged = ExchangedRows(shape, units);
+  add("workspace.gathered", shape.sequence_parallel ? exchanged.rows * shape.hidden : 0);
+  add("workspace.local_sum", shape.sequence_parallel ? exchanged.local_rows * shape.hidden : 0);
   add("workspace.norm_gradient", most.rows * shape.hidden);
   AddBlockScratch(shape, units, table);
   int64_t rotary = 0;
   for (const model::AttentionOptions* options : model::AttentionsOf(units.architecture)) {
     if (options->rotary.has_value()) rotary = std::max(rotary, options->rotary->width);
   }
-  table->Floats("workspace.rotary", v1::BUFFER_KIND_WORKSPACE, most.tokens * rotary);
+  int64_t positions = 0;
+  for (const StreamShape& stream : shape.streams) positions = std::max(positions, stream.tokens);
+  table->Floats("workspace.rotary", v1::BUFFER_KIND_WORKSPACE, positions * rotary);
   table->Add("workspace.buckets", v1::BUFFER_KIND_WORKSPACE, RelativeBucketBytes(shape, units));
   table->Add("workspace.device", v1::BUFFER_KIND_WORKSPACE,
              device.Workspace(shape, units, tensors));
@@ -222,8 +250,8 @@ void AddHead(const StageShape& shape, const model::Head& head, TableBuilder* tab
 // Elements of the largest sum over tensor ranks: the rows of a micro-batch, or, where each rank has
 // the gradient of its rows only, a tensor that all of them hold.
 int64_t LargestTensorSum(const v1::ModelSpec& model, const v1::Layout& layout,
-                         const StageShape& shape, int stage) {
-  int64_t largest = shape.most().rows * shape.hidden;
+                         const StageShape& shape, const StageUnits& units, int stage) {
+  int64_t largest = ExchangedRows(shape, units).rows * shape.hidden;
   if (!shape.sequence_parallel) return largest;
   for (const StageTensor& entry : TensorsOfStage(model, layout, stage).tensors) {
     if (entry.tensor.shard == Shard::kWhole) largest = std::max(largest, entry.elements);
@@ -259,7 +287,8 @@ void AddFp8(const v1::Layout& layout, const StageShape& shape, const StageUnits&
 }
 
 void AddCommunication(const v1::JobSpec& job, const v1::Layout& layout, const StageShape& shape,
-                      int stage, const DeviceMemory& device, TableBuilder* table) {
+                      const StageUnits& units, int stage, const DeviceMemory& device,
+                      TableBuilder* table) {
   const auto add = [&](const char* name, int64_t count) {
     table->Floats(name, v1::BUFFER_KIND_COMMUNICATION, count);
   };
@@ -276,7 +305,7 @@ void AddCommunication(const v1::JobSpec& job, const v1::Layout& layout, const St
   const auto add_scratch = [&](const char* name, int64_t count, int ranks) {
     add(name, device.SumScratch(count, ranks));
   };
-  add_scratch("tensor_scratch", LargestTensorSum(job.model(), layout, shape, stage),
+  add_scratch("tensor_scratch", LargestTensorSum(job.model(), layout, shape, units, stage),
               layout.tensor());
   add_scratch("data_scratch", bucket, layout.data());
   // On one stage both uses of the table add to the same rank, so that nothing is exchanged.
@@ -417,7 +446,7 @@ v1::MemoryTable MemoryOfStage(const v1::JobSpec& job, const v1::Layout& layout, 
   AddWorkspace(job, shape, units, tensors, *device, threads, &table);
   AddFp8(layout, shape, units, &table);
   AddHead(shape, units.architecture.head, &table);
-  AddCommunication(job, layout, shape, stage, *device, &table);
+  AddCommunication(job, layout, shape, units, stage, *device, &table);
   AddTokens(shape, units.architecture, &table);
   const int64_t snapshot = SnapshotElements(job, layout, tensors, stage) * kFloat;
   if (device->SnapshotsOnHost()) {

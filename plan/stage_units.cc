@@ -119,6 +119,11 @@ int64_t RowsOf(model::Rows rows, const StageShape& shape, int stream) {
 StreamShape StageShape::most() const {
   StreamShape most;
   for (const StreamShape& stream : streams) {
+    // Rows are divided, or gathered, where the embedding makes them; the head reads the last
+    // stream.
+    const bool of_embedding = first && sequence_parallel;
+    const bool of_head = last && &stream == &streams.back();
+    if (!stream.has_layers && !of_embedding && !of_head) continue;
     most.tokens = std::max(most.tokens, stream.tokens);
     most.rows = std::max(most.rows, stream.rows);
     most.local_rows = std::max(most.local_rows, stream.local_rows);
@@ -161,6 +166,9 @@ StageShape ShapeOfStage(const v1::JobSpec& job, const v1::Layout& layout, int st
     const int64_t rows = shape.sequences * stream.tokens;
     shape.streams.push_back(
         {stream.tokens, rows, shape.sequence_parallel ? rows / layout.tensor() : rows});
+  }
+  for (const int layer : LayersOfStage(model::LayersOf(spec), layout, stage)) {
+    shape.streams[static_cast<size_t>(architecture.layer(layer).stream)].has_layers = true;
   }
   shape.tensor_overlap =
       // Sums in pieces are not built for rows that are divided already (config/job_file.cc).

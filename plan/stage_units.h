@@ -2,6 +2,7 @@
 // their fields lie in an activation slot. Pure.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -25,6 +26,7 @@ struct StreamShape {
   // Rows of the residual stream, of norms and of dropout that a rank works on: a tensor rank's
   // share with sequence parallelism (Korthikanti et al. 2022), else all.
   int64_t local_rows = 0;
+  bool has_layers = false;  // on the stage
 };
 
 // Sizes of one rank of a stage, from which every buffer follows. Counts are elements.
@@ -52,7 +54,7 @@ struct StageShape {
   const StreamShape& stream(int i) const { return streams[static_cast<size_t>(i)]; }
   // What the head predicts.
   const StreamShape& head_stream() const { return streams.back(); }
-  // The most of any stream, by which scratch that all of them use is sized.
+  // The most of any stream that the stage computes, by which the scratch of units is sized.
   StreamShape most() const;
   // Of the micro-batch, all streams together.
   int64_t local_rows_of_all() const;
@@ -83,6 +85,9 @@ struct StageUnits {
     return kinds[static_cast<size_t>(layers[i])];
   }
   int stream_of(size_t i) const { return layer(i).stream; }
+  bool has_kind(int kind) const {
+    return std::find(layers.begin(), layers.end(), kind) != layers.end();
+  }
 };
 StageUnits UnitsOfStage(const v1::ModelSpec& model, const v1::Layout& layout, int stage);
 

@@ -25,6 +25,12 @@
 HWY_BEFORE_NAMESPACE();
 namespace tercio::kernels::HWY_NAMESPACE {
 
+// Where a key head of a sequence begins in k and v, and in their gradients.
+template <typename Args>
+int64_t KeyStart(const Args& a, int64_t sequence, int64_t key_head) {
+  return sequence * KeyTokensOf(a) * KeyStrideOf(a) + key_head * a.head_dim;
+}
+
 // Keys [begin, end).
 struct KeySpan {
   int64_t begin, end;
@@ -89,7 +95,7 @@ void AttentionDropRow(const Dropout& dropout, int64_t head, int64_t sequence, in
 // the sequence.
 template <typename Args>
 KeySpan KeysOf(const Args& a, int64_t sequence, int64_t query) {
-  if (!a.causal) return {0, a.lengths == nullptr ? a.tokens : a.lengths[sequence]};
+  if (!a.causal) return {0, a.lengths == nullptr ? KeyTokensOf(a) : a.lengths[sequence]};
   return {a.window > 0 ? std::max<int64_t>(0, query + 1 - a.window) : 0, query + 1};
 }
 
@@ -179,16 +185,19 @@ float SoftmaxRow(const AttentionArgs& a, int64_t sequence, int64_t head, int64_t
 void AttentionItem(const AttentionArgs& a, int64_t item, float* scratch) {
   const int64_t sequence = item / a.heads;
   const int64_t head = item % a.heads;
+  const int64_t keys_of_sequence = KeyTokensOf(a);
+  const int64_t key_stride = KeyStrideOf(a);
   const int64_t start = sequence * a.tokens * a.stride + head * a.head_dim;
-  const int64_t key_start = sequence * a.tokens * a.stride + head / a.group * a.head_dim;
+  const int64_t key_start = KeyStart(a, sequence, head / a.group);
   AttentionPieces s;
-  CutScratch(scratch, a.tokens, a.head_dim, &s);
+  CutScratch(scratch, ScratchShapeOf(a), &s);
   // Nothing sees what lies before the first block's keys.
   const int64_t begin = KeysOfBlock(a, sequence, a.first_query, 1).begin;
-  PackB({.data = a.k + key_start + begin * a.stride, .row_stride = 1, .column_stride = a.stride},
-        a.head_dim, a.tokens - begin, s.keys + begin * a.head_dim);
-  PackDeep({.data = a.v + key_start, .row_stride = a.stride, .column_stride = 1}, a.tokens,
-           a.head_dim, begin, s.values);
+  PackB(
+      {.data = a.k + key_start + begin * key_stride, .row_stride = 1, .column_stride = key_stride},
+      a.head_dim, keys_of_sequence - begin, s.keys + begin * a.head_dim);
+  PackDeep({.data = a.v + key_start, .row_stride = key_stride, .column_stride = 1},
+           keys_of_sequence, a.head_dim, begin, s.values);
   const int64_t out_stride = a.heads * a.head_dim;
   for (int64_t first = a.first_query; first < a.tokens;) {
     // Blocks end at the same places wherever they begin.
@@ -202,8 +211,8 @@ void AttentionItem(const AttentionArgs& a, int64_t item, float* scratch) {
           SoftmaxRow(a, sequence, head, first + i, keys, s.scores + i * s.stride, s.drop);
     }
     float* out = a.out + (sequence * a.tokens + first) * out_stride + head * a.head_dim;
-    MultiplyDeep({.data = s.scores, .row_stride = s.stride, .column_stride = 1}, s.values, a.tokens,
-                 rows, a.head_dim, keys, out, out_stride);
+    MultiplyDeep({.data = s.scores, .row_stride = s.stride, .column_stride = 1}, s.values,
+                 keys_of_sequence, rows, a.head_dim, keys, out, out_stride);
     first += rows;
   }
 }
@@ -286,9 +295,9 @@ void AddKeyGradients(const float* weights, int64_t weights_stride, const float* 
 
 // Keys that are padding have no gradient.
 void ZeroKeys(const AttentionBackwardArgs& a, int64_t sequence, int64_t key_start) {
-  for (int64_t key = KeysOf(a, sequence, a.tokens - 1).end; key < a.tokens; ++key) {
-    float* dk = a.dk + key_start + key * a.stride;
-    float* dv = a.dv + key_start + key * a.stride;
+  for (int64_t key = KeysOf(a, sequence, a.tokens - 1).end; key < KeyTokensOf(a); ++key) {
+    float* dk = a.dk + key_start + key * KeyStrideOf(a);
+    float* dv = a.dv + key_start + key * KeyStrideOf(a);
     std::fill_n(dk, a.head_dim, 0.0f);
     std::fill_n(dv, a.head_dim, 0.0f);
   }
@@ -298,6 +307,7 @@ void ZeroKeys(const AttentionBackwardArgs& a, int64_t sequence, int64_t key_star
 void AttentionBackwardHead(const AttentionBackwardArgs& a, int64_t sequence, int64_t head,
                            int64_t key_start, const AttentionPieces& s) {
   const int64_t start = sequence * a.tokens * a.stride + head * a.head_dim;
+  const int64_t key_stride = KeyStrideOf(a);
   if (head % a.group == 0) ZeroKeys(a, sequence, key_start);
   float bias_sums[kMostBiasBuckets] = {};  // this sequence's
   const int64_t out_stride = a.heads * a.head_dim;
@@ -322,13 +332,14 @@ void AttentionBackwardHead(const AttentionBackwardArgs& a, int64_t sequence, int
       AddBiasGradient(a, sequence, first + i, s.gradients + i * s.stride, bias_sums);
     }
     MultiplyDeep({.data = s.gradients, .row_stride = s.stride, .column_stride = 1}, s.rows,
-                 a.tokens, rows, a.head_dim, keys, a.dq + start + first * a.stride, a.stride);
+                 KeyTokensOf(a), rows, a.head_dim, keys, a.dq + start + first * a.stride, a.stride);
     const bool all_old = head % a.group != 0 || (!a.causal && first > 0);
     const KeyBlock block{rows, keys, all_old ? keys.end : first};
     PackB({.data = q, .row_stride = a.stride, .column_stride = 1}, rows, a.head_dim, s.block);
-    AddKeyGradients(s.gradients, s.stride, s.block, block, a.head_dim, a.dk + key_start, a.stride);
+    AddKeyGradients(s.gradients, s.stride, s.block, block, a.head_dim, a.dk + key_start,
+                    key_stride);
     PackB({.data = dout, .row_stride = out_stride, .column_stride = 1}, rows, a.head_dim, s.block);
-    AddKeyGradients(s.scores, s.stride, s.block, block, a.head_dim, a.dv + key_start, a.stride);
+    AddKeyGradients(s.scores, s.stride, s.block, block, a.head_dim, a.dv + key_start, key_stride);
   }
   if (a.dbias == nullptr) return;
   float* dbias = a.dbias + head * a.bias.buckets;
@@ -340,15 +351,17 @@ void AttentionBackwardItem(const AttentionBackwardArgs& a, int64_t item, float* 
   const int64_t key_heads = a.heads / a.group;
   const int64_t sequence = item / key_heads;
   const int64_t key_head = item % key_heads;
-  const int64_t key_start = sequence * a.tokens * a.stride + key_head * a.head_dim;
+  const int64_t key_start = KeyStart(a, sequence, key_head);
+  const int64_t keys = KeyTokensOf(a);
+  const int64_t stride = KeyStrideOf(a);
   AttentionPieces s;
-  CutScratch(scratch, a.tokens, a.head_dim, &s);
-  PackB({.data = a.k + key_start, .row_stride = 1, .column_stride = a.stride}, a.head_dim, a.tokens,
+  CutScratch(scratch, ScratchShapeOf(a), &s);
+  PackB({.data = a.k + key_start, .row_stride = 1, .column_stride = stride}, a.head_dim, keys,
         s.keys);
-  PackB({.data = a.v + key_start, .row_stride = 1, .column_stride = a.stride}, a.head_dim, a.tokens,
+  PackB({.data = a.v + key_start, .row_stride = 1, .column_stride = stride}, a.head_dim, keys,
         s.values);
-  PackDeep({.data = a.k + key_start, .row_stride = a.stride, .column_stride = 1}, a.tokens,
-           a.head_dim, 0, s.rows);
+  PackDeep({.data = a.k + key_start, .row_stride = stride, .column_stride = 1}, keys, a.head_dim, 0,
+           s.rows);
   for (int64_t i = 0; i < a.group; ++i) {
     AttentionBackwardHead(a, sequence, key_head * a.group + i, key_start, s);
   }
@@ -369,6 +382,7 @@ template <typename Args>
 void CheckArguments(const Args& a) {
   TERCIO_CHECK_LE(a.head_dim, kDepthBlock);
   TERCIO_CHECK(a.causal || a.window == 0);
+  TERCIO_CHECK(KeyTokensOf(a) == a.tokens || (!a.causal && a.bias.weight == nullptr));
   if (a.bias.weight == nullptr) return;
   TERCIO_CHECK_LE(a.bias.buckets, kMostBiasBuckets);
   TERCIO_CHECK(!(a.softcap > 0));
@@ -378,7 +392,7 @@ void CheckArguments(const Args& a) {
 
 void AttentionCpu(const AttentionArgs& args, ThreadPool& pool) {
   CheckArguments(args);
-  const int64_t per_thread = AttentionScratchStride(args.tokens, args.head_dim);
+  const int64_t per_thread = AttentionScratchStride(ScratchShapeOf(args));
   pool.ParallelFor(args.sequences * args.heads, [&](int64_t item, int thread) {
     HWY_DYNAMIC_DISPATCH(AttentionItem)(args, item, args.scratch + thread * per_thread);
   });
@@ -386,7 +400,7 @@ void AttentionCpu(const AttentionArgs& args, ThreadPool& pool) {
 
 void AttentionBackwardCpu(const AttentionBackwardArgs& args, ThreadPool& pool) {
   CheckArguments(args);
-  const int64_t per_thread = AttentionScratchStride(args.tokens, args.head_dim);
+  const int64_t per_thread = AttentionScratchStride(ScratchShapeOf(args));
   const int64_t key_heads = args.heads / args.group;
   const int64_t items = args.sequences * key_heads;
   // The gradient of a bias has the sequences of a head in ascending order: on one thread.

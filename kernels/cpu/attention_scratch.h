@@ -16,21 +16,36 @@ inline int64_t RoundUp(int64_t value, int64_t unit) { return (value + unit - 1) 
 // One thread's part of the scratch, cut into pieces. Packed ones have room for the widest vectors
 // of any processor, since plans are made elsewhere; the last piece is used to its end on all.
 struct AttentionPieces {
-  float* keys;       // k transposed, packed: D x T
-  float* values;     // forward: v packed T x D; backward: v transposed, packed D x T
-  float* rows;       // backward: k packed T x D
+  float* keys;       // k transposed, packed: D x S, the key tokens
+  float* values;     // forward: v packed S x D; backward: v transposed, packed D x S
+  float* rows;       // backward: k packed S x D
   float* block;      // backward: a block of q or dout packed, its queries x D
-  float* drop;       // T
-  float* scores;     // queries of a block x T
-  float* gradients;  // backward: queries of a block x T
+  float* drop;       // S
+  float* scores;     // queries of a block x S
+  float* gradients;  // backward: queries of a block x S
   int64_t stride;    // between rows of scores and of gradients
 };
 
-inline int64_t CutScratch(float* base, int64_t tokens, int64_t head_dim, AttentionPieces* pieces) {
-  const int64_t stride = RoundUp(tokens, 16);
-  const int64_t queries = std::min(kQueryBlock, tokens);
-  const int64_t by_tokens = head_dim * RoundUp(tokens, kWidestPanel);
-  const int64_t by_channels = RoundUp(tokens, 16) * RoundUp(head_dim, kWidestPanel);
+// What of a call decides how much scratch it takes.
+struct AttentionScratchShape {
+  int64_t tokens, head_dim;
+  int64_t key_tokens = 0;  // 0: tokens
+  int64_t keys() const { return key_tokens == 0 ? tokens : key_tokens; }
+};
+
+template <typename Args>
+AttentionScratchShape ScratchShapeOf(const Args& call) {
+  return {.tokens = call.tokens, .head_dim = call.head_dim, .key_tokens = call.key_tokens};
+}
+
+inline int64_t CutScratch(float* base, const AttentionScratchShape& shape,
+                          AttentionPieces* pieces) {
+  const int64_t keys = shape.keys();
+  const int64_t head_dim = shape.head_dim;
+  const int64_t stride = RoundUp(keys, 16);
+  const int64_t queries = std::min(kQueryBlock, shape.tokens);
+  const int64_t by_tokens = head_dim * RoundUp(keys, kWidestPanel);
+  const int64_t by_channels = RoundUp(keys, 16) * RoundUp(head_dim, kWidestPanel);
   const int64_t packed = RoundUp(std::max(by_tokens, by_channels), 16);
   float* at = base;
   const auto take = [&at](int64_t count) {
@@ -46,22 +61,21 @@ inline int64_t CutScratch(float* base, int64_t tokens, int64_t head_dim, Attenti
   pieces->drop = take(stride);
   pieces->scores = take(queries * stride);
   pieces->gradients = at;
-  at += (queries - 1) * stride + tokens;
+  at += (queries - 1) * stride + keys;
   return at - base;
 }
 
 // From one thread's part of the scratch to the next one's, in elements.
-inline int64_t AttentionScratchStride(int64_t tokens, int64_t head_dim) {
+inline int64_t AttentionScratchStride(const AttentionScratchShape& shape) {
   AttentionPieces pieces;
-  return RoundUp(CutScratch(nullptr, tokens, head_dim, &pieces), 16);
+  return RoundUp(CutScratch(nullptr, shape, &pieces), 16);
 }
 
 // Elements of scratch that AttentionForward and AttentionBackward need with up to `threads`
-// threads.
-inline int64_t AttentionScratch(int64_t tokens, int64_t head_dim, int threads) {
+// threads. No call with fewer tokens, fewer key tokens or smaller heads needs more.
+inline int64_t AttentionScratch(const AttentionScratchShape& shape, int threads) {
   AttentionPieces pieces;
-  return (threads - 1) * AttentionScratchStride(tokens, head_dim) +
-         CutScratch(nullptr, tokens, head_dim, &pieces);
+  return (threads - 1) * AttentionScratchStride(shape) + CutScratch(nullptr, shape, &pieces);
 }
 
 }  // namespace tercio::kernels

@@ -41,8 +41,8 @@ AttentionRun RunAttention(Ops& ops, const AttentionCase& c, Floats qkv, Floats d
   AttentionRun run{std::move(qkv), std::move(dout), Floats(static_cast<size_t>(c.tokens * width)),
                    Floats(static_cast<size_t>(c.tokens * c.stride()))};
   Floats lse(static_cast<size_t>(c.tokens * c.heads));
-  auto scratch =
-      hwy::AllocateAligned<float>(static_cast<size_t>(AttentionScratch(c.tokens, c.head_dim, 2)));
+  auto scratch = hwy::AllocateAligned<float>(
+      static_cast<size_t>(AttentionScratch({.tokens = c.tokens, .head_dim = c.head_dim}, 2)));
   AttentionArgs args{};
   args.q = run.qkv.data();
   args.k = args.q + width;
@@ -261,8 +261,8 @@ class AttentionBiasTest : public CpuOpsTest {
     const std::vector<int32_t> buckets = BucketsOf(c.tokens);
     const std::vector<int32_t> lengths(kSequences, c.length);
     Floats lse(static_cast<size_t>((end - begin) * c.tokens * kHeads));
-    auto scratch =
-        hwy::AllocateAligned<float>(static_cast<size_t>(AttentionScratch(c.tokens, kHeadDim, 3)));
+    auto scratch = hwy::AllocateAligned<float>(
+        static_cast<size_t>(AttentionScratch({.tokens = c.tokens, .head_dim = kHeadDim}, 3)));
     const auto set = [&](auto& args) {
       args.q = in.qkv.data() + begin * c.tokens * kStride;
       args.k = args.q + kWidth;

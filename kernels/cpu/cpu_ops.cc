@@ -146,15 +146,18 @@ class CpuOps : public Ops {
   }
   void AttentionBackward(const AttentionBackwardArgs& a) override {
     AttentionBackwardCpu(a, pool_);
-    const int64_t rows = a.sequences * a.tokens;
-    RoundRowsCpu({.x = a.dq, .rows = rows, .columns = a.heads * a.head_dim, .stride = a.stride},
+    RoundRowsCpu({.x = a.dq,
+                  .rows = a.sequences * a.tokens,
+                  .columns = a.heads * a.head_dim,
+                  .stride = a.stride},
                  pool_);
-    RoundRowsCpu(
-        {.x = a.dk, .rows = rows, .columns = a.heads / a.group * a.head_dim, .stride = a.stride},
-        pool_);
-    RoundRowsCpu(
-        {.x = a.dv, .rows = rows, .columns = a.heads / a.group * a.head_dim, .stride = a.stride},
-        pool_);
+    for (const Values gradient : {a.dk, a.dv}) {
+      RoundRowsCpu({.x = gradient,
+                    .rows = a.sequences * KeyTokensOf(a),
+                    .columns = a.heads / a.group * a.head_dim,
+                    .stride = KeyStrideOf(a)},
+                   pool_);
+    }
   }
   void Embedding(const EmbeddingArgs& a) override {
     EmbeddingCpu(a, pool_);
@@ -217,6 +220,10 @@ class CpuOps : public Ops {
   }
   void Add(Values a, ConstValues b, int64_t count) override {
     AddCpu(a, b, count, pool_);
+    Round(a, count);
+  }
+  void Scale(Values a, float factor, int64_t count) override {
+    ScaleCpu(a, factor, count, pool_);
     Round(a, count);
   }
   void Zero(Values a, int64_t count) override {

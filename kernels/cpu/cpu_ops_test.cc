@@ -527,6 +527,20 @@ SumLimbs PlainSumOfSquares(const Floats& values) {
   return result;
 }
 
+TEST_F(CpuOpsTest, ScaleMultipliesEveryElement) {
+  const float factor = 1.0f / 3;
+  for (const int64_t count : {0, 1, 7, 33, 65536 + 5, 3 * 65536}) {
+    Floats x = Random(count + 1);
+    const reference::Values expected = reference::Scale(Exact(x), factor);
+    const float last = x.back();
+    ops_->Scale(x.data(), factor, count);
+    for (size_t i = 0; i < static_cast<size_t>(count); ++i) {
+      ASSERT_EQ(x[i], static_cast<float>(expected[i])) << i << " of " << count;
+    }
+    EXPECT_EQ(x.back(), last) << count;
+  }
+}
+
 TEST_F(CpuOpsTest, SumsOfSquaresAreExactSumsOfBlocks) {
   for (const int64_t count : {0, 1, 15, 17, 1023, 1024, 1025, 65536, 65537, 200000}) {
     Floats values = Random(count);

@@ -1,4 +1,4 @@
-// AdamW, and the sums around it.
+// AdamW, and the operations around it on buffers without shape.
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -52,6 +52,11 @@ void AddRange(float* a, const float* b, int64_t count) {
   ForVectors(count, [&](auto load, auto store) HWY_ATTR { store(hn::Add(load(a), load(b)), a); });
 }
 
+void ScaleRange(float* a, float factor, int64_t count) {
+  const Vector factors = hn::Set(Tag(), factor);
+  ForVectors(count, [&](auto load, auto store) HWY_ATTR { store(hn::Mul(load(a), factors), a); });
+}
+
 // 16 interleaved sums whatever the width of a vector. Squares of floats are exact in double, so a
 // fused multiply-add has the bits of a product and a sum.
 double SquaresOfBlock(const float* a, int64_t count) {
@@ -87,6 +92,7 @@ namespace tercio::kernels {
 
 HWY_EXPORT(AdamWRange);
 HWY_EXPORT(AddRange);
+HWY_EXPORT(ScaleRange);
 HWY_EXPORT(SquaresOfBlock);
 
 namespace {
@@ -116,6 +122,12 @@ void AdamWCpu(const AdamWArgs& args, const AdamWTensor& tensor, ThreadPool& pool
 void AddCpu(float* a, const float* b, int64_t count, ThreadPool& pool) {
   OverBlocks(count, pool, [&](int64_t, int64_t begin, int64_t end) {
     HWY_DYNAMIC_DISPATCH(AddRange)(a + begin, b + begin, end - begin);
+  });
+}
+
+void ScaleCpu(float* a, float factor, int64_t count, ThreadPool& pool) {
+  OverBlocks(count, pool, [&](int64_t, int64_t begin, int64_t end) {
+    HWY_DYNAMIC_DISPATCH(ScaleRange)(a + begin, factor, end - begin);
   });
 }
 

@@ -84,6 +84,7 @@ void CrossEntropyBackwardCpu(const CrossEntropyBackwardArgs& args, ThreadPool& p
 
 void AdamWCpu(const AdamWArgs& args, const AdamWTensor& tensor, ThreadPool& pool);
 void AddCpu(float* a, const float* b, int64_t count, ThreadPool& pool);
+void ScaleCpu(float* a, float factor, int64_t count, ThreadPool& pool);
 void RoundCpu(float* x, int64_t count, Format format, ThreadPool& pool);
 // The first `columns` elements of each row become numbers of x's format.
 struct RoundRowsArgs {

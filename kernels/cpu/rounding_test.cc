@@ -317,6 +317,10 @@ TEST_F(RoundedResults, OfLookupsAndSums) {
     ops_->Zero(out, kCount);
     ops_->Add(out, x_.data(), kCount);
   });
+  Expect("scale", [&](Values out) {
+    std::copy_n(x_.begin(), kCount, out.floats());
+    ops_->Scale(out, 1.0f / 3, kCount);
+  });
   Expect("copy", [&](Values out) { ops_->Copy(out, x_.data(), kCount); });
   Expect("gather", [&](Values out) {
     ops_->Gather(
@@ -405,8 +409,8 @@ TEST(NotANumber, RunsThroughAttentionAndLoss) {
     qkv[2 * 3 * kWidth] = bad;  // in the query of token 2
     std::vector<float> out(kTokens * kWidth);
     std::vector<float> lse(kTokens);
-    const auto scratch =
-        hwy::AllocateAligned<float>(static_cast<size_t>(AttentionScratch(kTokens, kWidth, 1)));
+    const auto scratch = hwy::AllocateAligned<float>(
+        static_cast<size_t>(AttentionScratch({.tokens = kTokens, .head_dim = kWidth}, 1)));
     AttentionArgs args{};
     args.q = qkv.data();
     args.k = args.q + kWidth;

@@ -31,8 +31,11 @@ struct Softmax {
   float out[kOwn][kChunks];
 };
 
+// Blocks of an SM at least (attention_tiles.cuh).
+constexpr int LeastBlocks(int chunks) { return chunks == 2 ? 3 : chunks == 4 ? 2 : 0; }
+
 template <int kChunks, typename T>
-__global__ void __launch_bounds__(kTileThreads, kChunks == 4 ? 2 : 0)
+__global__ void __launch_bounds__(kTileThreads, LeastBlocks(kChunks))
     ForwardKernel(Heads h, Forward<T> f) {
   if (!IsWanted(h)) return;
   const int tile_size = kTile * (h.head_dim + 1);
@@ -46,7 +49,7 @@ __global__ void __launch_bounds__(kTileThreads, kChunks == 4 ? 2 : 0)
   const int64_t head = blockIdx.y;
   const int64_t first = (f.first_query / kTile + blockIdx.x) * kTile;
   const int64_t last = first + kTile < h.tokens ? first + kTile : h.tokens;
-  const int64_t at = At(h, sequence, head / h.group);
+  const int64_t at = KeysAt(h, sequence, head / h.group);
   LoadTile(f.q + At(h, sequence, head), h.stride, first, h.tokens, h.head_dim, queries);
   Softmax<kChunks> s{};
 #pragma unroll
@@ -54,8 +57,8 @@ __global__ void __launch_bounds__(kTileThreads, kChunks == 4 ? 2 : 0)
   const int64_t end = KeysOf(h, sequence, last - 1);
   for (int64_t key_tile = FirstTileOf(h, first); key_tile < end; key_tile += kTile) {
     __syncthreads();
-    LoadTile(f.k + at, h.stride, key_tile, end, h.head_dim, keys);
-    LoadTile(f.v + at, h.stride, key_tile, end, h.head_dim, values);
+    LoadTile(f.k + at, h.key_stride, key_tile, end, h.head_dim, keys);
+    LoadTile(f.v + at, h.key_stride, key_tile, end, h.head_dim, values);
     __syncthreads();
     float weight[kOwn];
     RowProducts(queries, keys, h.head_dim, weight);

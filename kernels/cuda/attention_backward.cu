@@ -101,8 +101,12 @@ __device__ __forceinline__ float BiasOfTile(const Heads& h, const float* tile, f
   return sum;
 }
 
+// Blocks of an SM at least (attention_tiles.cuh), of those that own queries, and keys.
+constexpr int LeastQueryBlocks(int chunks) { return chunks <= 4 ? 3 : 0; }
+constexpr int LeastKeyBlocks(int chunks) { return chunks == 2 ? 2 : chunks == 8 ? 1 : 0; }
+
 template <int kChunks, typename T>
-__global__ void __launch_bounds__(kTileThreads, kChunks == 2 ? 3 : 0)
+__global__ void __launch_bounds__(kTileThreads, LeastQueryBlocks(kChunks))
     QueryGradientKernel(Heads h, Backward<T> b) {
   if (!IsWanted(h)) return;
   const Tiles t = CutTiles(h.head_dim);
@@ -113,7 +117,7 @@ __global__ void __launch_bounds__(kTileThreads, kChunks == 2 ? 3 : 0)
   const int64_t first = static_cast<int64_t>(blockIdx.x) * kTile;
   const int64_t last = first + kTile < h.tokens ? first + kTile : h.tokens;
   const int64_t start = At(h, sequence, head);
-  const int64_t key_start = At(h, sequence, head / h.group);
+  const int64_t key_start = KeysAt(h, sequence, head / h.group);
   const int64_t row_size = h.heads * h.head_dim;
   LoadTile(b.q + start, h.stride, first, h.tokens, h.head_dim, t.own_first);
   LoadTile(b.dout + sequence * h.tokens * row_size + head * h.head_dim, row_size, first, h.tokens,
@@ -124,8 +128,8 @@ __global__ void __launch_bounds__(kTileThreads, kChunks == 2 ? 3 : 0)
   const int64_t end = KeysOf(h, sequence, last - 1);
   for (int64_t key_tile = FirstTileOf(h, first); key_tile < end; key_tile += kTile) {
     __syncthreads();
-    LoadTile(b.k + key_start, h.stride, key_tile, end, h.head_dim, t.other_first);
-    LoadTile(b.v + key_start, h.stride, key_tile, end, h.head_dim, t.other_second);
+    LoadTile(b.k + key_start, h.key_stride, key_tile, end, h.head_dim, t.other_first);
+    LoadTile(b.v + key_start, h.key_stride, key_tile, end, h.head_dim, t.other_second);
     __syncthreads();
     float score[kOwn], product[kOwn];
     RowProducts(t.own_first, t.other_first, h.head_dim, score);
@@ -154,7 +158,7 @@ __global__ void __launch_bounds__(kTileThreads, kChunks == 2 ? 3 : 0)
 }
 
 template <int kChunks, typename T>
-__global__ void __launch_bounds__(kTileThreads, kChunks == 8 ? 1 : 0)
+__global__ void __launch_bounds__(kTileThreads, LeastKeyBlocks(kChunks))
     KeyGradientKernel(Heads h, Backward<T> b) {
   if (!IsWanted(h)) return;
   const Tiles t = CutTiles(h.head_dim);
@@ -163,10 +167,10 @@ __global__ void __launch_bounds__(kTileThreads, kChunks == 8 ? 1 : 0)
   const int64_t sequence = blockIdx.z;
   const int64_t key_head = blockIdx.y;
   const int64_t first = static_cast<int64_t>(blockIdx.x) * kTile;
-  const int64_t key_start = At(h, sequence, key_head);
+  const int64_t key_start = KeysAt(h, sequence, key_head);
   const int64_t row_size = h.heads * h.head_dim;
-  LoadTile(b.k + key_start, h.stride, first, h.tokens, h.head_dim, t.own_first);
-  LoadTile(b.v + key_start, h.stride, first, h.tokens, h.head_dim, t.own_second);
+  LoadTile(b.k + key_start, h.key_stride, first, h.key_tokens, h.head_dim, t.own_first);
+  LoadTile(b.v + key_start, h.key_stride, first, h.key_tokens, h.head_dim, t.own_second);
   float dk[kOwn][kChunks] = {};
   float dv[kOwn][kChunks] = {};
   const int64_t last = first + kTile - 1 + h.window;  // a window behind the last key
@@ -198,9 +202,9 @@ __global__ void __launch_bounds__(kTileThreads, kChunks == 8 ? 1 : 0)
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) {
     const int64_t key = first + warp * kOwn + i;
-    if (key >= h.tokens) continue;
-    StoreRow(dk[i], 1.0f, h.head_dim, b.dk + key_start + key * h.stride);
-    StoreRow(dv[i], 1.0f, h.head_dim, b.dv + key_start + key * h.stride);
+    if (key >= h.key_tokens) continue;
+    StoreRow(dk[i], 1.0f, h.head_dim, b.dk + key_start + key * h.key_stride);
+    StoreRow(dv[i], 1.0f, h.head_dim, b.dv + key_start + key * h.key_stride);
   }
 }
 
@@ -229,6 +233,7 @@ void AttentionBackwardCuda(const AttentionBackwardArgs& a, const CudaContext& co
     Launch(DeltaKernel<T>, deltas, context.stream, heads, backward, rows);
     ByHeadDim(a.head_dim, [&]<int kChunks>() {
       Launch(QueryGradientKernel<kChunks, T>, shape, context.stream, heads, backward);
+      shape.blocks.x = TilesOf(KeyTokensOf(a));
       shape.blocks.y = static_cast<unsigned>(a.heads / a.group);
       Launch(KeyGradientKernel<kChunks, T>, shape, context.stream, heads, backward);
     });

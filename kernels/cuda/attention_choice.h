@@ -17,6 +17,7 @@ struct AttentionTraits {
   float softcap = 0;   // of scores
   int64_t window = 0;  // keys that a query sees; 0: all
   bool bias = false;   // of relative positions
+  bool cross = false;  // keys and values are rows of another stream
 };
 
 // Why cuDNN's graph does not express it, as the end of a sentence about the graph; null: it does.
@@ -32,6 +33,8 @@ inline const char* WhyNotCudnn(const AttentionTraits& a) {
     return "takes heads of a multiple of 8 up to 256 (model.hidden / model.heads)";
   }
   if (a.softcap > 0) return "has no soft cap of scores (model.attention_softcap)";
+  // Its sizes and strides are those of one tensor with queries, keys and values in each row.
+  if (a.cross) return "has no keys and values of another stream (cross attention)";
   if (a.bias) return "adds no bias of relative positions to scores";
   // A window of all tokens hides nothing.
   if (a.window > 0 && a.window < a.tokens) return "has no window (model.sliding_window)";

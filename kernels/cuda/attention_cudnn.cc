@@ -56,7 +56,9 @@ bool TakesShape(const Args& a, ConstValues result) {
                       .stride = a.stride,
                       .softcap = a.softcap,
                       .window = a.window,
-                      .bias = a.bias.weight != nullptr}) == nullptr;
+                      .bias = a.bias.weight != nullptr,
+                      .cross = KeyTokensOf(a) != a.tokens || KeyStrideOf(a) != a.stride}) ==
+         nullptr;
 }
 
 bool AreAligned(std::initializer_list<const void*> pointers) {

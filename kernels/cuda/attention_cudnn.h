@@ -35,9 +35,10 @@
 
 namespace tercio::kernels::cuda {
 
-// Whether the call is one that cuDNN's graph expresses: bf16 or fp16, all queries, at least two
-// tokens, not all weights dropped, heads of a multiple of 8 up to 256, all rows at multiples of 16
-// bytes. Pure; attention_choice.h decides what does not depend on addresses.
+// Whether the call is one that cuDNN's graph expresses: bf16 or fp16, all queries, keys and values
+// in the same rows, at least two tokens, not all weights dropped, heads of a multiple of 8 up to
+// 256, all rows at multiples of 16 bytes. Pure; attention_choice.h decides what does not depend on
+// addresses.
 bool CudnnTakes(const AttentionArgs& args);
 bool CudnnTakes(const AttentionBackwardArgs& args);
 

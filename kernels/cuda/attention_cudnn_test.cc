@@ -145,6 +145,12 @@ TEST(CudnnTakesTest, WhatItsGraphExpresses) {
   EXPECT_FALSE(takes([](AttentionArgs& a) { a.window = 63; }));
   EXPECT_TRUE(takes([](AttentionArgs& a) { a.window = 64; }));
   EXPECT_FALSE(takes([](AttentionArgs& a) { a.bias.weight = a.q; }));
+  EXPECT_FALSE(takes([](AttentionArgs& a) { a.key_tokens = 32; }));
+  EXPECT_FALSE(takes([](AttentionArgs& a) { a.key_stride = 2 * a.stride; }));
+  EXPECT_TRUE(takes([](AttentionArgs& a) {
+    a.key_tokens = a.tokens;
+    a.key_stride = a.stride;
+  }));
   EXPECT_TRUE(takes([](AttentionArgs& a) { a.dropout.probability = 0.1f; }));
   EXPECT_FALSE(takes([](AttentionArgs& a) { a.dropout.probability = 1; }));
   const int32_t lengths[] = {64, 3};
@@ -164,6 +170,7 @@ TEST(CudnnTakesTest, WhatItsGraphExpresses) {
   };
   EXPECT_TRUE(takes_backward([](AttentionBackwardArgs&) {}));
   EXPECT_FALSE(takes_backward([](AttentionBackwardArgs& a) { a.dv = a.dv + 1; }));
+  EXPECT_FALSE(takes_backward([](AttentionBackwardArgs& a) { a.key_tokens = 32; }));
   EXPECT_TRUE(takes_backward([](AttentionBackwardArgs& a) { a.dropout.probability = 0.5f; }));
 }
 
@@ -224,7 +231,7 @@ class AttentionCudnnTest : public BothBackendsTest {
 
   // Addresses that are not aligned are our own kernel's affair.
   static Options OptionsOf(const Case& c) {
-    return {false, AttentionScratch(c.tokens, c.head_dim, 1), false};
+    return {false, AttentionScratch({.tokens = c.tokens, .head_dim = c.head_dim}, 1), false};
   }
 };
 

@@ -48,8 +48,8 @@ inline ScoreDropout MakeScoreDropout(const Dropout& dropout, int64_t first_head)
 
 // The parameters that both directions need.
 struct Heads {
-  int64_t stride;
-  int64_t tokens, heads, group;
+  int64_t stride, key_stride;
+  int64_t tokens, key_tokens, heads, group;
   int head_dim;
   float scale;
   float softcap;   // 0: none
@@ -68,10 +68,13 @@ Heads MakeHeads(const Args& a, const uint32_t* wanted) {
   TERCIO_CHECK_LE(a.head_dim, kMaxHeadDim);
   TERCIO_CHECK_EQ(a.heads % a.group, 0);
   TERCIO_CHECK(a.causal || a.window == 0);
+  TERCIO_CHECK(KeyTokensOf(a) == a.tokens || (!a.causal && a.bias.weight == nullptr));
   TERCIO_CHECK(a.bias.weight == nullptr ||
                (a.bias.buckets <= kMostBiasBuckets && !(a.softcap > 0)));
   return {a.stride,
+          KeyStrideOf(a),
           a.tokens,
+          KeyTokensOf(a),
           a.heads,
           a.group,
           static_cast<int>(a.head_dim),
@@ -94,7 +97,7 @@ __device__ __forceinline__ bool IsWanted(const Heads& h) {
 // Keys that `query` attends to end here: behind itself, or behind its sequence.
 __device__ __forceinline__ int64_t KeysOf(const Heads& h, int64_t sequence, int64_t query) {
   if (h.causal) return query + 1;
-  return h.lengths == nullptr ? h.tokens : h.lengths[sequence];
+  return h.lengths == nullptr ? h.key_tokens : h.lengths[sequence];
 }
 
 // The first of them: a window has the last of those up to the query.
@@ -146,9 +149,12 @@ __device__ __forceinline__ float Drop(const Heads& h, int64_t head, int64_t sequ
   return bits[static_cast<size_t>(key % 4)] >= h.dropout.threshold ? h.dropout.multiplier : 0.0f;
 }
 
-// The first element of a head in its sequence.
+// The first element of a head in its sequence, and that of a key head.
 __device__ __forceinline__ int64_t At(const Heads& h, int64_t sequence, int64_t head) {
   return sequence * h.tokens * h.stride + head * h.head_dim;
+}
+__device__ __forceinline__ int64_t KeysAt(const Heads& h, int64_t sequence, int64_t key_head) {
+  return sequence * h.key_tokens * h.key_stride + key_head * h.head_dim;
 }
 
 // Rows [first, first + kTile) of a head as floats, zeros from `end` on. Lanes of a warp read

@@ -220,6 +220,22 @@ class CudaOps : public Ops {
       }
     });
   }
+  void Scale(Values a, float factor, int64_t count) override {
+    Run("Scale", [&] {
+      switch (a.stored()) {
+        case Format::kFloat32:
+          return MultiplyBy(Elements<float>(a), factor, count, context_.stream);
+        case Format::kBfloat16:
+          return MultiplyBy(Elements<__nv_bfloat16>(a), factor, count, context_.stream);
+        case Format::kFloat16:
+          return MultiplyBy(Elements<__half>(a), factor, count, context_.stream);
+        case Format::kE4m3:
+        case Format::kE5m2:
+          // What has 8 bits was scaled before it was rounded, and has its factor beside it.
+          TERCIO_CHECK(false);
+      }
+    });
+  }
   void Zero(Values a, int64_t count) override {
     Run("Zero", [&] { SetZero("Zero", a.data(), a.BytesFor(count)); });
   }

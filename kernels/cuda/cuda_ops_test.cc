@@ -569,12 +569,13 @@ TEST_F(CudaOpsTest, ManyTensorsAtOnce) {
   });
 }
 
-TEST_F(CudaOpsTest, AddZeroCopySumsAndDigest) {
+TEST_F(CudaOpsTest, AddScaleZeroCopySumsAndDigest) {
   for (const Format format : kFormats) {
     for (const int64_t count : {1, 9, 1000, 70003}) {
       Begin(format, NameOf("Add and others", 1, count));
       const int a = AddValues("a", count);
       const int b = AddValues("b", count);
+      const int scaled = AddValues("scaled", count);
       const int zero = AddValues("zero", count);
       const int wide = AddFloats("wide", count);
       const int back = AddFloats("back", count);
@@ -583,6 +584,7 @@ TEST_F(CudaOpsTest, AddZeroCopySumsAndDigest) {
       const int digest = AddBits("digest");
       Check([&](Ops& ops, const Bound& t) {
         ops.Add(t.values(a), t.values(b), count);
+        ops.Scale(t.values(scaled), 1.0f / 3, count);
         ops.Zero(t.values(zero), count);
         ops.Copy(t.values(b), t.floats(wide), count);
         ops.Copy(t.floats(back), t.values(b), count);
@@ -687,6 +689,7 @@ TEST_F(CudaOpsTest, NothingOfNoRows) {
                .clip = 1});
     ops.SumsOfSquares({.tensors = nullptr, .tensor_count = 0, .limbs = t.doubles(limbs)});
     ops.Add(v, v, 0);
+    ops.Scale(v, 2, 0);
   });
 }
 

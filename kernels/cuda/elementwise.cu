@@ -35,6 +35,20 @@ struct AddElements {
   }
 };
 
+template <typename T>
+struct MultiplyElements {
+  T* a;
+  float factor;
+  template <int kCount>
+  __device__ __forceinline__ void Run(int64_t i) const {
+    Elements<T, kCount> x;
+    x.Load(a + i);
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) x.values[j] = FromFloat<T>(ToFloat(x.values[j]) * factor);
+    x.Store(a + i);
+  }
+};
+
 template <typename To, typename From>
 struct ConvertElements {
   To* to;
@@ -143,6 +157,13 @@ void Add(T* a, const T* b, int64_t count, cudaStream_t stream) {
 }
 
 template <typename T>
+void MultiplyBy(T* a, float factor, int64_t count, cudaStream_t stream) {
+  constexpr int kGroup = kWidth<T, T>;
+  LaunchElementwise<kGroup>(MultiplyElements<T>{a, factor},
+                            SplitForGroups(count, kGroup, {a, sizeof(T)}, {a, sizeof(T)}), stream);
+}
+
+template <typename T>
 void Zero(T* a, int64_t count, cudaStream_t stream) {
   CheckLaunch(cudaMemsetAsync(a, 0, static_cast<size_t>(count) * sizeof(T), stream),
               "cudaMemsetAsync", {});
@@ -171,6 +192,7 @@ void Digest(const T* a, int64_t count, const DigestMemory& memory, cudaStream_t 
 
 #define INSTANTIATE(T)                                            \
   template void Add(T*, const T*, int64_t, cudaStream_t);         \
+  template void MultiplyBy(T*, float, int64_t, cudaStream_t);     \
   template void Zero(T*, int64_t, cudaStream_t);                  \
   template void Convert(T*, const float*, int64_t, cudaStream_t); \
   template void Digest(const T*, int64_t, const DigestMemory&, cudaStream_t)

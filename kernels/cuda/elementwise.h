@@ -16,6 +16,9 @@ namespace tercio::kernels::cuda {
 // a[i] = a[i] + b[i], added in fp32 and rounded to T.
 template <typename T>
 void Add(T* a, const T* b, int64_t count, cudaStream_t stream);
+// a[i] = a[i] * factor, multiplied in fp32 and rounded to T.
+template <typename T>
+void MultiplyBy(T* a, float factor, int64_t count, cudaStream_t stream);
 template <typename T>
 void Zero(T* a, int64_t count, cudaStream_t stream);
 // to[i] = from[i], rounded where To has fewer bits. Values of one type may stay where they are.

@@ -71,6 +71,24 @@ TYPED_TEST(Elementwise, AddsAndRounds) {
   }
 }
 
+TYPED_TEST(Elementwise, MultipliesAndRounds) {
+  using T = TypeParam;
+  const float factor = 1.0f / 3;
+  for (const int64_t size : kSizes) {
+    for (const int64_t offset : {0, 1, 3}) {
+      const auto a = RandomValues<T>(size, 4);
+      std::vector<T> expected;
+      for (const T value : a) expected.push_back(Store<T>(Load(value) * factor));
+      const auto product = this->SameInEveryOrder([&] {
+        DeviceBuffer<T> x(a, offset);
+        MultiplyBy(x.data(), factor, size, this->stream_);
+        return x.Read(this->stream_);
+      });
+      EXPECT_TRUE(SameBits(product, expected)) << size << " elements at " << offset;
+    }
+  }
+}
+
 TYPED_TEST(Elementwise, CopiesConvertsAndZeroes) {
   using T = TypeParam;
   for (const int64_t size : kSizes) {

@@ -97,6 +97,15 @@ TEST_F(ReferenceTest, Activations) {
   }
 }
 
+TEST_F(ReferenceTest, Scale) {
+  const int64_t count = 1003;
+  const float factor = 1.0f / 3;
+  Begin(Format::kFloat32, "scale");
+  const int x = AddValues("x", count);
+  Run([&](Ops& ops, const Bound& t) { ops.Scale(t.values(x), factor, count); });
+  ExpectRows(x, reference::Scale(Input(x), factor), 1, 1e-7);
+}
+
 TEST_F(ReferenceTest, Products) {
   const int64_t shapes[][3] = {{1, 1, 1}, {2, 3, 257}, {7, 33, 31}, {40, 65, 30}};
   for (const auto& [m, n, k] : shapes) {
@@ -120,6 +129,40 @@ TEST_F(ReferenceTest, Products) {
     for (size_t i = 0; i < expected.size(); ++i) {
       ASSERT_NEAR(Result(y)[i], expected[i], 1e-6 * (scale[i] + 1)) << i;
     }
+  }
+}
+
+// One head: fewer keys than queries, and more.
+TEST_F(ReferenceTest, CrossAttention) {
+  for (const auto& [tokens, key_tokens] : {std::pair(1, 40), {33, 7}, {40, 70}}) {
+    const int64_t head_dim = 64;
+    const int32_t length = (key_tokens + 1) / 2;
+    Begin(Format::kFloat32, "cross attention");
+    const int q = AddValues("q", tokens * head_dim);
+    const int k = AddValues("k", key_tokens * head_dim);
+    const int v = AddValues("v", key_tokens * head_dim);
+    const int out = AddValues("out", tokens * head_dim);
+    const int lse = AddFloats("lse", tokens);
+    const int lengths = AddInts("lengths", 1, length, length);
+    Run([&, tokens = tokens, key_tokens = key_tokens](Ops& ops, const Bound& t) {
+      ops.Attention({.q = t.values(q),
+                     .k = t.values(k),
+                     .v = t.values(v),
+                     .stride = head_dim,
+                     .out = t.values(out),
+                     .lse = t.floats(lse),
+                     .sequences = 1,
+                     .tokens = tokens,
+                     .heads = 1,
+                     .head_dim = head_dim,
+                     .key_tokens = key_tokens,
+                     .causal = false,
+                     .lengths = t.ints(lengths),
+                     .scratch = nullptr});
+    });
+    ExpectRows(out,
+               reference::Attention(Input(q), Input(k), Input(v), {}, tokens, head_dim, length),
+               head_dim, 1e-5);
   }
 }
 

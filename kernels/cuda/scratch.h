@@ -38,7 +38,8 @@ inline int64_t NormBackwardBytes(int64_t rows, int64_t columns) {
 inline int64_t HeadNormBackwardBytes(int64_t rows, int64_t head_dim) {
   return MostBlocks(rows, kLeastRowsOfNorm) * head_dim * 4;
 }
-// Scratch of AttentionBackward: a float for each row and head.
+// Scratch of AttentionBackward: a float for each row of queries and head; keys of another stream
+// want none.
 inline int64_t AttentionBackwardBytes(int64_t rows, int64_t heads) { return rows * heads * 4; }
 // Beside it, where scores have a bias with a gradient: the bias for each block of queries.
 inline int64_t AttentionBiasBlocks(int64_t sequences, int64_t tokens) {

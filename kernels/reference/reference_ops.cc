@@ -138,6 +138,7 @@ Values Attention(const Values& q, const Values& k, const Values& v, const Values
                  int64_t tokens, int64_t head_dim, int64_t length, const ScoreOptions& options) {
   const double scale =
       options.scale == 0 ? 1 / std::sqrt(static_cast<double>(head_dim)) : options.scale;
+  const int64_t all_keys = static_cast<int64_t>(k.size()) / head_dim;
   Values out(q.size());
   for (int64_t i = 0; i < tokens; ++i) {
     Values p;
@@ -163,7 +164,7 @@ Values Attention(const Values& q, const Values& k, const Values& v, const Values
     for (double& score : p) sum += score = std::exp(score - largest);
     for (int64_t j = begin; j < keys; ++j) {
       // The multipliers apply to probabilities that already sum to 1, as in training with dropout.
-      const double keep = mask.empty() ? 1 : mask[static_cast<size_t>(i * tokens + j)];
+      const double keep = mask.empty() ? 1 : mask[static_cast<size_t>(i * all_keys + j)];
       for (int64_t d = 0; d < head_dim; ++d) {
         out[static_cast<size_t>(i * head_dim + d)] += p[static_cast<size_t>(j - begin)] / sum *
                                                       keep *
@@ -177,6 +178,12 @@ Values Attention(const Values& q, const Values& k, const Values& v, const Values
 Values SoftCap(const Values& x, double cap) {
   Values y;
   for (const double value : x) y.push_back(cap * std::tanh(value / cap));
+  return y;
+}
+
+Values Scale(const Values& x, double factor) {
+  Values y;
+  for (const double value : x) y.push_back(value * factor);
   return y;
 }
 

@@ -41,14 +41,15 @@ struct ScoreOptions {
   int64_t window = 0;
   Values bias = {};  // of key - query + tokens - 1
 };
-// q, k, v: (tokens, head_dim) of one head of one sequence; mask: multipliers of the probabilities
-// (tokens, tokens), empty for none. length 0: causal; else every query attends to the first
-// `length` keys.
+// q: (tokens, head_dim) of one head of one sequence; k, v: (keys, head_dim), as many keys as tokens
+// unless it is cross attention; mask: multipliers of the probabilities (tokens, keys), empty for
+// none. length 0: causal; else every query attends to the first `length` keys.
 Values Attention(const Values& q, const Values& k, const Values& v, const Values& mask,
                  int64_t tokens, int64_t head_dim, int64_t length = 0,
                  const ScoreOptions& options = {});
 
 Values SoftCap(const Values& x, double cap);
+Values Scale(const Values& x, double factor);
 
 // Sum over rows of log-sum-exp minus the weighted logits: 1 - smoothing for the target, the rest
 // shared by all columns.

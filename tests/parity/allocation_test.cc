@@ -85,7 +85,7 @@ class ReadySource : public data::SampleSource {
  public:
   ReadySource(const v1::ModelSpec& model, data::SampleSource& source, int64_t batch) {
     for (int64_t i = 0; i < batch; ++i) {
-      data::Sample sample(model.context());
+      data::Sample sample(model.context(), model.decoder_context());
       source.TrainingSample(1, i, &sample);
       samples_.push_back(sample);
     }
@@ -118,13 +118,8 @@ struct Counted {
 // In steps 3 to 5 of one rank.
 Counted CountInSteps(v1::JobSpec spec, int threads) {
   spec = OnOneRank(spec);
-  SyntheticSource plain(spec.model().vocab_size(), spec.model().context());
-  SyntheticEncoderSource masked(spec.model());
-  const bool encoder = spec.model().architecture() == v1::ARCHITECTURE_BERT;
-  ReadySource source(
-      spec.model(),
-      encoder ? static_cast<data::SampleSource&>(masked) : static_cast<data::SampleSource&>(plain),
-      spec.training().global_batch());
+  const std::unique_ptr<data::SampleSource> synthetic = SyntheticSourceOf(spec.model());
+  ReadySource source(spec.model(), *synthetic, spec.training().global_batch());
   RunOptions options;
   options.steps = 6;
   options.threads_per_rank = threads;
@@ -170,8 +165,8 @@ TEST(Allocations, AreCounted) {
 
 TEST(Allocations, AStepOfARankMakesNone) {
   if (!TERCIO_COUNTS) GTEST_SKIP() << "a sanitizer has its own allocator";
-  for (const v1::JobSpec& spec :
-       {SmallJob(), SmallLlama(), SmallBert(kPost), SmallBert(kPre), SmallClassifier()}) {
+  for (const v1::JobSpec& spec : {SmallJob(), SmallLlama(), SmallBert(kPost), SmallBert(kPre),
+                                  SmallClassifier(), SmallT5()}) {
     for (const v1::Precision precision :
          {v1::PRECISION_FP32, v1::PRECISION_BF16, v1::PRECISION_FP16}) {
       for (const int threads : {1, 2}) {

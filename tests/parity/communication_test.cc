@@ -55,7 +55,7 @@ Trained Train(v1::JobSpec spec, int tensor, int pipeline, int data, int micro_ba
 }
 
 TEST(Communication, OneRankSendsNothing) {
-  for (const v1::JobSpec& spec : {SmallJob(), SmallLlama(), SmallClassifier()}) {
+  for (const v1::JobSpec& spec : {SmallJob(), SmallLlama(), SmallClassifier(), SmallT5()}) {
     const Trained trained = Train(spec, 1, 1, 1, 4);
     const v1::CommunicationBytes& sent = trained.result.sent.at(0);
     EXPECT_EQ(sent.tensor() + sent.pipeline() + sent.data() + sent.world(), 0);

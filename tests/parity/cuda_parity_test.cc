@@ -19,8 +19,8 @@ namespace tercio::testing {
 namespace {
 
 TEST_F(CudaParity, ModelsOnOneDevice) {
-  for (const v1::JobSpec& spec :
-       {SmallJob(), SmallLlama(), SmallBert(kPost), SmallBert(kPre), SmallClassifier()}) {
+  for (const v1::JobSpec& spec : {SmallJob(), SmallLlama(), SmallBert(kPost), SmallBert(kPre),
+                                  SmallClassifier(), SmallT5()}) {
     SCOPED_TRACE(plan::TextOf(spec.model().architecture()));
     const v1::JobSpec fp32 = With(In(spec, {1, 1, 1}), v1::PRECISION_FP32);
     ExpectClose(OnGpus(fp32), OnCpu(fp32), 1e-4);

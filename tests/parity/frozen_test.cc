@@ -1,5 +1,5 @@
 // Frozen bits: losses, gradient norms and the digest of all weights and moments after three steps,
-// of ten models in six layouts each, are those that are committed in frozen.tsv. parity_test
+// of twelve models in six layouts each, are those that are committed in frozen.tsv. parity_test
 // compares layouts with each other, golden_test allows what another library rounds otherwise; this
 // test finds a change of arithmetic that both miss.
 //
@@ -55,6 +55,13 @@ std::vector<Model> Models() {
       {"bert-post-norm", SmallBert(kPost)},
       {"bert-pre-norm", SmallBert(kPre)},
       {"bert-classifier", SmallClassifier()},
+      {"t5", SmallT5()},
+      {"t5-gated-bf16", With(SmallT5(),
+                             [](v1::JobSpec& spec) {
+                               spec.mutable_model()->set_gated_mlp(true);
+                               spec.mutable_model()->set_untied_head(true);
+                               spec.mutable_training()->set_precision(v1::PRECISION_BF16);
+                             })},
   };
 }
 

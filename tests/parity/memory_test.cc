@@ -109,15 +109,15 @@ v1::JobSpec With(v1::JobSpec spec, v1::Precision precision) {
 }
 
 TEST(MemoryPlan, EveryArchitectureUsesAllOfIt) {
-  for (const v1::JobSpec& spec :
-       {SmallJob(), SmallLlama(), SmallBert(kPost), SmallBert(kPre), SmallClassifier()}) {
+  for (const v1::JobSpec& spec : {SmallJob(), SmallLlama(), SmallBert(kPost), SmallBert(kPre),
+                                  SmallClassifier(), SmallT5()}) {
     for (const v1::Precision precision : {v1::PRECISION_FP32, v1::PRECISION_BF16})
       ExpectUsed(With(spec, precision), kOneRank);
   }
 }
 
 TEST(MemoryPlan, EveryLayoutUsesAllOfIt) {
-  for (const v1::JobSpec& spec : {SmallJob(), SmallLlama(), SmallBert(kPost)}) {
+  for (const v1::JobSpec& spec : {SmallJob(), SmallLlama(), SmallBert(kPost), SmallT5()}) {
     for (const Case& c :
          {Case{2, 1, 1, 2, k1f1b}, Case{1, 2, 1, 2, k1f1b}, Case{1, 2, 1, 2, kGpipe},
           Case{1, 1, 2, 2, k1f1b}, Case{1, 4, 2, 1, k1f1b}, Case{2, 2, 2, 1, kGpipe}}) {
@@ -138,7 +138,8 @@ TEST(MemoryPlan, RecomputationAndInterleavingUseAllOfIt) {
 }
 
 TEST(MemoryPlan, WithoutDropoutUsesAllOfIt) {
-  for (v1::JobSpec spec : {SmallJob(), SmallLlama(), SmallBert(kPost), SmallClassifier()}) {
+  for (v1::JobSpec spec :
+       {SmallJob(), SmallLlama(), SmallBert(kPost), SmallClassifier(), SmallT5()}) {
     spec.mutable_model()->set_dropout(0);
     for (const Case& c : {Case{1, 1, 1, 2, k1f1b}, Case{2, 2, 1, 2, k1f1b}}) ExpectUsed(spec, c);
   }

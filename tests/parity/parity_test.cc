@@ -128,8 +128,9 @@ TEST(Parity, RecomputationAndInterleavingHaveTheSameBits) {
   }
 }
 
-TEST(Parity, BertHasTheSameBitsInEveryLayout) {
-  for (const v1::JobSpec& spec : {SmallBert(kPost), SmallBert(kPre), SmallClassifier()}) {
+TEST(Parity, BertAndT5HaveTheSameBitsInEveryLayout) {
+  for (const v1::JobSpec& spec :
+       {SmallBert(kPost), SmallBert(kPre), SmallClassifier(), SmallT5()}) {
     ExpectSameGrid(spec, {{1, 1, 1, 8, 1, k1f1b},
                           {1, 1, 1, 1, 1, k1f1b},
                           {1, 1, 1, 2, 3, kGpipe, kSelective},
@@ -296,8 +297,8 @@ void ExpectTensorDegreesAgree(const v1::JobSpec& spec, const std::vector<int>& d
 // The sums over rows of norms and biases are cut by rank: equal bits among themselves, the bound
 // against one rank.
 TEST(Parity, SequenceParallel) {
-  for (const v1::JobSpec& spec :
-       {SmallJob(), SmallLlama(), SmallBert(kPost), SmallBert(kPre), SmallClassifier()}) {
+  for (const v1::JobSpec& spec : {SmallJob(), SmallLlama(), SmallBert(kPost), SmallBert(kPre),
+                                  SmallClassifier(), SmallT5()}) {
     RunOptions options;
     options.steps = 10;
     const RunResult one = Train(spec, {1, 1, 1, 4, 1, k1f1b}, options);
@@ -322,7 +323,7 @@ TEST(Parity, SequenceParallel) {
 }
 
 TEST(Parity, SumsBesideProductsHaveTheSameBits) {
-  for (v1::JobSpec spec : {SmallJob(), SmallLlama(), SmallBert(kPost)}) {
+  for (v1::JobSpec spec : {SmallJob(), SmallLlama(), SmallBert(kPost), SmallT5()}) {
     const Case c{2, 1, 2, 2, 1, k1f1b};
     const RunResult reference = Train(spec, c);
     for (const int parts : {2, 3, 64}) {

@@ -114,7 +114,7 @@ State InitialState(const v1::JobSpec& spec, float scale) {
 }
 
 TEST(Precision, ThreeHundredStepsStayNearFp32) {
-  for (const v1::JobSpec& small : {SmallJob(), SmallLlama(), SmallBert(kPost)}) {
+  for (const v1::JobSpec& small : {SmallJob(), SmallLlama(), SmallBert(kPost), SmallT5()}) {
     SCOPED_TRACE(plan::TextOf(small.model().architecture()));
     v1::JobSpec spec = small;
     spec.mutable_model()->set_dropout(0);
@@ -192,8 +192,8 @@ TEST(Precision, EqualBitsInEveryLayout) {
 // of them more digits, or fell a denormal number under another rule, losses and weights would
 // differ.
 TEST(Precision, PairsOfBf16HaveTheBitsOfFp32Arithmetic) {
-  for (v1::JobSpec spec :
-       {SmallJob(), SmallLlama(), SmallBert(kPost), SmallBert(kPre), SmallClassifier()}) {
+  for (v1::JobSpec spec : {SmallJob(), SmallLlama(), SmallBert(kPost), SmallBert(kPre),
+                           SmallClassifier(), SmallT5()}) {
     spec = With(spec, v1::PRECISION_BF16);
     for (const double dropout : {0.0, 0.1}) {
       spec.mutable_model()->set_dropout(dropout);
@@ -211,7 +211,7 @@ TEST(Precision, PairsOfBf16HaveTheBitsOfFp32Arithmetic) {
 }
 
 TEST(Precision, TensorDegreesAndSequenceParallelStayNear) {
-  for (const v1::JobSpec& small : {SmallJob(), SmallLlama(), SmallBert(kPost)}) {
+  for (const v1::JobSpec& small : {SmallJob(), SmallLlama(), SmallBert(kPost), SmallT5()}) {
     const v1::JobSpec spec = With(small, v1::PRECISION_BF16);
     const RunResult one = Train(spec, {}, Steps(10));
     EXPECT_LT(LargestDeviation(one, Train(spec, {2, 1, 1, 4}, Steps(10))), 0.01);

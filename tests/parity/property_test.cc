@@ -71,6 +71,10 @@ v1::JobSpec RandomJob(Generator& g) {
                                                                  : model->heads()));
   if (kind > 2 && g.Coin()) model->set_head_dim(static_cast<int32_t>(2 * g.Between(2, 6)));
   if (kind > 2) model->set_rotary_dim(2 * static_cast<int32_t>(g.Between(1, 2)));
+  if (kind == 5) {
+    model->set_decoder_layers(static_cast<int32_t>(g.OneOf({2, 4})));
+    model->set_decoder_context(static_cast<int32_t>(g.Between(2, 20)));
+  }
   model->set_ffn_hidden(static_cast<int32_t>(4 * g.Between(3, 30)));
   model->set_context(static_cast<int32_t>(g.Between(3, 40)));
   model->set_vocab_size(static_cast<int32_t>(g.Between(11, 90)));
@@ -96,7 +100,7 @@ v1::JobSpec RandomJob(Generator& g) {
 
 v1::JobSpec WithRandomLayout(v1::JobSpec spec, int tensor, Generator& g, std::string* name) {
   const int64_t batch = spec.training().global_batch();
-  const int64_t layers = spec.model().layers();
+  const int64_t layers = model::LayersOf(spec.model());
   v1::ParallelismSpec* layout = spec.mutable_parallelism();
   const int64_t pipeline = g.Divisor(layers, 3);
   const int64_t data = g.Divisor(plan::LanesOfJob(spec.training()), 4);
@@ -181,6 +185,7 @@ void RunTensorCase(uint64_t seed) {
   v1::JobSpec job = RandomJob(g);
   job.mutable_training()->set_precision(v1::PRECISION_FP32);
   job.mutable_model()->set_context(job.model().context() / 2 * 2 + 2);
+  job.mutable_model()->set_decoder_context(job.model().decoder_context() / 2 * 2);
   if (job.model().kv_heads() % 2 != 0) job.mutable_model()->set_kv_heads(job.model().heads());
   job.mutable_training()->set_micro_batch(job.training().global_batch());
   job.mutable_parallelism()->set_pipeline(1);

@@ -150,13 +150,9 @@ void Learned(const v1::Evaluation& mine, const RunResult& result, v1::Evaluation
 absl::Status RunRank(int rank, Shared& shared) {
   const v1::RankPlan plan = plan::SliceForRank(shared.plan, rank);
   TERCIO_ASSIGN_OR_RETURN(const Equipment equipment, Equip(rank, plan, shared));
-  SyntheticSource plain(shared.spec.model().vocab_size(), shared.spec.model().context());
-  SyntheticEncoderSource masked(shared.spec.model());
-  data::SampleSource& synthetic = shared.spec.model().architecture() == v1::ARCHITECTURE_BERT
-                                      ? static_cast<data::SampleSource&>(masked)
-                                      : static_cast<data::SampleSource&>(plain);
+  const std::unique_ptr<data::SampleSource> synthetic = SyntheticSourceOf(shared.spec.model());
   data::SampleSource& source =
-      shared.options.source == nullptr ? synthetic : *shared.options.source;
+      shared.options.source == nullptr ? *synthetic : *shared.options.source;
   TERCIO_ASSIGN_OR_RETURN(
       auto engine,
       engine::TrainingEngine::Create(shared.spec, plan, *equipment.device, equipment.communicators,
@@ -280,6 +276,44 @@ v1::JobSpec SmallClassifier() {
   spec.mutable_model()->set_sentence_order(false);
   spec.mutable_model()->set_labels(3);
   return spec;
+}
+
+v1::JobSpec SmallT5() {
+  v1::JobSpec spec = SmallJob();
+  v1::ModelSpec* model = spec.mutable_model();
+  model->set_architecture(v1::ARCHITECTURE_T5);
+  model->set_layers(2);
+  model->set_decoder_layers(2);
+  model->set_decoder_context(10);
+  model->set_head_dim(6);
+  model->set_ffn_hidden(64);
+  model->set_relative_buckets(8);
+  model->set_relative_distance(12);
+  model->set_bias(false);
+  return spec;
+}
+
+std::unique_ptr<data::SampleSource> SyntheticSourceOf(const v1::ModelSpec& model) {
+  if (model.decoder_layers() > 0) return std::make_unique<SyntheticDecoderSource>(model);
+  if (model.architecture() == v1::ARCHITECTURE_BERT) {
+    return std::make_unique<SyntheticEncoderSource>(model);
+  }
+  return std::make_unique<SyntheticSource>(model.vocab_size(), model.context());
+}
+
+void SyntheticDecoderSource::TrainingSample(int64_t step, int64_t sequence, data::Sample* out) {
+  SyntheticSource source(model_.vocab_size(), model_.context());
+  std::vector<int32_t> ids(out->inputs.size() + 1);
+  source.ReadTraining(step, sequence, ids.data());
+  out->inputs.assign(ids.begin(), ids.end() - 1);
+  for (size_t i = 0; i < out->targets.size(); ++i) {
+    // Every second token, from the end.
+    out->targets[i] = out->inputs[out->inputs.size() - 1 - 2 * i % out->inputs.size()];
+    out->decoder_inputs[i] = i == 0 ? 0 : out->targets[i - 1];
+  }
+  out->types.assign(out->inputs.size(), 0);
+  out->length = static_cast<int32_t>(out->inputs.size());
+  out->label = data::kNoTarget;
 }
 
 void SyntheticEncoderSource::TrainingSample(int64_t step, int64_t sequence, data::Sample* out) {

@@ -101,6 +101,10 @@ v1::JobSpec SmallLlama();
 v1::JobSpec SmallBert(v1::NormPlacement norm);
 // A classifier of whole sequences with three classes.
 v1::JobSpec SmallClassifier();
+v1::JobSpec SmallT5();
+
+// Samples that suit the model.
+std::unique_ptr<data::SampleSource> SyntheticSourceOf(const v1::ModelSpec& model);
 
 // INVALID_ARGUMENT when the layout in spec.parallelism is impossible, else what the engine said.
 absl::StatusOr<RunResult> TrainWithThreads(const v1::JobSpec& spec, const RunOptions& options);
@@ -128,6 +132,20 @@ class SyntheticSource : public data::CausalSource {
 class SyntheticEncoderSource : public data::SampleSource {
  public:
   explicit SyntheticEncoderSource(const v1::ModelSpec& model) : model_(model) {}
+  void TrainingSample(int64_t step, int64_t sequence, data::Sample* out) override;
+  int64_t held_out_samples(data::HeldOut set) const override { return SyntheticSamples(set); }
+  void HeldOutSample(data::HeldOut set, int64_t index, data::Sample* out) override {
+    TrainingSample(StepOf(set), index, out);
+  }
+
+ private:
+  const v1::ModelSpec model_;
+};
+
+// For a model with an encoder and a decoder, which repeats a part of what the encoder has read.
+class SyntheticDecoderSource : public data::SampleSource {
+ public:
+  explicit SyntheticDecoderSource(const v1::ModelSpec& model) : model_(model) {}
   void TrainingSample(int64_t step, int64_t sequence, data::Sample* out) override;
   int64_t held_out_samples(data::HeldOut set) const override { return SyntheticSamples(set); }
   void HeldOutSample(data::HeldOut set, int64_t index, data::Sample* out) override {

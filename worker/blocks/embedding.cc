@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "absl/container/inlined_vector.h"
+#include "common/check.h"
 #include "kernels/random.h"
 
 namespace tercio::blocks {
@@ -33,7 +34,11 @@ Embedding::Embedding(const model::EmbeddingOptions& options, const WeightFinder&
                 ? std::optional<NormLayer>(
                       NormLayer(*options.norm, options.hidden, weights, tools.parameters))
                 : std::nullopt),
-      all_rows_(tools.Scratch("branch")) {}
+      all_rows_(tools.Scratch("branch")) {
+  // What the backward pass of each stream would write anew.
+  const bool is_plain = !norm_.has_value() && position_.elements == 0 && type_.elements == 0;
+  TERCIO_CHECK(tools.shape.streams.size() == 1 || is_plain);
+}
 
 kernels::Dropout Embedding::DropoutOf(const Pass& pass, int64_t first_row) const {
   // The streams differ in what is otherwise the layer.

@@ -26,8 +26,9 @@ struct MicroBatch {
   // the micro-batch.
   absl::Span<const SequencePart> parts;
   // Forward on one rank only, of a model with several streams: the one that is computed; -1: all.
-  // Without the first one, those before have left its keys and values in the slot.
+  // The others are in the slot.
   int only_stream = -1;
+  bool memory_known = false;  // with the keys and values that other streams have made of the first
   // Positions of each sequence that are computed, no shorter than the longest sequence; 0: all of
   // the context. Rows of a sequence begin at multiples of it. Results do not depend on it.
   int64_t tokens = 0;

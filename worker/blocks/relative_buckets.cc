@@ -9,8 +9,10 @@ namespace {
 
 // The bucket of a distance in one direction.
 int32_t BucketOf(int64_t distance, int64_t buckets, int64_t largest) {
-  const int64_t exact = buckets / 2;
+  const int64_t exact = std::max<int64_t>(1, buckets / 2);
   if (distance < exact) return static_cast<int32_t>(distance);
+  // No distance is left for buckets that grow.
+  if (largest <= exact) return static_cast<int32_t>(std::min(distance, buckets - 1));
   const auto factor =
       static_cast<float>(std::log(static_cast<double>(largest) / static_cast<double>(exact)));
   const float steps = std::log(static_cast<float>(distance) / static_cast<float>(exact)) / factor *

@@ -1,5 +1,6 @@
 #include "worker/blocks/rotary_table.h"
 
+#include <algorithm>
 #include <cmath>
 #include <numbers>
 
@@ -27,11 +28,12 @@ std::vector<float> RotaryTable(const v1::ModelSpec& model) {
   const int head_dim = model.head_dim() > 0 ? model.head_dim() : model.hidden() / model.heads();
   const int dimension = model.rotary_dim() > 0 ? model.rotary_dim() : head_dim;
   const double theta = model.rope_theta() > 0 ? model.rope_theta() : kDefaultTheta;
-  std::vector<float> table(static_cast<size_t>(model.context()) * static_cast<size_t>(dimension));
+  const int positions = std::max(model.context(), model.decoder_context());
+  std::vector<float> table(static_cast<size_t>(positions) * static_cast<size_t>(dimension));
   for (int i = 0; i < dimension / 2; ++i) {
     auto frequency = static_cast<float>(1.0 / std::pow(theta, 2.0 * i / dimension));
     if (model.has_rope_scaling()) frequency = Stretch(frequency, model.rope_scaling());
-    for (int position = 0; position < model.context(); ++position) {
+    for (int position = 0; position < positions; ++position) {
       // This is a product of floats on purpose: in double, late
       // positions would turn by other angles than in PyTorch.
       const float angle = static_cast<float>(position) * frequency;

@@ -116,7 +116,7 @@ StageModel::Passes StageModel::PassesOf(const MicroBatch& batch) const {
         first.tokens, first.rows, first.local_rows,
         shape_.sequence_parallel ? tensor_.index() * first.local_rows : 0};
     memory.values = Output(batch, 0);
-    memory.known = batch.only_stream > 0;
+    memory.known = batch.memory_known;
   }
   return passes;
 }

@@ -56,7 +56,6 @@ class LoadedModel : public LanguageModel {
   // One pass over what is new in the texts; sample(text, logits) for each of them.
   void Pass(absl::Span<GrowingText> texts,
             absl::FunctionRef<void(GrowingText&, absl::Span<const float>)> sample);
-  absl::Status CheckIds(absl::Span<const int32_t> ids) const;
 
   std::unique_ptr<WholeModel> model_;
   int32_t* inputs_;
@@ -126,19 +125,9 @@ void LoadedModel::Pass(absl::Span<GrowingText> texts,
   }
 }
 
-absl::Status LoadedModel::CheckIds(absl::Span<const int32_t> ids) const {
-  for (const int32_t id : ids) {
-    if (id < 0 || id >= vocab_size()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("token id ", id, " is outside the model's vocabulary of ", vocab_size()));
-    }
-  }
-  return absl::OkStatus();
-}
-
 absl::StatusOr<absl::Span<const float>> LoadedModel::NextLogits(absl::Span<const int32_t> ids) {
   if (ids.empty()) return absl::InvalidArgumentError("the prompt is empty");
-  TERCIO_RETURN_IF_ERROR(CheckIds(ids));
+  TERCIO_RETURN_IF_ERROR(CheckIds(ids, vocab_size()));
   GrowingText text;
   text.ids.assign(ids.begin(), ids.end());
   absl::Span<const float> result;
@@ -149,10 +138,7 @@ absl::StatusOr<absl::Span<const float>> LoadedModel::NextLogits(absl::Span<const
 
 absl::Status LoadedModel::Generate(absl::Span<const std::vector<int32_t>> prompts,
                                    const GenerateOptions& options, const OnToken& on_token) {
-  for (const std::vector<int32_t>& prompt : prompts) {
-    if (prompt.empty()) return absl::InvalidArgumentError("the prompt is empty");
-    TERCIO_RETURN_IF_ERROR(CheckIds(prompt));
-  }
+  TERCIO_RETURN_IF_ERROR(CheckPrompts(prompts, vocab_size()));
   std::vector<GrowingText> texts;
   std::vector<int64_t> free_sequences(static_cast<size_t>(model_->shape().sequences));
   std::iota(free_sequences.rbegin(), free_sequences.rend(), 0);
@@ -167,11 +153,7 @@ absl::Status LoadedModel::Generate(absl::Span<const std::vector<int32_t>> prompt
     }
     if (texts.empty()) break;
     Pass(absl::MakeSpan(texts), [&](GrowingText& text, absl::Span<const float> logits) {
-      // A NaN would give some id, and no hint that anything is wrong.
-      if (!std::all_of(logits.begin(), logits.end(), [](float x) { return std::isfinite(x); })) {
-        status = absl::FailedPreconditionError(
-            "the model's outputs are not finite; its weights are damaged or have diverged");
-      }
+      if (status.ok()) status = CheckFinite(logits);
       if (!status.ok() || !wanted) return;
       text.ids.push_back(SampleId(logits, options, text.made++));
       wanted = on_token(text.prompt, text.ids.back());
@@ -198,7 +180,7 @@ absl::StatusOr<LanguageModel::Evaluation> LoadedModel::Evaluate(const data::Toke
     const int64_t inputs = std::min(context(), last - begin);
     tokens.Read(begin, inputs + 1, ids.data());
     const auto window = absl::MakeConstSpan(ids.data(), static_cast<size_t>(inputs + 1));
-    TERCIO_RETURN_IF_ERROR(CheckIds(window));
+    TERCIO_RETURN_IF_ERROR(CheckIds(window, vocab_size()));
     ForwardIds(window.subspan(0, static_cast<size_t>(inputs)));
     // Earlier windows have counted the tokens before these.
     ForLogits(done - begin, inputs, [&](int64_t row, absl::Span<const float> logits) {
@@ -219,7 +201,7 @@ absl::StatusOr<LanguageModel::Prediction> LoadedModel::Predict(absl::Span<const 
   }
   std::vector<int32_t> ids(given.begin(), given.end());
   ids.insert(ids.end(), wanted.begin(), wanted.end());
-  TERCIO_RETURN_IF_ERROR(CheckIds(ids));
+  TERCIO_RETURN_IF_ERROR(CheckIds(ids, vocab_size()));
   // The first wanted token also needs one in front of it, which fits: the last is no input.
   if (static_cast<int64_t>(wanted.size()) > context()) {
     return absl::InvalidArgumentError(absl::StrCat(wanted.size(), " tokens to predict are ",
@@ -250,6 +232,11 @@ absl::StatusOr<std::unique_ptr<LanguageModel>> LanguageModel::Load(
     const std::string& directory, int threads, PassSize pass,
     std::optional<tokenizer::Tokenizer> tokenizer) {
   TERCIO_ASSIGN_OR_RETURN(const OpenedModel opened, OpenModel(directory, std::move(tokenizer)));
+  if (model::ArchitectureOf(opened.spec()).streams.size() > 1) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        directory, " answers prompts with a decoder, and is no model of running text; ",
+        "use `tercio generate`, or evaluate it in a job with data.validation"));
+  }
   TERCIO_ASSIGN_OR_RETURN(auto model, WholeModel::Load(opened, threads, pass));
   if (!model::ArchitectureOf(model->spec()).causal) {
     return absl::InvalidArgumentError(

@@ -16,38 +16,24 @@
 #include "absl/types/span.h"
 #include "data/token_dataset.h"
 #include "tokenizer/tokenizer.h"
-#include "worker/inference/sampling.h"
+#include "worker/inference/generator.h"
 #include "worker/inference/whole_model.h"
 
 namespace tercio::inference {
 
-class LanguageModel {
+class LanguageModel : public Generator {
  public:
-  virtual ~LanguageModel() = default;
-
   // `pass.sequences`: texts that are generated at once. Errors as OpenModel and WholeModel::Load;
-  // INVALID_ARGUMENT for a bert.
+  // INVALID_ARGUMENT for a bert, and for a model with a decoder.
   static absl::StatusOr<std::unique_ptr<LanguageModel>> Load(
       const std::string& directory, int threads, PassSize pass = {},
       std::optional<tokenizer::Tokenizer> tokenizer = std::nullopt);
 
-  // Null if none was given and the directory holds none that this version can read.
-  virtual const tokenizer::Tokenizer* tokenizer() const = 0;
-  virtual int64_t context() const = 0;
-  virtual int32_t vocab_size() const = 0;
+  bool continues_prompts() const override { return true; }
 
   // One logit for each id of the vocabulary, for the id after `ids` (at least one; the last
   // `context` of them count). Valid until the next call.
   virtual absl::StatusOr<absl::Span<const float>> NextLogits(absl::Span<const int32_t> ids) = 0;
-
-  // Continues each prompt (at least one id; of a longer one the last `context` ids count) and calls
-  // `on_token` for each new id with the prompt's index; false ends the generation of all of them.
-  // As many texts grow at once as the model was loaded for; a prompt's ids depend on the options
-  // alone, not on the prompts beside it. INVALID_ARGUMENT | FAILED_PRECONDITION for outputs that
-  // are not finite.
-  using OnToken = std::function<bool(size_t prompt, int32_t id)>;
-  virtual absl::Status Generate(absl::Span<const std::vector<int32_t>> prompts,
-                                const GenerateOptions& options, const OnToken& on_token) = 0;
 
   struct Evaluation {
     double loss = 0;     // mean over predicted tokens, nats

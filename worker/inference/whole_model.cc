@@ -124,6 +124,9 @@ absl::StatusOr<std::unique_ptr<WholeModel>> WholeModel::Load(const OpenedModel& 
   TERCIO_RETURN_IF_ERROR(CheckContext(opened, pass.context));
   v1::JobSpec spec = SingleRankJob(opened.spec(), pass.sequences);
   if (pass.context > 0) spec.mutable_model()->set_context(static_cast<int32_t>(pass.context));
+  if (pass.decoder_context > 0) {
+    spec.mutable_model()->set_decoder_context(static_cast<int32_t>(pass.decoder_context));
+  }
   TERCIO_ASSIGN_OR_RETURN(const v1::Layout layout, plan::LayoutOfJob(spec));
   TERCIO_ASSIGN_OR_RETURN(const v1::Plan plan,
                           plan::BuildPlan(spec, layout, {{"here", 0}}, threads));

@@ -39,6 +39,7 @@ absl::StatusOr<OpenedModel> OpenModel(const std::string& directory,
 struct PassSize {
   int64_t sequences = 1;
   int64_t context = 0;  // shortens the model's, which takes less memory and time; 0 keeps it
+  int64_t decoder_context = 0;  // likewise of a decoder, whose sequences may also be longer
 };
 
 // INVALID_ARGUMENT for a context that is longer than the model's.

@@ -277,6 +277,7 @@ class Cases {
     const Values from = Inner();
     Moves("Copy", 2 * kBytes * count, [=](Ops& ops) { ops.Copy(to, from, count); });
     Moves("Add", 3 * kBytes * count, [=](Ops& ops) { ops.Add(to, from, count); });
+    Moves("Scale", 2 * kBytes * count, [=](Ops& ops) { ops.Scale(to, 0.5f, count); });
     float* floats = arena_.Floats(count);
     auto* digest = reinterpret_cast<uint64_t*>(arena_.Take(8));
     Moves("Digest", 4 * count, [=](Ops& ops) { ops.Digest(floats, count, digest); });
