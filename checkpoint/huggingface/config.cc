@@ -97,8 +97,9 @@ std::string HuggingFaceConfig(const v1::ModelSpec& model) {
   json["vocab_size"] = model.vocab_size();
   json["tie_word_embeddings"] = !model.untied_head();
   // transformers' own defaults are ids of the published vocabularies.
-  json["bos_token_id"] = nullptr;
-  json["eos_token_id"] = nullptr;
+  for (const char* key : {"bos_token_id", "eos_token_id"}) {
+    if (!json.contains(key)) json[key] = nullptr;
+  }
   json["torch_dtype"] = "float32";
   return json.dump(2) + "\n";
 }
@@ -110,7 +111,9 @@ absl::StatusOr<std::string> ChangedHuggingFaceConfig(std::string_view original,
   if (!json.is_object()) return absl::DataLossError("the original config.json is not a JSON map");
   const HuggingFaceForm& form = FormOf(model);
   // The context is the one size that may differ from the model that training started from.
-  json[form.context_key] = model.context();
+  if (json.contains(form.context_key) || model.context() != form.usual_context) {
+    json[form.context_key] = model.context();
+  }
   if (form.change != nullptr) form.change(model, &json);
   // Old files have the context under a second name, too.
   if (json.contains("n_ctx")) json["n_ctx"] = model.context();

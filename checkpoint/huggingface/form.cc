@@ -17,11 +17,13 @@ const HuggingFaceForm& Qwen2Form();
 const HuggingFaceForm& Qwen3Form();
 const HuggingFaceForm& MistralForm();
 const HuggingFaceForm& Gemma2Form();
+const HuggingFaceForm& T5Form();
 
 absl::Span<const HuggingFaceForm* const> HuggingFaceForms() {
   static const HuggingFaceForm* const forms[] = {
-      &Gpt2Form(), &LlamaForm(), &BertForm(),  &OptForm(),   &GptJForm(),    &GptNeoxForm(),
-      &PhiForm(),  &Phi3Form(),  &Qwen2Form(), &Qwen3Form(), &MistralForm(), &Gemma2Form()};
+      &Gpt2Form(),    &LlamaForm(),  &BertForm(), &OptForm(),   &GptJForm(),
+      &GptNeoxForm(), &PhiForm(),    &Phi3Form(), &Qwen2Form(), &Qwen3Form(),
+      &MistralForm(), &Gemma2Form(), &T5Form()};
   return forms;
 }
 

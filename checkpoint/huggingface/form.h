@@ -6,6 +6,7 @@
 // until the architecture has its word in plan/names.h.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -27,12 +28,14 @@ enum class RowForm {
   kInterleaved,  // for each head its rows of the first, then of the second, ...
 };
 
-// One tensor of a file. '*' stands for the number of the layer. A row whose canonical tensors the
-// model lacks is left out.
+// One tensor of a file. '*' stands for the number of the layer: in `theirs` within its stream
+// (model/architecture.h), in `ours` within the model. A row whose canonical tensors the model lacks
+// is left out.
 struct FormRow {
   std::string theirs;  // without the prefix of the base model
   std::vector<std::string> ours;
   RowForm form = RowForm::kPlain;
+  int stream = 0;  // whose layers have it
 };
 
 struct FormTable {
@@ -42,7 +45,8 @@ struct FormTable {
   std::vector<FormRow> end;
   std::vector<const char*> beside = {"lm_head."};  // beginnings of names that have no prefix
   std::vector<const char*> ignored;  // buffers of old versions, which carry no information
-  std::vector<std::pair<const char*, const char*>> tied;     // copy, original
+  std::vector<std::pair<const char*, const char*>> copies;   // copy, original
+  std::vector<std::pair<const char*, const char*>> tied;     // the same where the head is tied
   std::vector<std::pair<const char*, const char*>> renamed;  // another version's name, ours
   std::vector<const char*> other_heads;  // beginnings of the names of other tasks' heads
 };
@@ -51,6 +55,7 @@ struct HuggingFaceForm {
   v1::Architecture architecture = v1::ARCHITECTURE_UNSPECIFIED;
   std::vector<const char*> model_types;  // values of this key of config.json
   const char* context_key = "max_position_embeddings";
+  int64_t usual_context = 0;  // of a file without this key; 0: all files have it
   // transformers' class has biases whatever the model has: those it lacks are written as zeros.
   bool always_biased = false;
 

@@ -229,13 +229,17 @@ void ReadActivation(ConfigReader& config, const char* key, const std::string& us
     supported.insert(supported.end(), item.names.begin(), item.names.end());
   }
   config.OnlyText(key, usual, supported);
-  const std::string text = config.TextOr(key, usual);
+  SetActivation(config.TextOr(key, usual), known, model);
+}
+
+bool SetActivation(const std::string& name, const std::vector<ActivationNames>& known,
+                   v1::ModelSpec* model) {
   for (const ActivationNames& item : known) {
-    const bool named = std::find(item.names.begin(), item.names.end(), text) != item.names.end();
-    if (named && item.activation != known.front().activation) {
-      model->set_activation(item.activation);
-    }
+    if (std::find(item.names.begin(), item.names.end(), name) == item.names.end()) continue;
+    if (item.activation != known.front().activation) model->set_activation(item.activation);
+    return true;
   }
+  return false;
 }
 
 std::string ActivationText(const v1::ModelSpec& model, const std::vector<ActivationNames>& known) {

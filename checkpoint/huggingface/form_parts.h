@@ -67,6 +67,9 @@ struct ActivationNames {
 // not tell.
 void ReadActivation(ConfigReader& config, const char* key, const std::string& usual,
                     const std::vector<ActivationNames>& known, v1::ModelSpec* model);
+// Sets the function of this name, which need not be the value of a key. Whether it is known.
+bool SetActivation(const std::string& name, const std::vector<ActivationNames>& known,
+                   v1::ModelSpec* model);
 std::string ActivationText(const v1::ModelSpec& model, const std::vector<ActivationNames>& known);
 
 // INVALID_ARGUMENT for another number of key heads than of query heads.

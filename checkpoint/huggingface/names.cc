@@ -7,6 +7,7 @@
 #include "absl/strings/str_replace.h"
 #include "checkpoint/huggingface/form.h"
 #include "common/check.h"
+#include "model/architecture.h"
 #include "plan/model_tensors.h"
 
 namespace tercio::checkpoint {
@@ -30,10 +31,11 @@ class Expansion {
     }
   }
 
-  void Add(const FormRow& row, int layer) {
+  // `place`: of the layer in its stream.
+  void Add(const FormRow& row, int layer = 0, int place = 0) {
     const std::string number = absl::StrCat(layer);
     HuggingFaceTensor tensor;
-    tensor.suffix = absl::StrReplaceAll(row.theirs, {{"*", number}});
+    tensor.suffix = absl::StrReplaceAll(row.theirs, {{"*", absl::StrCat(place)}});
     // Heads stand beside the base model, and have no prefix.
     tensor.name = IsBeside(table_, tensor.suffix) ? tensor.suffix : table_.prefix + tensor.suffix;
     tensor.transposed = row.form == RowForm::kTransposed;
@@ -98,12 +100,18 @@ bool Matches(std::string_view pattern, std::string_view text) {
 
 std::vector<HuggingFaceTensor> HuggingFaceTensors(const v1::ModelSpec& model) {
   const FormTable& table = TableOf(model);
+  const model::Architecture architecture = model::ArchitectureOf(model);
   Expansion expansion(table, model);
-  for (const FormRow& row : table.embedding) expansion.Add(row, 0);
-  for (int layer = 0; layer < model.layers(); ++layer) {
-    for (const FormRow& row : table.layer) expansion.Add(row, layer);
+  for (const FormRow& row : table.embedding) expansion.Add(row);
+  std::map<int, int> places;  // of the next layer of each stream
+  for (int layer = 0; layer < model::LayersOf(model); ++layer) {
+    const int stream = architecture.layer(layer).stream;
+    const int place = places[stream]++;
+    for (const FormRow& row : table.layer) {
+      if (row.stream == stream) expansion.Add(row, layer, place);
+    }
   }
-  for (const FormRow& row : table.end) expansion.Add(row, 0);
+  for (const FormRow& row : table.end) expansion.Add(row);
   return std::move(expansion.tensors);
 }
 
@@ -145,10 +153,13 @@ bool IsIgnoredBuffer(const v1::ModelSpec& model, std::string_view suffix) {
 }
 
 std::string_view TiedCopyOf(const v1::ModelSpec& model, std::string_view suffix) {
-  // An untied head is a tensor of its own.
-  if (model.untied_head()) return {};
-  for (const auto& [copy, original] : TableOf(model).tied) {
-    if (suffix == copy) return original;
+  const FormTable& table = TableOf(model);
+  for (const auto* pairs : {&table.copies, &table.tied}) {
+    // An untied head is a tensor of its own.
+    if (pairs == &table.tied && model.untied_head()) continue;
+    for (const auto& [copy, original] : *pairs) {
+      if (suffix == copy) return original;
+    }
   }
   return {};
 }

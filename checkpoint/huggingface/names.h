@@ -55,7 +55,7 @@ std::string CurrentSuffix(const v1::ModelSpec& model, std::string_view name);
 // rotary frequencies. Suffixes here and below are those of CurrentSuffix.
 bool IsIgnoredBuffer(const v1::ModelSpec& model, std::string_view suffix);
 
-// The tensor that `suffix` repeats in a model with a tied head; empty when it is not such a copy.
+// The tensor that `suffix` repeats, as a tied head does; empty when it is no copy.
 std::string_view TiedCopyOf(const v1::ModelSpec& model, std::string_view suffix);
 
 // Whether `suffix` belongs to the head of a task that this model does not have: it says nothing

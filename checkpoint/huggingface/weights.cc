@@ -13,6 +13,7 @@
 #include "checkpoint/transpose.h"
 #include "common/file.h"
 #include "common/status_macros.h"
+#include "model/architecture.h"
 #include "plan/model_tensors.h"
 #include "plan/names.h"
 
@@ -137,8 +138,8 @@ absl::Status HuggingFaceModel::PlaceTensors() {
   TensorFaults faults(directory_);
   const Found found = FindTensors(&faults);
   // Checked before a table of that size is made.
-  if (static_cast<size_t>(model_.layers()) > found.size()) {
-    return absl::DataLossError(absl::StrCat(directory_, ": config.json says ", model_.layers(),
+  if (const int layers = model::LayersOf(model_); static_cast<size_t>(layers) > found.size()) {
+    return absl::DataLossError(absl::StrCat(directory_, ": config.json says ", layers,
                                             " layers, but the files hold ", found.size(),
                                             " tensors"));
   }
@@ -162,14 +163,16 @@ absl::Status HuggingFaceModel::PlaceTensors() {
 void HuggingFaceModel::CheckOthers(const Found& found, TensorFaults* faults) {
   for (const auto& [suffix, extra] : found) {
     if (canonical_.contains(extra->name) || IsIgnoredBuffer(model_, suffix)) continue;
-    const std::string_view tied = TiedCopyOf(model_, suffix);
-    const auto original = tied.empty() ? found.end() : found.find(tied);
-    if (original != found.end()) {
-      // If the copy differed, the head would be untied in truth, and dropping it would change the
+    const std::string tied(TiedCopyOf(model_, suffix));
+    // The original, or the first of several copies.
+    const StoredTensor* const original = tied.empty() ? nullptr : FindOrCopy(found, tied);
+    if (original != nullptr) {
+      // If the copy differed, it would not be tied in truth, and dropping it would change the
       // model.
-      if (SameBits(*extra, *original->second)) continue;
-      faults->Damaged(absl::StrCat("tie_word_embeddings is true, but ", suffix, " differs from ",
-                                   original->first));
+      if (SameBits(*extra, *original)) continue;
+      faults->Damaged(absl::StrCat(suffix, " differs from ", ShownName(original->name),
+                                   ", of which it is a copy",
+                                   model_.untied_head() ? "" : " (tie_word_embeddings is true)"));
     } else if (IsOtherHead(model_, suffix)) {
       other_heads_.push_back(extra->name);
     } else {

@@ -85,6 +85,27 @@ class EncoderFixtureSource : public data::SampleSource {
   FixtureSource tokens_;
 };
 
+// As decoder_samples() in make_fixtures.py.
+class DecoderFixtureSource : public data::SampleSource {
+ public:
+  void TrainingSample(int64_t step, int64_t sequence, data::Sample* out) override {
+    std::vector<int32_t> row(kRow);
+    tokens_.ReadTraining(step, sequence, row.data());
+    for (size_t i = 0; i < out->inputs.size(); ++i) out->inputs[i] = row[i % kRow];
+    for (size_t i = 0; i < out->targets.size(); ++i) {
+      out->targets[i] = row[kRow - 1 - i];
+      out->decoder_inputs[i] = i == 0 ? 0 : row[kRow - i];
+    }
+    out->length = static_cast<int32_t>(out->inputs.size());
+  }
+  int64_t held_out_samples(data::HeldOut) const override { return 0; }
+  void HeldOutSample(data::HeldOut, int64_t, data::Sample*) override {}
+
+ private:
+  static constexpr size_t kRow = 17;
+  FixtureSource tokens_;
+};
+
 // What only some architectures have.
 void SetFurther(const nlohmann::json& model, v1::ModelSpec* spec) {
   spec->set_activation(plan::Named<v1::Activation>(model.value("activation", ""))
@@ -96,6 +117,11 @@ void SetFurther(const nlohmann::json& model, v1::ModelSpec* spec) {
   spec->set_logit_softcap(model.value("logit_softcap", 0.0));
   spec->set_query_scale(model.value("query_scale", 0.0));
   spec->set_sequential_residual(model.value("sequential_residual", false));
+  spec->set_decoder_layers(model.value("decoder_layers", 0));
+  spec->set_decoder_context(model.value("decoder_context", 0));
+  spec->set_relative_buckets(model.value("relative_buckets", 0));
+  spec->set_relative_distance(model.value("relative_distance", 0));
+  spec->set_gated_mlp(model.value("gated_mlp", false));
 }
 
 v1::JobSpec JobOf(const nlohmann::json& fixture) {
@@ -174,11 +200,13 @@ RunResult Train(v1::JobSpec spec, const Layout& layout, int64_t steps, const Ten
   spec.mutable_training()->set_micro_batch(2);
   FixtureSource tokens;
   EncoderFixtureSource samples(spec.model().labels());
+  DecoderFixtureSource pairs;
   RunOptions options;
   options.steps = steps;
   options.source = &tokens;
   if (!start.empty()) options.state = &start;
   if (spec.model().architecture() == v1::ARCHITECTURE_BERT) options.source = &samples;
+  if (spec.model().decoder_layers() > 0) options.source = &pairs;
   absl::StatusOr<RunResult> result = TrainWithThreads(spec, options);
   EXPECT_TRUE(result.ok()) << result.status();
   return result.ok() ? *std::move(result) : RunResult{};
@@ -266,6 +294,8 @@ constexpr Fixture kFixtures[] = {
     {"qwen3", v1::ARCHITECTURE_QWEN3},
     {"mistral", v1::ARCHITECTURE_MISTRAL},
     {"gemma2", v1::ARCHITECTURE_GEMMA2},
+    {"t5", v1::ARCHITECTURE_T5},
+    {"t5_gated", v1::ARCHITECTURE_T5},
 };
 
 // An architecture has its word as soon as the engine trains it.

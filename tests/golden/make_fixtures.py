@@ -20,7 +20,8 @@ own), bert, megatron_bert (masked tokens and sentence order), bert_classes, and 
 transformers computes the norms of the llama family, tables of rotary positions, and the softmax of gptj and gemma2 in single
 precision whatever the weights are.
 
-The samples of a bert are made from the tokens by encoder_samples(), which golden_test.cc has a second time.
+The samples of a bert are made from the tokens by encoder_samples(), those of a t5 by decoder_samples(); golden_test.cc has both
+a second time.
 """
 
 import json
@@ -125,6 +126,16 @@ FURTHER = {
     "gemma2": further("gemma2", kv_heads=2, head_dim=16, rope_theta=1000.0, norm_eps=1e-6, untied_head=False, sliding_window=5,
                       attention_softcap=5.0, logit_softcap=4.0, query_scale=24),
 }
+
+def t5(**more):
+    """Longer than the other models on one side, and shorter on the other; most distances share a bucket with others."""
+    return further("t5", context=24, decoder_context=12, decoder_layers=LAYERS, head_dim=8, relative_buckets=8,
+                   relative_distance=16, norm_eps=1e-6, **more)
+
+
+# As in opt, the width is one with which no value of 100 steps lies within rounding of ReLU's jump.
+FURTHER["t5"] = t5(untied_head=False, ffn_hidden=40)
+FURTHER["t5_gated"] = t5(gated_mlp=True, activation="gelu_tanh")
 
 MODELS = {"bias": gpt2(True), "no_bias": gpt2(False), "llama": LLAMA, "bert": bert("post", 0),
           "megatron_bert": bert("pre", 0), "bert_classes": bert("post", 3), **FURTHER}
@@ -327,8 +338,32 @@ def is_further(model):
     return model["architecture"] not in ("gpt2", "llama", "bert")
 
 
+def decoder_samples(tokens, context, decoder_context):
+    """(inputs, decoder's inputs, targets) of a batch of token rows, as in golden_test.cc: the encoder reads the row from
+    its begin on, and again from its begin on until it is full; the decoder begins with id 0, and predicts the row backwards.
+    """
+    row = tokens.shape[1]
+    inputs = tokens[:, torch.arange(context) % row]
+    targets = tokens[:, row - 1 - torch.arange(decoder_context)]
+    decoder_inputs = torch.cat([torch.zeros_like(targets[:, :1]), targets[:, :-1]], 1)
+    return inputs, decoder_inputs, targets
+
+
+def t5_loss(model, dtype):
+    from architectures import build, to_transformers
+    module = build(model, dtype)
+
+    def loss(w, step, tokens):
+        inputs, decoder_inputs, targets = decoder_samples(tokens, model["context"], model["decoder_context"])
+        arguments = {"input_ids": inputs, "decoder_input_ids": decoder_inputs, "labels": targets}
+        return torch.func.functional_call(module, to_transformers(model, w), (), arguments).loss
+    return loss
+
+
 def further_loss(model, dtype):
     from architectures import build, to_transformers
+    if model["architecture"] == "t5":
+        return t5_loss(model, dtype)
     module = build(model, dtype)
 
     def loss(w, step, tokens):

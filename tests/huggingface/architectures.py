@@ -6,7 +6,7 @@ checkpoint/huggingface/forms/, so that a slip in one of them shows.
 import torch
 import transformers
 
-TANH, EXACT, RELU = "gelu_tanh", "gelu", "relu"
+TANH, EXACT, RELU, SILU = "gelu_tanh", "gelu", "relu", "silu"
 # As transformers calls them.
 ACTIVATIONS = {TANH: "gelu_pytorch_tanh", EXACT: "gelu", RELU: "relu"}
 
@@ -42,6 +42,17 @@ def window(model):
     return model.get("sliding_window") or None
 
 
+def t5_config(model, **more):
+    """A function of T5's "gated-gelu" is the approximation by tanh."""
+    function = {TANH: "gelu", EXACT: "gelu", RELU: "relu", SILU: "silu"}[model.get("activation", RELU)]
+    return transformers.T5Config(
+        num_layers=model["layers"], num_decoder_layers=model["decoder_layers"], d_model=model["hidden"], d_kv=head_dim(model),
+        num_heads=model["heads"], d_ff=model["ffn_hidden"], n_positions=model["context"],
+        relative_attention_num_buckets=model["relative_buckets"], relative_attention_max_distance=model["relative_distance"],
+        layer_norm_epsilon=model["norm_eps"], dropout_rate=0, decoder_start_token_id=0,
+        feed_forward_proj=("gated-" if model.get("gated_mlp") else "") + function, **more)
+
+
 def config(model, **more):
     """transformers' configuration of the model; `more` goes into it, too."""
     kind = model["architecture"]
@@ -49,6 +60,9 @@ def config(model, **more):
               "eos_token_id": None, "pad_token_id": None, **more}  # every id is a token like others here
     norm = {"rms_norm_eps": model["norm_eps"]}
     switched = {"use_sliding_window": bool(window(model)), "sliding_window": window(model), "max_window_layers": 0}
+    if kind == "t5":
+        # Padding and the end have ids, since transformers shifts and stops by them.
+        return t5_config(model, **{**common, "pad_token_id": 0, "eos_token_id": 1, **more})
     if kind == "opt":
         sizes = usual_sizes(model)
         sizes["ffn_dim"] = sizes.pop("intermediate_size")
@@ -86,8 +100,17 @@ def config(model, **more):
         final_logit_softcapping=model.get("logit_softcap") or None, **rotary(model), **common)
 
 
+def auto_class(model):
+    return transformers.AutoModelForSeq2SeqLM if model["architecture"] == "t5" else transformers.AutoModelForCausalLM
+
+
 def build(model, dtype=torch.float32, **more):
-    return transformers.AutoModelForCausalLM.from_config(config(model, **more)).to(dtype).eval()
+    module = auto_class(model).from_config(config(model, **more))
+    if model["architecture"] == "t5" and model["untied_head"]:
+        # transformers 5 ties the head of every new T5; files that hold one of its own are read as they are.
+        module.lm_head.weight = torch.nn.Parameter(module.lm_head.weight.detach().clone())
+        module.all_tied_weights_keys.pop("lm_head.weight")
+    return module.to(dtype).eval()
 
 
 # --- tensors ---------------------------------------------------------------------------------------------
@@ -124,6 +147,55 @@ BIASES = {"opt": ("attention.", "mlp."), "gptj": ("mlp.", "head"), "gpt_neox": (
 LAYER_NORM = ("opt", "gptj", "gpt_neox", "phi")
 
 
+def t5_layers(model):
+    """(canonical prefix, transformers' prefix, whether it is the decoder's) of each layer."""
+    for layer in range(model["layers"] + model["decoder_layers"]):
+        decodes = layer >= model["layers"]
+        place = layer - model["layers"] if decodes else layer
+        yield f"layers.{layer}.", f"{'decoder' if decodes else 'encoder'}.block.{place}.layer.", decodes
+
+
+def t5_names(model):
+    """{canonical name: transformers' name}. The tables of biases are the only matrices that are stored transposed."""
+    names = {"embedding.token.weight": "shared.weight"}
+    parts = {"query": "q", "key": "k", "value": "v", "output": "o"}
+    for ours, theirs, decodes in t5_layers(model):
+        last = 2 if decodes else 1
+        names[f"{ours}attention_norm.weight"] = f"{theirs}0.layer_norm.weight"
+        for part, short in parts.items():
+            names[f"{ours}attention.{part}.weight"] = f"{theirs}0.SelfAttention.{short}.weight"
+        if ".block.0." in theirs:
+            names[f"{ours}attention.relative_bias.weight"] = f"{theirs}0.SelfAttention.relative_attention_bias.weight"
+        if decodes:
+            names[f"{ours}cross_attention_norm.weight"] = f"{theirs}1.layer_norm.weight"
+            for part, short in parts.items():
+                names[f"{ours}cross_attention.{part}.weight"] = f"{theirs}1.EncDecAttention.{short}.weight"
+        names[f"{ours}mlp_norm.weight"] = f"{theirs}{last}.layer_norm.weight"
+        feed_forward = {"up": "wi", "down": "wo"}
+        if model.get("gated_mlp"):
+            feed_forward = {"gate": "wi_0", "up": "wi_1", "down": "wo"}
+        for part, short in feed_forward.items():
+            names[f"{ours}mlp.{part}.weight"] = f"{theirs}{last}.DenseReluDense.{short}.weight"
+    names[f"layers.{model['layers'] - 1}.encoder_norm.weight"] = "encoder.final_layer_norm.weight"
+    names["final_norm.weight"] = "decoder.final_layer_norm.weight"
+    if model["untied_head"]:
+        names["head.weight"] = "lm_head.weight"
+    return names
+
+
+def t5_tensors(model, shapes):
+    hidden, ffn, width = model["hidden"], model["ffn_hidden"], model["heads"] * head_dim(model)
+    for name in t5_names(model):
+        part = name.split(".")[-2]
+        shapes[name] = ((model["vocab_size"], hidden) if part in ("token", "head") else
+                        (model["heads"], model["relative_buckets"]) if part == "relative_bias" else
+                        (width, hidden) if part in ("query", "key", "value") else
+                        (hidden, width) if part == "output" else
+                        (ffn, hidden) if part in ("gate", "up") else
+                        (hidden, ffn) if part == "down" else (hidden,))
+    return shapes
+
+
 def tensors(model):
     """{canonical name: shape} of all tensors."""
     kind, hidden, ffn = model["architecture"], model["hidden"], model["ffn_hidden"]
@@ -141,6 +213,8 @@ def tensors(model):
             shapes[name + ".bias"] = (size,)
 
     shapes["embedding.token.weight"] = (model["vocab_size"], hidden)
+    if kind == "t5":
+        return t5_tensors(model, shapes)
     if kind == "opt":
         shapes["embedding.position.weight"] = (model["context"] + 2, hidden)
     for layer in range(model["layers"]):
@@ -181,8 +255,14 @@ def their_name(model, name):
 
 def to_transformers(model, weights):
     """{transformers' name: tensor} from {canonical name: tensor}; gradients flow through it."""
-    joined = {}
     kind = model["architecture"]
+    if kind == "t5":
+        names = t5_names(model)
+        named = {names[name]: value.T if "relative_bias" in name else value for name, value in weights.items()}
+        copies = ["encoder.embed_tokens.weight", "decoder.embed_tokens.weight"]
+        named.update({copy: weights["embedding.token.weight"] for copy in copies + ([] if model["untied_head"] else ["lm_head.weight"])})
+        return named
+    joined = {}
     named = {}
     for name, value in weights.items():
         part = name.split(".")[-2]
