@@ -12,6 +12,7 @@
 #include "model/architecture.h"
 #include "nlohmann/json.hpp"
 #include "plan/names.h"
+#include "plan/span_lengths.h"
 
 namespace tercio::config {
 namespace {
@@ -183,55 +184,77 @@ void ParseTokenizer(Section* data, const std::string& directory, const v1::Model
   out->set_tokenizer(path ? Resolve(directory, tokenizer) : tokenizer);
 }
 
-// The kind of model, which determines which of bert's keys the section may have.
+// The kind of model, which determines which keys the section may have.
 struct ModelKind {
   explicit ModelKind(const v1::ModelSpec& model)
       : architecture(plan::TextOf(model.architecture())),
         bert(!model::ArchitectureOf(model).causal),
+        spans(model::ArchitectureOf(model).streams.size() > 1),
         labelled(bert && model.labels() > 0) {}
 
   std::string architecture;
   bool bert;
+  bool spans;  // t5
   bool labelled;
 };
 
 void ParseMasking(Section* data, const ModelKind& kind, v1::DataSpec* out) {
   // A key that has no effect would promise something else than what happens.
-  if (!kind.bert || kind.labelled) {
+  if ((!kind.bert && !kind.spans) || kind.labelled) {
     if (data->Has("masking")) {
       data->Fault("masking", kind.bert
                                  ? "a classifier (model.labels) does not mask tokens; leave it out"
-                                 : absl::StrCat("only bert masks tokens, ", kind.architecture,
+                                 : absl::StrCat("only bert and t5 mask tokens, ", kind.architecture,
                                                 " does not; leave it out"));
     }
     return;
   }
   Section masking = data->Child("masking");
   v1::MaskingSpec* spec = out->mutable_masking();
-  // 15 % is what Devlin et al. 2019 mask.
-  spec->set_probability(masking.Number("probability", 0.15, 0.001, 0.999));
-  spec->set_whole_word(masking.Flag("whole_word", false));
+  // 15 % is what Devlin et al. 2019 and Raffel et al. 2020 mask.
+  spec->set_probability(
+      masking.Number("probability", plan::kUsualMaskingProbability, 0.001, 0.999));
+  // A key of the other model would have no effect.
+  const char* const other = kind.spans ? "whole_word" : "mean_span";
+  if (masking.Has(other)) {
+    masking.Fault(other, kind.spans ? "only bert masks whole words; leave it out"
+                                    : "only t5 masks spans; leave it out");
+  }
+  if (kind.spans) {
+    spec->set_mean_span(masking.Number("mean_span", plan::kUsualMeanSpan, 1, 1e6));
+  } else {
+    spec->set_whole_word(masking.Flag("whole_word", false));
+  }
   masking.Finish();
 }
 
 void ParseSpecialTokens(Section* data, const ModelKind& kind, v1::DataSpec* out) {
   if (!data->Has("special_tokens")) return;
-  if (!kind.bert) {
-    data->Fault("special_tokens", absl::StrCat("only bert has special tokens, ", kind.architecture,
-                                               " does not; leave them out"));
+  if (!kind.bert && !kind.spans) {
+    data->Fault("special_tokens", absl::StrCat("only bert and t5 have special tokens, ",
+                                               kind.architecture, " does not; leave them out"));
     return;
   }
   Section special = data->Child("special_tokens");
-  const auto id = [&special](const char* key) {
+  const auto id = [&](const char* key) {
     // All four are needed: training with a guessed id would look right for a long time.
-    if (!special.Has(key)) special.Fault(key, "missing; name all of cls, sep, mask and pad");
+    if (!special.Has(key)) {
+      special.Fault(key, kind.spans ? "missing; name all of pad, eos, first_sentinel and sentinels"
+                                    : "missing; name all of cls, sep, mask and pad");
+    }
     return static_cast<int32_t>(special.Integer(key, 0, 0, (1 << 30) - 1));
   };
   v1::SpecialTokens* spec = out->mutable_special_tokens();
-  spec->set_cls(id("cls"));
-  spec->set_sep(id("sep"));
-  spec->set_mask(id("mask"));
   spec->set_pad(id("pad"));
+  if (kind.spans) {
+    spec->set_eos(id("eos"));
+    spec->set_first_sentinel(id("first_sentinel"));
+    spec->set_sentinels(id("sentinels"));
+  } else {
+    spec->set_cls(id("cls"));
+    spec->set_sep(id("sep"));
+    spec->set_mask(id("mask"));
+  }
   special.Finish();
 }
 
@@ -356,16 +379,26 @@ std::string DataYaml(const v1::DataSpec& data) {
                                    std::pair("label_key", data.label_key())}) {
     if (!value.empty()) absl::StrAppend(&yaml, "\n  ", key, ": ", Quoted(value));
   }
-  // Only bert has these sections, and their presence is part of the message.
+  // Only bert and t5 have these sections, and their presence is part of the message.
   if (data.has_masking()) {
     absl::StrAppend(
         &yaml, "\n  masking: {probability: ", nlohmann::json(data.masking().probability()).dump(),
-        ", whole_word: ", data.masking().whole_word() ? "true" : "false", "}");
+        // Only t5 has a mean span, and always one.
+        data.masking().mean_span() > 0
+            ? absl::StrCat(", mean_span: ", nlohmann::json(data.masking().mean_span()).dump())
+            : absl::StrCat(", whole_word: ", data.masking().whole_word() ? "true" : "false"),
+        "}");
   }
   if (data.has_special_tokens()) {
     const v1::SpecialTokens& special = data.special_tokens();
-    absl::StrAppend(&yaml, "\n  special_tokens: {cls: ", special.cls(), ", sep: ", special.sep(),
-                    ", mask: ", special.mask(), ", pad: ", special.pad(), "}");
+    absl::StrAppend(
+        &yaml, "\n  special_tokens: {pad: ", special.pad(),
+        data.masking().mean_span() > 0
+            ? absl::StrCat(", eos: ", special.eos(), ", first_sentinel: ", special.first_sentinel(),
+                           ", sentinels: ", special.sentinels())
+            : absl::StrCat(", cls: ", special.cls(), ", sep: ", special.sep(),
+                           ", mask: ", special.mask()),
+        "}");
   }
   absl::StrAppend(&yaml, "\n  skip_bad_lines: ", data.skip_bad_lines() ? "true" : "false", "\n");
   return yaml;

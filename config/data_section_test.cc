@@ -142,12 +142,13 @@ TEST(DataSection, AJobThatOnlyEvaluatesNeedsNoTrainingData) {
 }
 
 TEST(DataSection, KeysOfOtherModels) {
-  EXPECT_THAT(FaultOf("{train: a, masking: {}, special_tokens: {}, text_pair_key: x, label_key: y}",
-                      Model(v1::ARCHITECTURE_LLAMA)),
-              AllOf(HasSubstr("data.masking: only bert masks tokens, llama does not"),
-                    HasSubstr("data.special_tokens: only bert has special tokens, llama does not"),
-                    HasSubstr("data.text_pair_key: only a classifier"),
-                    HasSubstr("data.label_key: only a classifier")));
+  EXPECT_THAT(
+      FaultOf("{train: a, masking: {}, special_tokens: {}, text_pair_key: x, label_key: y}",
+              Model(v1::ARCHITECTURE_LLAMA)),
+      AllOf(HasSubstr("data.masking: only bert and t5 mask tokens, llama does not"),
+            HasSubstr("data.special_tokens: only bert and t5 have special tokens, llama does not"),
+            HasSubstr("data.text_pair_key: only a classifier"),
+            HasSubstr("data.label_key: only a classifier")));
   EXPECT_THAT(FaultOf("{train: a, label_key: y}", Model(v1::ARCHITECTURE_BERT)),
               HasSubstr("data.label_key: only a classifier"));
 }

@@ -80,6 +80,7 @@ class JobParser {
     ParseModel(root_.Child("model"), directory_, spec_.mutable_model());
     ParseData(root_.Child("data"), directory_, spec_.model(), TrainingDataOf(root_.Get("training")),
               &faults_, spec_.mutable_data());
+    ResolveDecoderContext(root_.Child("model"), spec_.data(), spec_.mutable_model());
     // The data's tokenizer knows the size exactly; a preset only says what was published.
     if (HasVocabularyOfPreset(root_.Get("model")) && !spec_.data().tokenizer().empty()) {
       spec_.mutable_model()->clear_vocab_size();

@@ -13,6 +13,7 @@
 #include "nlohmann/json.hpp"
 #include "plan/limits.h"
 #include "plan/names.h"
+#include "plan/span_lengths.h"
 
 namespace tercio::config {
 namespace {
@@ -203,10 +204,9 @@ void ParseDecoder(Section& model, const model::ArchitectureFacts& facts, const v
   const int layers = base.decoder_layers() > 0 ? base.decoder_layers() : out->layers();
   out->set_decoder_layers(
       static_cast<int32_t>(model.Integer("decoder_layers", layers, 1, plan::kMostLayers)));
-  // 0 lets the data decide.
-  out->set_decoder_context(static_cast<int32_t>(model.Integer(
-      "decoder_context", base.context() == out->context() ? base.decoder_context() : 0, 0,
-      plan::kMostContext)));
+  // 0 lets ResolveDecoderContext decide. The number of another job depends on its masking.
+  out->set_decoder_context(
+      static_cast<int32_t>(model.Integer("decoder_context", 0, 0, plan::kMostContext)));
 }
 
 void CheckKeys(Section& model, const model::ArchitectureFacts& facts) {
@@ -372,6 +372,20 @@ void ParseModel(Section model, const std::string& directory, v1::ModelSpec* out)
   model.Finish();
 }
 
+void ResolveDecoderContext(Section model, const v1::DataSpec& data, v1::ModelSpec* out) {
+  if (!model::FactsOf(out->architecture()).Has("decoder_context")) return;
+  const absl::StatusOr<plan::SpanLengths> lengths =
+      plan::SpanLengthsOf(out->context(), data.masking());
+  if (!lengths.ok()) return model.Fault("context", std::string(lengths.status().message()));
+  if (out->decoder_context() > 0 && out->decoder_context() != lengths->targets) {
+    model.Fault("decoder_context",
+                absl::StrCat(out->decoder_context(), ", but with this context and data.masking a ",
+                             "sample has ", lengths->targets, " tokens in the decoder; use that ",
+                             "number, or leave the key out"));
+  }
+  out->set_decoder_context(static_cast<int32_t>(lengths->targets));
+}
+
 namespace {
 
 std::string EncoderYaml(const v1::ModelSpec& model) {
@@ -407,8 +421,8 @@ std::string FurtherYaml(const v1::ModelSpec& model) {
   number("logit_softcap", model.logit_softcap());
   number("query_scale", model.query_scale());
   add("sequential_residual", model.sequential_residual(), "true");
+  // decoder_context follows from the data, also after a change of either.
   size("decoder_layers", model.decoder_layers());
-  size("decoder_context", model.decoder_context());
   size("relative_buckets", model.relative_buckets());
   size("relative_distance", model.relative_distance());
   add("gated_mlp", model.gated_mlp(), "true");

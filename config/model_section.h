@@ -13,6 +13,10 @@ namespace tercio::config {
 // is a fault.
 void ParseModel(Section model, const std::string& directory, v1::ModelSpec* out);
 
+// Sets the decoder's tokens of a sample, which follow from the context and the data; another number
+// is a fault. REQUIRES: both sections were read, `out` and `data` from them.
+void ResolveDecoderContext(Section model, const v1::DataSpec& data, v1::ModelSpec* out);
+
 // The section as YAML that reads back as the same message.
 std::string ModelYaml(const v1::ModelSpec& model);
 

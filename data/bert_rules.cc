@@ -1,6 +1,5 @@
 #include "data/bert_rules.h"
 
-#include <algorithm>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -8,7 +7,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/status_macros.h"
-#include "model/architecture.h"
 #include "nlohmann/json.hpp"
 
 namespace tercio::data {
@@ -90,19 +88,6 @@ absl::StatusOr<std::shared_ptr<const std::vector<bool>>> ContinuationsOf(
 }
 
 }  // namespace
-
-Objective ObjectiveOf(const v1::ModelSpec& model) {
-  const model::Architecture architecture = model::ArchitectureOf(model);
-  if (architecture.causal) return Objective::kCausal;
-  return architecture.head.masked.has_value() ? Objective::kMasked : Objective::kLabelled;
-}
-
-int32_t HighestSpecialToken(const v1::DataSpec& data) {
-  // Without a tokenizer the vocabulary is found from the data, which may lack the special tokens.
-  if (!data.has_special_tokens()) return -1;
-  const v1::SpecialTokens& special = data.special_tokens();
-  return std::max({special.cls(), special.sep(), special.mask(), special.pad()});
-}
 
 absl::StatusOr<MaskingRules> MaskingRulesOf(const v1::DataSpec& data, const v1::ModelSpec& model,
                                             const std::optional<tokenizer::Tokenizer>& tokenizer,

@@ -17,16 +17,6 @@
 
 namespace tercio::data {
 
-enum class Objective {
-  kCausal,    // each token predicts the next
-  kMasked,    // bert
-  kLabelled,  // bert with labels: a class for each sequence
-};
-Objective ObjectiveOf(const v1::ModelSpec& model);
-
-// The largest id of data.special_tokens; -1 if the job names none.
-int32_t HighestSpecialToken(const v1::DataSpec& data);
-
 // `vocab_size` is that of the data. Special tokens are those of data.special_tokens, else of the
 // tokenizer.
 absl::StatusOr<MaskingRules> MaskingRulesOf(const v1::DataSpec& data, const v1::ModelSpec& model,

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "common/check.h"
-#include "kernels/random.h"
+#include "data/decisions.h"
 
 namespace tercio::data {
 namespace {
@@ -15,34 +15,6 @@ constexpr int64_t kDocumentsOfEntry = 64;
 
 // Decisions of a sample: about the sample itself, and about each position.
 enum Decision : uint64_t { kCut = 1, kSwap, kOrder, kReplacement, kRandomId };
-
-// Decisions are hashes of what they are about, so that a sample does not depend on the thread, the
-// node or the order in which samples are read.
-class Decisions {
- public:
-  Decisions(SampleKey key, int64_t sample)
-      : key_(kernels::SplitMix64(
-            kernels::SplitMix64(kernels::SplitMix64(kernels::SplitMix64(key.seed)) ^ key.epoch) ^
-            static_cast<uint64_t>(sample))) {}
-
-  uint64_t At(Decision decision, int64_t position = 0) const {
-    // The position has the lower 32 bits, so that no two decisions have the same input.
-    return kernels::SplitMix64(key_ ^ (uint64_t{decision} << 32 | static_cast<uint64_t>(position)));
-  }
-
- private:
-  uint64_t key_;
-};
-
-// A number below `bound` from 64 random bits.
-// The upper half of the product is nearly uniform, and needs no loop as a remainder without bias
-// would.
-uint64_t Below(uint64_t random, uint64_t bound) {
-  return static_cast<uint64_t>((static_cast<unsigned __int128>(random) * bound) >> 64);
-}
-
-// The upper 53 bits are what a double holds exactly, so the result is below 1.
-double Fraction(uint64_t random) { return static_cast<double>(random >> 11) * 0x1p-53; }
 
 // Positions [begin, begin + size) that are masked together.
 struct Word {

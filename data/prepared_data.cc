@@ -18,6 +18,8 @@
 #include "data/data_files.h"
 #include "data/indexed_dataset.h"
 #include "data/jsonl.h"
+#include "data/objective.h"
+#include "data/span_rules.h"
 #include "data/text_source.h"
 #include "data/tokenize.h"
 
@@ -150,12 +152,15 @@ class Preparation {
   void Take(TokenFiles files, Source* source) const;
   absl::StatusOr<std::string> CacheEntry(const Source& source) const;
   absl::Status CheckVocabulary();
+  // Sets the size of the vocabulary. Returns the ids that the data may have.
+  absl::StatusOr<int32_t> FindVocabulary(int32_t highest);
   absl::Status ReadExamples(const LabelRules& rules, Source* source);
   // Shares of all sources, in their order.
   std::vector<Share> Shares() const;
   absl::Status MakeCausal();
   absl::Status MakeMasked();
   absl::Status MakeLabelled();
+  absl::Status MakeSpans();
   // Adds tokens of a share to those of its side.
   void CountTokens(Side side, int64_t tokens);
   absl::StatusOr<Blend> BlendOf(Side side) const;
@@ -172,7 +177,8 @@ class Preparation {
   TextOptions text_;
   Sides sides_;
   std::optional<tokenizer::Tokenizer> tokenizer_;
-  std::string rules_;  // rules of bert's samples
+  std::string rules_;               // rules of samples, but causal ones
+  SpanVocabulary span_vocabulary_;  // t5
   PreparedData prepared_;
 };
 
@@ -285,6 +291,20 @@ absl::Status Preparation::OpenTokens(Source* source) {
                    "data.tokenizer out"));
 }
 
+absl::StatusOr<int32_t> Preparation::FindVocabulary(int32_t highest) {
+  const int32_t given = model_.vocab_size();
+  if (objective_ == Objective::kSpans) {
+    TERCIO_ASSIGN_OR_RETURN(span_vocabulary_, SpanVocabularyOf(spec_, tokenizer_, given, highest));
+    prepared_.vocab_size = span_vocabulary_.vocab_size;
+    return span_vocabulary_.data_ids;
+  }
+  prepared_.vocab_size = tokenizer_  ? tokenizer_->vocab_size()
+                         : given > 0 ? given
+                                     // Special tokens may be above every id of the data.
+                                     : std::max(highest, HighestSpecialToken(spec_)) + 1;
+  return prepared_.vocab_size;
+}
+
 absl::Status Preparation::CheckVocabulary() {
   int32_t highest = -1;
   const Source* with_highest = nullptr;
@@ -298,29 +318,31 @@ absl::Status Preparation::CheckVocabulary() {
     if (here > highest) with_highest = source;
     highest = std::max(highest, here);
   }
+  TERCIO_ASSIGN_OR_RETURN(const int32_t data_ids, FindVocabulary(highest));
   const int32_t given = model_.vocab_size();
-  prepared_.vocab_size = tokenizer_  ? tokenizer_->vocab_size()
-                         : given > 0 ? given
-                                     // Special tokens may be above every id of the data.
-                                     : std::max(highest, HighestSpecialToken(spec_)) + 1;
+  const char* const special =
+      tokenizer_ && prepared_.vocab_size > tokenizer_->vocab_size() ? " with special tokens" : "";
   // The embedding table would be too small for the tokenizer's ids. Only a tokenizer can cause
   // this, since without one the given size is the size.
   if (given > 0 && given < prepared_.vocab_size) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "model.vocab_size is ", given, ", but the tokenizer '", tokenizer_->kind(), "' has ",
-        prepared_.vocab_size, " ids; leave model.vocab_size out or make it at least that"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("model.vocab_size is ", given, ", but the tokenizer '", tokenizer_->kind(),
+                     "' has ", prepared_.vocab_size, " ids", special,
+                     "; leave model.vocab_size out or make it at least that"));
   }
   // With model.from the size belongs to the weights, which may have rows that no id uses.
   if (given > prepared_.vocab_size && model_.from().empty()) {
     prepared_.notices.push_back(absl::StrCat("model.vocab_size ", given,
                                              " is not used: the tokenizer has ",
-                                             prepared_.vocab_size, " ids"));
+                                             prepared_.vocab_size, " ids", special));
   }
-  if (highest < prepared_.vocab_size) return absl::OkStatus();
+  if (highest < data_ids) return absl::OkStatus();
   return Fault(
       with_highest->name,
-      absl::StrCat("token id ", highest, " is outside the vocabulary of ", prepared_.vocab_size,
-                   tokenizer_ ? " of the tokenizer" : "",
+      absl::StrCat("token id ", highest, " is outside the vocabulary of ", data_ids,
+                   tokenizer_                        ? " of the tokenizer"
+                   : data_ids < prepared_.vocab_size ? " without special tokens"
+                                                     : "",
                    "; the data was made with a different tokenizer, or model.vocab_size is ",
                    "too small"));
 }
@@ -478,6 +500,27 @@ absl::Status Preparation::MakeLabelled() {
   return TakeSamples(shares, std::move(datasets));
 }
 
+absl::Status Preparation::MakeSpans() {
+  TERCIO_ASSIGN_OR_RETURN(const SpanRules rules, SpanRulesOf(spec_, model_, span_vocabulary_));
+  rules_ = Describe(rules);
+  const std::vector<Share> shares = Shares();
+  std::vector<std::shared_ptr<const SampleDataset>> datasets;
+  for (const Share& share : shares) {
+    const int64_t tokens = share.end - share.begin;
+    if (tokens < rules.lengths.raw) {
+      return Fault(
+          share.source->name,
+          absl::StrCat(PartOf(share.side), " has ", tokens, " tokens, but one sample ", "needs ",
+                       rules.lengths.raw, " for a model.context of ", model_.context(),
+                       "; use more text, a shorter context or another ", KeyOfPart(share.side)));
+    }
+    datasets.push_back(std::make_shared<const SpanDataset>(
+        share.source->tokens.Slice(share.begin, share.end), rules));
+    CountTokens(share.side, tokens);
+  }
+  return TakeSamples(shares, std::move(datasets));
+}
+
 absl::Status Preparation::TakeSamples(const std::vector<Share>& shares,
                                       std::vector<std::shared_ptr<const SampleDataset>> datasets) {
   PerSide<std::vector<std::shared_ptr<const SampleDataset>>> of_sides;
@@ -547,6 +590,9 @@ absl::StatusOr<PreparedData> Preparation::Prepare() {
     case Objective::kMasked:
       TERCIO_RETURN_IF_ERROR(MakeMasked());
       break;
+    case Objective::kSpans:
+      TERCIO_RETURN_IF_ERROR(MakeSpans());
+      break;
     case Objective::kLabelled:
       TERCIO_RETURN_IF_ERROR(MakeLabelled());
       // The tokenizer decides the vocabulary here, too, but the lines are read first: their faults
@@ -563,12 +609,18 @@ absl::StatusOr<PreparedData> Preparation::Prepare() {
 
 }  // namespace
 
-absl::StatusOr<int32_t> ExpectedVocabulary(const v1::DataSpec& spec) {
+absl::StatusOr<int32_t> ExpectedVocabulary(const v1::DataSpec& spec, const v1::ModelSpec& model) {
+  const auto size_with = [&](const tokenizer::Tokenizer& tokenizer) -> absl::StatusOr<int32_t> {
+    if (ObjectiveOf(model) != Objective::kSpans) return tokenizer.vocab_size();
+    TERCIO_ASSIGN_OR_RETURN(const SpanVocabulary vocabulary,
+                            SpanVocabularyOf(spec, tokenizer, model.vocab_size(), /*highest=*/-1));
+    return vocabulary.vocab_size;
+  };
   // This tokenizer can be opened without looking at the data.
   if (!spec.tokenizer().empty() && spec.tokenizer() != "chars") {
     TERCIO_ASSIGN_OR_RETURN(const tokenizer::Tokenizer tokenizer,
                             ChooseTokenizer(spec.tokenizer(), {}, {}));
-    return tokenizer.vocab_size();
+    return size_with(tokenizer);
   }
   TERCIO_ASSIGN_OR_RETURN(Sides sides, FindSides(spec));
   std::vector<std::string> texts;
@@ -579,7 +631,7 @@ absl::StatusOr<int32_t> ExpectedVocabulary(const v1::DataSpec& spec) {
       TERCIO_ASSIGN_OR_RETURN(const IndexedDataset dataset,
                               OpenIndexedDataset(source->files.paths.front()));
       // One tokenizer is enough, since PrepareData refuses data sets whose tokenizers differ.
-      if (dataset.tokenizer.has_value()) return dataset.tokenizer->vocab_size();
+      if (dataset.tokenizer.has_value()) return size_with(*dataset.tokenizer);
     }
   }
   if (texts.empty()) return absl::NotFoundError("the data has no tokenizer");
@@ -588,7 +640,7 @@ absl::StatusOr<int32_t> ExpectedVocabulary(const v1::DataSpec& spec) {
   options.threads = MachineCores();
   TERCIO_ASSIGN_OR_RETURN(const tokenizer::Tokenizer tokenizer,
                           ChooseTokenizer(spec.tokenizer(), texts, options));
-  return tokenizer.vocab_size();
+  return size_with(tokenizer);
 }
 
 absl::StatusOr<PreparedData> PrepareData(const v1::DataSpec& spec, const v1::ModelSpec& model,

@@ -1,6 +1,7 @@
 // From the job's data section to data sets that can be trained on: tokens that predict the next
-// one, or BERT's samples (rules in bert_rules.h). Called by `tercio run` before it creates the job,
-// by every agent, and by every trainer; all get the same samples for the same content.
+// one, BERT's samples (rules in bert_rules.h), or T5's (span_rules.h). Called by `tercio run`
+// before it creates the job, by every agent, and by every trainer; all get the same samples for the
+// same content.
 //
 //   .txt and other text   tokenised once per node into `cache_dir`, in an entry named by content
 //   .jsonl                and tokenizer
@@ -49,10 +50,10 @@ struct PreparedData {
   int64_t test_sample_count = 0;        // 0: none
   std::string digest;          // hex SHA-256 of all that decides samples; equal on all nodes
   std::string tokenizer_json;  // empty: token files without a tokenizer
-  BlendedDataset train;        // empty for bert
+  BlendedDataset train;        // causal models only
   BlendedDataset validation;
   BlendedDataset test;
-  BlendedSamples train_samples;  // bert only
+  BlendedSamples train_samples;  // all other models
   BlendedSamples validation_samples;
   BlendedSamples test_samples;
   std::vector<std::string> notices;  // lines that were skipped, for people
@@ -76,6 +77,6 @@ absl::StatusOr<PreparedData> PrepareData(const v1::DataSpec& spec, const v1::Mod
 
 // The number of ids that a job's data will have, as far as it is known before tokenising: those of
 // its tokenizer, or of the one beside its token files. An error if it cannot be known here.
-absl::StatusOr<int32_t> ExpectedVocabulary(const v1::DataSpec& spec);
+absl::StatusOr<int32_t> ExpectedVocabulary(const v1::DataSpec& spec, const v1::ModelSpec& model);
 
 }  // namespace tercio::data

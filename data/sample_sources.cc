@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "data/bert_rules.h"
+#include "data/objective.h"
 #include "plan/data_position.h"
 
 namespace tercio::data {
@@ -41,9 +41,9 @@ class CausalSamples : public CausalSource {
   int64_t test_samples_;
 };
 
-class BertSamples : public SampleSource {
+class RuledSamples : public SampleSource {
  public:
-  BertSamples(PreparedData data, const v1::JobSpec& spec)
+  RuledSamples(PreparedData data, const v1::JobSpec& spec)
       : data_(std::move(data)),
         training_(spec.training()),
         validation_samples_(data_.validation_samples.samples()),
@@ -70,11 +70,11 @@ class BertSamples : public SampleSource {
 }  // namespace
 
 std::unique_ptr<SampleSource> MakeSampleSource(PreparedData data, const v1::JobSpec& spec) {
-  // Causal samples are cut from tokens without special tokens, BERT's are made by rules.
+  // Causal samples are cut from tokens without special tokens, all others are made by rules.
   if (ObjectiveOf(spec.model()) == Objective::kCausal) {
     return std::make_unique<CausalSamples>(std::move(data), spec);
   }
-  return std::make_unique<BertSamples>(std::move(data), spec);
+  return std::make_unique<RuledSamples>(std::move(data), spec);
 }
 
 }  // namespace tercio::data

@@ -1,5 +1,6 @@
 // The samples of a job, for the training engine: of tokens that predict the next one, in the order
-// of blended_dataset.h, or BERT's, in that of sample_dataset.h.
+// of blended_dataset.h, or BERT's and T5's, in that of
+// sample_dataset.h.
 //
 // Thread safety: any number of threads may read.
 #pragma once

@@ -59,7 +59,7 @@ void PrintPlan(const v1::PlanReport& report) {
 void FillVocabulary(v1::JobSpec* spec) {
   // A size that the job names is not guessed.
   if (spec->model().vocab_size() > 0) return;
-  const absl::StatusOr<int32_t> vocabulary = data::ExpectedVocabulary(spec->data());
+  const absl::StatusOr<int32_t> vocabulary = data::ExpectedVocabulary(spec->data(), spec->model());
   if (vocabulary.ok()) return spec->mutable_model()->set_vocab_size(*vocabulary);
   std::fprintf(stderr,
                "notice: the size of the vocabulary is unknown here and assumed to be %d (set "
