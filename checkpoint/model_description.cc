@@ -112,8 +112,9 @@ absl::Status CheckPossibleModel(const v1::ModelSpec& model, const std::string& p
                         model.decoder_context() >= 0 && model.relative_buckets() >= 0 &&
                         model.relative_buckets() <= model::kMostRelativeBuckets &&
                         model.relative_distance() >= 0;
+  const bool has_decoder = model::FactsOf(model.architecture()).Has("decoder_layers");
   // The sizes are positive by now, so nothing is divided by zero.
-  if (known && positive && HeadsFit(model) &&
+  if (known && positive && has_decoder == (model.decoder_layers() > 0) && HeadsFit(model) &&
       (model.kv_heads() == 0 || model.heads() % model.kv_heads() == 0)) {
     return absl::OkStatus();
   }

@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "cli/client.h"
 #include "cli/commands/commands.h"
 #include "cli/commands/loaded_model.h"
 #include "cli/commands/prompts.h"
@@ -17,7 +18,8 @@
 #include "cli/text.h"
 #include "common/exit_codes.h"
 #include "common/status_macros.h"
-#include "worker/inference/language_model.h"
+#include "data/span_rules.h"
+#include "worker/inference/generator.h"
 
 namespace tercio::cli {
 namespace {
@@ -84,12 +86,41 @@ absl::StatusOr<std::vector<Prompt>> PromptsOf(const GenerateOptions& options) {
       "no prompt; give --prompt TEXT, --prompt-ids 1,2 or --prompts FILE");
 }
 
-inference::GenerateOptions Sampling(const GenerateOptions& options) {
+// The ids around a decoder's answer, and, where the tokenizer has it, around what it answers.
+struct DecoderIds {
+  int32_t start = 0;
+  int32_t end = -1;
+};
+
+absl::StatusOr<DecoderIds> DecoderIdsOf(const GenerateOptions& options,
+                                        const inference::Generator& model) {
+  if (model.continues_prompts()) {
+    if (options.start_id < 0 && options.end_id < 0) return DecoderIds{};
+    return absl::InvalidArgumentError(
+        "--start-id and --end-id are for models with a decoder; leave them out");
+  }
+  std::optional<tokenizer::Tokenizer> tokenizer;
+  if (model.tokenizer() != nullptr) tokenizer = *model.tokenizer();
+  // Without a tokenizer the ids are those of the published models.
+  DecoderIds ids = {.start = 0, .end = 1};
+  if (tokenizer.has_value()) {
+    TERCIO_ASSIGN_OR_RETURN(const data::SpanVocabulary vocabulary,
+                            data::SpanVocabularyOf({}, tokenizer, model.vocab_size(), 0));
+    ids = {.start = vocabulary.pad, .end = vocabulary.eos};
+  }
+  if (options.start_id >= 0) ids.start = options.start_id;
+  if (options.end_id >= 0) ids.end = options.end_id;
+  return ids;
+}
+
+inference::GenerateOptions Sampling(const GenerateOptions& options, const DecoderIds& ids) {
   return {.tokens = options.tokens,
           .temperature = options.temperature,
           .top_k = options.top_k,
           .top_p = options.top_p,
-          .seed = options.seed};
+          .seed = options.seed,
+          .start = ids.start,
+          .end = ids.end};
 }
 
 absl::StatusOr<Json> GeneratedToJson(const Prompt& prompt, const std::vector<int32_t>& ids,
@@ -106,17 +137,19 @@ absl::StatusOr<Json> GeneratedToJson(const Prompt& prompt, const std::vector<int
 }
 
 // Prints text, or ids where there is no tokenizer, as it is generated.
-absl::Status ShowOne(const GenerateOptions& options, const Prompt& prompt,
-                     inference::LanguageModel& model) {
+absl::Status ShowOne(const inference::GenerateOptions& sampling, const Prompt& prompt,
+                     inference::Generator& model) {
   std::optional<TextStream> stream;
-  if (model.tokenizer() != nullptr) {
+  if (model.tokenizer() != nullptr && !model.continues_prompts()) {
+    stream.emplace(*model.tokenizer(), std::vector<int32_t>());
+  } else if (model.tokenizer() != nullptr) {
     stream.emplace(*model.tokenizer(), prompt.ids);
     // The prompt is part of the text that a person reads.
     std::cout << prompt.text.value_or("") << std::flush;
   }
   std::vector<int32_t> ids;
   absl::Status shown;
-  TERCIO_RETURN_IF_ERROR(model.Generate({prompt.ids}, Sampling(options), [&](size_t, int32_t id) {
+  TERCIO_RETURN_IF_ERROR(model.Generate({prompt.ids}, sampling, [&](size_t, int32_t id) {
     ids.push_back(id);
     if (stream.has_value()) shown = stream->Add(id);
     // A reader that has gone (head) ends the work, which may take minutes.
@@ -134,12 +167,12 @@ absl::Status ShowOne(const GenerateOptions& options, const Prompt& prompt,
 }
 
 // Several prompts grow together and end in any order; they are printed in the order of the file.
-absl::StatusOr<Json> GenerateAll(const GenerateOptions& options, const std::vector<Prompt>& prompts,
-                                 inference::LanguageModel& model) {
+absl::StatusOr<Json> GenerateAll(const inference::GenerateOptions& sampling,
+                                 const std::vector<Prompt>& prompts, inference::Generator& model) {
   std::vector<std::vector<int32_t>> given;
   for (const Prompt& prompt : prompts) given.push_back(prompt.ids);
   std::vector<std::vector<int32_t>> made(prompts.size());
-  TERCIO_RETURN_IF_ERROR(model.Generate(given, Sampling(options), [&](size_t prompt, int32_t id) {
+  TERCIO_RETURN_IF_ERROR(model.Generate(given, sampling, [&](size_t prompt, int32_t id) {
     made[prompt].push_back(id);
     return true;
   }));
@@ -154,14 +187,20 @@ absl::StatusOr<Json> GenerateAll(const GenerateOptions& options, const std::vect
 absl::StatusOr<int> GenerateText(const GenerateOptions& options) {
   TERCIO_ASSIGN_OR_RETURN(std::vector<Prompt> prompts, PromptsOf(options));
   const auto sequences = std::min(static_cast<int64_t>(prompts.size()), options.batch);
-  TERCIO_ASSIGN_OR_RETURN(const auto model, LoadLanguageModel(options, sequences));
+  TERCIO_ASSIGN_OR_RETURN(const auto model, LoadGenerator(options, sequences, options.tokens));
+  TERCIO_ASSIGN_OR_RETURN(const DecoderIds ids, DecoderIdsOf(options, *model));
   TERCIO_RETURN_IF_ERROR(EncodePrompts(options.checkpoint, model->tokenizer(), &prompts));
+  // An encoder reads texts to their end, which is marked.
+  for (Prompt& prompt : prompts) {
+    if (!model->continues_prompts() && prompt.text.has_value()) prompt.ids.push_back(ids.end);
+  }
+  const inference::GenerateOptions sampling = Sampling(options, ids);
   const bool one = options.prompts.empty();
   if (one && options.format() == Output::kTable) {
-    TERCIO_RETURN_IF_ERROR(ShowOne(options, prompts.front(), *model));
+    TERCIO_RETURN_IF_ERROR(ShowOne(sampling, prompts.front(), *model));
     return kExitOk;
   }
-  TERCIO_ASSIGN_OR_RETURN(const Json all, GenerateAll(options, prompts, *model));
+  TERCIO_ASSIGN_OR_RETURN(const Json all, GenerateAll(sampling, prompts, *model));
   // A text may have several lines, so that a table of texts could not be taken apart.
   const Output format = options.format() == Output::kTable ? Output::kJsonLines : options.format();
   PrintJson(one ? all.front() : all, format);

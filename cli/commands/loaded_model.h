@@ -15,8 +15,8 @@ namespace tercio::cli {
 // The tokenizer that the command line names; none: the model's own. INVALID_ARGUMENT.
 absl::StatusOr<std::optional<tokenizer::Tokenizer>> NamedTokenizer(const ModelOptions& options);
 
-// For answers of `tokens` tokens, or texts that grow by as many; otherwise as LoadLanguageModel, for
-// models with a decoder, too.
+// For answers of `tokens` tokens, or texts that grow by as many; otherwise as LoadLanguageModel,
+// for models with a decoder, too.
 absl::StatusOr<std::unique_ptr<inference::Generator>> LoadGenerator(const ModelOptions& options,
                                                                     int64_t sequences,
                                                                     int64_t tokens);

@@ -538,6 +538,14 @@ OptionTable GenerateTable(GlobalOptions& g, GenerateOptions& o) {
         {"--seed",
          &o.seed,
          "random seed; the same seed gives the same text",
+         {Accepts(CLI::NonNegativeNumber)}},
+        {"--start-id",
+         &o.start_id,
+         "token id that a decoder begins with (default: the tokenizer's pad)",
+         {Accepts(CLI::NonNegativeNumber)}},
+        {"--end-id",
+         &o.end_id,
+         "token id that ends a decoder's answer (default: the tokenizer's end of text)",
          {Accepts(CLI::NonNegativeNumber)}}}});
 }
 

@@ -46,7 +46,7 @@ data -o,--output
 data tokenize --input --tokenizer --output --threads --text-key --skip-bad-lines --append-eod --split-sentences
 data inspect -o,--output prefix --text-key
 plan -o,--output job_file --set --ranks --cluster --effective --explain-tensors
-generate -o,--output --checkpoint --context --tokenizer --prompt --prompt-ids --prompts --batch --tokens --temperature --top-k --top-p --seed
+generate -o,--output --checkpoint --context --tokenizer --prompt --prompt-ids --prompts --batch --tokens --temperature --top-k --top-p --seed --start-id --end-id
 evaluate -o,--output --checkpoint --context --tokenizer --data --metric --text-key --text-pair-key --label-key --job --stride
 completion -o,--output shell
 doctor -o,--output REACH --state-dir
