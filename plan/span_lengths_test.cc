@@ -83,7 +83,8 @@ TEST(SpanLengths, ImpossibleOnesAreRefused) {
   EXPECT_THAT(FaultOf(64, Masking(0.9, 3)),
               AllOf(HasSubstr("no sample has that length"), HasSubstr("use a context of 63")));
   EXPECT_TRUE(SpanLengthsOf(63, Masking(0.9, 3)).ok());
-  EXPECT_THAT(FaultOf((1 << 20) - 1, Masking(0.999, 3)), HasSubstr("tokens in the decoder, at most"));
+  EXPECT_THAT(FaultOf((1 << 20) - 1, Masking(0.999, 3)),
+              HasSubstr("tokens in the decoder, at most"));
 }
 
 }  // namespace

@@ -35,12 +35,45 @@ bool EndsInsideCharacter(std::string_view text) {
   return false;
 }
 
+// The text of token ids. Those of masked spans may lie behind the tokenizer's vocabulary
+// (data/span_rules.h).
+class IdsAsText {
+ public:
+  IdsAsText(const tokenizer::Tokenizer& tokenizer, std::optional<data::SpanVocabulary> spans)
+      : tokenizer_(tokenizer), spans_(spans) {}
+
+  absl::StatusOr<std::string> Decode(absl::Span<const int32_t> ids) const {
+    if (!spans_.has_value()) return tokenizer_.Decode(ids);
+    std::string text;
+    for (size_t i = 0; i < ids.size();) {
+      size_t end = i;
+      while (end < ids.size() && ids[end] < tokenizer_.vocab_size()) ++end;
+      TERCIO_ASSIGN_OR_RETURN(const std::string run, tokenizer_.Decode(ids.subspan(i, end - i)));
+      text += run;
+      if (end < ids.size()) text += Special(ids[end++]);
+      i = end;
+    }
+    return text;
+  }
+
+ private:
+  // The pad and the end have none.
+  std::string Special(int32_t id) const {
+    const int32_t span = spans_->first_sentinel - id;
+    const bool is_sentinel = span >= 0 && span < spans_->sentinels;
+    return is_sentinel ? absl::StrCat("<extra_id_", span, ">") : "";
+  }
+
+  const tokenizer::Tokenizer& tokenizer_;
+  const std::optional<data::SpanVocabulary> spans_;
+};
+
 // Prints text as it is generated. A token is decoded together with those before it, since some
 // tokenizers decide about spaces by them.
 class TextStream {
  public:
-  TextStream(const tokenizer::Tokenizer& tokenizer, std::vector<int32_t> prompt)
-      : tokenizer_(tokenizer), ids_(std::move(prompt)), shown_(ids_.size()) {}
+  TextStream(const IdsAsText& text, std::vector<int32_t> prompt)
+      : text_(text), ids_(std::move(prompt)), shown_(ids_.size()) {}
 
   absl::Status Add(int32_t id) {
     ids_.push_back(id);
@@ -56,8 +89,8 @@ class TextStream {
     // again, so that the cost of each is constant.
     const auto ids = absl::MakeConstSpan(ids_).subspan(begin_);
     TERCIO_ASSIGN_OR_RETURN(const std::string before,
-                            tokenizer_.Decode(ids.subspan(0, shown_ - begin_)));
-    TERCIO_ASSIGN_OR_RETURN(const std::string all, tokenizer_.Decode(ids));
+                            text_.Decode(ids.subspan(0, shown_ - begin_)));
+    TERCIO_ASSIGN_OR_RETURN(const std::string all, text_.Decode(ids));
     // A token may be half a character: it is held back until the rest is there.
     if (all.size() <= before.size() || (text == TextSoFar::kGoesOn && EndsInsideCharacter(all))) {
       return absl::OkStatus();
@@ -69,7 +102,7 @@ class TextStream {
     return absl::OkStatus();
   }
 
-  const tokenizer::Tokenizer& tokenizer_;
+  const IdsAsText& text_;
   std::vector<int32_t> ids_;
   size_t begin_ = 0;  // start of the ids that are decoded together
   size_t shown_;
@@ -90,6 +123,7 @@ absl::StatusOr<std::vector<Prompt>> PromptsOf(const GenerateOptions& options) {
 struct DecoderIds {
   int32_t start = 0;
   int32_t end = -1;
+  std::optional<data::SpanVocabulary> spans = std::nullopt;
 };
 
 absl::StatusOr<DecoderIds> DecoderIdsOf(const GenerateOptions& options,
@@ -106,7 +140,7 @@ absl::StatusOr<DecoderIds> DecoderIdsOf(const GenerateOptions& options,
   if (tokenizer.has_value()) {
     TERCIO_ASSIGN_OR_RETURN(const data::SpanVocabulary vocabulary,
                             data::SpanVocabularyOf({}, tokenizer, model.vocab_size(), 0));
-    ids = {.start = vocabulary.pad, .end = vocabulary.eos};
+    ids = {.start = vocabulary.pad, .end = vocabulary.eos, .spans = vocabulary};
   }
   if (options.start_id >= 0) ids.start = options.start_id;
   if (options.end_id >= 0) ids.end = options.end_id;
@@ -124,11 +158,11 @@ inference::GenerateOptions Sampling(const GenerateOptions& options, const Decode
 }
 
 absl::StatusOr<Json> GeneratedToJson(const Prompt& prompt, const std::vector<int32_t>& ids,
-                                     const tokenizer::Tokenizer* tokenizer) {
+                                     const std::optional<IdsAsText>& decoder) {
   std::optional<std::string> text;
   // Without a tokenizer the ids are the whole answer.
-  if (tokenizer != nullptr) {
-    TERCIO_ASSIGN_OR_RETURN(text, tokenizer->Decode(ids));
+  if (decoder.has_value()) {
+    TERCIO_ASSIGN_OR_RETURN(text, decoder->Decode(ids));
   }
   return Json{{"prompt", prompt.text ? Json(Printable(*prompt.text)) : Json(nullptr)},
               {"prompt_ids", prompt.ids},
@@ -138,12 +172,12 @@ absl::StatusOr<Json> GeneratedToJson(const Prompt& prompt, const std::vector<int
 
 // Prints text, or ids where there is no tokenizer, as it is generated.
 absl::Status ShowOne(const inference::GenerateOptions& sampling, const Prompt& prompt,
-                     inference::Generator& model) {
+                     const std::optional<IdsAsText>& decoder, inference::Generator& model) {
   std::optional<TextStream> stream;
-  if (model.tokenizer() != nullptr && !model.continues_prompts()) {
-    stream.emplace(*model.tokenizer(), std::vector<int32_t>());
-  } else if (model.tokenizer() != nullptr) {
-    stream.emplace(*model.tokenizer(), prompt.ids);
+  if (decoder.has_value() && !model.continues_prompts()) {
+    stream.emplace(*decoder, std::vector<int32_t>());
+  } else if (decoder.has_value()) {
+    stream.emplace(*decoder, prompt.ids);
     // The prompt is part of the text that a person reads.
     std::cout << prompt.text.value_or("") << std::flush;
   }
@@ -168,7 +202,9 @@ absl::Status ShowOne(const inference::GenerateOptions& sampling, const Prompt& p
 
 // Several prompts grow together and end in any order; they are printed in the order of the file.
 absl::StatusOr<Json> GenerateAll(const inference::GenerateOptions& sampling,
-                                 const std::vector<Prompt>& prompts, inference::Generator& model) {
+                                 const std::vector<Prompt>& prompts,
+                                 const std::optional<IdsAsText>& decoder,
+                                 inference::Generator& model) {
   std::vector<std::vector<int32_t>> given;
   for (const Prompt& prompt : prompts) given.push_back(prompt.ids);
   std::vector<std::vector<int32_t>> made(prompts.size());
@@ -178,7 +214,7 @@ absl::StatusOr<Json> GenerateAll(const inference::GenerateOptions& sampling,
   }));
   Json all = Json::array();
   for (size_t i = 0; i < prompts.size(); ++i) {
-    TERCIO_ASSIGN_OR_RETURN(Json json, GeneratedToJson(prompts[i], made[i], model.tokenizer()));
+    TERCIO_ASSIGN_OR_RETURN(Json json, GeneratedToJson(prompts[i], made[i], decoder));
     all.push_back(std::move(json));
   }
   return all;
@@ -195,12 +231,14 @@ absl::StatusOr<int> GenerateText(const GenerateOptions& options) {
     if (!model->continues_prompts() && prompt.text.has_value()) prompt.ids.push_back(ids.end);
   }
   const inference::GenerateOptions sampling = Sampling(options, ids);
+  std::optional<IdsAsText> decoder;
+  if (model->tokenizer() != nullptr) decoder.emplace(*model->tokenizer(), ids.spans);
   const bool one = options.prompts.empty();
   if (one && options.format() == Output::kTable) {
-    TERCIO_RETURN_IF_ERROR(ShowOne(sampling, prompts.front(), *model));
+    TERCIO_RETURN_IF_ERROR(ShowOne(sampling, prompts.front(), decoder, *model));
     return kExitOk;
   }
-  TERCIO_ASSIGN_OR_RETURN(const Json all, GenerateAll(sampling, prompts, *model));
+  TERCIO_ASSIGN_OR_RETURN(const Json all, GenerateAll(sampling, prompts, decoder, *model));
   // A text may have several lines, so that a table of texts could not be taken apart.
   const Output format = options.format() == Output::kTable ? Output::kJsonLines : options.format();
   PrintJson(one ? all.front() : all, format);
