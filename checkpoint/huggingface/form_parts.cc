@@ -15,16 +15,6 @@ constexpr int64_t kLargestHead = 256;
 
 int64_t QuotientHead(const v1::ModelSpec& model) { return model.hidden() / model.heads(); }
 
-void CheckHeadSize(ConfigReader& config, const v1::ModelSpec& model, int64_t head) {
-  if (head > kLargestHead) {
-    config.Unsupported(absl::StrCat("a head size of ", head, " (at most ", kLargestHead, ")"));
-  }
-  if (model.heads() % model.kv_heads() != 0) {
-    config.Impossible(absl::StrCat("num_key_value_heads ", model.kv_heads(),
-                                   " does not divide the ", model.heads(), " heads"));
-  }
-}
-
 void ReadLlama3Scaling(ConfigReader& rope, v1::RopeScaling* out) {
   // There are no defaults for these numbers, and a wrong guess would change every position.
   for (const char* key :
@@ -80,6 +70,16 @@ nlohmann::ordered_json UsualKeys(const v1::ModelSpec& model, const char* model_t
           {"num_attention_heads", model.heads()},
           {"num_key_value_heads", model.kv_heads() > 0 ? model.kv_heads() : model.heads()},
           {"max_position_embeddings", model.context()}};
+}
+
+void CheckHeadSize(ConfigReader& config, const v1::ModelSpec& model, int64_t head) {
+  if (head > kLargestHead) {
+    config.Unsupported(absl::StrCat("a head size of ", head, " (at most ", kLargestHead, ")"));
+  }
+  if (model.heads() % model.kv_heads() != 0) {
+    config.Impossible(absl::StrCat("num_key_value_heads ", model.kv_heads(),
+                                   " does not divide the ", model.heads(), " heads"));
+  }
 }
 
 int64_t CheckedHead(ConfigReader& config, const v1::ModelSpec& model) {

@@ -20,7 +20,9 @@ void ReadUsualSizes(ConfigReader& config, int64_t kv_heads, v1::ModelSpec* model
 nlohmann::ordered_json UsualKeys(const v1::ModelSpec& model, const char* model_type,
                                  const char* model_class, const std::string& hidden_act);
 
-// Checks what the engine needs of any model's heads. The size of a head, or 0 after a fault, since
+// Checks what the engine needs of any model's heads. REQUIRES: heads and kv_heads are set.
+void CheckHeadSize(ConfigReader& config, const v1::ModelSpec& model, int64_t head);
+// The same of hidden / heads. The size of a head, or 0 after a fault, since
 // sizes may be 1 then, and further messages about them would mislead. REQUIRES: sizes are set.
 int64_t CheckedHead(ConfigReader& config, const v1::ModelSpec& model);
 // The same where a file may name another size than hidden / heads. `usual`: of a file that does not

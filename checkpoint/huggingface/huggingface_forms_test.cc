@@ -24,8 +24,8 @@ namespace {
 using Json = nlohmann::json;
 using ::testing::HasSubstr;
 
-constexpr const char* kFurther[] = {"opt",   "gptj",  "gpt_neox", "phi",   "phi3",
-                                    "qwen2", "qwen3", "mistral",  "gemma2"};
+constexpr const char* kFurther[] = {"opt",   "gptj",    "gpt_neox", "phi", "phi3",    "qwen2",
+                                    "qwen3", "mistral", "gemma2",   "t5",  "t5_gated"};
 
 std::string FixtureFile(const std::string& name) {
   return *ReadFile(absl::StrCat("tests/huggingface/fixtures/", name));
@@ -73,6 +73,12 @@ v1::ModelSpec SpecOf(const std::string& fixture) {
   model.set_attention_softcap(json.value("attention_softcap", 0.0));
   model.set_logit_softcap(json.value("logit_softcap", 0.0));
   model.set_query_scale(json.value("query_scale", 0.0));
+  model.set_decoder_layers(json.value("decoder_layers", 0));
+  model.set_relative_buckets(json.value("relative_buckets", 0));
+  model.set_relative_distance(json.value("relative_distance", 0));
+  model.set_gated_mlp(json.value("gated_mlp", false));
+  model.set_activation(plan::Named<v1::Activation>(json.value("activation", ""))
+                           .value_or(v1::ACTIVATION_UNSPECIFIED));
   return model;
 }
 
@@ -94,14 +100,15 @@ TEST(HuggingFaceForms, WhatIsNotTrainedIsRefused) {
   for (const char* name : kFurther) {
     const auto model = ModelOfHuggingFaceConfig(FixtureFile(absl::StrCat(name, "/config.json")),
                                                 "dir/config.json");
-    const bool trained = plan::IsNamed(FindForm(std::string_view(name))->architecture);
+    const v1::Architecture architecture = SpecOf(name).architecture();
+    const bool trained = plan::IsNamed(architecture);
     EXPECT_EQ(model.ok(), trained) << name << model.status();
     if (trained) continue;
     EXPECT_THAT(
         std::string(model.status().message()),
         HasSubstr(absl::StrCat("dir/config.json: model_type: \"", name, "\" (supported: ")));
     v1::ModelSpec spec;
-    spec.set_architecture(FindForm(std::string_view(name))->architecture);
+    spec.set_architecture(architecture);
     EXPECT_FALSE(CheckHasHuggingFaceForm(spec).ok());
   }
 }
@@ -145,6 +152,15 @@ TEST(HuggingFaceForms, ConfigurationsAreWritten) {
          rope->set_low_freq_factor(1);
          rope->set_high_freq_factor(4);
          rope->set_original_context(16);
+       }},
+      {"t5", [](v1::ModelSpec* model) { model->set_activation(v1::ACTIVATION_SILU); }},
+      {"t5", [](v1::ModelSpec* model) { model->set_gated_mlp(true); }},
+      {"t5", [](v1::ModelSpec* model) { model->set_activation(v1::ACTIVATION_GELU_TANH); }},
+      {"t5_gated", [](v1::ModelSpec* model) { model->set_activation(v1::ACTIVATION_GELU); }},
+      {"t5_gated",
+       [](v1::ModelSpec* model) {
+         model->clear_relative_buckets();
+         model->clear_relative_distance();
        }},
       {"gemma2",
        [](v1::ModelSpec* model) {
@@ -242,6 +258,12 @@ TEST(HuggingFaceForms, NamesOfOtherVersionsAreKnown) {
   EXPECT_EQ(CurrentSuffix(opt, "decoder.embed_positions.weight"), "decoder.embed_positions.weight");
   EXPECT_EQ(TiedCopyOf(opt, "lm_head.weight"), "decoder.embed_tokens.weight");
   EXPECT_EQ(TiedCopyOf(SpecOf("mistral"), "lm_head.weight"), "");
+  // The tables of T5's two stacks are always copies.
+  EXPECT_EQ(TiedCopyOf(SpecOf("t5"), "lm_head.weight"), "shared.weight");
+  EXPECT_EQ(TiedCopyOf(SpecOf("t5_gated"), "lm_head.weight"), "");
+  EXPECT_EQ(TiedCopyOf(SpecOf("t5_gated"), "decoder.embed_tokens.weight"), "shared.weight");
+  EXPECT_TRUE(IsIgnoredBuffer(
+      SpecOf("t5"), "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"));
 }
 
 constexpr auto kLacks = absl::StatusCode::kInvalidArgument;
@@ -337,6 +359,31 @@ TEST(HuggingFaceForms, SoIsWhatTheLlamaFamilyCannotExpress) {
   });
 }
 
+TEST(HuggingFaceForms, SoIsWhatT5CannotExpress) {
+  ExpectRefusals({
+      {"t5", {{"architectures", {"T5EncoderModel"}}}, kLacks, "architectures: \"T5EncoderModel\""},
+      {"t5", {{"is_encoder_decoder", false}}, kLacks, "is_encoder_decoder: false"},
+      {"t5", {{"is_decoder", true}}, kLacks, "is_decoder: true"},
+      {"t5", {{"tie_encoder_decoder", true}}, kLacks, "tie_encoder_decoder: true"},
+      {"t5", {{"dense_act_fn", "tanh"}}, kLacks, "dense_act_fn: \"tanh\" is not supported"},
+      {"t5",
+       {{"dense_act_fn", nullptr}, {"feed_forward_proj", "gated-tanh"}},
+       kLacks,
+       "feed_forward_proj: \"gated-tanh\" is not supported"},
+      {"t5",
+       {{"tie_word_embeddings", false}, {"scale_decoder_outputs", true}},
+       kLacks,
+       "scale_decoder_outputs: true with tie_word_embeddings: false"},
+      {"t5", {{"decoder_start_token_id", 2}}, kLacks, "decoder_start_token_id: 2"},
+      {"t5", {{"d_kv", 300}}, kLacks, "a head size of 300 (at most 256)"},
+      {"t5",
+       {{"relative_attention_num_buckets", 512}},
+       kLacks,
+       "relative_attention_num_buckets: 512 (at most 256)"},
+      {"t5", {{"d_model", nullptr}}, kBroken, "d_model is missing"},
+  });
+}
+
 TEST(HuggingFaceForms, ModelsWithoutAFormAreRefused) {
   const std::tuple<const char*, void (*)(v1::ModelSpec*), const char*> cases[] = {
       {"opt", [](v1::ModelSpec* model) { model->set_norm_eps(1e-6); }, "norm_eps 1e-05"},
@@ -347,6 +394,7 @@ TEST(HuggingFaceForms, ModelsWithoutAFormAreRefused) {
       {"phi3", [](v1::ModelSpec* model) { model->mutable_rope_scaling(); }, "no rope_scaling"},
       {"gemma2", [](v1::ModelSpec* model) { model->set_untied_head(true); }, "a head of its own"},
       {"gemma2", [](v1::ModelSpec* model) { model->set_query_scale(1.5); }, "whole numbers"},
+      {"t5", [](v1::ModelSpec* model) { model->set_kv_heads(2); }, "as many key heads"},
   };
   for (const auto& [name, change, what] : cases) {
     v1::ModelSpec model = SpecOf(name);
@@ -370,6 +418,9 @@ TEST(HuggingFaceForms, PublishedConfigurationsAreThePresets) {
     ASSERT_TRUE(preset.has_value()) << name;
     v1::ModelSpec expected = model::ModelOf(*preset);
     expected.set_norm_eps(preset->facts->norm_eps);
+    // Of a preset, as of a job file, the decoder is as deep as the encoder unless it says
+    // otherwise.
+    if (preset->facts->Has("decoder_layers")) expected.set_decoder_layers(expected.layers());
     const ReadConfig read = Read(config);
     EXPECT_TRUE(read.status.ok()) << read.status;
     EXPECT_EQ(read.model.DebugString(), expected.DebugString()) << name;
@@ -403,6 +454,15 @@ TEST(HuggingFaceForms, DefaultsAreThoseOfTransformers) {
   EXPECT_TRUE(with("pythia-160m", {}, {{"use_parallel_residual", false}}).sequential_residual());
   EXPECT_EQ(with("gptj-6b", {"rotary_dim"}).rotary_dim(), 64);
   EXPECT_EQ(with("qwen2-0.5b", {}, {{"use_sliding_window", true}}).sliding_window(), 0);
+  EXPECT_EQ(with("t5-small", {"n_positions"}).context(), 512);
+  EXPECT_EQ(with("t5-small", {}, {{"num_decoder_layers", 3}}).decoder_layers(), 3);
+  EXPECT_EQ(with("t5-v1.1-small", {"d_kv"}).head_dim(), 64);
+  EXPECT_EQ(with("t5-small", {}, {{"feed_forward_proj", "gated-silu"}}).activation(),
+            v1::ACTIVATION_SILU);
+  // transformers 5 says of every file that the head is tied.
+  EXPECT_TRUE(
+      with("t5-small", {}, {{"tie_word_embeddings", true}, {"scale_decoder_outputs", false}})
+          .untied_head());
   EXPECT_EQ(with("qwen2-0.5b", {}, {{"use_sliding_window", true}, {"max_window_layers", 0}})
                 .sliding_window(),
             131072);

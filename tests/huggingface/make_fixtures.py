@@ -15,6 +15,9 @@ bert, megatron_bert   masked tokens and sentence order: one file holds {"tokens"
               token's position, "classes"}
 bert_classes  a classifier with three classes that have names: no "logits"
 FURTHER       one of each other architecture, in 16 bits as most of them are published
+t5, t5_gated  of FURTHER, with the row of the decoder besides: "decoder_tokens" (the first is id 0), of which each has its row of
+              "logits"; "generated": [{"prompt": [ids of the encoder], "tokens": [the likeliest ids of the decoder, one after
+              the other, whatever the end's id]}]
 """
 
 import json
@@ -25,7 +28,7 @@ import sys
 import torch
 from architectures import build
 from transformers import (
-    AutoModelForCausalLM, BertConfig, BertForPreTraining, BertForSequenceClassification, GPT2Config, GPT2LMHeadModel,
+    AutoModelForCausalLM, AutoModelForSeq2SeqLM, BertConfig, BertForPreTraining, BertForSequenceClassification, GPT2Config, GPT2LMHeadModel,
     LlamaConfig, LlamaForCausalLM, MegatronBertConfig, MegatronBertForPreTraining)
 
 FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "fixtures")
@@ -56,6 +59,7 @@ def further(architecture, dtype, **more):
     return spec, dtype
 
 
+T5 = {"head_dim": 16, "decoder_layers": 3, "relative_buckets": 8, "relative_distance": 16}
 FURTHER = {
     "opt": further("opt", torch.float16, untied_head=False),
     "gptj": further("gptj", torch.float16, heads=2, kv_heads=2, rotary_dim=4, rope_theta=10000.0),
@@ -67,6 +71,8 @@ FURTHER = {
     "mistral": further("mistral", torch.float32, kv_heads=2, rope_theta=1000.0, sliding_window=5),
     "gemma2": further("gemma2", torch.bfloat16, kv_heads=2, head_dim=16, rope_theta=1000.0, norm_eps=1e-6, untied_head=False,
                       sliding_window=5, attention_softcap=5.0, logit_softcap=4.0, query_scale=24),
+    "t5": further("t5", torch.float32, untied_head=False, norm_eps=1e-6, **T5),
+    "t5_gated": further("t5", torch.bfloat16, norm_eps=1e-6, gated_mlp=True, activation="gelu_tanh", **T5),
 }
 
 
@@ -84,6 +90,9 @@ MODELS = {
     **{name: lambda item=item: (build(*item), {}) for name, item in FURTHER.items()},
 }
 GREEDY = 8
+DECODER_TOKENS = [0, 17, 4, 4, 29, 36, 8, 21, 13]
+PROMPTS = [[7, 12, 3, 25, 31, 1], [38], list(range(39, 9, -1)), [5, 5, 5, 22, 14, 30, 2, 2, 19, 11, 6]]
+GENERATED = 12
 
 
 def bert_outputs(model, folder):
@@ -116,13 +125,31 @@ def greedy(model):
     return ids[len(TOKENS):]
 
 
+def generated(model):
+    """What follows each prompt, the end's id like any other."""
+    results = []
+    with torch.no_grad():
+        for prompt in PROMPTS:
+            ids = [0]
+            for _ in range(GENERATED):
+                best = model(input_ids=torch.tensor([prompt]), decoder_input_ids=torch.tensor([ids])).logits[0, -1].topk(2)
+                assert best.values[0] - best.values[1] > 1e-3, "rounding would choose; take another seed"
+                ids.append(best.indices[0].item())
+            results.append({"prompt": prompt, "tokens": ids[1:]})
+    # Else the prompt would show in nothing.
+    assert len({tuple(result["tokens"]) for result in results}) == len(PROMPTS), results
+    return results
+
+
 def main():
     torch.set_num_threads(1)
     for name in sys.argv[1:] or MODELS:
-        torch.manual_seed(sum(map(ord, name)))
+        decodes = name.startswith("t5")
+        # With these the ids that follow a prompt are not all the same.
+        torch.manual_seed(15 if decodes else sum(map(ord, name)))
         model, options = MODELS[name]()
         for parameter in model.parameters():  # norms and biases too: ones and zeros would hide a mix-up
-            spread = 0.3 if parameter.dim() == 1 else 0.15
+            spread = 0.3 if parameter.dim() == 1 else 0.5 if decodes else 0.15
             parameter.data.add_(torch.randn(parameter.shape).mul(spread).to(parameter.dtype))
         folder = os.path.join(FOLDER, name)
         shutil.rmtree(folder, ignore_errors=True)
@@ -135,13 +162,18 @@ def main():
                 file.write("\n")
             continue
         # Loaded again, since .to(bfloat16) has rounded the rotary frequencies too.
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        auto = AutoModelForSeq2SeqLM if decodes else AutoModelForCausalLM
+        model = auto.from_pretrained(folder, dtype=torch.float32).eval().to(torch.float64)
+        inputs = {"input_ids": torch.tensor([TOKENS])}
+        if decodes:
+            inputs["decoder_input_ids"] = torch.tensor([DECODER_TOKENS])
         with torch.no_grad():
-            logits = model.eval().to(torch.float64)(torch.tensor([TOKENS])).logits[0]
+            logits = model(**inputs).logits[0]
         further_keys = ""
         if name in FURTHER:
-            spec = FURTHER[name][0]
-            further_keys = f' "model": {json.dumps(spec)},\n "greedy": {json.dumps(greedy(model))},\n'
+            further_keys = f' "model": {json.dumps(FURTHER[name][0])},\n'
+            answers = {"decoder_tokens": DECODER_TOKENS, "generated": generated(model)} if decodes else {"greedy": greedy(model)}
+            further_keys += "".join(f' "{key}": {json.dumps(value)},\n' for key, value in answers.items())
         with open(os.path.join(FOLDER, name + ".json"), "w", encoding="utf-8") as file:
             rows = ["[" + ", ".join(f"{value:.7g}" for value in row) + "]" for row in logits.tolist()]
             file.write('{"tokens": ' + json.dumps(TOKENS) + ",\n" + further_keys + ' "logits": [\n' + ",\n".join(rows) + "]}\n")

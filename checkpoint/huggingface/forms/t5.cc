@@ -14,6 +14,7 @@ namespace {
 constexpr int64_t kT5Context = 512;
 constexpr int32_t kT5Buckets = 32;
 constexpr int32_t kT5Distance = 128;
+constexpr int32_t kMostT5Buckets = 256;
 constexpr double kT5Eps = 1e-6;
 // The ids that T5's vocabularies have for padding, with which the decoder begins, and for the end.
 constexpr int kT5Pad = 0;
@@ -60,8 +61,13 @@ void ReadT5Attention(ConfigReader& config, v1::ModelSpec* model) {
   model->set_heads(config.SizeOr("num_heads", 8));
   model->set_kv_heads(model->heads());
   model->set_head_dim(config.SizeOr("d_kv", 64));
+  CheckHeadSize(config, *model, model->head_dim());
   const int32_t buckets = config.SizeOr("relative_attention_num_buckets", kT5Buckets);
   const int32_t distance = config.SizeOr("relative_attention_max_distance", kT5Distance);
+  if (buckets > kMostT5Buckets) {
+    config.Unsupported(absl::StrCat("relative_attention_num_buckets: ", buckets, " (at most ",
+                                    kMostT5Buckets, ")"));
+  }
   if (buckets != kT5Buckets) model->set_relative_buckets(buckets);
   if (distance != kT5Distance) model->set_relative_distance(distance);
 }
@@ -77,6 +83,16 @@ void ReadT5Head(ConfigReader& config, v1::ModelSpec* model) {
   model->set_untied_head(!scaled);
 }
 
+// Tercio's decoder begins with padding, as every published T5's.
+void CheckT5Start(ConfigReader& config) {
+  if (!config.Has("decoder_start_token_id")) return;
+  const nlohmann::json pad = config.Has("pad_token_id") ? config.Value("pad_token_id") : kT5Pad;
+  const nlohmann::json& start = config.Value("decoder_start_token_id");
+  if (start == pad) return;
+  config.Unsupported(absl::StrCat("decoder_start_token_id: ", ConfigReader::Shown(start),
+                                  " (pad_token_id is ", ConfigReader::Shown(pad), ")"));
+}
+
 void ReadT5(ConfigReader& config, v1::ModelSpec* model) {
   CheckT5Class(config);
   model->set_layers(config.Size("num_layers"));
@@ -88,6 +104,7 @@ void ReadT5(ConfigReader& config, v1::ModelSpec* model) {
   ReadT5Attention(config, model);
   ReadT5FeedForward(config, model);
   ReadT5Head(config, model);
+  CheckT5Start(config);
   config.Only("is_encoder_decoder", true, true);
   config.Only("is_decoder", false, false);
   config.Only("tie_encoder_decoder", false, false);
