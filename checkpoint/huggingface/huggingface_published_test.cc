@@ -428,7 +428,7 @@ TEST_F(PublishedTest, PicklesAreNotTrusted) {
 }
 
 TEST_F(PublishedTest, OtherArchitecturesAreNamed) {
-  for (const char* kind : {"t5", "mixtral", "bloom", "roberta", "distilbert", "qwen2_moe"}) {
+  for (const char* kind : {"mt5", "mixtral", "bloom", "roberta", "distilbert", "qwen2_moe"}) {
     Json form = Published()["gpt2"];
     form["config"]["model_type"] = kind;
     ExpectFault(
@@ -436,7 +436,7 @@ TEST_F(PublishedTest, OtherArchitecturesAreNamed) {
         absl::StrCat(
             "model_type: \"", kind,
             "\" (supported: gpt2, llama, bert, megatron-bert, opt, gptj, gpt_neox, phi, phi3, "
-            "qwen2, qwen3, mistral, gemma2) is not supported"));
+            "qwen2, qwen3, mistral, gemma2, t5) is not supported"));
   }
 }
 

@@ -135,7 +135,8 @@ def t5(**more):
 
 # As in opt, the width is one with which no value of 100 steps lies within rounding of ReLU's jump.
 FURTHER["t5"] = t5(untied_head=False, ffn_hidden=40)
-FURTHER["t5_gated"] = t5(gated_mlp=True, activation="gelu_tanh")
+# With this one 100 steps in single precision stay near those in double; with others PyTorch's own do not (norms differ by 3e-4).
+FURTHER["t5_gated"] = t5(gated_mlp=True, activation="gelu_tanh", ffn_hidden=56)
 
 MODELS = {"bias": gpt2(True), "no_bias": gpt2(False), "llama": LLAMA, "bert": bert("post", 0),
           "megatron_bert": bert("pre", 0), "bert_classes": bert("post", 3), **FURTHER}

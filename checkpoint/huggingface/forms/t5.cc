@@ -86,7 +86,8 @@ void ReadT5Head(ConfigReader& config, v1::ModelSpec* model) {
 // Tercio's decoder begins with padding, as every published T5's.
 void CheckT5Start(ConfigReader& config) {
   if (!config.Has("decoder_start_token_id")) return;
-  const nlohmann::json pad = config.Has("pad_token_id") ? config.Value("pad_token_id") : kT5Pad;
+  const nlohmann::json pad =
+      config.Has("pad_token_id") ? config.Value("pad_token_id") : nlohmann::json(kT5Pad);
   const nlohmann::json& start = config.Value("decoder_start_token_id");
   if (start == pad) return;
   config.Unsupported(absl::StrCat("decoder_start_token_id: ", ConfigReader::Shown(start),
