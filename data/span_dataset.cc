@@ -9,7 +9,7 @@
 namespace tercio::data {
 namespace {
 
-// Whose borders are decided.
+// What the decided borders part.
 enum Segments : uint64_t { kKeptSegments = 1, kSpanSegments = 2 };
 
 // Cuts `size` items, one after the other, into segments of at least one item.

@@ -59,7 +59,7 @@ struct Architecture {
   const Stream& stream_of(const Layer& layer) const {
     return streams[static_cast<size_t>(layer.stream)];
   }
-  // Of all streams.
+  // All streams together.
   int64_t tokens_of_sequence() const {
     int64_t tokens = 0;
     for (const Stream& stream : streams) tokens += stream.tokens;

@@ -56,7 +56,7 @@ struct StageShape {
   const StreamShape& head_stream() const { return streams.back(); }
   // The most of any stream that the stage computes, by which the scratch of units is sized.
   StreamShape most() const;
-  // Of the micro-batch, all streams together.
+  // All streams of the micro-batch together.
   int64_t local_rows_of_all() const;
 };
 StageShape ShapeOfStage(const v1::JobSpec& job, const v1::Layout& layout, int stage);

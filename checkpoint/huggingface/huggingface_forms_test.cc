@@ -418,7 +418,7 @@ TEST(HuggingFaceForms, PublishedConfigurationsAreThePresets) {
     ASSERT_TRUE(preset.has_value()) << name;
     v1::ModelSpec expected = model::ModelOf(*preset);
     expected.set_norm_eps(preset->facts->norm_eps);
-    // Of a preset, as of a job file, the decoder is as deep as the encoder unless it says
+    // In a preset, as in a job file, the decoder is as deep as the encoder unless it says
     // otherwise.
     if (preset->facts->Has("decoder_layers")) expected.set_decoder_layers(expected.layers());
     const ReadConfig read = Read(config);

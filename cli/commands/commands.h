@@ -225,7 +225,7 @@ struct GenerateOptions : ModelOptions {
   int64_t top_k = 0;
   double top_p = 1;
   uint64_t seed = 1337;
-  // Of a model with a decoder; -1: as the tokenizer says.
+  // Ids around a decoder's answer; -1: as the tokenizer says.
   int32_t start_id = -1;
   int32_t end_id = -1;
 };

@@ -38,7 +38,7 @@ class Attention : public Block {
   // of the slot.
   void AttendParts(const Pass& pass, const Frame& frame);
   kernels::Dropout DropoutOf(const Pass& pass) const;
-  // Of sequences of `tokens`.
+  // For sequences of `tokens`.
   kernels::AttentionBias BiasOf(int64_t tokens) const;
   // Gradients of queries, keys and values of some sequences; `dbias` may be null.
   void BackwardSequences(const Pass& pass, const Frame& frame, int64_t first, int64_t count,

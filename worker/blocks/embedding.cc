@@ -35,7 +35,7 @@ Embedding::Embedding(const model::EmbeddingOptions& options, const WeightFinder&
                       NormLayer(*options.norm, options.hidden, weights, tools.parameters))
                 : std::nullopt),
       all_rows_(tools.Scratch("branch")) {
-  // What the backward pass of each stream would write anew.
+  // The backward pass of a second stream would overwrite their gradients.
   const bool is_plain = !norm_.has_value() && position_.elements == 0 && type_.elements == 0;
   TERCIO_CHECK(tools.shape.streams.size() == 1 || is_plain);
 }

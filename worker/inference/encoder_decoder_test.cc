@@ -32,7 +32,7 @@ Fixture Read(const std::string& name) {
   EXPECT_TRUE(opened.ok()) << opened.status();
   if (opened.ok()) fixture.opened = *std::move(opened);
   const auto json = nlohmann::json::parse(*ReadFile(absl::StrCat(kFixtures, name, ".json")));
-  for (const auto& generated : json["generated"]) {
+  for (const auto& generated : json.value("generated", nlohmann::json::array())) {
     fixture.prompts.push_back(generated["prompt"]);
     fixture.answers.push_back(generated["tokens"]);
   }

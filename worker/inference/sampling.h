@@ -13,8 +13,7 @@ struct GenerateOptions {
   int64_t top_k = 0;         // 0: all
   double top_p = 1;          // the most likely that together have this probability; 1: all
   uint64_t seed = 1337;
-  // Of a model with a decoder: the id that it begins with, and the one that ends a text, which is
-  // not part of it; -1: none does.
+  // A decoder begins with the one, and its answer ends before the other; -1: nothing ends it.
   int32_t start = 0;
   int32_t end = -1;
 };
