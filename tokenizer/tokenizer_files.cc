@@ -23,7 +23,8 @@ using nlohmann::json;
 using ModelPointer = std::shared_ptr<const TokenizerModel>;
 
 // The first that a directory holds counts, so the form with the most details stands first.
-constexpr const char* kNames[] = {"tokenizer.json", "vocab.json", "tokenizer.model", "vocab.txt"};
+constexpr const char* kNames[] = {"tokenizer.json", "vocab.json", "tokenizer.model", "spiece.model",
+                                  "vocab.txt"};
 
 absl::StatusOr<json> ReadJson(const std::string& path) {
   TERCIO_ASSIGN_OR_RETURN(const auto file, MappedFile::Open(path));
@@ -85,10 +86,10 @@ absl::StatusOr<ModelPointer> LoadHuggingFace(const std::string& path,
   TERCIO_ASSIGN_OR_RETURN(const json root, ReadJson(path));
   absl::StatusOr<ModelPointer> model = ParseHuggingFaceJson(root, config);
   // The message tells a way out, since such directories often hold both forms.
-  if (!model.ok() && PathExists(directory + "/tokenizer.model")) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(model.status().message(),
-                     "; tokenizer.model beside it can be used by giving its own path"));
+  for (const char* const other : {"tokenizer.model", "spiece.model"}) {
+    if (model.ok() || !PathExists(absl::StrCat(directory, "/", other))) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        model.status().message(), "; ", other, " beside it can be used by giving its own path"));
   }
   return model;
 }
@@ -180,7 +181,8 @@ absl::StatusOr<ModelPointer> LoadTokenizerFiles(const std::string& path) {
     }
     if (file.empty()) {
       return absl::NotFoundError(absl::StrCat(
-          path, ": holds no tokenizer.json, vocab.json, tokenizer.model or vocab.txt"));
+          path,
+          ": holds no tokenizer.json, vocab.json, tokenizer.model, spiece.model or vocab.txt"));
     }
   } else if (!PathExists(path)) {
     return absl::NotFoundError(absl::StrCat(path, ": no such file"));

@@ -56,6 +56,8 @@ constexpr Model kAllModels[] = {
     {"qwen3", v1::ARCHITECTURE_QWEN3},
     {"mistral", v1::ARCHITECTURE_MISTRAL},
     {"gemma2", v1::ARCHITECTURE_GEMMA2},
+    {"t5", v1::ARCHITECTURE_T5},
+    {"t5_gated", v1::ARCHITECTURE_T5},
 };
 
 // An architecture has its word as soon as the engine trains it; huggingface_forms_test.cc tests

@@ -3,13 +3,15 @@ evaluated, stopped and resumed in another layout with equal bits, exported, and 
 
 import json
 import os
+import shutil
+import struct
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import python_cases  # noqa: E402
 from harness import ROOT, TercioTest, layout  # noqa: E402
 
-assert ROOT
+FIXTURES = os.path.join(ROOT, "tests", "huggingface", "fixtures")
 STEPS = 40
 
 JOB = f"""
@@ -29,6 +31,20 @@ training:
   optimizer: {{learning_rate: 1e-2}}
   evaluate: {{every_steps: 20}}
 checkpoint: {{every_steps: 20}}
+"""
+
+
+# The two fixtures have 2 + 3 layers.
+TUNED = """
+name: tuned
+model: {from: model, context: 24}
+data:
+  train: tokens
+  special_tokens: {pad: 0, eos: 1, first_sentinel: 39, sentinels: 8}
+training:
+  steps: 4
+  global_batch: 8
+  optimizer: {learning_rate: 1e-3}
 """
 
 
@@ -86,6 +102,36 @@ class T5(TercioTest):
         ids = ("--prompt-ids", "7,8,9,10", "--tokens", "8", "--temperature", "0", "--start-id", "256", "--end-id", "257")
         self.assertEqual(self.json("generate", "--checkpoint", exported, *ids)["tokens"],
                          self.json("generate", "--checkpoint", checkpoint, *ids)["tokens"])
+
+    def test_from_a_published_form(self):
+        for name in ("t5", "t5_gated"):
+            with self.subTest(name):
+                self.tuned(name)
+
+    def tuned(self, name):
+        """A few steps from transformers' weights on token files, whose special tokens the job names."""
+        shutil.rmtree(self.path("model"), ignore_errors=True)
+        shutil.copytree(os.path.join(FIXTURES, name), self.path("model"))
+        tokens = [2 + (i * i + 3 * i // 7) % 30 for i in range(4000)]
+        with open(self.path("tokens.bin"), "wb") as file:
+            file.write(struct.pack(f"<{len(tokens)}H", *tokens))
+        with open(self.path("tokens.idx"), "wb") as file:
+            file.write(b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, 1, 2) + struct.pack("<i", len(tokens)) +
+                       struct.pack("<q", 0) + struct.pack("<qq", 0, 1))
+        with open(self.path("job.yaml"), "w", encoding="utf-8") as file:
+            file.write(TUNED)
+        curves = []
+        for degrees in ((1, 1, 1), (1, 5, 2)):
+            job = self.run_job(self.path("state"), *layout(*degrees))
+            self.assertEqual((job["state"], job["step"]), ("succeeded", 4), name)
+            curves.append(self.curve(job["id"], self.path("state")))
+        self.assertEqual(*curves)
+        exported = self.path("exported")
+        shutil.rmtree(exported, ignore_errors=True)
+        self.tercio("checkpoint", "export", job["id"], "--state-dir", self.path("state"), "--format", "hf", "--output", exported)
+        ask = ("--prompt-ids", "7,8,9,10", "--tokens", "8", "--temperature", "0")
+        self.assertEqual(self.json("generate", "--checkpoint", exported, *ask)["tokens"],
+                         self.json("generate", "--checkpoint", job["checkpoint"]["path"], *ask)["tokens"])
 
     def test_what_does_not_fit_is_refused(self):
         _, err = self.tercio("plan", self.path("job.yaml"), "--set", "model.decoder_context=20", code=2)

@@ -52,11 +52,40 @@ inline double BertLogitError(const std::string& directory, const nlohmann::json&
   return difference.relative();
 }
 
+// All rows of the decoder at once.
+inline double DecoderLogitError(const std::string& directory, const nlohmann::json& expected) {
+  const auto tokens = expected["tokens"].get<std::vector<int32_t>>();
+  const auto decoder_tokens = expected["decoder_tokens"].get<std::vector<int32_t>>();
+  const auto opened = inference::OpenModel(directory, std::nullopt);
+  EXPECT_TRUE(opened.ok()) << opened.status();
+  if (!opened.ok()) return INFINITY;
+  const auto model =
+      inference::WholeModel::Load(*opened, 1,
+                                  {.context = static_cast<int64_t>(tokens.size()),
+                                   .decoder_context = static_cast<int64_t>(decoder_tokens.size())});
+  EXPECT_TRUE(model.ok()) << model.status();
+  if (!model.ok()) return INFINITY;
+  blocks::MicroBatch batch;
+  batch.training = false;
+  batch.inputs = tokens.data();
+  batch.decoder_inputs = decoder_tokens.data();
+  (*model)->stage().Forward(batch);
+  LogitDifference difference;
+  for (size_t row = 0; row < decoder_tokens.size(); ++row) {
+    const float* logits = (*model)->stage().Logits(batch, static_cast<int64_t>(row), 1).floats();
+    difference.Add(absl::MakeConstSpan(logits, static_cast<size_t>((*model)->spec().vocab_size())),
+                   expected["logits"][row]);
+  }
+  return difference.relative();
+}
+
 // The largest difference to transformers' logits, relative to the largest of them. `expected` has
-// tokens and logits, and for bert types, length and classes; `context` shortens the model's.
+// tokens and logits, for bert also types, length and classes, for a decoder its tokens; `context`
+// shortens the model's.
 inline double LogitErrorOf(const std::string& directory, const nlohmann::json& expected,
                            int64_t context = 0) {
   if (expected.contains("types")) return BertLogitError(directory, expected);
+  if (expected.contains("decoder_tokens")) return DecoderLogitError(directory, expected);
   const auto model = inference::LanguageModel::Load(directory, 1, {.context = context});
   EXPECT_TRUE(model.ok()) << model.status();
   if (!model.ok()) return INFINITY;
