@@ -17,6 +17,8 @@ struct Published {
   bool untied_head = false;
   bool bias = false;
   int head_dim = 0;
+  int decoder_layers = 0;
+  bool gated_mlp = false;
 };
 
 constexpr Published kModels[] = {
@@ -36,6 +38,10 @@ constexpr Published kModels[] = {
      true},
     {"gemma-2-2b", v1::ARCHITECTURE_GEMMA2, 26, 2304, 8, 4, 9216, 8192, 256000, 2614341888, false,
      false, 256},
+    {"t5-small", v1::ARCHITECTURE_T5, 6, 512, 8, 8, 2048, 512, 32128, 60506624, false, false, 64,
+     6},
+    {"t5-v1_1-small", v1::ARCHITECTURE_T5, 8, 512, 6, 6, 1024, 512, 32128, 76961152, true, false,
+     64, 8, true},
 };
 
 v1::ModelSpec SpecOf(const Published& published) {
@@ -51,6 +57,8 @@ v1::ModelSpec SpecOf(const Published& published) {
   model.set_untied_head(published.untied_head);
   model.set_bias(published.bias);
   model.set_head_dim(published.head_dim);
+  model.set_decoder_layers(published.decoder_layers);
+  model.set_gated_mlp(published.gated_mlp);
   return model;
 }
 

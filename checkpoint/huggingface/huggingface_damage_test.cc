@@ -209,6 +209,37 @@ TEST_F(DamageTest, TensorsAreNamed) {
   }
 }
 
+// Files of torch hold T5's table once for each stack, and the head's if it is tied; one is enough.
+TEST_F(DamageTest, CopiesOfATableAreEqual) {
+  const std::string encoder = "encoder.embed_tokens.weight";
+  const std::string decoder = "decoder.embed_tokens.weight";
+  for (const char* fixture : {"t5", "t5_gated"}) {
+    const auto copy = [&](Tensors& t) { t[encoder] = t[decoder] = t["shared.weight"]; };
+    Use(fixture);
+    ChangeTensors(copy);
+    ExpectGood();
+    ChangeTensors([](Tensors& t) { t.erase("shared.weight"); });
+    ExpectGood();
+    ChangeTensors([&](Tensors& t) { t[encoder].bytes[3] ^= 1; });
+    ExpectFault(kDamaged, " differs from ");
+    Use(fixture);
+    ChangeTensors(copy);
+    ChangeTensors([&](Tensors& t) { t[decoder].bytes[3] ^= 1; });
+    ExpectFault(kDamaged, decoder + " differs from shared.weight, of which it is a copy");
+  }
+  Use("t5_gated");
+  ChangeTensors([](Tensors& t) { t.erase("lm_head.weight"); });
+  ExpectFault(kDamaged, "tensor lm_head.weight is missing");
+  // Layers of both stacks count.
+  ChangeConfig({{"num_decoder_layers", 1 << 20}});
+  ExpectFault(kDamaged, "config.json says 1048578 layers, but the files hold");
+  Use("t5");
+  ChangeTensors([](Tensors& t) {
+    t["decoder.block.3.layer.0.layer_norm.weight"] = t["decoder.final_layer_norm.weight"];
+  });
+  ExpectFault(kDamaged, "decoder.block.3.layer.0.layer_norm.weight does not belong to a t5");
+}
+
 TEST_F(DamageTest, FilesAndTheirIndex) {
   Use("gpt2");
   ASSERT_TRUE(RemoveTree(File(kHuggingFaceFile)).ok());
