@@ -480,38 +480,6 @@ TEST(JobFile, FurtherSizesMustFit) {
               HasSubstr("model.activation: silu in opt is not supported by this version"));
 }
 
-// The decoder's sequence follows from the encoder's and from what is masked.
-TEST(JobFile, ADecoderFollowsItsEncoder) {
-  const auto with = [](std::vector<std::string> changes) {
-    changes.insert(changes.begin(), {"model.architecture=t5", "data.train=tokens"});
-    const auto spec = Parse(kGood, changes);
-    EXPECT_TRUE(spec.ok()) << spec.status();
-    const auto again = spec.ok() ? Parse(EffectiveYaml(*spec)) : spec;
-    EXPECT_TRUE(again.ok()) << again.status();
-    if (!again.ok()) return v1::ModelSpec();
-    EXPECT_EQ(spec->model().DebugString(), again->model().DebugString());
-    return again->model();
-  };
-  EXPECT_EQ(with({}).decoder_layers(), 2);
-  EXPECT_EQ(with({"model.decoder_layers=3"}).decoder_layers(), 3);
-  EXPECT_EQ(with({"model.context=512"}).decoder_context(), 114);
-  EXPECT_EQ(with({"model.context=512", "model.decoder_context=114"}).decoder_context(), 114);
-  EXPECT_GT(with({"model.context=512", "data.masking={probability: 0.3}"}).decoder_context(), 200);
-  EXPECT_GT(with({"model.context=512", "data.masking={mean_span: 1}"}).decoder_context(), 150);
-  const auto fault = [](const std::string& change) {
-    return FaultOf(kGood, {"model.architecture=t5", "data.train=tokens", change});
-  };
-  EXPECT_THAT(fault("model.decoder_context=20"),
-              HasSubstr("model.decoder_context: 20, but with this context"));
-  EXPECT_THAT(fault("data.masking={whole_word: true}"), HasSubstr("data.masking"));
-  EXPECT_THAT(fault("model.relative_buckets=512"), HasSubstr("model.relative_buckets: expected a whole number"));
-  EXPECT_THAT(fault("model.bias=true"), HasSubstr("biases in t5"));
-  EXPECT_THAT(FaultOf(kGood, {"model.architecture=bert", "data.train=tokens",
-                              "data.special_tokens={cls: 1, sep: 2, mask: 3, pad: 0}",
-                              "data.masking={mean_span: 2}"}),
-              HasSubstr("data.masking"));
-}
-
 TEST(JobFile, WhatLaterVersionsBringIsRefusedByName) {
   for (const char* change : {"parallelism.context_parallel=2", "parallelism.zero_stage=1"}) {
     EXPECT_THAT(FaultOf(kGood, {change}), HasSubstr("is not supported by this version")) << change;
