@@ -141,6 +141,38 @@ TEST(DataSection, AJobThatOnlyEvaluatesNeedsNoTrainingData) {
       HasSubstr("data.train: missing"));
 }
 
+TEST(DataSection, SpansOfT5) {
+  const v1::ModelSpec model = Model(v1::ARCHITECTURE_T5);
+  const auto spec = Parse("data: {train: a}", model);
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_EQ(spec->masking().probability(), 0.15);
+  EXPECT_EQ(spec->masking().mean_span(), 3);
+  const auto full = Parse(
+      "data: {train: a, masking: {probability: 0.2, mean_span: 2.5}, "
+      "special_tokens: {pad: 0, eos: 1, first_sentinel: 99, sentinels: 90}}",
+      model);
+  ASSERT_TRUE(full.ok()) << full.status();
+  EXPECT_EQ(full->masking().mean_span(), 2.5);
+  EXPECT_EQ(full->special_tokens().eos(), 1);
+  EXPECT_EQ(full->special_tokens().first_sentinel(), 99);
+  EXPECT_EQ(full->special_tokens().sentinels(), 90);
+  const auto again = Parse(DataYaml(*full), model);
+  ASSERT_TRUE(again.ok()) << again.status() << DataYaml(*full);
+  EXPECT_EQ(full->SerializeAsString(), again->SerializeAsString());
+  EXPECT_THAT(FaultOf("{train: a, masking: {whole_word: false, mean_span: 0.5}, "
+                      "special_tokens: {pad: 0, eos: 1, first_sentinel: 9}}",
+                      model),
+              AllOf(HasSubstr("data.masking.whole_word: only bert masks whole words"),
+                    HasSubstr("data.masking.mean_span"),
+                    HasSubstr("data.special_tokens.sentinels: missing; name all of pad, eos")));
+  EXPECT_THAT(FaultOf("{train: a, special_tokens: {cls: 1, pad: 0, eos: 1, first_sentinel: 9, "
+                      "sentinels: 3}}",
+                      model),
+              HasSubstr("data.special_tokens.cls"));
+  EXPECT_THAT(FaultOf("{train: a, masking: {mean_span: 2}}", Model(v1::ARCHITECTURE_BERT)),
+              HasSubstr("data.masking.mean_span: only t5 masks spans"));
+}
+
 TEST(DataSection, KeysOfOtherModels) {
   EXPECT_THAT(
       FaultOf("{train: a, masking: {}, special_tokens: {}, text_pair_key: x, label_key: y}",

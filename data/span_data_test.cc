@@ -153,6 +153,52 @@ TEST(SpanVocabulary, OfTheJobAndTheTokenizer) {
               HasSubstr("first_sentinel is 99, outside the vocabulary of 99"));
 }
 
+// A small vocabulary of T5's kind, with `sentinels` of them at its end.
+absl::StatusOr<tokenizer::Tokenizer> T5Tokenizer(int sentinels, bool has_pad) {
+  std::string pieces = R"(["<pad>","</s>","<unk>","\u2581","a")";
+  std::string scores = "[0,0,0,-1,-2";
+  std::string types = "[3,3,2,1,1";
+  for (int k = sentinels - 1; k >= 0; --k) {
+    absl::StrAppend(&pieces, ",\"<extra_id_", k, ">\"");
+    absl::StrAppend(&scores, ",0");
+    absl::StrAppend(&types, ",4");
+  }
+  return tokenizer::Tokenizer::FromJson(
+      absl::StrCat(R"({"kind":"sentence_piece","algorithm":"unigram","special":{"end_of_text":1)",
+                   has_pad ? R"(,"pad":0)" : "", R"(},"pieces":)", pieces, R"(],"scores":)", scores,
+                   R"(],"types":)", types, "]}"));
+}
+
+TEST(SpanVocabulary, OfTokenizersWithSomeOfTheTokens) {
+  const auto of = [](int sentinels, bool has_pad) -> absl::StatusOr<SpanVocabulary> {
+    const auto tokenizer = T5Tokenizer(sentinels, has_pad);
+    if (!tokenizer.ok()) return tokenizer.status();
+    return SpanVocabularyOf({}, *tokenizer, 0, -1);
+  };
+  const auto all = of(3, true);
+  ASSERT_TRUE(all.ok()) << all.status();
+  EXPECT_EQ(all->data_ids, 8);
+  EXPECT_EQ(all->vocab_size, 8);
+  EXPECT_EQ(all->pad, 0);
+  EXPECT_EQ(all->eos, 1);
+  EXPECT_EQ(all->first_sentinel, 7);
+  EXPECT_EQ(all->sentinels, 3);
+  // Sentinels alone are placed behind, as the published spiece.model has it.
+  const auto no_sentinels = of(0, true);
+  ASSERT_TRUE(no_sentinels.ok()) << no_sentinels.status();
+  EXPECT_EQ(no_sentinels->data_ids, 5);
+  EXPECT_EQ(no_sentinels->vocab_size, 105);
+  EXPECT_EQ(no_sentinels->pad, 0);
+  EXPECT_EQ(no_sentinels->first_sentinel, 104);
+  EXPECT_EQ(no_sentinels->sentinels, 100);
+  const auto no_pad = of(3, false);
+  ASSERT_TRUE(no_pad.ok()) << no_pad.status();
+  EXPECT_EQ(no_pad->pad, 8);
+  EXPECT_EQ(no_pad->eos, 9);
+  EXPECT_EQ(no_pad->vocab_size, 10);
+  EXPECT_EQ(no_pad->first_sentinel, 7);
+}
+
 class SpanData : public ::testing::Test {
  protected:
   SpanData() {
@@ -198,6 +244,35 @@ TEST_F(SpanData, AJob) {
   spec_.mutable_model()->set_decoder_context(
       static_cast<int32_t>(plan::SpanLengthsOf(32, spec_.data().masking())->targets));
   EXPECT_NE(Prepare()->digest, digest);
+}
+
+TEST_F(SpanData, BlendsAndATest) {
+  std::string text(500, 'x');
+  ASSERT_TRUE(WriteFileDurably(dir_.path() + "/b.txt", text).ok());
+  v1::DataSpec& data = *spec_.mutable_data();
+  data.clear_train();
+  data.clear_validation_fraction();
+  for (const char* name : {"/a.txt", "/b.txt"}) {
+    v1::WeightedData& part = *data.add_train_blend();
+    part.set_weight(1);
+    part.add_paths(dir_.path() + name);
+  }
+  data.set_test_path(dir_.path() + "/b.txt");
+  auto prepared = Prepare();
+  ASSERT_TRUE(prepared.ok()) << prepared.status();
+  EXPECT_EQ(prepared->validation_sample_count, 0);
+  EXPECT_EQ(prepared->test_sample_count, 500 / plan::SpanLengthsOf(32, {})->raw);
+  const auto source = MakeSampleSource(*std::move(prepared), spec_);
+  // Half of the samples are of each data set, and those of the second hold one letter.
+  int of_second = 0;
+  Sample sample(32, spec_.model().decoder_context());
+  for (int64_t i = 0; i < 20; ++i) {
+    source->TrainingSample(1 + i / 4, i % 4, &sample);
+    of_second += sample.inputs.front() == 'x' && sample.targets[1] == 'x';
+  }
+  EXPECT_EQ(of_second, 10);
+  source->HeldOutSample(HeldOut::kTest, 0, &sample);
+  EXPECT_EQ(sample.inputs.front(), 'x');
 }
 
 TEST_F(SpanData, Faults) {

@@ -39,7 +39,6 @@ TEST(SpanLengths, EveryContextIsFilledExactly) {
     for (const double mean_span : {1.0, 3.0, 10.0}) {
       for (int64_t context = 4; context < 700; ++context) {
         const auto lengths = SpanLengthsOf(context, Masking(probability, mean_span));
-        // One token for a span makes an input of the same length as before, with one more sentinel.
         ASSERT_TRUE(lengths.ok()) << lengths.status();
         const double noise = std::nearbyint(static_cast<double>(lengths->raw) * probability);
         EXPECT_EQ(lengths->noise, std::max(1.0, noise));
