@@ -76,10 +76,12 @@ absl::Status CheckOptions(const EvaluateOptions& options) {
   return absl::OkStatus();
 }
 
-// A causal sample predicts each of its tokens, one of a masked model a part of them.
+// A causal sample predicts each token of the head's sequence, one of a masked model a part of them.
 std::optional<int64_t> TokensOf(const v1::ModelSpec& model, int64_t samples) {
-  if (!model::ArchitectureOf(model).causal) return std::nullopt;
-  return samples * model.context();
+  const model::Architecture architecture = model::ArchitectureOf(model);
+  if (!architecture.causal) return std::nullopt;
+  // An encoder's tokens are read only.
+  return samples * architecture.streams.back().tokens;
 }
 
 int CodeOfFailure(const PrivateEnd& end) {

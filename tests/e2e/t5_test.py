@@ -94,6 +94,10 @@ class T5(TercioTest):
         self.assertTrue(answer["text"].startswith("<extra_id_0>"), answer)
         out, _ = self.tercio("generate", "--checkpoint", checkpoint, *ask)
         self.assertEqual(out, answer["text"] + "\n")
+        evaluation = self.json("evaluate", "--checkpoint", checkpoint, "--job", self.path("job.yaml"), "--data", self.path("corpus.txt"))
+        # A sample has 52 raw tokens, and 12 that the decoder predicts.
+        self.assertEqual(evaluation["tokens"], os.path.getsize(self.path("corpus.txt")) // 52 * 12)
+        self.assertGreater(evaluation["loss"], 0)
         exported = self.path("exported")
         self.tercio("checkpoint", "export", job["id"], "--state-dir", self.path("state"), "--format", "hf", "--output", exported)
         with open(os.path.join(exported, "config.json"), encoding="utf-8") as file:

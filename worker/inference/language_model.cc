@@ -241,7 +241,7 @@ absl::StatusOr<std::unique_ptr<LanguageModel>> LanguageModel::Load(const OpenedM
   if (model::ArchitectureOf(opened.spec()).streams.size() > 1) {
     return absl::InvalidArgumentError(absl::StrCat(
         directory, " answers prompts with a decoder, and is no model of running text; ",
-        "use `tercio generate`, or evaluate it in a job with data.validation"));
+        "use `tercio generate`, or `tercio evaluate --job`"));
   }
   TERCIO_ASSIGN_OR_RETURN(auto model, WholeModel::Load(opened, threads, pass));
   if (!model::ArchitectureOf(model->spec()).causal) {
