@@ -4,7 +4,7 @@ import os
 
 from tree import layout, write_tokens
 
-_SPECIAL = {"cls": 0, "sep": 1, "mask": 2, "pad": 3}
+_SENTINELS = 16
 
 
 class Jobs:
@@ -22,14 +22,24 @@ class Jobs:
         model = {"architecture": architecture, **sizes, "context": self.context, "vocab_size": self.vocabulary}
         if architecture == "llama":
             model.update(bias=False, kv_heads=2)
+        if architecture == "t5":
+            model["vocab_size"] += _SENTINELS
         return model
+
+    def data(self, architecture):
+        data = {"train": self.prefix}
+        if architecture == "bert":
+            data["special_tokens"] = {"cls": 0, "sep": 1, "mask": 2, "pad": 3}
+        if architecture == "t5":  # sentinels count down from the first
+            data["special_tokens"] = {"pad": 0, "eos": 1, "first_sentinel": self.vocabulary + _SENTINELS - 1, "sentinels": _SENTINELS}
+        return data
 
     def job(self, architecture="gpt2", device="cuda", precision="fp32", degrees=(1, 1, 1), **resources):
         tensor, pipeline, data = degrees
         return {
             "name": f"{architecture}-{device}-{precision}",
             "model": self.model(architecture),
-            "data": {"train": self.prefix, **({"special_tokens": _SPECIAL} if architecture == "bert" else {})},
+            "data": self.data(architecture),
             "training": {"steps": self.steps, "global_batch": 8, "micro_batch": 2, "precision": precision,
                          "optimizer": {"learning_rate": 3e-3 if self.quick else 1e-3},
                          "schedule": {"warmup_steps": 3, "decay_steps": self.steps}},

@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 
+import architectures
 import curves
 import kernels
 import layouts
@@ -26,6 +27,8 @@ from tree import Tree
 PARTS = {
     "operations": (operations.run, 300),
     "curves": (curves.run, 240),
+    "architectures": (architectures.run, 240),
+    "fp8": (architectures.fp8, 60),
     "repeat": (recovery.repeat, 90),
     "host": (layouts.host, 100),
     "nccl": (layouts.nccl, 90),
