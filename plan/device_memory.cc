@@ -11,6 +11,7 @@
 #include "plan/gpu_reserve.h"
 #include "plan/precision.h"
 #include "plan/reduction_scratch.h"
+#include "plan/reproducibility.h"
 
 namespace tercio::plan {
 namespace {
@@ -188,6 +189,9 @@ class CpuMemory : public DeviceMemory {
   int64_t SumScratch(int64_t count, int ranks) const override {
     return AllReduceScratch(count, ranks);
   }
+  int64_t PartsScratch(int64_t largest_part, int ranks) const override {
+    return plan::PartsScratch(largest_part, ranks);
+  }
   bool SnapshotsOnHost() const override { return false; }
   int64_t MostBytesOutside(const v1::Layout&, const StageTensors& tensors) const override {
     int64_t largest = 0;
@@ -207,6 +211,11 @@ class GpuMemory : public DeviceMemory {
   int64_t AttentionScratch(const StageShape&, const StageUnits&, int) const override { return 0; }
   // Sums are NCCL's, which has buffers of its own, or are made on the host.
   int64_t SumScratch(int64_t, int) const override { return 0; }
+  int64_t PartsScratch(int64_t largest_part, int ranks) const override {
+    // Staged through the host, the sum lies there.
+    if (OrderIsFixed(job_) || job_.resources().collectives() == v1::COLLECTIVES_HOST) return 0;
+    return plan::PartsScratch(largest_part, ranks);
+  }
   bool SnapshotsOnHost() const override { return true; }
   int64_t MostBytesOutside(const v1::Layout& layout, const StageTensors&) const override {
     return GpuReserveBytes(job_, layout);

@@ -25,6 +25,8 @@ class DeviceMemory {
                                    int threads) const = 0;
   // Floats of a sum of `count` floats over ranks.
   virtual int64_t SumScratch(int64_t count, int ranks) const = 0;
+  // Floats of a sum of which each rank keeps a part (Communicator::ReduceScatterParts).
+  virtual int64_t PartsScratch(int64_t largest_part, int ranks) const = 0;
   // Whether the device's memory is not the host's, to which snapshots are copied.
   virtual bool SnapshotsOnHost() const = 0;
   // plan/memory_map.h. `tensors`: of the rank's stage.

@@ -18,6 +18,7 @@
 #include "plan/reproducibility.h"
 #include "plan/schedule.h"
 #include "plan/snapshots.h"
+#include "plan/state_shards.h"
 
 namespace tercio::plan {
 namespace {
@@ -73,9 +74,31 @@ int64_t LogicalElements(const v1::JobSpec& job, const v1::Layout& layout,
   return (shard.row_end - shard.row_begin) * shard.local_columns;
 }
 
+// The most that any data rank has of a divided state: weights and both moments, without rows that
+// pad the vocabulary. `saves`: without what another stage saves; `of_first`: what the first rank
+// has beside it.
+int64_t ElementsOfShard(const v1::JobSpec& job, const v1::Layout& layout, const StageTensors& stage,
+                        bool saves, int64_t of_first) {
+  const std::vector<StateUnit> units = StateUnitsOf(stage, layout.data());
+  int64_t most = 0;
+  for (int rank = 0; rank < layout.data(); ++rank) {
+    const StateShard shard = ShardOf(stage, units, rank);
+    int64_t elements = rank == 0 ? of_first : 0;
+    for (size_t i = 0; i < stage.tensors.size(); ++i) {
+      const StageTensor& entry = stage.tensors[i];
+      if (saves ? entry.further_use : !entry.own_parameter) continue;
+      const int64_t end = std::min(shard.part(i).end, LogicalElements(job, layout, entry.tensor));
+      elements += 3 * std::max<int64_t>(0, end - shard.part(i).begin);
+    }
+    most = std::max(most, elements);
+  }
+  return most;
+}
+
 // All that a rank needs to continue: weights and both moments of its tensors. A tied head beside
 // its lookup shares the lookup's.
 int64_t CopyElements(const v1::JobSpec& job, const v1::Layout& layout, const StageTensors& stage) {
+  if (ShardRanks(layout) > 1) return ElementsOfShard(job, layout, stage, /*saves=*/false, 0);
   int64_t elements = 0;
   for (const StageTensor& entry : stage.tensors) {
     if (entry.own_parameter) elements += 3 * LogicalElements(job, layout, entry.tensor);
@@ -87,6 +110,7 @@ int64_t CopyElements(const v1::JobSpec& job, const v1::Layout& layout, const Sta
 // `of_first` beside them.
 int64_t SavedElements(const v1::JobSpec& job, const v1::Layout& layout, const StageTensors& stage,
                       int64_t of_first) {
+  if (ShardRanks(layout) > 1) return ElementsOfShard(job, layout, stage, /*saves=*/true, of_first);
   // The largest load counts: all data ranks of a stage get the same memory table.
   std::vector<int64_t> elements(static_cast<size_t>(layout.data()));
   elements[0] = of_first;
@@ -292,22 +316,25 @@ void AddCommunication(const v1::JobSpec& job, const v1::Layout& layout, const St
   const auto add = [&](const char* name, int64_t count) {
     table->Floats(name, v1::BUFFER_KIND_COMMUNICATION, count);
   };
+  const StageTensors tensors = TensorsOfStage(job.model(), layout, stage);
   // Buckets are reduced one after the other, so that the largest one sizes the scratch.
   int64_t bucket = 0;
   for (const v1::BucketRange& range : BucketsOfStage(job, layout, stage)) {
     bucket = std::max(bucket, range.end() - range.begin());
   }
+  const int shards = ShardRanks(layout);
+  const int64_t data_scratch =
+      shards > 1 ? device.PartsScratch(LargestPart(StateUnitsOf(tensors, shards)), shards)
+                 : device.SumScratch(bucket, layout.data());
   const int64_t flow = shape.local_rows_of_all() * shape.hidden;
   table->Values("gradient_flow.0", v1::BUFFER_KIND_COMMUNICATION, shape.precision, flow);
   // The second buffer receives while the first one is computed in; one stage receives nothing.
   table->Values("gradient_flow.1", v1::BUFFER_KIND_COMMUNICATION, shape.precision,
                 layout.pipeline() > 1 ? flow : 0);
-  const auto add_scratch = [&](const char* name, int64_t count, int ranks) {
-    add(name, device.SumScratch(count, ranks));
-  };
-  add_scratch("tensor_scratch", LargestTensorSum(job.model(), layout, shape, units, stage),
-              layout.tensor());
-  add_scratch("data_scratch", bucket, layout.data());
+  add("tensor_scratch",
+      device.SumScratch(LargestTensorSum(job.model(), layout, shape, units, stage),
+                        layout.tensor()));
+  add("data_scratch", data_scratch);
   // On one stage both uses of the table add to the same rank, so that nothing is exchanged.
   int64_t shared = 0;
   for (const LogicalTensor& tensor : TensorsSharedByLayers(job.model())) {
@@ -316,8 +343,13 @@ void AddCommunication(const v1::JobSpec& job, const v1::Layout& layout, const St
   add("shared_gradients", shared);
   const bool tied_exchange =
       IsTied(job.model()) && layout.pipeline() > 1 && (shape.first || shape.last);
-  add("tied_gradient", tied_exchange ? shape.vocabulary * shape.hidden : 0);
-  const auto here = static_cast<int64_t>(TensorsOfStage(job.model(), layout, stage).tensors.size());
+  int64_t table_part = shape.vocabulary * shape.hidden;
+  for (const StateUnit& unit : StateUnitsOf(tensors, shards)) {
+    // Ranks exchange the sums of their shards.
+    if (shards > 1 && unit.elements() == table_part) table_part = LargestPart({unit});
+  }
+  add("tied_gradient", tied_exchange ? table_part : 0);
+  const auto here = static_cast<int64_t>(tensors.tensors.size());
   table->Add("replica_exchange", v1::BUFFER_KIND_COMMUNICATION,
              ReplicaExchange(layout, here) * static_cast<int64_t>(sizeof(double)));
   table->Add("replica_digests", v1::BUFFER_KIND_COMMUNICATION,
@@ -422,7 +454,9 @@ v1::MemoryTable MemoryOfStage(const v1::JobSpec& job, const v1::Layout& layout, 
   const int slots = ActivationSlots(ShapeOfSchedule(layout), stage);
   const int lanes = LanesPerDataRank(LanesOf(job, layout), layout.data());
   TableBuilder table;
-  table.Floats("parameters", v1::BUFFER_KIND_PARAMETER, tensors.parameter_elements);
+  const int64_t state_elements = ShardElements(tensors, ShardRanks(layout));
+  table.Floats("parameters", v1::BUFFER_KIND_PARAMETER,
+               DividesMasterWeights(job, layout) ? state_elements : tensors.parameter_elements);
   // In fp32 the model reads the master weights themselves.
   if (shape.precision.format != kernels::Format::kFloat32) {
     table.Values("parameters.compute", v1::BUFFER_KIND_PARAMETER, shape.precision,
@@ -437,8 +471,8 @@ v1::MemoryTable MemoryOfStage(const v1::JobSpec& job, const v1::Layout& layout, 
     table.Floats(absl::StrCat("gradients.shared.", i), v1::BUFFER_KIND_GRADIENT,
                  LargestBucket(job.model(), layout, stage));
   }
-  table.Floats("adamw.m", v1::BUFFER_KIND_OPTIMIZER, tensors.parameter_elements);
-  table.Floats("adamw.v", v1::BUFFER_KIND_OPTIMIZER, tensors.parameter_elements);
+  table.Floats("adamw.m", v1::BUFFER_KIND_OPTIMIZER, state_elements);
+  table.Floats("adamw.v", v1::BUFFER_KIND_OPTIMIZER, state_elements);
   for (int slot = 0; slot < slots; ++slot) {
     table.Add(absl::StrCat("activations.", slot), v1::BUFFER_KIND_ACTIVATION, activations.total);
   }

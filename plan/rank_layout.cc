@@ -129,6 +129,7 @@ void SetChoices(const v1::ParallelismSpec& wanted, v1::Layout* layout) {
                                                                         : wanted.recompute());
   layout->set_sequence_parallel(wanted.sequence_parallel());
   layout->set_tensor_overlap(std::max(1, wanted.tensor_overlap()));
+  layout->set_zero_stage(wanted.zero_stage());
 }
 
 absl::Status CheckLayout(const v1::JobSpec& job, const v1::Layout& layout, int ranks) {

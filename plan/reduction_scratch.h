@@ -14,4 +14,10 @@ inline int64_t AllReduceScratch(int64_t count, int size) {
   return size == 1 ? 0 : AllReduceSlice(count, size) * size;
 }
 
+// The same for ranks' parts of different sizes, of which the largest is given.
+inline int64_t PartSlice(int64_t largest_part) { return (largest_part + 15) / 16 * 16; }
+inline int64_t PartsScratch(int64_t largest_part, int size) {
+  return size == 1 ? 0 : PartSlice(largest_part) * size;
+}
+
 }  // namespace tercio::plan

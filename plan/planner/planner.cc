@@ -196,7 +196,9 @@ absl::Status CheckSupported(const v1::JobSpec& job) {
   if (device != v1::DEVICE_KIND_CPU && device != v1::DEVICE_KIND_CUDA) {
     return unsupported("resources.device " + Shown(device));
   }
-  if (parallelism.zero_stage() > 0) return unsupported("parallelism.zero_stage above 0");
+  if (parallelism.zero_stage() < 0 || parallelism.zero_stage() > 1) {
+    return unsupported(absl::StrCat("parallelism.zero_stage ", parallelism.zero_stage()));
+  }
   if (parallelism.context_parallel() > 1)
     return unsupported("parallelism.context_parallel above 1");
   return absl::OkStatus();

@@ -22,6 +22,7 @@ struct Case {
   int virtual_pipeline = 1;
   bool sequence_parallel = false;
   int threads = 1;
+  int zero_stage = 0;
 };
 
 const Case kOneRank = {1, 1, 1, 2, k1f1b};
@@ -30,7 +31,8 @@ std::string NameOf(const Case& c) {
   return "tensor " + std::to_string(c.tensor) + " pipeline " + std::to_string(c.pipeline) +
          " data " + std::to_string(c.data) + " micro_batch " + std::to_string(c.micro_batch) + " " +
          plan::TextOf(c.schedule) + " " + std::to_string(c.virtual_pipeline) + " recompute " +
-         plan::TextOf(c.recompute) + (c.sequence_parallel ? " sequence parallel" : "");
+         plan::TextOf(c.recompute) + (c.sequence_parallel ? " sequence parallel" : "") +
+         " zero stage " + std::to_string(c.zero_stage);
 }
 
 RunResult Train(v1::JobSpec spec, const Case& c, RunOptions options) {
@@ -42,6 +44,7 @@ RunResult Train(v1::JobSpec spec, const Case& c, RunOptions options) {
   parallelism->set_virtual_pipeline(c.virtual_pipeline);
   parallelism->set_recompute(c.recompute);
   parallelism->set_sequence_parallel(c.sequence_parallel);
+  parallelism->set_zero_stage(c.zero_stage);
   spec.mutable_resources()->set_ranks(c.tensor * c.pipeline * c.data);
   spec.mutable_training()->set_micro_batch(c.micro_batch);
   options.threads_per_rank = c.threads;
@@ -113,6 +116,17 @@ TEST(MemoryPlan, EveryArchitectureUsesAllOfIt) {
                                   SmallClassifier(), SmallT5()}) {
     for (const v1::Precision precision : {v1::PRECISION_FP32, v1::PRECISION_BF16})
       ExpectUsed(With(spec, precision), kOneRank);
+  }
+}
+
+TEST(MemoryPlan, ADividedStateUsesAllOfIt) {
+  for (const v1::JobSpec& spec : {SmallJob(), SmallLlama(), SmallBert(kPost), SmallT5()}) {
+    for (const v1::Precision precision : {v1::PRECISION_FP32, v1::PRECISION_BF16}) {
+      for (Case c : {Case{1, 1, 4, 2, k1f1b}, Case{2, 2, 2, 2, k1f1b}}) {
+        c.zero_stage = 1;
+        ExpectUsed(With(spec, precision), c);
+      }
+    }
   }
 }
 

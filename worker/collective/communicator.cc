@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "common/status_macros.h"
@@ -41,6 +42,11 @@ void AddSlices(kernels::Ops& ops, const std::vector<float*>& slices, const plan:
             count);
   }
 }
+
+// Bounds of the ranks' parts, one more than ranks.
+using Parts = std::vector<int64_t>;
+int64_t BeginOf(const Parts& parts, int r) { return parts[static_cast<size_t>(r)]; }
+int64_t LengthOf(const Parts& parts, int r) { return BeginOf(parts, r + 1) - BeginOf(parts, r); }
 
 class RealCommunicator;
 
@@ -104,6 +110,16 @@ class RealCommunicator : public Communicator {
       // The order belongs to the identity: two orders would give the ranks different bits.
       Begin(Operation::kAllReduce, DataType::kFloat32, count, static_cast<int>(order));
       return End(SumFloats(stream.ops(), data, count, order, scratch));
+    });
+  }
+
+  void ReduceScatterParts(device::Stream& stream, float* data, absl::Span<const int64_t> bounds,
+                          SumOrder order, float* scratch) override {
+    TERCIO_CHECK_EQ(static_cast<int>(bounds.size()), size() + 1);
+    if (size() == 1 || bounds.back() == 0) return;
+    stream.RunOnHost([=, this, &stream, parts = Parts(bounds.begin(), bounds.end())] {
+      Begin(Operation::kReduceScatter, DataType::kFloat32, parts.back(), static_cast<int>(order));
+      return End(SumParts(stream.ops(), data, parts, order, scratch).status());
     });
   }
 
@@ -340,32 +356,49 @@ class RealCommunicator : public Communicator {
     return transfers;
   }
 
-  // Rank r owns slice r: it receives that slice from all, adds, and sends the sum to all.
-  absl::Status SumFloats(kernels::Ops& ops, kernels::Values data, int64_t count, SumOrder order,
-                         float* scratch) {
-    const int64_t slice = plan::AllReduceSlice(count, size());
-    float* const floats = data.floats();
-    const auto begin = [&](int r) { return std::min(count, r * slice); };
-    const auto length = [&](int r) { return std::min(count, (r + 1) * slice) - begin(r); };
+  // Rank r's part is [parts[r], parts[r + 1]): it receives that part from all, and adds. The sum is
+  // in its own place and, unrounded, at the returned one.
+  absl::StatusOr<const float*> SumParts(kernels::Ops& ops, float* data, const Parts& parts,
+                                        SumOrder order, float* scratch) {
+    const auto length = [&](int r) { return LengthOf(parts, r); };
     const int64_t mine = length(rank());
+    int64_t slice = 0;
+    for (int r = 0; r < size(); ++r) slice = std::max(slice, plan::PartSlice(length(r)));
     std::vector<float*> slices;
     std::vector<Part> send;
     std::vector<MutablePart> receive;
     for (int r = 0; r < size(); ++r) {
       slices.push_back(scratch + r * slice);
-      send.push_back({floats + begin(r), FloatBytes(length(r))});
+      send.push_back({data + BeginOf(parts, r), FloatBytes(length(r))});
       receive.push_back({slices.back(), FloatBytes(mine)});
     }
     Transfers scatter = StartAllToAll(kScatterTag, send, receive);
     // This overlaps with the transfers.
-    ops.Copy(slices[static_cast<size_t>(rank())], data + begin(rank()), mine);
+    float* const own = data + BeginOf(parts, rank());
+    ops.Copy(slices[static_cast<size_t>(rank())], own, mine);
     TERCIO_RETURN_IF_ERROR(WaitAll(scatter));
     AddSlices(ops, slices, trees_[static_cast<size_t>(order)], mine);
+    ops.Copy(own, slices[0], mine);
+    return slices[0];
+  }
+
+  // Each rank sums its slice, and sends the sum to all.
+  absl::Status SumFloats(kernels::Ops& ops, kernels::Values data, int64_t count, SumOrder order,
+                         float* scratch) {
+    const int64_t slice = plan::AllReduceSlice(count, size());
+    Parts parts;
+    for (int r = 0; r <= size(); ++r) parts.push_back(std::min(count, r * slice));
+    float* const floats = data.floats();
+    TERCIO_ASSIGN_OR_RETURN(const float* const sum, SumParts(ops, floats, parts, order, scratch));
     // The only rounding is done by the slice's owner, so that all ranks get its bits.
-    ops.Copy(data + begin(rank()), slices[0], mine);
+    if (data.format() != kernels::Format::kFloat32) {
+      ops.Copy(data + BeginOf(parts, rank()), sum, LengthOf(parts, rank()));
+    }
+    std::vector<Part> send;
+    std::vector<MutablePart> receive;
     for (int r = 0; r < size(); ++r) {
-      send[static_cast<size_t>(r)] = {floats + begin(rank()), FloatBytes(mine)};
-      receive[static_cast<size_t>(r)] = {floats + begin(r), FloatBytes(length(r))};
+      send.push_back({floats + BeginOf(parts, rank()), FloatBytes(LengthOf(parts, rank()))});
+      receive.push_back({floats + BeginOf(parts, r), FloatBytes(LengthOf(parts, r))});
     }
     Transfers gather = StartAllToAll(kGatherTag, send, receive);
     return WaitAll(gather);
@@ -476,6 +509,19 @@ absl::Status Message::Wait(absl::Duration) {
 }
 
 }  // namespace
+
+void Communicator::AllGatherParts(device::Stream& stream, std::byte* data,
+                                  absl::Span<const int64_t> bounds, int64_t element_bytes) {
+  TERCIO_CHECK_EQ(static_cast<int>(bounds.size()), size() + 1);
+  if (size() == 1 || bounds.back() == 0) return;
+  std::vector<MutablePart> parts;
+  for (size_t r = 0; r + 1 < bounds.size(); ++r) {
+    parts.push_back(
+        {data + bounds[r] * element_bytes, (bounds[r + 1] - bounds[r]) * element_bytes});
+  }
+  const MutablePart& own = parts[static_cast<size_t>(rank())];
+  AllToAll(stream, std::vector<Part>(parts.size(), {own.data, own.bytes}), parts);
+}
 
 std::unique_ptr<Communicator> CreateCommunicator(CommunicatorOptions options,
                                                  std::unique_ptr<Transport> transport) {

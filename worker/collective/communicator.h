@@ -15,6 +15,8 @@
 //   sum of values            b * (n - slice(k) + (r - 1) * slice(k))
 //   sum of doubles           rank 0: (r - 1) * n * b, the others n * b; a barrier is one of n = 1
 //   scatter of a sum         (r - 1) * n * b, n elements for each rank; gathering: the same
+//   scatter of a sum in place, gathering of parts
+//                            b * (n - slice(k)); b * (r - 1) * slice(k)
 //   all to all               the parts for others
 //   broadcast                the root (r - 1) * bytes, the others 0
 //   message                  its bytes
@@ -24,6 +26,7 @@
 // thread.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -77,6 +80,17 @@ class Communicator {
   // order. `scratch` holds size() * count floats.
   virtual void ReduceScatterSum(device::Stream& stream, kernels::ConstValues in,
                                 kernels::Values out, int64_t count, float* scratch) = 0;
+  // Rank r's part of `data`, elements [bounds[r], bounds[r + 1]), becomes the sum over ranks, added
+  // in `order`, on rank r only: as AllReduceSum does it. The other parts stay as they are.
+  // REQUIRES: size() + 1 bounds, ascending from 0, the same on all ranks; `scratch` holds
+  // plan::PartsScratch floats.
+  virtual void ReduceScatterParts(device::Stream& stream, float* data,
+                                  absl::Span<const int64_t> bounds, SumOrder order,
+                                  float* scratch) = 0;
+  // Rank r's part of `data`, elements [bounds[r], bounds[r + 1]) of `element_bytes` each, goes to
+  // all other ranks.
+  void AllGatherParts(device::Stream& stream, std::byte* data, absl::Span<const int64_t> bounds,
+                      int64_t element_bytes);
   // For vectors in which each element has one contributor (any order is exact).
   virtual void AllReduceSum(device::Stream& stream, double* data, int64_t count) = 0;
   // out: size() blocks of `count`, in rank order; this rank's block is in[0, count). With a single

@@ -3,6 +3,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <functional>
@@ -139,6 +140,26 @@ class HostStagedCommunicator : public Communicator {
       TERCIO_CHECK(values == sum);
       inner_->AllReduceSum(*host_, sum, count, order, scratch.data());
     });
+  }
+
+  void ReduceScatterParts(device::Stream& stream, float* data, absl::Span<const int64_t> bounds,
+                          SumOrder order, float*) override {
+    if (size() == 1 || bounds.back() == 0) return;
+    int64_t largest = 0;
+    for (size_t r = 1; r < bounds.size(); ++r) {
+      largest = std::max(largest, bounds[r] - bounds[r - 1]);
+    }
+    std::vector<float> scratch(static_cast<size_t>(plan::PartsScratch(largest, size())));
+    std::vector<float> all(static_cast<size_t>(bounds.back()));
+    const auto bytes = [](int64_t count) { return count * static_cast<int64_t>(sizeof(float)); };
+    stream.CopyToHost(all.data(), data, bytes(bounds.back()));
+    stream.RunOnHost([&] {
+      inner_->ReduceScatterParts(*host_, all.data(), bounds, order, scratch.data());
+      return host_->Synchronize();
+    });
+    const int64_t begin = bounds[static_cast<size_t>(rank())];
+    const int64_t end = bounds[static_cast<size_t>(rank()) + 1];
+    stream.CopyFromHost(data + begin, all.data() + begin, bytes(end - begin));
   }
 
   void ReduceScatterSum(device::Stream& stream, ConstValues in, Values out, int64_t count,

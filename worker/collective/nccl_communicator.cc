@@ -258,6 +258,33 @@ class NcclCommunicator : public Communicator, public device::StreamWatch {
                            handle);
     });
   }
+  // Parts of different sizes, and in our order: NCCL only moves them.
+  void ReduceScatterParts(device::Stream& stream, float* data, absl::Span<const int64_t> bounds,
+                          SumOrder order, float* scratch) override {
+    if (size_ == 1 || bounds.back() == 0) return;
+    const auto begin = [&](int r) { return bounds[static_cast<size_t>(r)]; };
+    const auto length = [&](int r) { return begin(r + 1) - begin(r); };
+    const auto bytes = [](int64_t count) { return count * static_cast<int64_t>(sizeof(float)); };
+    const int64_t mine = length(rank_);
+    float* const own = data + begin(rank_);
+    std::vector<float*> slices;
+    std::vector<Part> send;
+    std::vector<MutablePart> receive;
+    for (int r = 0; r < size_; ++r) {
+      slices.push_back(scratch + r * plan::PartSlice(mine));
+      send.push_back({data + begin(r), bytes(length(r))});
+      receive.push_back({slices.back(), bytes(mine)});
+    }
+    AllToAll(stream, send, receive);
+    // The sum ends in the first part.
+    slices[static_cast<size_t>(rank_)] = own;
+    for (const plan::Addition& addition : plan::SumTreeOf(order, size_)) {
+      stream.ops().Add(slices[static_cast<size_t>(addition.into)],
+                       slices[static_cast<size_t>(addition.from)], mine);
+    }
+    if (rank_ != 0) stream.ops().Copy(own, slices[0], mine);
+  }
+
   void ReduceScatterSum(device::Stream& stream, ConstValues in, Values out, int64_t count,
                         float*) override {
     if (size_ == 1) return stream.ops().Copy(out, in, count);

@@ -10,12 +10,14 @@ namespace tercio::engine {
 
 GradientRounds::GradientRounds(const v1::JobSpec& spec, const v1::RankPlan& plan,
                                const plan::StageShape& shape, const plan::StageTensors& tensors,
-                               const blocks::GradientLanes& lanes, Arena& arena,
-                               const Communicators& communicators, PipelineLinks& links,
-                               Streams streams, StepTrace& trace, progress::Whereabouts& where)
+                               const plan::RankShards& shards, const blocks::GradientLanes& lanes,
+                               Arena& arena, const Communicators& communicators,
+                               PipelineLinks& links, Streams streams, StepTrace& trace,
+                               progress::Whereabouts& where)
     : training_(spec.training()),
       plan_(plan),
       tensors_(tensors),
+      shards_(shards),
       sequence_parallel_(shape.sequence_parallel),
       lanes_(lanes),
       communicators_(communicators),
@@ -23,7 +25,7 @@ GradientRounds::GradientRounds(const v1::JobSpec& spec, const v1::RankPlan& plan
       streams_(streams),
       trace_(trace),
       where_(where),
-      tied_(plan, tensors, plan::IsTied(spec.model()), arena.Floats("tied_gradient")),
+      tied_(plan, tensors, shards, plan::IsTied(spec.model()), arena.Floats("tied_gradient")),
       shared_(spec.model(), plan, tensors, arena.Floats("shared_gradients")),
       data_scratch_(arena.Floats("data_scratch")),
       tensor_scratch_(arena.Floats("tensor_scratch")) {
@@ -35,27 +37,40 @@ void GradientRounds::Reduce(int layer) {
   // The embedding is the last of a pass, so the head's gradient is there, too.
   if (layer < 0 && tied_.comes_first()) tied_.Join(lanes_.result(), links_, streams_.compute);
   device::Stream& stream = streams_.communication;
+  const device::Range range(stream, "reduce", layer);
+  streams_.compute.Record(streams_.bucket_ready);
+  stream.Wait(streams_.bucket_ready);
+  // Both callbacks run when the stream reaches them, which is after this function has returned.
+  auto start = std::make_shared<double>(0);
+  if (trace_.on())
+    stream.RunOnHost([start] {
+      *start = StepTrace::Now();
+      return absl::OkStatus();
+    });
+  shards_.divided() ? ReduceUnits(layer) : ReduceBuckets(layer);
+  if (trace_.on())
+    stream.RunOnHost([this, start, layer] {
+      trace_.Add(
+          {absl::StrCat("reduce layer ", layer), 0, 0, *start, StepTrace::Now() - *start, true});
+      return absl::OkStatus();
+    });
+}
+
+void GradientRounds::ReduceBuckets(int layer) {
   for (const v1::BucketRange& bucket : plan_.stage().buckets()) {
     if (bucket.ready_after_layer() != layer) continue;
-    const device::Range range(stream, "reduce", layer);
-    streams_.compute.Record(streams_.bucket_ready);
-    stream.Wait(streams_.bucket_ready);
-    // Both callbacks run when the stream reaches them, which is after this function has returned.
-    auto start = std::make_shared<double>(0);
-    if (trace_.on())
-      stream.RunOnHost([start] {
-        *start = StepTrace::Now();
-        return absl::OkStatus();
-      });
-    communicators_.data().AllReduceSum(stream, lanes_.result() + bucket.begin(),
+    communicators_.data().AllReduceSum(streams_.communication, lanes_.result() + bucket.begin(),
                                        bucket.end() - bucket.begin(), collective::SumOrder::kTree,
                                        data_scratch_);
-    if (trace_.on())
-      stream.RunOnHost([this, start, layer] {
-        trace_.Add(
-            {absl::StrCat("reduce layer ", layer), 0, 0, *start, StepTrace::Now() - *start, true});
-        return absl::OkStatus();
-      });
+  }
+}
+
+void GradientRounds::ReduceUnits(int layer) {
+  for (const plan::StateUnit& unit : shards_.units) {
+    if (unit.layer != layer || tied_.IsJoinedFirst(unit.gradient_offset)) continue;
+    communicators_.data().ReduceScatterParts(streams_.communication,
+                                             lanes_.result() + unit.gradient_offset, unit.bounds,
+                                             collective::SumOrder::kTree, data_scratch_);
   }
 }
 
@@ -73,24 +88,28 @@ void GradientRounds::Finish() {
 // Tensors that every tensor rank holds have only the gradient of its own rows, or heads, so far.
 // Added last, so that the data degree does not change the order.
 void GradientRounds::SumOverSequenceParts() {
-  for (const plan::StageTensor& entry : tensors_.tensors) {
+  for (size_t i = 0; i < tensors_.tensors.size(); ++i) {
+    const plan::StageTensor& entry = tensors_.tensors[i];
     const bool divided = sequence_parallel_ && entry.tensor.shard == plan::Shard::kWhole;
     if (!divided && !entry.tensor.partial) continue;
-    communicators_.tensor().AllReduceSum(streams_.compute, lanes_.result() + entry.gradient_offset,
-                                         entry.elements, collective::SumOrder::kRanks,
-                                         tensor_scratch_);
+    // Tensor ranks have the same shard.
+    const plan::ShardPart& part = shards_.own.part(i);
+    communicators_.tensor().AllReduceSum(
+        streams_.compute, lanes_.result() + entry.gradient_offset + part.begin, part.elements(),
+        collective::SumOrder::kRanks, tensor_scratch_);
   }
 }
 
 void GradientRounds::MeasureSquares(const ExchangeVector& exchange) {
   squares_.clear();
-  for (const plan::StageTensor& entry : tensors_.tensors) {
+  for (size_t i = 0; i < tensors_.tensors.size(); ++i) {
+    const plan::StageTensor& entry = tensors_.tensors[i];
     // The joined gradient of a tied tensor counts once, where its first use is.
     if (entry.further_use) continue;
     if (plan::PolicyOf(entry.tensor, training_).frozen) continue;
     const bool is_whole = entry.tensor.shard == plan::Shard::kWhole;
     if (is_whole && plan_.placement().tensor_index() != 0) continue;
-    const auto [begin, end] = MeasuredPart(entry.elements);
+    const auto [begin, end] = MeasuredPart(i);
     if (begin == end) continue;
     squares_.push_back({.values = lanes_.result() + entry.gradient_offset + begin,
                         .count = end - begin,
@@ -101,8 +120,11 @@ void GradientRounds::MeasureSquares(const ExchangeVector& exchange) {
                                         .limbs = exchange.SquareLimbs()});
 }
 
-// The elements of a tensor whose squares this rank sums, in whole blocks of the sum.
-std::pair<int64_t, int64_t> GradientRounds::MeasuredPart(int64_t elements) const {
+// The elements of a tensor whose squares this rank sums, in whole blocks of the sum: its shard, or,
+// where all data ranks have the same gradients, an equal part.
+std::pair<int64_t, int64_t> GradientRounds::MeasuredPart(size_t tensor) const {
+  if (shards_.divided()) return {shards_.own.part(tensor).begin, shards_.own.part(tensor).end};
+  const int64_t elements = tensors_.tensors[tensor].elements;
   const int64_t blocks = (elements + kernels::kSquaresBlock - 1) / kernels::kSquaresBlock;
   const auto begin_of = [&](int64_t data_index) {
     return std::min(elements, blocks * data_index / plan_.layout().data() * kernels::kSquaresBlock);

@@ -1,6 +1,7 @@
 // What becomes of a stage's gradients after the backward pass has written them: sums over data
 // ranks, bucket by bucket beside the pass, over the parts of sequences, and of both uses of a tied
-// table; then the squares of their norm.
+// table; then the squares of their norm. Where data ranks divide the state (plan/state_shards.h),
+// each has the sums of its own shard only, and undefined numbers elsewhere.
 //
 // Threads: that of the engine.
 #pragma once
@@ -12,6 +13,7 @@
 #include "kernels/ops.h"
 #include "plan/memory_map.h"
 #include "plan/model_tensors.h"
+#include "plan/state_shards.h"
 #include "proto/tercio/v1/job.pb.h"
 #include "proto/tercio/v1/plan.pb.h"
 #include "worker/blocks/gradient_lanes.h"
@@ -36,15 +38,16 @@ class GradientRounds {
     device::Event& bucket_ready;
   };
   GradientRounds(const v1::JobSpec& spec, const v1::RankPlan& plan, const plan::StageShape& shape,
-                 const plan::StageTensors& tensors, const blocks::GradientLanes& lanes,
-                 Arena& arena, const Communicators& communicators, PipelineLinks& links,
-                 Streams streams, StepTrace& trace, progress::Whereabouts& where);
+                 const plan::StageTensors& tensors, const plan::RankShards& shards,
+                 const blocks::GradientLanes& lanes, Arena& arena,
+                 const Communicators& communicators, PipelineLinks& links, Streams streams,
+                 StepTrace& trace, progress::Whereabouts& where);
 
   // Starts the sum over data ranks of the bucket that a layer completes (BucketRange), while the
   // backward pass continues.
   void Reduce(int layer);
 
-  // The gradients are complete where the stream is after this.
+  // The gradients, or those of the shard, are complete where the stream is after this.
   void Finish();
 
   // Enqueues this rank's part of the norm: data ranks have the same gradients, and divide them.
@@ -52,12 +55,15 @@ class GradientRounds {
   void MeasureSquares(const ExchangeVector& exchange);
 
  private:
+  void ReduceBuckets(int layer);
+  void ReduceUnits(int layer);
   void SumOverSequenceParts();
-  std::pair<int64_t, int64_t> MeasuredPart(int64_t elements) const;
+  std::pair<int64_t, int64_t> MeasuredPart(size_t tensor) const;
 
   const v1::TrainingSpec& training_;
   const v1::RankPlan& plan_;
   const plan::StageTensors& tensors_;
+  const plan::RankShards& shards_;
   const bool sequence_parallel_;
   const blocks::GradientLanes& lanes_;
   const Communicators& communicators_;

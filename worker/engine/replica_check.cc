@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "common/check.h"
 #include "common/status_macros.h"
 #include "kernels/random.h"
 #include "plan/rank_layout.h"
@@ -58,12 +59,15 @@ ReplicaVerdict JudgeReplicas(absl::Span<const int> suspicions, const std::string
   return verdict;
 }
 
-void FlipBit(const plan::StageTensors& tensors, float* parameters, device::Stream& stream) {
+void FlipBit(const plan::StageTensors& tensors, std::byte* weights, int64_t element_bytes,
+             device::Stream& stream) {
   const auto largest =
       std::max_element(tensors.tensors.begin(), tensors.tensors.end(),
                        [](const auto& a, const auto& b) { return a.elements < b.elements; });
-  float* place = parameters + largest->parameter_offset + largest->elements / 2;
   uint32_t bits = 0;
+  const int64_t middle = (largest->parameter_offset + largest->elements / 2) * element_bytes;
+  // Two values of 16 bits are one word.
+  std::byte* const place = weights + middle / int64_t{sizeof(bits)} * int64_t{sizeof(bits)};
   stream.CopyToHost(&bits, place, sizeof(bits));
   stream.Synchronize().IgnoreError();  // reported by the next step
   bits ^= uint32_t{1} << 20;
@@ -74,10 +78,12 @@ bool ReplicaCheck::HasReplicas() const { return plan_.layout().data() > 1; }
 
 // The rounded copy that the model reads follows from the weights at every step, and gradients are
 // the same on all replicas once they are added: neither is compared.
-absl::StatusOr<std::vector<uint64_t>> ReplicaCheck::DigestsOf(const Buffers& buffers,
+absl::StatusOr<std::vector<uint64_t>> ReplicaCheck::DigestsOf(absl::Span<const Buffer> buffers,
                                                               uint64_t* parts,
                                                               device::Stream& stream) const {
-  std::vector<std::array<uint64_t, 3>> known(tensors_.tensors.size());
+  TERCIO_CHECK_LE(buffers.size(), kMostBuffers);
+  constexpr auto kWord = static_cast<int64_t>(sizeof(float));
+  std::vector<std::array<uint64_t, kMostBuffers>> known(tensors_.tensors.size());
   const auto bytes = static_cast<int64_t>(known.size() * sizeof(known[0]));
   stream.SetZero(parts, bytes);
   for (size_t i = 0; i < known.size(); ++i) {
@@ -85,13 +91,18 @@ absl::StatusOr<std::vector<uint64_t>> ReplicaCheck::DigestsOf(const Buffers& buf
     // The uses of a tied tensor on a stage are one parameter.
     if (!entry.own_parameter) continue;
     for (size_t kind = 0; kind < buffers.size(); ++kind) {
-      stream.ops().Digest(buffers[kind] + entry.parameter_offset, entry.elements,
-                          parts + i * buffers.size() + kind);
+      const Buffer& buffer = buffers[kind];
+      // Digests read words, of which two values of 16 bits fill one: whole words of the tensor.
+      const int64_t begin = entry.parameter_offset * buffer.element_bytes;
+      const int64_t first = (begin + kWord - 1) / kWord;
+      const int64_t end = (begin + entry.elements * buffer.element_bytes) / kWord;
+      stream.ops().Digest(reinterpret_cast<const float*>(buffer.begin) + first, end - first,
+                          parts + i * kMostBuffers + kind);
     }
   }
   stream.CopyToHost(known.data(), parts, bytes);
   TERCIO_RETURN_IF_ERROR(stream.Synchronize());
-  // Replicas differ or not as a whole, so the three parts of a tensor's state become one number.
+  // Replicas differ or not as a whole, so the parts of a tensor's state become one number.
   std::vector<uint64_t> digests(known.size());
   for (size_t i = 0; i < known.size(); ++i) {
     for (const uint64_t part : known[i]) digests[i] = kernels::SplitMix64(digests[i] ^ part);

@@ -1,5 +1,6 @@
 // Checks whether ranks that must hold the same bits still do: weights and moments of all
-// data-parallel replicas, and the tensors that every tensor rank has a copy of. They started alike
+// data-parallel replicas, and the tensors that every tensor rank has a copy of; where data ranks
+// divide the state (plan/state_shards.h), the weights that the model reads. They started alike
 // and have added the same gradients ever since, so a difference is a fault of memory, processor or
 // network that nothing else would show.
 //
@@ -10,6 +11,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -40,9 +42,11 @@ std::vector<int> OddMembers(absl::Span<const uint64_t> digests);
 // are zero.
 ReplicaVerdict JudgeReplicas(absl::Span<const int> suspicions, const std::string& tensor);
 
-// A drill: flips one bit of a stage's weights, in the middle of its largest tensor, an eighth of
-// the weight or so: no number becomes infinite. `parameters` are the device's.
-void FlipBit(const plan::StageTensors& tensors, float* parameters, device::Stream& stream);
+// A drill: flips one bit of a stage's weights on the device, in the middle of its largest tensor,
+// an eighth of the weight or so: no number becomes infinite. `weights`: values of `element_bytes`,
+// each tensor at its parameter_offset.
+void FlipBit(const plan::StageTensors& tensors, std::byte* weights, int64_t element_bytes,
+             device::Stream& stream);
 
 class ReplicaCheck {
  public:
@@ -61,11 +65,15 @@ class ReplicaCheck {
   // Whether there is anything to compare; the same on every rank.
   bool HasReplicas() const;
 
-  // The weights and both moments of the stage's tensors, each at its parameter_offset.
-  using Buffers = std::array<const float*, 3>;
-  // The digest of each tensor with its moments. `parts`: memory of the device, three numbers for
-  // each tensor.
-  absl::StatusOr<std::vector<uint64_t>> DigestsOf(const Buffers& buffers, uint64_t* parts,
+  // Values of the stage's tensors, each at its parameter_offset.
+  struct Buffer {
+    const std::byte* begin;
+    int64_t element_bytes;
+  };
+  static constexpr size_t kMostBuffers = 3;
+  // The digest of each tensor over all buffers. `parts`: memory of the device, kMostBuffers numbers
+  // for each tensor.
+  absl::StatusOr<std::vector<uint64_t>> DigestsOf(absl::Span<const Buffer> buffers, uint64_t* parts,
                                                   device::Stream& stream) const;
 
   // digests[i] is that of tensors[i] with its moments. Collective over the whole job.

@@ -1,5 +1,6 @@
 #include "worker/engine/state_slices.h"
 
+#include <algorithm>
 #include <map>
 #include <string>
 
@@ -15,28 +16,31 @@ namespace {
 
 // Slices are named by their place in the whole tensor, never by a rank,
 // so that a run with another layout finds its part of a checkpoint.
-void AddTensor(const plan::StageTensor& entry, const v1::RankPlan& plan,
-               std::vector<StateSlice>* slices) {
+void AddTensor(const plan::StageTensor& entry, const plan::ShardPart& part, bool divides_master,
+               const v1::RankPlan& plan, std::vector<StateSlice>* slices) {
   const plan::TensorShard shard =
       plan::ShardOfRank(entry.tensor, plan.layout().tensor(), plan.placement().tensor_index(),
                         plan.padded_vocabulary());
-  const int64_t rows = shard.row_end - shard.row_begin;
-  if (rows <= 0) return;  // only rows that pad the vocabulary
+  // Rows that pad the vocabulary lie behind these, and are in no checkpoint.
+  const int64_t row_begin = shard.row_begin + part.begin / shard.local_columns;
+  const int64_t row_end = std::min(shard.row_end, shard.row_begin + part.end / shard.local_columns);
+  if (row_end <= row_begin) return;
   const std::pair<StateKind, const char*> kinds[] = {{StateKind::kParameter, ""},
                                                      {StateKind::kFirstMoment, "adamw.m."},
                                                      {StateKind::kSecondMoment, "adamw.v."}};
   for (const auto& [kind, prefix] : kinds) {
     StateSlice state;
     state.kind = kind;
-    state.offset = entry.parameter_offset;
-    // Rows that pad the vocabulary lie behind these, and are in no checkpoint.
-    state.elements = rows * shard.local_columns;
+    state.model_offset = entry.parameter_offset + part.begin;
+    const bool in_shard = kind != StateKind::kParameter || divides_master;
+    state.offset = in_shard ? part.state_offset : state.model_offset;
+    state.elements = (row_end - row_begin) * shard.local_columns;
     state.slice.set_tensor(absl::StrCat(prefix, entry.tensor.name));
     state.slice.add_shape(entry.tensor.rows);
     // Other programs expect vectors of one dimension; that they are n x 1 is the plan's own view.
     if (!entry.tensor.is_vector) state.slice.add_shape(entry.tensor.columns);
-    state.slice.set_row_begin(shard.row_begin);
-    state.slice.set_row_end(shard.row_end);
+    state.slice.set_row_begin(row_begin);
+    state.slice.set_row_end(row_end);
     state.slice.set_column_begin(shard.column_begin);
     state.slice.set_column_end(shard.column_end);
     state.slice.set_dtype("F32");
@@ -51,7 +55,8 @@ bool IsOptionalState(std::string_view tensor) {
          tensor.starts_with(blocks::kFp8TensorPrefix);
 }
 
-std::vector<StateSlice> SlicesToSave(const plan::StageTensors& tensors, const v1::RankPlan& plan) {
+std::vector<StateSlice> SlicesToSave(const plan::StageTensors& tensors,
+                                     const plan::RankShards& shards, const v1::RankPlan& plan) {
   std::vector<StateSlice> slices;
   const std::vector<int> savers = plan::SavingDataRanks(tensors, plan.layout().data());
   for (size_t i = 0; i < savers.size(); ++i) {
@@ -59,16 +64,21 @@ std::vector<StateSlice> SlicesToSave(const plan::StageTensors& tensors, const v1
     const bool whole = entry.tensor.shard == plan::Shard::kWhole;
     // Every tensor rank has a copy of these.
     if (whole && plan.placement().tensor_index() != 0) continue;
-    // No rank is the saver of a tensor's further uses: it is stored once, by its name.
-    if (savers[i] == plan.placement().data_index()) AddTensor(entry, plan, &slices);
+    // A tensor's further uses are not saved: it is stored once, by its name.
+    if (entry.further_use) continue;
+    if (!shards.divided() && savers[i] != plan.placement().data_index()) continue;
+    AddTensor(entry, shards.own.part(i), shards.divides_master, plan, &slices);
   }
   return slices;
 }
 
-std::vector<StateSlice> SlicesToLoad(const plan::StageTensors& tensors, const v1::RankPlan& plan) {
+std::vector<StateSlice> SlicesToLoad(const plan::StageTensors& tensors,
+                                     const plan::RankShards& shards, const v1::RankPlan& plan) {
   std::vector<StateSlice> slices;
-  for (const plan::StageTensor& entry : tensors.tensors) {
-    if (entry.own_parameter) AddTensor(entry, plan, &slices);
+  for (size_t i = 0; i < tensors.tensors.size(); ++i) {
+    const plan::StageTensor& entry = tensors.tensors[i];
+    if (!entry.own_parameter) continue;
+    AddTensor(entry, shards.own.part(i), shards.divides_master, plan, &slices);
   }
   return slices;
 }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "plan/model_tensors.h"
+#include "plan/state_shards.h"
 #include "proto/tercio/v1/checkpoint_service.pb.h"
 #include "proto/tercio/v1/job.pb.h"
 #include "proto/tercio/v1/plan.pb.h"
@@ -22,17 +23,21 @@ struct StateSlice {
   StateKind kind = StateKind::kParameter;
   int64_t offset = 0;    // elements, in the parameter or moment buffer; kFp8: layers of the stage
   int64_t elements = 0;  // elements of the slice: whole local rows
+  // kParameter: elements, in the weights that the model reads.
+  int64_t model_offset = 0;
 };
 
 // Whether a tensor that an engine needs may be missing in a checkpoint.
 bool IsOptionalState(std::string_view tensor);
 
 // Slices that this rank contributes to a checkpoint; over all ranks every element comes exactly
-// once.
-std::vector<StateSlice> SlicesToSave(const plan::StageTensors& tensors, const v1::RankPlan& plan);
+// once. Where data ranks divide the state, each saves its shard, else one of them each tensor.
+std::vector<StateSlice> SlicesToSave(const plan::StageTensors& tensors,
+                                     const plan::RankShards& shards, const v1::RankPlan& plan);
 
-// Slices that this rank needs to resume.
-std::vector<StateSlice> SlicesToLoad(const plan::StageTensors& tensors, const v1::RankPlan& plan);
+// Slices that this rank needs to resume: of its shard.
+std::vector<StateSlice> SlicesToLoad(const plan::StageTensors& tensors,
+                                     const plan::RankShards& shards, const v1::RankPlan& plan);
 
 // The index in `all` of each of `some`. REQUIRES: they are there; a rank saves whole slices of
 // those that it needs.

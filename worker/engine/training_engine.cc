@@ -12,6 +12,7 @@
 #include "plan/memory_map.h"
 #include "plan/model_tensors.h"
 #include "plan/snapshots.h"
+#include "plan/state_shards.h"
 #include "worker/blocks/gradient_lanes.h"
 #include "worker/engine/arena.h"
 #include "worker/engine/gradient_rounds.h"
@@ -28,6 +29,7 @@
 #include "worker/engine/step_judge.h"
 #include "worker/engine/step_trace.h"
 #include "worker/engine/stream_links.h"
+#include "worker/engine/weight_gather.h"
 #include "worker/engine/weight_update.h"
 
 namespace tercio::engine {
@@ -47,6 +49,7 @@ class Engine : public TrainingEngine {
     std::unique_ptr<device::Stream> compute;
     std::unique_ptr<device::Stream> communication;
     std::unique_ptr<device::Event> bucket_ready;
+    std::unique_ptr<device::Event> updated;
     // For sums over tensor ranks beside products.
     std::unique_ptr<device::Stream> tensor_sums;
     std::unique_ptr<device::Event> product_done;
@@ -64,11 +67,13 @@ class Engine : public TrainingEngine {
         compute_(std::move(machine.compute)),
         communication_(std::move(machine.communication)),
         bucket_ready_(std::move(machine.bucket_ready)),
+        updated_(std::move(machine.updated)),
         repeated_actions_(RepeatedActions(spec, plan)),
         tensor_sums_(std::move(machine.tensor_sums)),
         product_done_(std::move(machine.product_done)),
         shape_(plan::ShapeOfStage(spec, plan.layout(), stage())),
         tensors_(plan::TensorsOfStage(spec.model(), plan.layout(), stage())),
+        shards_(plan::ShardsOfRank(spec, plan, tensors_)),
         model_(spec, plan, tensors_, arena_, *compute_, communicators.tensor(),
                blocks::OverlappedSums{tensor_sums_.get(), product_done_.get(), &where_}),
         batch_(spec_, plan_, shape_, arena_, communicators_, *compute_),
@@ -82,11 +87,14 @@ class Engine : public TrainingEngine {
         judge_(spec_, plan_, guard_),
         replicas_(plan_, tensors_, arena_.Get<double>("replica_exchange"), communicators.world(),
                   communicators.tensor(), communicators.data()),
-        rounds_(spec_, plan_, shape_, tensors_, lanes_, arena_, communicators_, links_,
+        rounds_(spec_, plan_, shape_, tensors_, shards_, lanes_, arena_, communicators_, links_,
                 GradientRounds::Streams{*compute_, *communication_, *bucket_ready_}, trace_,
                 where_),
-        to_save_(SlicesToSave(tensors_, plan)),
-        to_load_(SlicesToLoad(tensors_, plan)),
+        gather_(shards_, arena_.Get<std::byte>(WeightsName()), precision_.bytes(),
+                communicators_.data(), WeightGather::Streams{*compute_, *communication_, *updated_},
+                trace_, where_),
+        to_save_(SlicesToSave(tensors_, shards_, plan)),
+        to_load_(SlicesToLoad(tensors_, shards_, plan)),
         keeps_copies_(plan::KeepsCopies(spec)) {
     AddGuardSlices(spec, plan, &to_save_, &to_load_);
     AddFp8Slices(spec, plan, &to_save_, &to_load_);
@@ -115,10 +123,18 @@ class Engine : public TrainingEngine {
 
   absl::StatusOr<StepResult> Step(int64_t step, double signal) override;
   absl::StatusOr<v1::Evaluation> Evaluate(data::HeldOut set) override {
+    CompleteWeights();
     return evaluation_.Run(set);
   }
   absl::StatusOr<ReplicaVerdict> CheckReplicas() override;
-  void FlipBit() override { tercio::engine::FlipBit(tensors_, parameters_, *compute_); }
+  void FlipBit() override {
+    // The next update gives every rank the weights of their owners, so that it would undo this.
+    if (shards_.divided()) {
+      flips_before_check_ = true;
+      return;
+    }
+    FlipWeightBit();
+  }
   void SetTracing(bool on) override { trace_.Set(on); }
   std::vector<TraceEvent> TakeTrace() override { return trace_.Take(); }
   absl::StatusOr<StateSnapshot> Snapshot() override;
@@ -151,7 +167,23 @@ class Engine : public TrainingEngine {
   void Backward(const MicroBatch& batch, int flow_index);
   void FinishReduction();
   void UpdateWeights(int64_t taken_step, const StepResult& result);
-  void RoundParameters(int64_t offset, int64_t count);
+  const char* WeightsName() const {
+    return precision_.format == kernels::Format::kFloat32 ? "parameters" : "parameters.compute";
+  }
+  // All ranks call it before they read the model's weights.
+  void CompleteWeights() {
+    gather_.Begin();
+    gather_.Await();
+  }
+  absl::StatusOr<std::vector<uint64_t>> WeightDigests();
+  // Of the weights that an update begins with, or, where these are divided, that the model reads.
+  void FlipWeightBit() {
+    const bool of_model = shards_.divided();
+    tercio::engine::FlipBit(tensors_,
+                            arena_.Get<std::byte>(of_model ? WeightsName() : "parameters"),
+                            of_model ? precision_.bytes() : sizeof(float), *compute_);
+  }
+  void RoundParameters(const float* from, int64_t model_offset, int64_t count);
   float* Buffer(StateKind kind) const;
   absl::Span<std::byte> MemoryOf(const char* name) {
     return absl::MakeSpan(arena_.Get<std::byte>(name), static_cast<size_t>(arena_.Bytes(name)));
@@ -169,6 +201,7 @@ class Engine : public TrainingEngine {
   std::unique_ptr<device::Stream> compute_;
   std::unique_ptr<device::Stream> communication_;
   std::unique_ptr<device::Event> bucket_ready_;
+  std::unique_ptr<device::Event> updated_;
   int repeated_actions_;  // 0 also if they could not be recorded
   std::unique_ptr<device::WorkGraph> graph_;
   int64_t steps_ = 0;  // steps of this process
@@ -176,6 +209,7 @@ class Engine : public TrainingEngine {
   std::unique_ptr<device::Event> product_done_;
   plan::StageShape shape_;
   plan::StageTensors tensors_;
+  plan::RankShards shards_;
   StageModel model_;
   RankBatch batch_;
   GradientLanes lanes_;
@@ -187,6 +221,7 @@ class Engine : public TrainingEngine {
   ReplicaCheck replicas_;
   StepTrace trace_;
   GradientRounds rounds_;
+  WeightGather gather_;
   std::vector<StateSlice> to_save_;
   std::vector<StateSlice> to_load_;
   const bool keeps_copies_;
@@ -199,6 +234,7 @@ class Engine : public TrainingEngine {
   float* second_moments_;
   kernels::Values flows_[kGradientFlows];
   double signal_ = 0;
+  bool flips_before_check_ = false;
   // Lists of a step, kept so that a step allocates nothing.
   std::vector<kernels::AdamWTensor> updates_;
   float* snapshot_;
@@ -209,19 +245,26 @@ class Engine : public TrainingEngine {
 };
 
 void Engine::Initialize() {
-  for (const plan::StageTensor& entry : tensors_.tensors) {
+  for (size_t i = 0; i < tensors_.tensors.size(); ++i) {
+    const plan::StageTensor& entry = tensors_.tensors[i];
+    if (!entry.own_parameter) continue;
     const std::vector<float> values = InitialValues(entry.tensor, plan_, spec_.training().seed());
     TERCIO_CHECK_EQ(static_cast<int64_t>(values.size()), entry.elements);
-    compute_->CopyFromHost(parameters_ + entry.parameter_offset, values.data(),
-                           entry.elements * static_cast<int64_t>(sizeof(float)));
-    RoundParameters(entry.parameter_offset, entry.elements);
+    // Weights of other ranks' shards come from them.
+    const bool of_shard = shards_.divides_master;
+    const plan::ShardPart part =
+        of_shard ? shards_.own.part(i) : plan::ShardPart{0, entry.elements, entry.parameter_offset};
+    float* const place = parameters_ + part.state_offset;
+    compute_->CopyFromHost(place, values.data() + part.begin,
+                           part.elements() * static_cast<int64_t>(sizeof(float)));
+    RoundParameters(place, entry.parameter_offset + part.begin, part.elements());
   }
 }
 
 // Rounds a part of the master weights into the model's copy.
-void Engine::RoundParameters(int64_t offset, int64_t count) {
+void Engine::RoundParameters(const float* from, int64_t model_offset, int64_t count) {
   if (rounded_parameters_ == nullptr) return;
-  compute_->ops().Copy(rounded_parameters_ + offset, parameters_ + offset, count);
+  compute_->ops().Copy(rounded_parameters_ + model_offset, from, count);
   model_.products().WeightsChanged();
 }
 
@@ -334,6 +377,8 @@ absl::StatusOr<StepResult> Engine::Step(int64_t step, double signal) {
   where_.BeginAction(progress::Phase::kData, "samples");
   batch_.Read(
       [&](int64_t sequence, data::Sample* out) { source_.TrainingSample(step, sequence, out); });
+  // Data ranks also count together, over the same communicator.
+  CompleteWeights();
   TERCIO_RETURN_IF_ERROR(batch_.CountPredictions());
   batch_.ClearSums();
   signal_ = signal;
@@ -372,18 +417,35 @@ void Engine::UpdateWeights(int64_t taken_step, const StepResult& result) {
   const double clip = limit > 0 ? std::min(1.0, limit / (result.grad_norm + 1e-6)) : 1.0;
   const double unscale = result.loss_scale > 0 ? 1.0 / result.loss_scale : 1.0;
   UpdateStageWeights(
-      spec_.training(), tensors_,
+      spec_.training(), tensors_, shards_,
       {parameters_, rounded_parameters_, lanes_.result(), first_moments_, second_moments_},
       {taken_step, result.learning_rate, clip * unscale}, updates_, compute_->ops());
+  gather_.OnUpdate();
+  gather_.Begin();
 }
 
 absl::StatusOr<ReplicaVerdict> Engine::CheckReplicas() {
   if (!replicas_.HasReplicas()) return ReplicaVerdict{};
   where_.BeginAction("replica check");
-  TERCIO_ASSIGN_OR_RETURN(const std::vector<uint64_t> digests,
-                          replicas_.DigestsOf({parameters_, first_moments_, second_moments_},
-                                              arena_.Get<uint64_t>("replica_digests"), *compute_));
+  CompleteWeights();
+  TERCIO_ASSIGN_OR_RETURN(const std::vector<uint64_t> digests, WeightDigests());
   return replicas_.Compare(*compute_, digests);
+}
+
+absl::StatusOr<std::vector<uint64_t>> Engine::WeightDigests() {
+  uint64_t* const parts = arena_.Get<uint64_t>("replica_digests");
+  // Moments and master weights of a shard are on one data rank, so that there is nothing to compare
+  // them with.
+  if (shards_.divided()) {
+    const std::byte* const weights = arena_.Get<std::byte>(WeightsName());
+    if (std::exchange(flips_before_check_, false)) FlipWeightBit();
+    return replicas_.DigestsOf({{weights, precision_.bytes()}}, parts, *compute_);
+  }
+  const auto floats = [](const float* begin) {
+    return ReplicaCheck::Buffer{reinterpret_cast<const std::byte*>(begin), sizeof(float)};
+  };
+  return replicas_.DigestsOf({floats(parameters_), floats(first_moments_), floats(second_moments_)},
+                             parts, *compute_);
 }
 
 float* Engine::Buffer(StateKind kind) const {
@@ -413,6 +475,8 @@ void Engine::CopyAside(const StateSlice& state, float* to) {
 
 absl::StatusOr<StateSnapshot> Engine::Snapshot() {
   where_.BeginAction("snapshot");
+  // A rank whose run ends here has sent its weights to the others by then.
+  gather_.Await();
   std::vector<absl::Span<const float>> parts;
   int64_t at = 0;
   // A rank resumes from a copy alone, so copies hold all that it needs, not only what it saves.
@@ -455,7 +519,10 @@ absl::Status Engine::Load(int64_t slice_index, int64_t first, absl::Span<const f
   if (values.data() != place) {
     compute_->CopyFromHost(place, values.data(), count * static_cast<int64_t>(sizeof(float)));
   }
-  if (state.kind == StateKind::kParameter) RoundParameters(state.offset + first, count);
+  if (state.kind == StateKind::kParameter) {
+    RoundParameters(place, state.model_offset + first, count);
+    gather_.OnUpdate();
+  }
   return compute_->Synchronize();
 }
 
@@ -482,13 +549,15 @@ absl::StatusOr<std::unique_ptr<TrainingEngine>> TrainingEngine::Create(
   TERCIO_ASSIGN_OR_RETURN(auto communication,
                           device.CreateStream(device::Device::StreamKind::kCommunication));
   TERCIO_ASSIGN_OR_RETURN(auto bucket_ready, device.CreateEvent());
+  TERCIO_ASSIGN_OR_RETURN(auto updated, device.CreateEvent());
   TERCIO_ASSIGN_OR_RETURN(auto tensor_sums,
                           device.CreateStream(device::Device::StreamKind::kCommunication));
   TERCIO_ASSIGN_OR_RETURN(auto product_done, device.CreateEvent());
   auto engine = std::make_unique<Engine>(
       spec, plan, communicators, source,
       Engine::Machine{std::move(arena), std::move(compute), std::move(communication),
-                      std::move(bucket_ready), std::move(tensor_sums), std::move(product_done)},
+                      std::move(bucket_ready), std::move(updated), std::move(tensor_sums),
+                      std::move(product_done)},
       options);
   if (options.initialise_weights) engine->Initialize();
   return std::unique_ptr<TrainingEngine>(std::move(engine));

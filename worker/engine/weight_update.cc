@@ -8,24 +8,28 @@
 namespace tercio::engine {
 
 void UpdateStageWeights(const v1::TrainingSpec& training, const plan::StageTensors& tensors,
-                        const StageState& state, const UpdateNumbers& numbers,
-                        std::vector<kernels::AdamWTensor>& list, kernels::Ops& ops) {
+                        const plan::RankShards& shards, const StageState& state,
+                        const UpdateNumbers& numbers, std::vector<kernels::AdamWTensor>& list,
+                        kernels::Ops& ops) {
   const v1::OptimizerSpec& optimizer = training.optimizer();
   list.clear();
-  for (const plan::StageTensor& entry : tensors.tensors) {
+  for (size_t i = 0; i < tensors.tensors.size(); ++i) {
+    const plan::StageTensor& entry = tensors.tensors[i];
+    const plan::ShardPart& part = shards.own.part(i);
     // Further uses share the memory of the first one, which would be updated twice.
-    if (!entry.own_parameter) continue;
+    if (!entry.own_parameter || part.elements() == 0) continue;
     const plan::TensorPolicy policy = plan::PolicyOf(entry.tensor, training);
     // Even with a zero gradient the update would let a frozen weight decay.
     if (policy.frozen) continue;
     kernels::AdamWTensor tensor{};
-    tensor.parameter = state.parameters + entry.parameter_offset;
-    tensor.gradient = state.gradients + entry.gradient_offset;
-    tensor.m = state.first_moments + entry.parameter_offset;
-    tensor.v = state.second_moments + entry.parameter_offset;
-    tensor.count = entry.elements;
+    const int64_t place = entry.parameter_offset + part.begin;  // in what the model reads
+    tensor.parameter = state.parameters + (shards.divides_master ? part.state_offset : place);
+    tensor.gradient = state.gradients + entry.gradient_offset + part.begin;
+    tensor.m = state.first_moments + part.state_offset;
+    tensor.v = state.second_moments + part.state_offset;
+    tensor.count = part.elements();
     tensor.weight_decay = policy.weight_decay ? static_cast<float>(optimizer.weight_decay()) : 0.0f;
-    if (state.rounded != nullptr) tensor.rounded = state.rounded + entry.parameter_offset;
+    if (state.rounded != nullptr) tensor.rounded = state.rounded + place;
     list.push_back(tensor);
   }
   kernels::AdamWArgs args{};

@@ -6,11 +6,14 @@
 
 #include "kernels/ops.h"
 #include "plan/model_tensors.h"
+#include "plan/state_shards.h"
 #include "proto/tercio/v1/job.pb.h"
 
 namespace tercio::engine {
 
-// Flat buffers of the stage; their layout is that of plan/model_tensors.h.
+// Flat buffers of the stage; their layout is that of plan/model_tensors.h, but what a rank has of
+// its own shard only is at ShardPart::state_offset: moments and, where they are divided
+// (RankShards::divides_master), parameters.
 struct StageState {
   float* parameters;
   kernels::Values rounded;  // the weights that the model reads; null if those are the parameters
@@ -25,10 +28,11 @@ struct UpdateNumbers {
   double gradient_factor;  // for clipping and to undo the loss scale
 };
 
-// Updates the weights of a pipeline stage, those of tied tensors once; frozen tensors stay as they
-// are. `list` is scratch memory, kept from step to step.
+// Updates a rank's shard of the weights of a pipeline stage, those of tied tensors once; frozen
+// tensors stay as they are. `list` is scratch memory, kept from step to step.
 void UpdateStageWeights(const v1::TrainingSpec& training, const plan::StageTensors& tensors,
-                        const StageState& state, const UpdateNumbers& numbers,
-                        std::vector<kernels::AdamWTensor>& list, kernels::Ops& ops);
+                        const plan::RankShards& shards, const StageState& state,
+                        const UpdateNumbers& numbers, std::vector<kernels::AdamWTensor>& list,
+                        kernels::Ops& ops);
 
 }  // namespace tercio::engine

@@ -1,0 +1,132 @@
+#include "plan/state_shards.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "kernels/ops.h"
+#include "model/architecture.h"
+#include "plan/precision.h"
+
+namespace tercio::plan {
+namespace {
+
+// Sixteen floats are 64 bytes: a cache line, and the widest vectors.
+constexpr int64_t kAlignment = 16;
+
+// Uses of one tensor must be cut alike wherever they are, so none shares a unit with other tensors.
+bool IsUnitOfItsOwn(const StageTensor& entry) {
+  return entry.further_use || entry.tensor.shared || entry.tensor.name == model::kTokenTable;
+}
+
+// The nearest place at or below `place` where a shard may begin, in a unit whose first tensor is at
+// `origin`.
+int64_t CutAt(const StageTensors& tensors, const StateUnit& unit, int64_t origin, int64_t place) {
+  const auto first = tensors.tensors.begin() + static_cast<std::ptrdiff_t>(unit.first_tensor);
+  const auto last = first + static_cast<std::ptrdiff_t>(unit.tensor_count);
+  const auto behind = std::upper_bound(
+      first, last, place + origin,
+      [](int64_t at, const StageTensor& entry) { return at < entry.gradient_offset; });
+  const StageTensor& entry = *(behind - 1);
+  const int64_t begin = entry.gradient_offset - origin;
+  // Padding behind a tensor belongs to it.
+  if (place - begin >= entry.elements) return begin + entry.elements;
+  const int64_t grid = std::lcm(LocalColumns(entry), kernels::kSquaresBlock);
+  return begin + (place - begin) / grid * grid;
+}
+
+void Divide(const StageTensors& tensors, int shards, StateUnit* unit) {
+  const StageTensor& last = tensors.tensors[unit->first_tensor + unit->tensor_count - 1];
+  const int64_t elements = last.gradient_offset + last.elements - unit->gradient_offset;
+  unit->bounds = {0};
+  for (int shard = 1; shard < shards; ++shard) {
+    unit->bounds.push_back(CutAt(tensors, *unit, unit->gradient_offset, elements * shard / shards));
+  }
+  unit->bounds.push_back(elements);
+}
+
+}  // namespace
+
+int ShardRanks(const v1::Layout& layout) { return layout.zero_stage() > 0 ? layout.data() : 1; }
+
+bool DividesMasterWeights(const v1::JobSpec& job, const v1::Layout& layout) {
+  return ShardRanks(layout) > 1 && PrecisionOf(job).format != kernels::Format::kFloat32;
+}
+
+int64_t LocalColumns(const StageTensor& entry) {
+  return entry.tensor.shard == Shard::kColumns ? entry.elements / entry.tensor.rows
+                                               : entry.tensor.columns;
+}
+
+std::vector<StateUnit> StateUnitsOf(const StageTensors& tensors, int shards) {
+  std::vector<StateUnit> units;
+  bool closed = true;
+  for (size_t i = 0; i < tensors.tensors.size(); ++i) {
+    const StageTensor& entry = tensors.tensors[i];
+    const bool alone = IsUnitOfItsOwn(entry);
+    if (closed || alone || units.back().layer != entry.layer) {
+      units.push_back({.layer = entry.layer,
+                       .first_tensor = i,
+                       .parameter_offset = entry.parameter_offset,
+                       .gradient_offset = entry.gradient_offset,
+                       .own_parameter = entry.own_parameter});
+    }
+    ++units.back().tensor_count;
+    closed = alone;
+  }
+  for (StateUnit& unit : units) Divide(tensors, shards, &unit);
+  return units;
+}
+
+int64_t LargestPart(const std::vector<StateUnit>& units) {
+  int64_t largest = 0;
+  for (const StateUnit& unit : units) {
+    for (size_t r = 1; r < unit.bounds.size(); ++r) {
+      largest = std::max(largest, unit.bounds[r] - unit.bounds[r - 1]);
+    }
+  }
+  return largest;
+}
+
+StateShard ShardOf(const StageTensors& tensors, const std::vector<StateUnit>& units, int shard) {
+  StateShard result;
+  result.parts.resize(tensors.tensors.size());
+  for (const StateUnit& unit : units) {
+    const int64_t begin = unit.bounds[static_cast<size_t>(shard)];
+    const int64_t end = unit.bounds[static_cast<size_t>(shard) + 1];
+    // Elements keep their place among aligned groups, so that one vector load fits all buffers.
+    const int64_t place =
+        (result.elements + kAlignment - 1) / kAlignment * kAlignment + begin % kAlignment;
+    for (size_t i = unit.first_tensor; i < unit.first_tensor + unit.tensor_count; ++i) {
+      const StageTensor& entry = tensors.tensors[i];
+      const int64_t at = entry.gradient_offset - unit.gradient_offset;
+      ShardPart& part = result.parts[i];
+      part.begin = std::clamp<int64_t>(begin - at, 0, entry.elements);
+      part.end = std::clamp<int64_t>(end - at, 0, entry.elements);
+      if (unit.own_parameter) part.state_offset = place + std::max<int64_t>(0, at - begin);
+    }
+    if (unit.own_parameter && end > begin) result.elements = place + end - begin;
+  }
+  return result;
+}
+
+int64_t ShardElements(const StageTensors& tensors, int shards) {
+  const std::vector<StateUnit> units = StateUnitsOf(tensors, shards);
+  int64_t most = 0;
+  for (int shard = 0; shard < shards; ++shard) {
+    most = std::max(most, ShardOf(tensors, units, shard).elements);
+  }
+  return most;
+}
+
+RankShards ShardsOfRank(const v1::JobSpec& job, const v1::RankPlan& plan,
+                        const StageTensors& tensors) {
+  RankShards result;
+  result.shards = ShardRanks(plan.layout());
+  result.units = StateUnitsOf(tensors, result.shards);
+  result.own =
+      ShardOf(tensors, result.units, result.shards > 1 ? plan.placement().data_index() : 0);
+  result.divides_master = DividesMasterWeights(job, plan.layout());
+  return result;
+}
+
+}  // namespace tercio::plan

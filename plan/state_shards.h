@@ -1,0 +1,81 @@
+// How the training state of a stage is divided over its data ranks: not at all, or into shards, of
+// which each rank updates one (parallelism.zero_stage; Rajbhandari et al. 2020, "ZeRO"). Pure.
+//
+// The cut follows from the tensors' shapes and the number of shards, so that every rank, and every
+// stage that has a use of a tensor, computes the same.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "plan/model_tensors.h"
+#include "proto/tercio/v1/job.pb.h"
+#include "proto/tercio/v1/plan.pb.h"
+
+namespace tercio::plan {
+
+// Ranks among which the state is divided: the data ranks of a stage, or 1.
+int ShardRanks(const v1::Layout& layout);
+
+// Whether ranks have the fp32 weights of their own shard only. In fp32 these are what the model
+// reads, and so all ranks have them whole.
+bool DividesMasterWeights(const v1::JobSpec& job, const v1::Layout& layout);
+
+// A run of a stage's tensors that is divided on its own: a layer; the token table; the rest of the
+// embedding or of the head; one use of a tensor that has several.
+struct StateUnit {
+  int layer = -1;           // StageTensor.layer of all its tensors
+  size_t first_tensor = 0;  // index in StageTensors.tensors
+  size_t tensor_count = 0;
+  int64_t parameter_offset = 0;  // elements, of the first tensor
+  int64_t gradient_offset = 0;   // elements, of the first tensor
+  bool own_parameter = true;     // StageTensor.own_parameter of all its tensors
+  // Elements from the first tensor on: shard r is [bounds[r], bounds[r + 1]), and may be empty.
+  std::vector<int64_t> bounds;
+
+  int64_t elements() const { return bounds.back(); }
+};
+std::vector<StateUnit> StateUnitsOf(const StageTensors& tensors, int shards);
+
+// Elements of the largest shard of any of the units.
+int64_t LargestPart(const std::vector<StateUnit>& units);
+
+// The part of a tensor that is in a shard: whole local rows, and whole blocks of the gradient norm
+// (kernels::kSquaresBlock) but for the tensor's end. May be empty.
+struct ShardPart {
+  int64_t begin = 0;  // elements of the tensor
+  int64_t end = 0;
+  int64_t state_offset = 0;  // elements, in buffers that hold a shard; 0 without own_parameter
+
+  int64_t elements() const { return end - begin; }
+};
+
+// One shard of a stage's state.
+struct StateShard {
+  std::vector<ShardPart> parts;  // by StageTensors.tensors
+  int64_t elements = 0;          // of a buffer that holds the shard
+
+  const ShardPart& part(size_t tensor) const { return parts[tensor]; }
+};
+StateShard ShardOf(const StageTensors& tensors, const std::vector<StateUnit>& units, int shard);
+
+// Elements of a buffer that holds any of the shards; undivided: parameter_elements.
+int64_t ShardElements(const StageTensors& tensors, int shards);
+
+// Columns of a tensor's rows as a tensor rank holds them.
+int64_t LocalColumns(const StageTensor& entry);
+
+// What a rank has, and what it updates.
+struct RankShards {
+  int shards = 1;
+  std::vector<StateUnit> units;
+  StateShard own;
+  bool divides_master = false;  // DividesMasterWeights
+
+  bool divided() const { return shards > 1; }
+};
+RankShards ShardsOfRank(const v1::JobSpec& job, const v1::RankPlan& plan,
+                        const StageTensors& tensors);
+
+}  // namespace tercio::plan

@@ -1,0 +1,154 @@
+// The division of a stage's state: every element belongs to one shard, shards are nearly equal, and
+// all uses of a tensor are cut alike.
+#include "plan/state_shards.h"
+
+#include <map>
+
+#include "gtest/gtest.h"
+#include "kernels/ops.h"
+
+namespace tercio::plan {
+namespace {
+
+v1::ModelSpec Model(v1::Architecture architecture, int64_t hidden) {
+  v1::ModelSpec model;
+  model.set_architecture(architecture);
+  model.set_layers(4);
+  model.set_hidden(static_cast<int32_t>(hidden));
+  model.set_heads(4);
+  model.set_ffn_hidden(static_cast<int32_t>(4 * hidden));
+  model.set_context(24);
+  model.set_bias(true);
+  model.set_vocab_size(1009);
+  if (architecture != v1::ARCHITECTURE_T5) return model;
+  model.set_layers(2);
+  model.set_decoder_layers(2);
+  model.set_decoder_context(10);
+  return model;
+}
+
+v1::Layout Layout(int tensor, int pipeline, int data) {
+  v1::Layout layout;
+  layout.set_tensor(tensor);
+  layout.set_pipeline(pipeline);
+  layout.set_data(data);
+  layout.set_zero_stage(1);
+  return layout;
+}
+
+void CheckStage(const StageTensors& stage, int shards) {
+  const std::vector<StateUnit> units = StateUnitsOf(stage, shards);
+  size_t next = 0;
+  for (const StateUnit& unit : units) {
+    EXPECT_EQ(unit.first_tensor, next);
+    next += unit.tensor_count;
+    ASSERT_EQ(unit.bounds.size(), static_cast<size_t>(shards) + 1);
+    EXPECT_EQ(unit.bounds.front(), 0);
+    for (int r = 0; r < shards; ++r) {
+      EXPECT_LE(unit.bounds[static_cast<size_t>(r)], unit.bounds[static_cast<size_t>(r) + 1]);
+    }
+    for (size_t i = unit.first_tensor; i < next; ++i) {
+      const StageTensor& entry = stage.tensors[i];
+      EXPECT_EQ(entry.layer, unit.layer);
+      EXPECT_EQ(entry.own_parameter, unit.own_parameter);
+      // One list of bounds is for weights and gradients.
+      EXPECT_EQ(entry.parameter_offset - unit.parameter_offset,
+                entry.gradient_offset - unit.gradient_offset);
+    }
+  }
+  EXPECT_EQ(next, stage.tensors.size());
+  for (size_t i = 0; i < stage.tensors.size(); ++i) {
+    const StageTensor& entry = stage.tensors[i];
+    int64_t at = 0;
+    for (int r = 0; r < shards; ++r) {
+      const StateShard shard = ShardOf(stage, units, r);
+      const ShardPart& part = shard.part(i);
+      if (part.elements() == 0) continue;
+      EXPECT_EQ(part.begin, at) << entry.use;
+      at = part.end;
+      if (part.end == entry.elements) continue;
+      EXPECT_EQ(part.end % LocalColumns(entry), 0) << entry.use;
+      EXPECT_EQ(part.end % kernels::kSquaresBlock, 0) << entry.use;
+    }
+    EXPECT_EQ(at, entry.elements) << entry.use;
+  }
+  int64_t most = 0;
+  for (int r = 0; r < shards; ++r) {
+    // Parts of one shard do not overlap in its buffer.
+    const StateShard shard = ShardOf(stage, units, r);
+    int64_t end = 0;
+    for (size_t i = 0; i < stage.tensors.size(); ++i) {
+      const ShardPart& part = shard.part(i);
+      if (!stage.tensors[i].own_parameter || part.elements() == 0) continue;
+      EXPECT_GE(part.state_offset, end);
+      end = part.state_offset + part.elements();
+    }
+    EXPECT_LE(end, shard.elements);
+    most = std::max(most, shard.elements);
+  }
+  EXPECT_EQ(most, ShardElements(stage, shards));
+}
+
+TEST(StateShards, TileEveryTensor) {
+  for (const v1::Architecture architecture : {v1::ARCHITECTURE_GPT2, v1::ARCHITECTURE_LLAMA,
+                                              v1::ARCHITECTURE_BERT, v1::ARCHITECTURE_T5}) {
+    for (const int64_t hidden : {32, 96}) {
+      for (const int tensor : {1, 2}) {
+        for (const int pipeline : {1, 2, 4}) {
+          const v1::Layout layout = Layout(tensor, pipeline, 1);
+          for (int stage = 0; stage < pipeline; ++stage) {
+            for (const int shards : {1, 2, 3, 8}) {
+              CheckStage(TensorsOfStage(Model(architecture, hidden), layout, stage), shards);
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(StateShards, OneShardIsTheStageAsItLies) {
+  const StageTensors stage = TensorsOfStage(Model(v1::ARCHITECTURE_GPT2, 96), Layout(1, 1, 1), 0);
+  const StateShard shard = ShardOf(stage, StateUnitsOf(stage, 1), 0);
+  EXPECT_EQ(shard.elements, stage.parameter_elements);
+  for (size_t i = 0; i < stage.tensors.size(); ++i) {
+    if (!stage.tensors[i].own_parameter) continue;
+    EXPECT_EQ(shard.part(i).state_offset, stage.tensors[i].parameter_offset);
+    EXPECT_EQ(shard.part(i).elements(), stage.tensors[i].elements);
+  }
+}
+
+// First and last stage have a use each of the tied table, beside other tensors.
+TEST(StateShards, UsesOfOneTensorAreCutAlike) {
+  for (const v1::Architecture architecture : {v1::ARCHITECTURE_GPT2, v1::ARCHITECTURE_T5}) {
+    std::map<int, std::vector<int64_t>> bounds;
+    int again = 0;
+    for (int stage = 0; stage < 2; ++stage) {
+      const StageTensors tensors = TensorsOfStage(Model(architecture, 96), Layout(1, 2, 4), stage);
+      for (const StateUnit& unit : StateUnitsOf(tensors, 4)) {
+        const LogicalTensor& tensor = tensors.tensors[unit.first_tensor].tensor;
+        if (unit.tensor_count != 1) continue;
+        const auto [found, fresh] = bounds.emplace(tensor.index, unit.bounds);
+        if (!fresh) ++again;
+        EXPECT_EQ(found->second, unit.bounds) << tensor.name;
+      }
+    }
+    EXPECT_GE(again, 1);
+  }
+}
+
+TEST(StateShards, AreNearlyEqual) {
+  v1::ModelSpec model = Model(v1::ARCHITECTURE_GPT2, 768);
+  model.set_heads(12);
+  model.set_vocab_size(50257);
+  const StageTensors stage = TensorsOfStage(model, Layout(1, 1, 4), 0);
+  const int64_t quarter = stage.parameter_elements / 4;
+  EXPECT_LT(ShardElements(stage, 4), quarter + quarter / 500);
+  EXPECT_EQ(ShardRanks(Layout(1, 1, 4)), 4);
+  v1::Layout whole = Layout(1, 1, 4);
+  whole.set_zero_stage(0);
+  EXPECT_EQ(ShardRanks(whole), 1);
+}
+
+}  // namespace
+}  // namespace tercio::plan

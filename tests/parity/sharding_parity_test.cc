@@ -1,0 +1,162 @@
+// Data ranks that divide the training state have the bits of one rank that has all of it: losses,
+// norms and the whole state, in every precision, with every other kind of parallelism.
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "plan/names.h"
+#include "tests/parity/layout_case.h"
+#include "tests/parity/thread_ranks.h"
+
+namespace tercio::testing {
+namespace {
+
+// Large enough that every tensor of a layer is cut, and that shards begin inside of tensors.
+v1::JobSpec Wide(v1::JobSpec spec) {
+  spec.mutable_model()->set_layers(2);
+  spec.mutable_model()->set_hidden(64);
+  return spec;
+}
+
+v1::JobSpec With(v1::JobSpec spec, v1::Precision precision) {
+  spec.mutable_training()->set_precision(precision);
+  return spec;
+}
+
+constexpr Case kOneRank = {1, 1, 1, 4, 1, k1f1b};
+
+Case Divided(Case c) {
+  c.zero_stage = 1;
+  return c;
+}
+
+TEST(Sharding, EveryModelAndPrecisionHasTheBitsOfOneRank) {
+  for (const v1::JobSpec& model :
+       {Wide(SmallJob()), Wide(SmallLlama()), SmallBert(kPost), SmallClassifier(), SmallT5()}) {
+    for (const v1::Precision precision :
+         {v1::PRECISION_FP32, v1::PRECISION_BF16, v1::PRECISION_FP16}) {
+      const v1::JobSpec spec = With(model, precision);
+      SCOPED_TRACE(plan::TextOf(spec.model().architecture()) + " " + plan::TextOf(precision));
+      ExpectSameGrid(spec,
+                     {kOneRank, Divided({1, 1, 2, 2, 1, k1f1b}), Divided({1, 1, 8, 1, 1, k1f1b}),
+                      Divided({1, 2, 2, 2, 1, k1f1b, kFull}), Divided({1, 1, 1, 8, 1, k1f1b})});
+    }
+  }
+}
+
+TEST(Sharding, EveryKindOfParallelismHasTheBitsOfUndividedRanks) {
+  for (const v1::JobSpec& spec : {SmallJob(), SmallBert(kPre), SmallT5()}) {
+    SCOPED_TRACE(plan::TextOf(spec.model().architecture()));
+    for (const Case& c : std::vector<Case>{{2, 1, 4, 1, 1, k1f1b},
+                                           {2, 2, 2, 2, 1, k1f1b},
+                                           {2, 2, 2, 1, 1, kGpipe, kFull, 1, true},
+                                           {2, 1, 2, 2, 2, k1f1b, kNone, 1, true},
+                                           {1, 2, 4, 1, 1, kInterleaved, kNone, 2}}) {
+      SCOPED_TRACE(NameOf(c));
+      ExpectSameBits(Train(spec, c), Train(spec, Divided(c)));
+    }
+  }
+}
+
+TEST(Sharding, FrozenTensorsTiedHeadsAndManyLanes) {
+  v1::JobSpec spec = Wide(SmallLlama());
+  spec.mutable_model()->set_untied_head(false);
+  spec.mutable_training()->set_global_batch(32);
+  spec.mutable_training()->set_lanes(32);
+  spec.mutable_training()->add_frozen("layers.1.*");
+  ExpectSameGrid(spec,
+                 {kOneRank, Divided({1, 1, 4, 2, 1, k1f1b}), Divided({1, 2, 4, 4, 1, kGpipe})});
+}
+
+// A number of ranks that is no power of two has another order of sums than one rank, but no other
+// one for being divided.
+TEST(Sharding, ThreeRanks) {
+  v1::JobSpec spec = SmallJob();
+  spec.mutable_training()->set_global_batch(12);
+  ExpectSameGrid(spec, {{1, 1, 3, 4, 1, k1f1b}, Divided({1, 1, 3, 4, 1, k1f1b})});
+}
+
+TEST(Sharding, AnyCheckpointLoadsInAnyDivision) {
+  for (const v1::Precision precision : {v1::PRECISION_FP32, v1::PRECISION_FP16}) {
+    const v1::JobSpec spec = With(SmallJob(), precision);
+    RunOptions whole;
+    whole.steps = 6;
+    const RunResult undisturbed = Train(spec, kOneRank, whole);
+    const std::vector<Case> layouts = {kOneRank, Divided({1, 1, 4, 2, 1, k1f1b}),
+                                       Divided({1, 2, 2, 1, 1, k1f1b})};
+    for (const Case& before : layouts) {
+      RunOptions first;
+      first.steps = 3;
+      const RunResult half = Train(spec, before, first);
+      for (const Case& after : layouts) {
+        SCOPED_TRACE(NameOf(before) + " then " + NameOf(after));
+        RunOptions second = first;
+        second.first_step = 4;
+        second.state = &half.state;
+        const RunResult rest = Train(spec, after, second);
+        ASSERT_EQ(rest.steps.size(), 3u);
+        EXPECT_EQ(rest.steps.back().loss, undisturbed.steps.back().loss);
+        EXPECT_EQ(rest.state, undisturbed.state);
+      }
+    }
+  }
+}
+
+TEST(Sharding, CopiesOfShardsHaveTheSameBits) {
+  for (const v1::Precision precision : {v1::PRECISION_FP32, v1::PRECISION_BF16}) {
+    v1::JobSpec spec = With(SmallJob(), precision);
+    spec.mutable_checkpoint()->set_peer_copies(1);
+    const Case layout = Divided({2, 2, 2, 2, 1, k1f1b});
+    RunOptions whole;
+    whole.steps = 6;
+    const RunResult undisturbed = Train(spec, layout, whole);
+    RunOptions first;
+    first.steps = 3;
+    const RunResult half = Train(spec, layout, first);
+    RunOptions second = first;
+    second.first_step = 4;
+    second.copies = &half.copies;
+    const RunResult rest = Train(spec, layout, second);
+    ASSERT_EQ(rest.steps.size(), 3u);
+    EXPECT_EQ(rest.steps.back().loss, undisturbed.steps.back().loss);
+    EXPECT_EQ(rest.state, undisturbed.state);
+  }
+}
+
+// Ranks save what they own: no element twice, and each about as much as the others.
+TEST(Sharding, CopiesOfARankAreItsShard) {
+  v1::JobSpec spec = Wide(SmallJob());
+  spec.mutable_checkpoint()->set_peer_copies(1);
+  RunOptions one;
+  one.steps = 1;
+  const auto elements = [&](const Case& c) {
+    std::vector<size_t> of_ranks;
+    for (const auto& [rank, slices] : Train(spec, c, one).copies) {
+      size_t all = 0;
+      for (const std::vector<float>& slice : slices) all += slice.size();
+      of_ranks.push_back(all);
+    }
+    return of_ranks;
+  };
+  const std::vector<size_t> whole = elements({1, 1, 2, 2, 1, k1f1b});
+  const std::vector<size_t> halves = elements(Divided({1, 1, 2, 2, 1, k1f1b}));
+  ASSERT_EQ(halves.size(), 2u);
+  EXPECT_EQ(halves[0] + halves[1], whole[0]);
+  EXPECT_LT(std::max(halves[0], halves[1]), whole[0] * 6 / 10);
+}
+
+TEST(Sharding, WeightsThatDifferAreFound) {
+  for (const v1::Precision precision : {v1::PRECISION_FP32, v1::PRECISION_BF16}) {
+    RunOptions options;
+    options.flip_bit_rank = 2;
+    const RunResult result =
+        Train(With(SmallJob(), precision), Divided({1, 1, 4, 2, 1, k1f1b}), options);
+    EXPECT_FALSE(result.replicas.equal);
+    EXPECT_EQ(result.replicas.odd_rank, 2);
+    EXPECT_THAT(result.replicas.text, ::testing::HasSubstr("rank 2"));
+  }
+}
+
+}  // namespace
+}  // namespace tercio::testing
