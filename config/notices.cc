@@ -1,5 +1,7 @@
 #include "config/notices.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 #include "config/job_file.h"
 #include "plan/reproducibility.h"
@@ -12,6 +14,13 @@ using Job = v1::JobSpec;
 // With `auto` the planner may choose more than one.
 bool HasOneTensorRank(const Job& job) {
   return !job.parallelism().automatic() && job.parallelism().tensor() <= 1;
+}
+bool HasOneDataRank(const Job& job) {
+  const v1::ParallelismSpec& parallelism = job.parallelism();
+  if (parallelism.automatic()) return false;
+  if (parallelism.data() > 0) return parallelism.data() == 1;
+  return job.resources().ranks() <=
+         std::max(1, parallelism.tensor()) * std::max(1, parallelism.pipeline());
 }
 bool IsOnCpus(const Job& job) { return job.resources().device() == v1::DEVICE_KIND_CPU; }
 bool HasNoValidation(const Job& job) {
@@ -36,6 +45,8 @@ constexpr Row kRows[] = {
     {"parallelism.tensor_overlap",
      [](const Job& job) { return job.parallelism().tensor_overlap() > 1; }, HasOneTensorRank,
      "parallelism.tensor is 1"},
+    {"parallelism.zero_stage", [](const Job& job) { return job.parallelism().zero_stage() > 0; },
+     HasOneDataRank, "there is one data rank"},
     {"resources.cuda_graphs", [](const Job& job) { return job.resources().no_cuda_graphs(); },
      IsOnCpus, "resources.device is cpu"},
     {"training.lanes", [](const Job& job) { return plan::ChoosesLanes(job.training()); },

@@ -27,6 +27,8 @@ TEST(Notices, KeysThatCannotHaveAnEffectAreNamed) {
               ElementsAre("parallelism.sequence_parallel has no effect: parallelism.tensor is 1"));
   EXPECT_THAT(NoticesOf({"parallelism={tensor: 1, pipeline: 2, tensor_overlap: 4}"}),
               ElementsAre("parallelism.tensor_overlap has no effect: parallelism.tensor is 1"));
+  EXPECT_THAT(NoticesOf({"parallelism={zero_stage: 1}"}),
+              ElementsAre("parallelism.zero_stage has no effect: there is one data rank"));
   EXPECT_THAT(NoticesOf({"resources.cuda_graphs=false"}),
               ElementsAre("resources.cuda_graphs has no effect: resources.device is cpu"));
   EXPECT_THAT(NoticesOf({"checkpoint.snapshot=in_place", "resources.device=cuda"}),
@@ -53,6 +55,8 @@ TEST(Notices, KeysWithAnEffectAreNot) {
   EXPECT_THAT(NoticesOf({}), IsEmpty());
   EXPECT_THAT(NoticesOf({"parallelism={tensor: 2, sequence_parallel: true}"}), IsEmpty());
   EXPECT_THAT(NoticesOf({"parallelism={tensor: 2, tensor_overlap: 4}"}), IsEmpty());
+  EXPECT_THAT(NoticesOf({"parallelism={data: 2, zero_stage: 1}"}), IsEmpty());
+  EXPECT_THAT(NoticesOf({"parallelism={zero_stage: 1}", "resources.ranks=2"}), IsEmpty());
   EXPECT_THAT(NoticesOf({"training.evaluate={every_steps: 5, every_epochs: 1, batches: 2}",
                          "data.validation=0.1"}),
               IsEmpty());

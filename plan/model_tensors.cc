@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <set>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "model/layer.h"
@@ -116,10 +117,8 @@ class StageBuilder {
     entry.use = use;
     entry.layer = layer;
     entry.further_use = use != tensor.name;
-    const auto holder =
-        std::find_if(stage_.tensors.begin(), stage_.tensors.end(),
-                     [&](const StageTensor& other) { return other.tensor.index == tensor.index; });
-    entry.own_parameter = holder == stage_.tensors.end();
+    const auto [holder, is_first] = holders_.emplace(tensor.index, stage_.tensors.size());
+    entry.own_parameter = is_first;
     // The first rank has the most rows, and all ranks use the same offsets.
     const TensorShard shard = ShardOfRank(tensor, tensor_degree_, 0, padded_);
     entry.elements = shard.local_rows * shard.local_columns;
@@ -134,7 +133,7 @@ class StageBuilder {
       entry.parameter_offset = stage_.parameter_elements;
       stage_.parameter_elements += entry.elements;
     } else {
-      entry.parameter_offset = holder->parameter_offset;
+      entry.parameter_offset = stage_.tensors[holder->second].parameter_offset;
     }
     stage_.tensors.push_back(entry);
   }
@@ -145,6 +144,7 @@ class StageBuilder {
   int tensor_degree_;
   int64_t padded_;
   StageTensors stage_;
+  absl::flat_hash_map<int, size_t> holders_;  // of each parameter, by its tensor's number
 };
 
 }  // namespace

@@ -45,6 +45,7 @@ v1::ParallelismSpec WithDegrees(v1::ParallelismSpec parallelism, const v1::Layou
   parallelism.set_data(layout.data());
   parallelism.set_virtual_pipeline(layout.virtual_pipeline());
   parallelism.set_context_parallel(layout.context_parallel());
+  parallelism.set_zero_stage(layout.zero_stage());
   // An interleaved one is possible for some degrees only.
   parallelism.set_schedule(layout.schedule());
   return parallelism;

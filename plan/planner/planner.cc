@@ -15,6 +15,7 @@
 #include "plan/model_tensors.h"
 #include "plan/names.h"
 #include "plan/rank_layout.h"
+#include "plan/state_shards.h"
 
 namespace tercio::plan {
 namespace {
@@ -67,14 +68,18 @@ v1::Prediction Predict(const v1::JobSpec& job, const v1::Layout& layout, const C
   // Data ranks add the gradients of their own part of the model only.
   const double gradient =
       static_cast<double>(plan::ParameterCount(job.model())) / t / p * kFloatBytes;
-  const double data_time = d == 1 ? 0
-                                  : 2 * (d - 1) / d * gradient / cluster.bytes_per_second +
-                                        2 * cluster.seconds_per_message;
+  // Each half of the sum: the parts of gradients to their owners, and the sums, or the weights that
+  // the owners have updated, back.
+  const double half_of_sum =
+      d == 1 ? 0 : (d - 1) / d * gradient / cluster.bytes_per_second + cluster.seconds_per_message;
+  const bool gathers_weights = ShardRanks(layout) > 1;
+  const double beside_compute = gathers_weights ? half_of_sum : 2 * half_of_sum;
   // Narayanan et al. 2021, section 2.2: chunks divide the time to fill the pipeline.
   const double bubble = (p - 1) / (m * v);
   const double busy = compute + tensor_time + pipeline_time;
   // Two thirds of the work are the backward pass; the reduction hides behind half of it.
-  const double seconds = busy * (1 + bubble) + std::max(0.0, data_time - compute / 3);
+  const double seconds = busy * (1 + bubble) + std::max(0.0, beside_compute - compute / 3) +
+                         (gathers_weights ? half_of_sum : 0);
   prediction.set_step_seconds(seconds);
   prediction.set_tflops_per_gpu(flops / seconds / ranks / 1e12);
   const double peak = cluster.peak_flops_per_second;
@@ -138,6 +143,54 @@ v1::LayoutCandidate JudgeFitting(const v1::JobSpec& job, v1::Layout layout,
     candidate = Judge(job, layout, cluster);
   }
   return candidate;
+}
+
+// Data ranks that are not asked to divide the state do so only where it does not fit otherwise.
+v1::LayoutCandidate JudgeLeastDivided(const v1::JobSpec& job, v1::Layout layout,
+                                      const Cluster& cluster) {
+  v1::LayoutCandidate candidate = JudgeFitting(job, layout, cluster);
+  if (!job.parallelism().automatic() || !candidate.predicted_valid() ||
+      candidate.rejected().empty() || layout.data() == 1) {
+    return candidate;
+  }
+  layout.set_zero_stage(1);
+  return JudgeFitting(job, layout, cluster);
+}
+
+// Settings with which a layout that is too large would fit, each of them tried: "; it fits with
+// parallelism.zero_stage=1 (812.3 MiB)". Empty: none.
+std::string WhatWouldFit(const v1::JobSpec& job, const v1::Layout& layout, const Cluster& cluster) {
+  constexpr double kMiB = 1 << 20;
+  std::vector<std::string> fitting;
+  const auto attempt = [&](const v1::Layout& other, const std::string& settings) {
+    const v1::LayoutCandidate candidate = Judge(job, other, cluster);
+    if (!candidate.rejected().empty()) return;
+    fitting.push_back(
+        absl::StrFormat("%s (%.1f MiB)", settings,
+                        static_cast<double>(candidate.predicted().memory_bytes_peak()) / kMiB));
+  };
+  const bool divides = layout.data() > 1 && layout.zero_stage() == 0;
+  v1::Layout divided = layout;
+  divided.set_zero_stage(1);
+  if (divides) attempt(divided, "parallelism.zero_stage=1");
+  if (layout.recompute() != v1::RECOMPUTE_FULL) {
+    v1::Layout recomputed = layout;
+    recomputed.set_recompute(v1::RECOMPUTE_FULL);
+    attempt(recomputed, "parallelism.recompute=full");
+    divided.set_recompute(v1::RECOMPUTE_FULL);
+    // Both only where neither suffices.
+    if (divides && fitting.empty()) {
+      attempt(divided, "parallelism.zero_stage=1 and parallelism.recompute=full");
+    }
+  }
+  if (layout.micro_batch() > 1) {
+    v1::Layout smaller = layout;
+    smaller.set_micro_batch(1);
+    smaller.set_micro_batches(layout.micro_batches() * layout.micro_batch());
+    attempt(smaller, "training.micro_batch=1");
+  }
+  if (fitting.empty()) return "";
+  return absl::StrCat("; it fits with ", absl::StrJoin(fitting, ", or "));
 }
 
 std::vector<v1::Layout> AllLayouts(const v1::JobSpec& job, int ranks) {
@@ -306,7 +359,7 @@ v1::PlanReport PlanLayouts(const v1::JobSpec& given, const Cluster& cluster) {
     layouts.push_back(*layout);
   }
   for (const v1::Layout& layout : layouts) {
-    *report.add_layouts() = JudgeFitting(job, layout, cluster);
+    *report.add_layouts() = JudgeLeastDivided(job, layout, cluster);
     const v1::LayoutCandidate& candidate = report.layouts(report.layouts_size() - 1);
     if (!candidate.rejected().empty()) continue;
     // The first of equally fast ones is kept, so that the choice does not depend on rounding.
@@ -338,8 +391,9 @@ absl::StatusOr<v1::Layout> ChooseLayout(const v1::JobSpec& given, const Cluster&
                      report.layouts_size() > 0 ? report.layouts(0).rejected() : ""));
   }
   return absl::ResourceExhaustedError(absl::StrCat(
-      smallest->rejected(), "; memory of the smallest layout (tensor ", smallest->layout().tensor(),
-      ", pipeline ", smallest->layout().pipeline(), ", data ", smallest->layout().data(), "):\n",
+      smallest->rejected(), WhatWouldFit(job, smallest->layout(), cluster),
+      "; memory of the smallest layout (tensor ", smallest->layout().tensor(), ", pipeline ",
+      smallest->layout().pipeline(), ", data ", smallest->layout().data(), "):\n",
       plan::MemoryTableText(
           plan::MemoryOfStage(job, smallest->layout(), 0, cluster.threads_per_rank))));
 }

@@ -158,6 +158,44 @@ TEST(Planner, PredictsWhatWasMeasuredOnCpus) {
   }
 }
 
+// The state of 124 M parameters in bf16 on four data ranks: it is divided where it does not fit
+// whole, and not before.
+TEST(Planner, TheStateIsDividedOnlyWhereItMustBe) {
+  v1::JobSpec job = Gpt(v1::DEVICE_KIND_CUDA);
+  job.mutable_model()->set_heads(1);  // no tensor degree divides it
+  job.mutable_model()->set_kv_heads(1);
+  job.mutable_model()->set_layers(1);  // nor a pipeline
+  job.mutable_model()->set_hidden(256);
+  job.mutable_training()->set_micro_batch(1);
+  job.mutable_resources()->set_ranks(4);
+  Cluster cluster;
+  cluster.ranks = 4;
+  cluster.shares_gpus = true;
+  cluster.memory_bytes = int64_t{16} << 30;
+  const v1::LayoutCandidate whole = Chosen(job, cluster);
+  EXPECT_EQ(whole.layout().data(), 4);
+  EXPECT_EQ(whole.layout().zero_stage(), 0);
+  cluster.memory_bytes = whole.predicted().memory_bytes_peak() - 1;
+  const v1::LayoutCandidate divided = Chosen(job, cluster);
+  EXPECT_EQ(divided.layout().data(), 4);
+  EXPECT_EQ(divided.layout().zero_stage(), 1);
+  EXPECT_LE(divided.predicted().memory_bytes_peak(), cluster.memory_bytes);
+  EXPECT_GT(divided.predicted().step_seconds(), whole.predicted().step_seconds());
+
+  // Someone who names the degrees is told.
+  v1::ParallelismSpec* parallelism = job.mutable_parallelism();
+  parallelism->set_automatic(false);
+  parallelism->set_data(4);
+  const absl::Status refused = ChooseLayout(job, cluster).status();
+  EXPECT_TRUE(absl::IsResourceExhausted(refused));
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("it fits with parallelism.zero_stage=1 ("));
+  parallelism->set_zero_stage(1);
+  EXPECT_TRUE(ChooseLayout(job, cluster).ok());
+  cluster.memory_bytes = 1 << 20;
+  EXPECT_THAT(std::string(ChooseLayout(job, cluster).status().message()),
+              ::testing::Not(HasSubstr("it fits with")));
+}
+
 TEST(Planner, WhatAJobNamesIsNotChanged) {
   v1::JobSpec job = Gpt(v1::DEVICE_KIND_CUDA);
   job.mutable_training()->set_micro_batch(64);

@@ -137,6 +137,26 @@ TEST_F(CudaParity, Layouts) {
   ExpectClose(OnGpus(spec), OnCpu(spec), 1e-2);
 }
 
+// Over the host with the bits of ranks that have all of the state; over NCCL our own order of sums
+// is the same in every run.
+TEST_F(CudaParity, ADividedState) {
+  for (const v1::JobSpec& job : {SmallJob(), WithoutDropout(SmallLlama()), SmallT5()}) {
+    for (const v1::Precision precision : {v1::PRECISION_FP32, v1::PRECISION_BF16}) {
+      SCOPED_TRACE(plan::TextOf(job.model().architecture()) + " " + plan::TextOf(precision));
+      const v1::JobSpec whole = With(In(job, {1, 2, 2}), precision);
+      v1::JobSpec divided = whole;
+      divided.mutable_parallelism()->set_zero_stage(1);
+      const RunResult reference = OnGpus(whole);
+      const RunResult over_host = OnGpus(divided);
+      EXPECT_EQ(over_host.steps.back().loss, reference.steps.back().loss);
+      EXPECT_EQ(over_host.state, reference.state);
+      const RunResult over_nccl = OnGpusWithNccl(divided);
+      ExpectClose(over_nccl, OnCpu(divided), precision == v1::PRECISION_FP32 ? 1e-4 : 1e-2);
+      EXPECT_EQ(over_nccl.state, OnGpusWithNccl(divided).state);
+    }
+  }
+}
+
 // What NVIDIA's profilers show of steps: ranges that nest, and end.
 TEST_F(CudaParity, ProfilersSeeRangesOfAStep) {
   v1::JobSpec spec = With(In(WithoutDropout(SmallJob()), {1, 1, 1}), v1::PRECISION_BF16);

@@ -115,11 +115,12 @@ v1::JobSpec WithRandomLayout(v1::JobSpec spec, int tensor, Generator& g, std::st
   layout->set_schedule(interleaved ? kInterleaved : g.Coin() ? kGpipe : k1f1b);
   const v1::Recompute recompute[] = {kNone, kSelective, kFull};
   layout->set_recompute(recompute[g.Between(0, 2)]);
+  layout->set_zero_stage(g.Coin() ? 1 : 0);
   spec.mutable_resources()->set_ranks(static_cast<int32_t>(tensor * pipeline * data));
   spec.mutable_training()->set_micro_batch(micro_batch);
-  *name =
-      absl::StrCat(tensor, "x", pipeline, "x", data, " ", plan::TextOf(layout->schedule()),
-                   " micro-batch ", micro_batch, " recompute ", plan::TextOf(layout->recompute()));
+  *name = absl::StrCat(tensor, "x", pipeline, "x", data, " ", plan::TextOf(layout->schedule()),
+                       " micro-batch ", micro_batch, " recompute ",
+                       plan::TextOf(layout->recompute()), " zero stage ", layout->zero_stage());
   return spec;
 }
 

@@ -119,6 +119,45 @@ TEST_P(CollectiveTest, PartsGoFromAllToAll) {
   });
 }
 
+// Of n ranks, rank r has r * r elements, the first one none.
+std::vector<int64_t> UnequalParts(int ranks) {
+  std::vector<int64_t> bounds = {0};
+  for (int r = 0; r < ranks; ++r) bounds.push_back(bounds.back() + r * r);
+  return bounds;
+}
+
+TEST_P(CollectiveTest, UnequalPartsHaveTheBitsOfTheWholeSum) {
+  OnRanks(absl::Seconds(20), [&](Communicator& group, device::Stream& stream) {
+    const std::vector<int64_t> bounds = UnequalParts(group.size());
+    const int64_t count = bounds.back();
+    std::vector<float> whole(static_cast<size_t>(count));
+    for (size_t i = 0; i < whole.size(); ++i) {
+      whole[i] = 0.1f * static_cast<float>(i + 1) / static_cast<float>(group.rank() + 3);
+    }
+    std::vector<float> parts = whole;
+    const std::vector<float> before = whole;
+    std::vector<float> scratch(static_cast<size_t>(
+        std::max(group.ScratchElements(count),
+                 plan::PartsScratch(int64_t{group.size()} * group.size(), group.size()))));
+    group.AllReduceSum(stream, whole.data(), count, SumOrder::kTree, scratch.data());
+    const int64_t sent = group.sent_bytes();
+    group.ReduceScatterParts(stream, parts.data(), bounds, SumOrder::kTree, scratch.data());
+    ASSERT_TRUE(stream.Synchronize().ok()) << stream.Synchronize();
+    const int64_t begin = bounds[static_cast<size_t>(group.rank())];
+    const int64_t end = bounds[static_cast<size_t>(group.rank()) + 1];
+    EXPECT_EQ(group.sent_bytes() - sent, 4 * (count - (end - begin)));
+    for (int64_t i = 0; i < count; ++i) {
+      const auto at = static_cast<size_t>(i);
+      EXPECT_EQ(parts[at], begin <= i && i < end ? whole[at] : before[at]) << i;
+    }
+    group.AllGatherParts(stream, reinterpret_cast<std::byte*>(parts.data()), bounds, 4);
+    ASSERT_TRUE(stream.Synchronize().ok()) << stream.Synchronize();
+    EXPECT_EQ(parts, whole);
+    EXPECT_EQ(group.sent_bytes() - sent,
+              4 * (count - (end - begin) + (end - begin) * (group.size() - 1)));
+  });
+}
+
 TEST_P(CollectiveTest, GathersBroadcastsAndSumsDoubles) {
   OnRanks(absl::Seconds(20), [&](Communicator& group, device::Stream& stream) {
     const std::vector<float> mine = {static_cast<float>(group.rank()), 7};

@@ -211,6 +211,41 @@ TEST_F(NcclCommunicatorTest, PartsGoFromAllToAll) {
   }
 }
 
+// Rank r has 1000 r elements, the first one none: summed by the owners in the order of the tree,
+// and back.
+TEST_F(NcclCommunicatorTest, UnequalPartsAreSummedInOrder) {
+  for (const int size : {2, 3, 4}) {
+    OnRanks(size, [&](const Rank& rank) {
+      const auto group = rank.World();
+      const auto stream = rank.MakeStream();
+      std::vector<int64_t> bounds = {0};
+      for (int r = 0; r < size; ++r) bounds.push_back(bounds.back() + 1000 * r);
+      const int64_t count = bounds.back();
+      const auto number = [](int r, int64_t i) {
+        return 0.1f * static_cast<float>(i + 1) / static_cast<float>(r + 3);
+      };
+      std::vector<float> values(static_cast<size_t>(count));
+      for (int64_t i = 0; i < count; ++i) values[static_cast<size_t>(i)] = number(rank.rank, i);
+      const auto memory = rank.Memory(count * 4);
+      const auto scratch = rank.Memory(plan::PartsScratch(1000 * (size - 1), size) * 4);
+      stream->CopyFromHost(memory->data(), values.data(), count * 4);
+      group->ReduceScatterParts(*stream, reinterpret_cast<float*>(memory->data()), bounds,
+                                SumOrder::kTree, reinterpret_cast<float*>(scratch->data()));
+      group->AllGatherParts(*stream, memory->data(), bounds, 4);
+      stream->CopyToHost(values.data(), memory->data(), count * 4);
+      EXPECT_EQ(stream->Synchronize(), absl::OkStatus());
+      for (int64_t i = 0; i < count; ++i) {
+        std::vector<float> parts;
+        for (int r = 0; r < size; ++r) parts.push_back(number(r, i));
+        for (const plan::Addition& addition : plan::SumTreeOf(SumOrder::kTree, size)) {
+          parts[static_cast<size_t>(addition.into)] += parts[static_cast<size_t>(addition.from)];
+        }
+        ASSERT_EQ(values[static_cast<size_t>(i)], parts.front()) << i;
+      }
+    });
+  }
+}
+
 TEST_F(NcclCommunicatorTest, NumbersBroadcastsAndBarriers) {
   OnRanks(3, [](const Rank& rank) {
     const auto group = rank.World();

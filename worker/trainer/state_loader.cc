@@ -163,6 +163,21 @@ static_assert(std::is_trivially_copyable_v<PieceHeader>);
 // The values lie right behind the header.
 static_assert(sizeof(PieceHeader) % alignof(float) == 0);
 
+PieceHeader HeaderOf(const absl::Status& status) {
+  PieceHeader header;
+  header.code = static_cast<int32_t>(status.code());
+  const std::string message(status.message());
+  const size_t size = std::min(message.size(), sizeof(header.message));
+  header.size = static_cast<int32_t>(size);
+  std::memcpy(header.message, message.data(), size);
+  return header;
+}
+
+absl::Status StatusOf(const PieceHeader& header) {
+  return absl::Status(static_cast<absl::StatusCode>(header.code),
+                      std::string(header.message, static_cast<size_t>(header.size)));
+}
+
 // Sends a piece from the rank that has read it to all.
 class PieceBroadcast {
  public:
@@ -173,7 +188,7 @@ class PieceBroadcast {
   // `read` is the piece that this rank has read, if it was its turn. Returns the piece of the
   // reading rank, valid until the next call.
   absl::Status Share(const StatePiece& piece, ReadPiece* read) {
-    if (group_.data.size() == 1) return absl::OkStatus();
+    if (group_.divides_state || group_.data.size() == 1) return absl::OkStatus();
     if (memory_ == nullptr) {
       TERCIO_ASSIGN_OR_RETURN(memory_, group_.device.Allocate(BytesOf(most_)));
       // A group of one shares nothing, and never comes here.
@@ -194,8 +209,7 @@ class PieceBroadcast {
     if (reads) return absl::OkStatus();
     PieceHeader header;
     std::memcpy(&header, host_.data(), sizeof(header));
-    read->status = absl::Status(static_cast<absl::StatusCode>(header.code),
-                                std::string(header.message, static_cast<size_t>(header.size)));
+    read->status = StatusOf(header);
     read->values = absl::MakeSpan(reinterpret_cast<float*>(host_.data() + sizeof(header)),
                                   static_cast<size_t>(piece.elements));
     return absl::OkStatus();
@@ -206,22 +220,56 @@ class PieceBroadcast {
     return static_cast<int64_t>(sizeof(PieceHeader)) +
            elements * static_cast<int64_t>(sizeof(float));
   }
-  static PieceHeader HeaderOf(const absl::Status& status) {
-    PieceHeader header;
-    header.code = static_cast<int32_t>(status.code());
-    const std::string message(status.message());
-    const size_t size = std::min(message.size(), sizeof(header.message));
-    header.size = static_cast<int32_t>(size);
-    std::memcpy(header.message, message.data(), size);
-    return header;
-  }
-
   const LoadGroup& group_;
   int64_t most_ = 0;  // elements of a piece
   std::unique_ptr<device::DeviceMemory>
       memory_;  // holds a header and a piece; null until it is needed
   std::vector<char> host_;
 };
+
+absl::Status LoadPieces(const std::vector<StatePiece>& pieces,
+                        const std::shared_ptr<StateSource>& source, const LoadGroup& group,
+                        const LoadedBytes& loaded, engine::TrainingEngine& engine, LoadPath path) {
+  const std::vector<v1::TensorSlice>& slices = engine.NeededSlices();
+  const int rank = group.divides_state ? 0 : group.data.rank();
+  ReadAhead reads(source, pieces, rank, loaded, engine, path);
+  PieceBroadcast broadcast(group, pieces);
+  bool lacks = false;  // the slice in progress
+  for (const StatePiece& piece : pieces) {
+    const v1::TensorSlice& slice = slices[piece.slice];
+    ReadPiece read = piece.reader == rank ? reads.Next() : ReadPiece();
+    // Not by the reading thread, which is busy with the next piece.
+    if (read.check) read.status.Update(std::exchange(read.check, nullptr)());
+    TERCIO_RETURN_IF_ERROR(broadcast.Share(piece, &read));
+    // A tensor is missing as a whole, which its first piece shows.
+    if (piece.offset == 0) lacks = absl::IsNotFound(read.status) && source->MayLack(slice);
+    if (!lacks) {
+      TERCIO_RETURN_IF_ERROR(read.status);
+      TERCIO_RETURN_IF_ERROR(
+          engine.Load(static_cast<int64_t>(piece.slice), piece.offset, read.values));
+    }
+    reads.Recycle(std::move(read.buffer));
+  }
+  return absl::OkStatus();
+}
+
+// The first rank's error of those that each rank has met on its own.
+absl::Status FirstError(const LoadGroup& group, const absl::Status& mine) {
+  const auto size = static_cast<size_t>(group.data.size());
+  constexpr auto kBytes = static_cast<int64_t>(sizeof(PieceHeader));
+  std::vector<PieceHeader> headers(size);
+  const auto rank = static_cast<size_t>(group.data.rank());
+  headers[rank] = HeaderOf(mine);
+  std::vector<int64_t> bounds(size + 1);
+  for (size_t r = 0; r <= size; ++r) bounds[r] = static_cast<int64_t>(r);
+  TERCIO_ASSIGN_OR_RETURN(const auto memory, group.device.Allocate(kBytes * bounds.back()));
+  group.stream.CopyFromHost(memory->data() + kBytes * bounds[rank], &headers[rank], kBytes);
+  group.data.AllGatherParts(group.stream, memory->data(), bounds, kBytes);
+  group.stream.CopyToHost(headers.data(), memory->data(), kBytes * bounds.back());
+  TERCIO_RETURN_IF_ERROR(group.stream.Synchronize());
+  for (const PieceHeader& header : headers) TERCIO_RETURN_IF_ERROR(StatusOf(header));
+  return absl::OkStatus();
+}
 
 }  // namespace
 
@@ -254,28 +302,13 @@ std::vector<StatePiece> PiecesOf(const std::vector<v1::TensorSlice>& slices,
 
 absl::Status LoadState(std::shared_ptr<StateSource> source, const LoadGroup& group,
                        const LoadedBytes& loaded, engine::TrainingEngine& engine, LoadPath path) {
-  const std::vector<v1::TensorSlice>& slices = engine.NeededSlices();
-  const std::vector<StatePiece> pieces = PiecesOf(slices, *source, group.data.size());
-  ReadAhead reads(source, pieces, group.data.rank(), loaded, engine, path);
-  PieceBroadcast broadcast(group, pieces);
-  bool lacks = false;  // the slice in progress
-  for (const StatePiece& piece : pieces) {
-    const v1::TensorSlice& slice = slices[piece.slice];
-    const bool reads_it = piece.reader == group.data.rank();
-    ReadPiece read = reads_it ? reads.Next() : ReadPiece();
-    // Not by the reading thread, which is busy with the next piece.
-    if (read.check) read.status.Update(std::exchange(read.check, nullptr)());
-    TERCIO_RETURN_IF_ERROR(broadcast.Share(piece, &read));
-    // A tensor is missing as a whole, which its first piece shows.
-    if (piece.offset == 0) lacks = absl::IsNotFound(read.status) && source->MayLack(slice);
-    if (!lacks) {
-      TERCIO_RETURN_IF_ERROR(read.status);
-      TERCIO_RETURN_IF_ERROR(
-          engine.Load(static_cast<int64_t>(piece.slice), piece.offset, read.values));
-    }
-    reads.Recycle(std::move(read.buffer));
-  }
-  return absl::OkStatus();
+  const int readers = group.divides_state ? 1 : group.data.size();
+  const std::vector<StatePiece> pieces = PiecesOf(engine.NeededSlices(), *source, readers);
+  const absl::Status status = LoadPieces(pieces, source, group, loaded, engine, path);
+  if (!group.divides_state || group.data.size() == 1) return status;
+  const absl::Status first = FirstError(group, status);
+  // Others that do not come have an error of their own.
+  return status.ok() ? first : status;
 }
 
 }  // namespace tercio::trainer

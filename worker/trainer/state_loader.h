@@ -1,7 +1,7 @@
 // Fills an engine with its state from storage. The slices that it needs are cut into pieces; each
 // of them is read by one rank of the data-parallel group, all ranks of which need the same, and
 // broadcast to the others: the number of bytes read does not grow with the group, and its ranks
-// read at the same time.
+// read at the same time. Where the ranks divide the state, each reads its shard.
 //
 // Threads: the engine's; the loader reads ahead in one of its own. Errors: a piece that could not
 // be read ends the loading of the whole group, on every rank with the error of the one that has
@@ -40,6 +40,7 @@ struct LoadGroup {
   collective::Communicator& data;
   device::Device& device;
   device::Stream& stream;
+  bool divides_state = false;  // ranks need slices of their own (plan/state_shards.h)
 };
 
 // Called from any thread whenever bytes arrive: with those that this rank has read, of its share.

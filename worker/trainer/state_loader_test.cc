@@ -74,8 +74,9 @@ std::shared_ptr<float> PlaceOf(const v1::TensorSlice& slice) {
   return {values, values->data()};
 }
 
+// With `divided` each rank needs its own rows of "large" only, and `bad` is so for the last rank.
 Loaded LoadOn(int ranks, const std::string& lacks = "", const std::string& bad = "",
-              const std::string& unverified = "", bool in_place = false) {
+              const std::string& unverified = "", bool in_place = false, bool divided = false) {
   Loaded all;
   const auto size = static_cast<size_t>(ranks);
   all.statuses.resize(size);
@@ -93,15 +94,19 @@ Loaded LoadOn(int ranks, const std::string& lacks = "", const std::string& bad =
       auto source = std::make_shared<Source>();
       source->read = &read;
       source->lacks = lacks;
-      source->bad = bad;
+      if (!divided || rank + 1 == size) source->bad = bad;
       source->unverified = unverified;
       all.engines[rank].slices = Slices();
+      if (divided) {
+        const auto begin = static_cast<int64_t>(1'000'000 * rank);
+        all.engines[rank].slices = {Rows("large", begin, begin + 1'000'000)};
+      }
       for (const v1::TensorSlice& slice : Slices()) {
         if (in_place) all.engines[rank].places.push_back(PlaceOf(slice));
       }
       all.statuses[rank] = LoadState(
-          source, {*data, *device, *stream}, [&](int64_t bytes, int64_t) { all.own[rank] = bytes; },
-          all.engines[rank]);
+          source, {*data, *device, *stream, divided},
+          [&](int64_t bytes, int64_t) { all.own[rank] = bytes; }, all.engines[rank]);
     });
   }
   for (std::thread& thread : threads) thread.join();
@@ -126,6 +131,22 @@ TEST(StateLoaderTest, NoByteIsReadTwiceInAGroup) {
   EXPECT_EQ(four.read, one.read);
   EXPECT_EQ(one.own[0], one.read);
   EXPECT_EQ(std::accumulate(four.own.begin(), four.own.end(), int64_t{0}), one.read);
+}
+
+TEST(StateLoaderTest, RanksThatDivideTheStateReadTheirOwn) {
+  const Loaded three = LoadOn(3, "", "", "", false, /*divided=*/true);
+  for (size_t rank = 0; rank < 3; ++rank) {
+    ASSERT_TRUE(three.statuses[rank].ok()) << three.statuses[rank];
+    ASSERT_EQ(three.engines[rank].loaded.size(), 1u);
+    EXPECT_EQ(three.engines[rank].loaded[0].second.size(), 1'000'000u);
+    EXPECT_EQ(three.engines[rank].loaded[0].second.back(), 1e6F * static_cast<float>(rank + 1) - 1);
+    EXPECT_EQ(three.own[rank], 4'000'000);
+  }
+  // All end with what one of them has met.
+  for (const absl::Status& status : LoadOn(3, "", "large", "", false, true).statuses) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
+    EXPECT_THAT(std::string(status.message()), HasSubstr("a flipped bit in large"));
+  }
 }
 
 TEST(StateLoaderTest, PiecesAreOrderedAndSpread) {

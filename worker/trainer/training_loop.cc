@@ -30,6 +30,7 @@
 #include "plan/rank_layout.h"
 #include "plan/save_timeout.h"
 #include "plan/snapshots.h"
+#include "plan/state_shards.h"
 #include "worker/engine/training_engine.h"
 #include "worker/progress/whereabouts.h"
 #include "worker/trainer/backend.h"
@@ -293,8 +294,11 @@ absl::Status TrainingLoop::LoadState() {
 
 absl::Status TrainingLoop::LoadFrom(const std::shared_ptr<StateSource>& source, LoadPath path) {
   const absl::Time begin = SteadyNow();
-  TERCIO_RETURN_IF_ERROR(tercio::trainer::LoadState(
-      source, {communicators_.data(), *device_, *stream_}, LoadedToPage(), *engine_, path));
+  TERCIO_RETURN_IF_ERROR(
+      tercio::trainer::LoadState(source,
+                                 {communicators_.data(), *device_, *stream_,
+                                  plan::ShardRanks(assignment_.plan().layout()) > 1},
+                                 LoadedToPage(), *engine_, path));
   LogInfo(absl::StrFormat("the state is loaded: this rank read %d bytes in %.3f s",
                           source->bytes_read(), absl::ToDoubleSeconds(SteadyNow() - begin)));
   return absl::OkStatus();
