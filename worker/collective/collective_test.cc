@@ -119,7 +119,7 @@ TEST_P(CollectiveTest, PartsGoFromAllToAll) {
   });
 }
 
-// Of n ranks, rank r has r * r elements, the first one none.
+// Rank r has r * r elements, the first one none.
 std::vector<int64_t> UnequalParts(int ranks) {
   std::vector<int64_t> bounds = {0};
   for (int r = 0; r < ranks; ++r) bounds.push_back(bounds.back() + r * r);

@@ -176,7 +176,7 @@ class Engine : public TrainingEngine {
     gather_.Await();
   }
   absl::StatusOr<std::vector<uint64_t>> WeightDigests();
-  // Of the weights that an update begins with, or, where these are divided, that the model reads.
+  // In the weights that an update begins with, or, where these are divided, that the model reads.
   void FlipWeightBit() {
     const bool of_model = shards_.divided();
     tercio::engine::FlipBit(tensors_,
