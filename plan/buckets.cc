@@ -9,7 +9,9 @@ namespace tercio::plan {
 
 bool JoinsTiedGradientsFirst(const v1::JobSpec& job, const v1::Layout& layout) {
   // With several stages the two are on different ranks until the end of the step.
-  return IsTied(job.model()) && layout.pipeline() == 1 && layout.data() > 1 && !OrderIsFixed(job);
+  // Nor are they there together where each is summed in its round.
+  return IsTied(job.model()) && layout.pipeline() == 1 && layout.data() > 1 && !OrderIsFixed(job) &&
+         layout.zero_stage() < 2;
 }
 
 std::vector<v1::BucketRange> BucketsOfStage(const v1::JobSpec& job, const v1::Layout& layout,

@@ -8,12 +8,16 @@
 namespace tercio::plan {
 
 int64_t FirstSequenceOf(const BatchShape& shape, int data_index, int micro_batch_index) {
-  // A data rank's sequences are one run, as those of a lane are, so that lanes are whole on it.
-  return (int64_t{data_index} * shape.micro_batches + micro_batch_index) * shape.micro_batch;
+  // The sequences of a data rank in a round are one run, as those of a lane are, so that lanes are
+  // whole on it.
+  const int64_t of_round = int64_t{shape.micro_batches} * shape.micro_batch / shape.rounds;
+  const int64_t at = int64_t{micro_batch_index} * shape.micro_batch;
+  return (at / of_round * shape.data + data_index) * of_round + at % of_round;
 }
 
 int DataRankOf(const BatchShape& shape, int64_t sequence) {
-  return static_cast<int>(sequence / (int64_t{shape.micro_batches} * shape.micro_batch));
+  const int64_t of_round = int64_t{shape.micro_batches} * shape.micro_batch / shape.rounds;
+  return static_cast<int>(sequence / of_round % shape.data);
 }
 
 int LaneCount(int64_t global_batch) {
@@ -40,17 +44,19 @@ LaneBuffers LaneBuffersOf(int micro_batch, int64_t sequences_per_rank, int lanes
   if (micro_batch % per_lane == 0)
     buffers.lanes_per_pass = static_cast<int>(micro_batch / per_lane);
   // A binary counter of n lanes has as many sums alive as n has bits.
-  const auto levels = [](int lanes) { return std::bit_width(static_cast<unsigned>(lanes)); };
-  buffers.whole = levels(lanes_per_rank / buffers.lanes_per_pass);
-  buffers.shared = levels(buffers.lanes_per_pass) - 1;
+  buffers.whole = LevelsOfLanes(lanes_per_rank / buffers.lanes_per_pass);
+  buffers.shared = LevelsOfLanes(buffers.lanes_per_pass) - 1;
   return buffers;
 }
 
 LaneLevel LevelOf(const LaneBuffers& buffers, int lane) {
-  const auto ones = [](int bits) { return std::popcount(static_cast<unsigned>(bits)); };
-  return {.whole = ones(lane / buffers.lanes_per_pass),
-          .shared = ones(lane % buffers.lanes_per_pass) - 1};
+  return {.whole = LevelOfLane(lane / buffers.lanes_per_pass),
+          .shared = LevelOfLane(lane % buffers.lanes_per_pass) - 1};
 }
+
+int LevelOfLane(int lane) { return std::popcount(static_cast<unsigned>(lane)); }
+int LevelsOfLanes(int lanes) { return std::bit_width(static_cast<unsigned>(lanes)); }
+int LevelsLeft(int lanes) { return std::popcount(static_cast<unsigned>(lanes)); }
 
 LaneLevel LevelBelow(LaneLevel level) {
   if (level.shared >= 0) return {level.whole, level.shared - 1};

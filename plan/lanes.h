@@ -10,9 +10,13 @@
 namespace tercio::plan {
 
 // How the global batch is dealt out: each data rank has `micro_batches` of `micro_batch` sequences.
+// In each round the data ranks have one run of the batch after the other, and sum their gradients
+// at its end.
 struct BatchShape {
   int micro_batch;
   int micro_batches;
+  int data = 1;
+  int rounds = 1;  // divides micro_batch * micro_batches
 };
 
 // The sequence of the global batch with which a micro-batch of a data rank begins; its others
@@ -51,6 +55,12 @@ struct LaneLevel {
   int shared;
 };
 LaneLevel LevelOf(const LaneBuffers& buffers, int lane);
+// The level at which a lane is summed where there are no shared ones.
+int LevelOfLane(int lane);
+// Levels of a counter of `lanes` lanes, and how many of them hold sums after the last one: one
+// where their number is a power of two.
+int LevelsOfLanes(int lanes);
+int LevelsLeft(int lanes);
 // The level below, into which the level is merged.
 LaneLevel LevelBelow(LaneLevel level);
 

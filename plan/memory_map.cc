@@ -381,6 +381,30 @@ void AddTokens(const StageShape& shape, const model::Architecture& architecture,
   add("tokens.first_rows", has_classes, 1);
 }
 
+// What a rank has of gradients: sums of its lanes, or, where ranks keep sums of their shards only,
+// those and what a round writes before it is summed over ranks.
+void AddGradients(const v1::JobSpec& job, const v1::Layout& layout, const StageShape& shape,
+                  const StageTensors& tensors, int stage, TableBuilder* table) {
+  const auto add = [&](const char* name, int i, int64_t count) {
+    table->Floats(absl::StrCat(name, i), v1::BUFFER_KIND_GRADIENT, count);
+  };
+  const int64_t bucket = LargestBucket(job.model(), layout, stage);
+  const int lanes = LanesPerDataRank(LanesOf(job, layout), layout.data());
+  if (DividesGradients(layout)) {
+    // One bucket is written while another one is summed.
+    const bool in_buckets = MicroBatchesAreRounds(layout, LanesOf(job, layout));
+    const bool several = BucketsOfStage(job, layout, stage).size() > 1;
+    add("gradients.", 0, in_buckets ? bucket : tensors.gradient_elements);
+    add("gradients.", 1, in_buckets && several ? bucket : 0);
+    const int64_t sums = SumElements(tensors, layout.data());
+    for (int i = 0; i < LevelsOfLanes(lanes); ++i) add("gradients.sums.", i, sums);
+    return;
+  }
+  const LaneBuffers buffers = LaneBuffersOf(layout.micro_batch(), shape.sequences_per_rank, lanes);
+  for (int i = 0; i < buffers.whole; ++i) add("gradients.", i, tensors.gradient_elements);
+  for (int i = 0; i < buffers.shared; ++i) add("gradients.shared.", i, bucket);
+}
+
 const char* KindName(v1::BufferKind kind) {
   switch (kind) {
     case v1::BUFFER_KIND_PARAMETER:
@@ -452,7 +476,6 @@ v1::MemoryTable MemoryOfStage(const v1::JobSpec& job, const v1::Layout& layout, 
   const SlotActivations activations = ActivationsOfSlot(shape, units);
   const std::unique_ptr<DeviceMemory> device = DeviceMemoryOf(job);
   const int slots = ActivationSlots(ShapeOfSchedule(layout), stage);
-  const int lanes = LanesPerDataRank(LanesOf(job, layout), layout.data());
   TableBuilder table;
   const int64_t state_elements = ShardElements(tensors, ShardRanks(layout));
   table.Floats("parameters", v1::BUFFER_KIND_PARAMETER,
@@ -462,15 +485,7 @@ v1::MemoryTable MemoryOfStage(const v1::JobSpec& job, const v1::Layout& layout, 
     table.Values("parameters.compute", v1::BUFFER_KIND_PARAMETER, shape.precision,
                  tensors.parameter_elements);
   }
-  const LaneBuffers buffers = LaneBuffersOf(layout.micro_batch(), shape.sequences_per_rank, lanes);
-  for (int i = 0; i < buffers.whole; ++i) {
-    table.Floats(absl::StrCat("gradients.", i), v1::BUFFER_KIND_GRADIENT,
-                 tensors.gradient_elements);
-  }
-  for (int i = 0; i < buffers.shared; ++i) {
-    table.Floats(absl::StrCat("gradients.shared.", i), v1::BUFFER_KIND_GRADIENT,
-                 LargestBucket(job.model(), layout, stage));
-  }
+  AddGradients(job, layout, shape, tensors, stage, &table);
   table.Floats("adamw.m", v1::BUFFER_KIND_OPTIMIZER, state_elements);
   table.Floats("adamw.v", v1::BUFFER_KIND_OPTIMIZER, state_elements);
   for (int slot = 0; slot < slots; ++slot) {

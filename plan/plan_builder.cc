@@ -132,12 +132,17 @@ absl::StatusOr<v1::Collectives> ChooseCollectives(const v1::JobSpec& job,
 int64_t ChooseMicroBatch(const v1::JobSpec& job, int pipeline, int data, int64_t less_than) {
   const int64_t share = job.training().global_batch() / data;
   const int64_t most = OnGpu(job) ? kTokensPerGpuMicroBatch : kTokensPerMicroBatch;
+  const bool in_rounds = job.parallelism().zero_stage() >= 2 && OrderIsFixed(job);
+  const int64_t of_round =
+      in_rounds ? share / LanesPerDataRank(LanesOfJob(job.training()), data) : share;
   int64_t best = 1;
   for (const int64_t candidate : Divisors(share)) {
     if (less_than > 0 && candidate >= less_than) break;
     const bool fits = candidate * TokensOfSequence(job.model()) <= most;
     // Two micro-batches per stage keep the bubble below half of the work.
     const bool fills = pipeline == 1 || share / candidate >= 2 * pipeline;
+    // Sums of shards are made in rounds, of which a micro-batch is a part.
+    if (of_round % candidate != 0) continue;
     if (candidate == 1 || (fits && fills)) best = candidate;
   }
   return best;

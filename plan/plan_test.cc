@@ -164,7 +164,7 @@ TEST(RankLayout, TheExampleOfTheHeader) {
 }
 
 TEST(Lanes, EverySequenceIsInOneMicroBatchOfOneDataRank) {
-  const BatchShape shape = {.micro_batch = 3, .micro_batches = 2};
+  const BatchShape shape = {.micro_batch = 3, .micro_batches = 2, .data = 4};
   std::vector<int> owners;
   for (int data = 0; data < 4; ++data) {
     for (int index = 0; index < shape.micro_batches; ++index) {
@@ -176,6 +176,30 @@ TEST(Lanes, EverySequenceIsInOneMicroBatchOfOneDataRank) {
   for (size_t i = 0; i < owners.size(); ++i) {
     EXPECT_EQ(DataRankOf(shape, static_cast<int64_t>(i)), owners[i]) << i;
   }
+}
+
+// In each round the data ranks have one lane after the other.
+TEST(Lanes, RoundsInterleaveDataRanks) {
+  const BatchShape shape = {.micro_batch = 2, .micro_batches = 4, .data = 3, .rounds = 2};
+  EXPECT_EQ(FirstSequenceOf(shape, 0, 0), 0);
+  EXPECT_EQ(FirstSequenceOf(shape, 0, 1), 2);
+  EXPECT_EQ(FirstSequenceOf(shape, 1, 0), 4);
+  EXPECT_EQ(FirstSequenceOf(shape, 2, 1), 10);
+  EXPECT_EQ(FirstSequenceOf(shape, 0, 2), 12);
+  EXPECT_EQ(FirstSequenceOf(shape, 2, 3), 22);
+  for (int data = 0; data < 3; ++data) {
+    for (int index = 0; index < 4; ++index) {
+      EXPECT_EQ(DataRankOf(shape, FirstSequenceOf(shape, data, index) + 1), data);
+    }
+  }
+}
+
+TEST(Lanes, CountersOfAnyLength) {
+  EXPECT_EQ(LevelsOfLanes(1), 1);
+  EXPECT_EQ(LevelsOfLanes(8), 4);
+  EXPECT_EQ(LevelsOfLanes(6), 3);
+  EXPECT_EQ(LevelsLeft(8), 1);
+  EXPECT_EQ(LevelsLeft(7), 3);
 }
 
 TEST(Lanes, CountsAndMerges) {

@@ -7,9 +7,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
+#include "common/status_macros.h"
 #include "model/architecture.h"
 #include "plan/lanes.h"
 #include "plan/names.h"
+#include "plan/reproducibility.h"
 
 namespace tercio::plan {
 namespace {
@@ -63,6 +65,18 @@ absl::Status CheckLanes(const v1::TrainingSpec& training) {
   return Impossible(absl::StrCat("training.lanes ", lanes, " is not a power of two of at most ",
                                  kMostLanes, " that divides global_batch ",
                                  training.global_batch()));
+}
+
+// Where ranks keep sums of their shards only, a micro-batch is part of one round.
+absl::Status CheckRounds(const v1::JobSpec& job, const v1::Layout& layout) {
+  if (layout.zero_stage() < 2 || layout.data() == 1 || !OrderIsFixed(job)) return absl::OkStatus();
+  const int64_t share = job.training().global_batch() / layout.data();
+  const int64_t of_round = share / LanesPerDataRank(LanesOfJob(job.training()), layout.data());
+  if (of_round % layout.micro_batch() == 0) return absl::OkStatus();
+  return Impossible(absl::StrCat(
+      "zero_stage ", layout.zero_stage(), ": micro_batch ", layout.micro_batch(),
+      " does not divide the ", of_round,
+      " sequences of a lane (global_batch / lanes); use fewer training.lanes, or a divisor"));
 }
 
 }  // namespace
@@ -197,7 +211,8 @@ absl::Status CheckLayout(const v1::JobSpec& job, const v1::Layout& layout, int r
     return Impossible(absl::StrCat("micro_batches is ", layout.micro_batches(),
                                    ", but global_batch / (data x micro_batch) is ", batch / unit));
   }
-  return CheckLanes(job.training());
+  TERCIO_RETURN_IF_ERROR(CheckLanes(job.training()));
+  return CheckRounds(job, layout);
 }
 
 }  // namespace tercio::plan

@@ -25,9 +25,11 @@ inline bool ChoosesLanes(const v1::TrainingSpec& training) {
   return training.lanes() > 0 && training.lanes() != LaneCount(training.global_batch());
 }
 
-// Lanes of the gradient sum in a layout: the job's, or one for each data rank.
+// Lanes of the gradient sum in a layout: the job's, or one for each data rank, or, where these keep
+// sums of their shards only, for each of their micro-batches.
 inline int LanesOf(const v1::JobSpec& job, const v1::Layout& layout) {
-  return OrderIsFixed(job) ? LanesOfJob(job.training()) : layout.data();
+  if (OrderIsFixed(job)) return LanesOfJob(job.training());
+  return layout.zero_stage() >= 2 ? layout.data() * layout.micro_batches() : layout.data();
 }
 
 }  // namespace tercio::plan

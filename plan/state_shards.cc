@@ -5,6 +5,7 @@
 
 #include "kernels/ops.h"
 #include "model/architecture.h"
+#include "plan/lanes.h"
 #include "plan/precision.h"
 
 namespace tercio::plan {
@@ -47,6 +48,18 @@ void Divide(const StageTensors& tensors, int shards, StateUnit* unit) {
 }  // namespace
 
 int ShardRanks(const v1::Layout& layout) { return layout.zero_stage() > 0 ? layout.data() : 1; }
+
+bool DividesGradients(const v1::Layout& layout) {
+  return layout.zero_stage() >= 2 && layout.data() > 1;
+}
+
+int RoundsOf(const v1::Layout& layout, int lanes) {
+  return DividesGradients(layout) ? LanesPerDataRank(lanes, layout.data()) : 1;
+}
+
+bool MicroBatchesAreRounds(const v1::Layout& layout, int lanes) {
+  return RoundsOf(layout, lanes) == layout.micro_batches();
+}
 
 bool DividesMasterWeights(const v1::JobSpec& job, const v1::Layout& layout) {
   return ShardRanks(layout) > 1 && PrecisionOf(job).format != kernels::Format::kFloat32;
@@ -94,17 +107,24 @@ StateShard ShardOf(const StageTensors& tensors, const std::vector<StateUnit>& un
     const int64_t begin = unit.bounds[static_cast<size_t>(shard)];
     const int64_t end = unit.bounds[static_cast<size_t>(shard) + 1];
     // Elements keep their place among aligned groups, so that one vector load fits all buffers.
-    const int64_t place =
-        (result.elements + kAlignment - 1) / kAlignment * kAlignment + begin % kAlignment;
+    const auto place_behind = [&](int64_t elements) {
+      return (elements + kAlignment - 1) / kAlignment * kAlignment + begin % kAlignment;
+    };
+    const int64_t place = place_behind(result.elements);
+    const int64_t sum = place_behind(result.sum_elements);
     for (size_t i = unit.first_tensor; i < unit.first_tensor + unit.tensor_count; ++i) {
       const StageTensor& entry = tensors.tensors[i];
       const int64_t at = entry.gradient_offset - unit.gradient_offset;
       ShardPart& part = result.parts[i];
       part.begin = std::clamp<int64_t>(begin - at, 0, entry.elements);
       part.end = std::clamp<int64_t>(end - at, 0, entry.elements);
-      if (unit.own_parameter) part.state_offset = place + std::max<int64_t>(0, at - begin);
+      const int64_t in_shard = std::max<int64_t>(0, at - begin);
+      if (unit.own_parameter) part.state_offset = place + in_shard;
+      part.sum_offset = sum + in_shard;
     }
-    if (unit.own_parameter && end > begin) result.elements = place + end - begin;
+    if (end == begin) continue;
+    if (unit.own_parameter) result.elements = place + end - begin;
+    result.sum_elements = sum + end - begin;
   }
   return result;
 }
@@ -118,6 +138,15 @@ int64_t ShardElements(const StageTensors& tensors, int shards) {
   return most;
 }
 
+int64_t SumElements(const StageTensors& tensors, int shards) {
+  const std::vector<StateUnit> units = StateUnitsOf(tensors, shards);
+  int64_t most = 0;
+  for (int shard = 0; shard < shards; ++shard) {
+    most = std::max(most, ShardOf(tensors, units, shard).sum_elements);
+  }
+  return most;
+}
+
 RankShards ShardsOfRank(const v1::JobSpec& job, const v1::RankPlan& plan,
                         const StageTensors& tensors) {
   RankShards result;
@@ -126,6 +155,11 @@ RankShards ShardsOfRank(const v1::JobSpec& job, const v1::RankPlan& plan,
   result.own =
       ShardOf(tensors, result.units, result.shards > 1 ? plan.placement().data_index() : 0);
   result.divides_master = DividesMasterWeights(job, plan.layout());
+  result.divides_gradients = DividesGradients(plan.layout());
+  for (size_t i = 0; i < tensors.tensors.size() && !result.divides_gradients; ++i) {
+    ShardPart& part = result.own.parts[i];
+    part.sum_offset = tensors.tensors[i].gradient_offset + part.begin;
+  }
   return result;
 }
 

@@ -1,5 +1,7 @@
 // How the training state of a stage is divided over its data ranks: not at all, or into shards, of
-// which each rank updates one (parallelism.zero_stage; Rajbhandari et al. 2020, "ZeRO"). Pure.
+// which each rank updates one (parallelism.zero_stage; Rajbhandari et al. 2020, "ZeRO"). From stage
+// 2 on a rank keeps the sums of the gradients of its shard only: they are summed in rounds, one for
+// each lane of a rank (plan/lanes.h). Pure.
 //
 // The cut follows from the tensors' shapes and the number of shards, so that every rank, and every
 // stage that has a use of a tensor, computes the same.
@@ -17,6 +19,16 @@ namespace tercio::plan {
 
 // Ranks among which the state is divided: the data ranks of a stage, or 1.
 int ShardRanks(const v1::Layout& layout);
+
+// Whether ranks keep the sums of gradients of their own shard only.
+bool DividesGradients(const v1::Layout& layout);
+
+// Rounds of a step, for a number of lanes of the job: 1 where gradients are not divided.
+int RoundsOf(const v1::Layout& layout, int lanes);
+
+// Whether each micro-batch is a round of its own: no more gradients than those of one bucket
+// (plan/buckets.h) are then there before they are summed. REQUIRES: DividesGradients.
+bool MicroBatchesAreRounds(const v1::Layout& layout, int lanes);
 
 // Whether ranks have the fp32 weights of their own shard only. In fp32 these are what the model
 // reads, and so all ranks have them whole.
@@ -47,6 +59,7 @@ struct ShardPart {
   int64_t begin = 0;  // elements of the tensor
   int64_t end = 0;
   int64_t state_offset = 0;  // elements, in buffers that hold a shard; 0 without own_parameter
+  int64_t sum_offset = 0;    // elements, in the buffer of summed gradients
 
   int64_t elements() const { return end - begin; }
 };
@@ -55,6 +68,7 @@ struct ShardPart {
 struct StateShard {
   std::vector<ShardPart> parts;  // by StageTensors.tensors
   int64_t elements = 0;          // of a buffer that holds the shard
+  int64_t sum_elements = 0;      // of one that holds its gradients, of all uses
 
   const ShardPart& part(size_t tensor) const { return parts[tensor]; }
 };
@@ -62,6 +76,9 @@ StateShard ShardOf(const StageTensors& tensors, const std::vector<StateUnit>& un
 
 // Elements of a buffer that holds any of the shards; undivided: parameter_elements.
 int64_t ShardElements(const StageTensors& tensors, int shards);
+
+// Elements of a buffer that holds the gradients of any of the shards.
+int64_t SumElements(const StageTensors& tensors, int shards);
 
 // Columns of a tensor's rows as a tensor rank holds them.
 int64_t LocalColumns(const StageTensor& entry);
@@ -71,7 +88,8 @@ struct RankShards {
   int shards = 1;
   std::vector<StateUnit> units;
   StateShard own;
-  bool divides_master = false;  // DividesMasterWeights
+  bool divides_master = false;     // DividesMasterWeights
+  bool divides_gradients = false;  // DividesGradients: else sums are where gradients are
 
   bool divided() const { return shards > 1; }
 };

@@ -15,6 +15,7 @@
 #include "plan/model_tensors.h"
 #include "plan/names.h"
 #include "plan/rank_layout.h"
+#include "plan/reproducibility.h"
 #include "plan/state_shards.h"
 
 namespace tercio::plan {
@@ -73,7 +74,9 @@ v1::Prediction Predict(const v1::JobSpec& job, const v1::Layout& layout, const C
   const double half_of_sum =
       d == 1 ? 0 : (d - 1) / d * gradient / cluster.bytes_per_second + cluster.seconds_per_message;
   const bool gathers_weights = ShardRanks(layout) > 1;
-  const double beside_compute = gathers_weights ? half_of_sum : 2 * half_of_sum;
+  // Where gradients are divided, too, every round sends them.
+  const double rounds = RoundsOf(layout, LanesOf(job, layout));
+  const double beside_compute = gathers_weights ? rounds * half_of_sum : 2 * half_of_sum;
   // Narayanan et al. 2021, section 2.2: chunks divide the time to fill the pipeline.
   const double bubble = (p - 1) / (m * v);
   const double busy = compute + tensor_time + pipeline_time;
@@ -153,8 +156,11 @@ v1::LayoutCandidate JudgeLeastDivided(const v1::JobSpec& job, v1::Layout layout,
       candidate.rejected().empty() || layout.data() == 1) {
     return candidate;
   }
-  layout.set_zero_stage(1);
-  return JudgeFitting(job, layout, cluster);
+  for (int stage = 1; stage <= 2 && !candidate.rejected().empty(); ++stage) {
+    layout.set_zero_stage(stage);
+    candidate = JudgeFitting(job, layout, cluster);
+  }
+  return candidate;
 }
 
 // Settings with which a layout that is too large would fit, each of them tried: "; it fits with
@@ -169,10 +175,13 @@ std::string WhatWouldFit(const v1::JobSpec& job, const v1::Layout& layout, const
         absl::StrFormat("%s (%.1f MiB)", settings,
                         static_cast<double>(candidate.predicted().memory_bytes_peak()) / kMiB));
   };
-  const bool divides = layout.data() > 1 && layout.zero_stage() == 0;
   v1::Layout divided = layout;
-  divided.set_zero_stage(1);
-  if (divides) attempt(divided, "parallelism.zero_stage=1");
+  for (int stage = layout.zero_stage() + 1; stage <= 2 && layout.data() > 1; ++stage) {
+    divided.set_zero_stage(stage);
+    // The least is enough.
+    if (fitting.empty()) attempt(divided, absl::StrCat("parallelism.zero_stage=", stage));
+  }
+  const bool divides = divided.zero_stage() > layout.zero_stage();
   if (layout.recompute() != v1::RECOMPUTE_FULL) {
     v1::Layout recomputed = layout;
     recomputed.set_recompute(v1::RECOMPUTE_FULL);
@@ -180,7 +189,8 @@ std::string WhatWouldFit(const v1::JobSpec& job, const v1::Layout& layout, const
     divided.set_recompute(v1::RECOMPUTE_FULL);
     // Both only where neither suffices.
     if (divides && fitting.empty()) {
-      attempt(divided, "parallelism.zero_stage=1 and parallelism.recompute=full");
+      attempt(divided, absl::StrCat("parallelism.zero_stage=", divided.zero_stage(),
+                                    " and parallelism.recompute=full"));
     }
   }
   if (layout.micro_batch() > 1) {
@@ -249,7 +259,7 @@ absl::Status CheckSupported(const v1::JobSpec& job) {
   if (device != v1::DEVICE_KIND_CPU && device != v1::DEVICE_KIND_CUDA) {
     return unsupported("resources.device " + Shown(device));
   }
-  if (parallelism.zero_stage() < 0 || parallelism.zero_stage() > 1) {
+  if (parallelism.zero_stage() < 0 || parallelism.zero_stage() > 2) {
     return unsupported(absl::StrCat("parallelism.zero_stage ", parallelism.zero_stage()));
   }
   if (parallelism.context_parallel() > 1)

@@ -1,6 +1,7 @@
 // The gradient buffers of one rank: where each lane is summed, and when two sums become one
 // (plan/lanes.h). Weight gradients are written through Accumulate only, so that no operation needs
-// to know of lanes.
+// to know of lanes. Where ranks keep sums of their shards only (plan/state_shards.h), a lane is
+// summed over ranks when it is complete, and nothing is merged here.
 #pragma once
 
 #include <algorithm>
@@ -13,6 +14,7 @@
 #include "common/check.h"
 #include "kernels/ops.h"
 #include "plan/lanes.h"
+#include "plan/state_shards.h"
 #include "proto/tercio/v1/plan.pb.h"
 #include "worker/blocks/weights.h"
 #include "worker/engine/arena.h"
@@ -21,16 +23,34 @@ namespace tercio::blocks {
 
 class GradientLanes {
  public:
-  // The buffers of the memory table (plan::LaneBuffersOf). `buckets`: those of the stage.
-  GradientLanes(engine::Arena& arena,
-                const google::protobuf::RepeatedPtrField<v1::BucketRange>& buckets, int micro_batch,
-                int64_t sequences_per_rank, int lanes_per_rank)
-      : buffers_(plan::LaneBuffersOf(micro_batch, sequences_per_rank, lanes_per_rank)),
-        micro_batch_(micro_batch),
+  // kWhole: sums of lanes, merged. kRounds: each lane alone, in a buffer of all gradients;
+  // kBuckets: in one of a bucket, or two in turns.
+  enum class Kind { kWhole, kRounds, kBuckets };
+  static Kind KindOf(const v1::RankPlan& plan) {
+    if (!plan::DividesGradients(plan.layout())) return Kind::kWhole;
+    return plan::MicroBatchesAreRounds(plan.layout(), plan.lanes()) ? Kind::kBuckets
+                                                                    : Kind::kRounds;
+  }
+
+  // The buffers of the memory table.
+  GradientLanes(engine::Arena& arena, const v1::RankPlan& plan, int64_t sequences_per_rank)
+      : kind_(KindOf(plan)),
+        micro_batch_(plan.layout().micro_batch()),
         sequences_per_rank_(sequences_per_rank),
-        lanes_per_rank_(lanes_per_rank) {
-    for (const v1::BucketRange& bucket : buckets) bucket_begins_.push_back(bucket.begin());
+        lanes_per_rank_(plan::LanesPerDataRank(plan.lanes(), plan.layout().data())) {
+    for (const v1::BucketRange& bucket : plan.stage().buckets()) {
+      bucket_begins_.push_back(bucket.begin());
+    }
     std::sort(bucket_begins_.begin(), bucket_begins_.end());
+    if (kind_ != Kind::kWhole) {
+      for (const char* name : {"gradients.0", "gradients.1"}) {
+        if (arena.Bytes(name) == 0) continue;
+        whole_.push_back(arena.Floats(name));
+        shared_elements_ = arena.Bytes(name) / static_cast<int64_t>(sizeof(float));
+      }
+      return;
+    }
+    buffers_ = plan::LaneBuffersOf(micro_batch_, sequences_per_rank_, lanes_per_rank_);
     for (int i = 0; i < buffers_.whole; ++i) {
       whole_.push_back(arena.Floats(absl::StrCat("gradients.", i)));
     }
@@ -51,8 +71,17 @@ class GradientLanes {
   void Assign(int micro_batch, std::initializer_list<WeightRef> tensors, kernels::Ops& ops,
               Write write) {
     const int64_t first = FirstOf(tensors);
+    if (kind_ == Kind::kBuckets && first >= 0) {
+      if (bucket_ < 0) bucket_ = first;
+      // A bucket is written as a whole before the next one.
+      TERCIO_CHECK_EQ(bucket_, first);
+    }
     for (const plan::LaneSegment& segment : plan::SegmentsOfMicroBatch(
              micro_batch, micro_batch_, sequences_per_rank_, lanes_per_rank_)) {
+      if (kind_ != Kind::kWhole) {
+        write(segment, At(first), !segment.starts_lane);
+        continue;
+      }
       plan::LaneLevel level = plan::LevelOf(buffers_, segment.lane);
       write(segment, At(level, first), !segment.starts_lane);
       if (!segment.completes_lane) continue;
@@ -82,20 +111,35 @@ class GradientLanes {
            });
   }
 
-  // The sum over all lanes of this rank, once the last micro-batch is through.
+  // The sum over all lanes of this rank, once the last micro-batch is through. REQUIRES: kWhole.
   float* result() const { return whole_.front(); }
+
+  Kind kind() const { return kind_; }
+  // The sum of the lane in progress of the bucket that begins at element `first` of the stage.
+  // REQUIRES: not kWhole.
+  Gradients At(int64_t first) const {
+    return {whole_[place_], kind_ == Kind::kBuckets ? first : 0};
+  }
+  // The buffer in which a bucket is, of places(), and those after it the next bucket.
+  size_t place() const { return place_; }
+  size_t places() const { return whole_.size(); }
+  void NextPlace() {
+    if (kind_ != Kind::kBuckets) return;
+    place_ = (place_ + 1) % whole_.size();
+    bucket_ = -1;
+  }
+  int64_t BucketOf(int64_t gradient) const {
+    return *(std::upper_bound(bucket_begins_.begin(), bucket_begins_.end(), gradient) - 1);
+  }
 
  private:
   // The first gradient element of the tensors' bucket.
   int64_t FirstOf(std::initializer_list<WeightRef> tensors) const {
     int64_t first = -1;
-    if (shared_.empty()) return first;
+    if (shared_.empty() && kind_ != Kind::kBuckets) return first;
     for (const WeightRef& tensor : tensors) {
       if (tensor.elements == 0) continue;
-      if (first < 0) {
-        first =
-            *(std::upper_bound(bucket_begins_.begin(), bucket_begins_.end(), tensor.gradient) - 1);
-      }
+      if (first < 0) first = BucketOf(tensor.gradient);
       // The memory table has room for those of one bucket.
       TERCIO_CHECK_GE(tensor.gradient, first);
       TERCIO_CHECK_LE(tensor.gradient + tensor.elements, first + shared_elements_);
@@ -108,7 +152,10 @@ class GradientLanes {
     return {shared_[static_cast<size_t>(level.shared)], first};
   }
 
+  const Kind kind_;
   plan::LaneBuffers buffers_;
+  size_t place_ = 0;
+  int64_t bucket_ = -1;                 // that is being written; -1: none yet. Of kBuckets
   std::vector<int64_t> bucket_begins_;  // ascending
   std::vector<float*> whole_;
   std::vector<float*> shared_;

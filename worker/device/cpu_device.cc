@@ -162,6 +162,12 @@ class ThreadStream : public CpuStream {
   void RunOnHost(std::function<absl::Status()> function) override {
     Enqueue({std::move(function), /*always=*/false});
   }
+  void RunOperations(const std::function<void(kernels::Ops&)>& work) override {
+    RunOnHost([this, work] {
+      work(*ops_);
+      return absl::OkStatus();
+    });
+  }
   void CopyToHost(void* host, const void* device, int64_t bytes) override {
     RunOnHost([=] {
       std::memcpy(host, device, static_cast<size_t>(bytes));

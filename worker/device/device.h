@@ -62,6 +62,9 @@ class Stream {
   // one is kept) and later work is skipped.
   virtual void RunOnHost(std::function<absl::Status()> function) = 0;
 
+  // Runs operations in stream order, also on a stream whose operations run when they are called.
+  virtual void RunOperations(const std::function<void(kernels::Ops&)>& work) { work(ops()); }
+
   // The host's bytes of a copy from it may change as soon as the call returns; those of a copy to
   // it are there after Synchronize.
   virtual void CopyToHost(void* host, const void* device, int64_t bytes) = 0;

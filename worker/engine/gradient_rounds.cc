@@ -4,13 +4,14 @@
 #include <memory>
 
 #include "absl/strings/str_cat.h"
+#include "plan/lanes.h"
 #include "plan/tensor_policy.h"
 
 namespace tercio::engine {
 
 GradientRounds::GradientRounds(const v1::JobSpec& spec, const v1::RankPlan& plan,
                                const plan::StageShape& shape, const plan::StageTensors& tensors,
-                               const plan::RankShards& shards, const blocks::GradientLanes& lanes,
+                               const plan::RankShards& shards, blocks::GradientLanes& lanes,
                                Arena& arena, const Communicators& communicators,
                                PipelineLinks& links, Streams streams, StepTrace& trace,
                                progress::Whereabouts& where)
@@ -20,22 +21,46 @@ GradientRounds::GradientRounds(const v1::JobSpec& spec, const v1::RankPlan& plan
       shards_(shards),
       sequence_parallel_(shape.sequence_parallel),
       lanes_(lanes),
+      rounds_(plan::RoundsOf(plan.layout(), plan.lanes())),
       communicators_(communicators),
       links_(links),
       streams_(streams),
       trace_(trace),
       where_(where),
       tied_(plan, tensors, shards, plan::IsTied(spec.model()), arena.Floats("tied_gradient")),
-      shared_(spec.model(), plan, tensors, arena.Floats("shared_gradients")),
+      shared_(spec.model(), plan, tensors, shards, arena.Floats("shared_gradients")),
       data_scratch_(arena.Floats("data_scratch")),
       tensor_scratch_(arena.Floats("tensor_scratch")) {
   squares_.reserve(tensors.tensors.size());
+  if (!shards.divides_gradients) {
+    sums_.push_back(lanes.result());
+    return;
+  }
+  for (int level = 0; level < plan::LevelsOfLanes(rounds_); ++level) {
+    sums_.push_back(arena.Floats(absl::StrCat("gradients.sums.", level)));
+  }
 }
 
-void GradientRounds::Reduce(int layer) {
+void GradientRounds::BeginBackward(int micro_batch) {
+  if (!shards_.divides_gradients) return;
+  const progress::Whereabouts::Join join(where_, communicators_.data().group());
+  if (lanes_.kind() == blocks::GradientLanes::Kind::kBuckets) {
+    streams_.compute.Wait(*streams_.summed[lanes_.place()]);
+  } else if (micro_batch > 0 && micro_batch % MicroBatchesPerRound() == 0) {
+    // A round's gradients overwrite those of the round before.
+    streams_.compute.Join(streams_.communication);
+  }
+}
+
+void GradientRounds::OnLayerDone(int micro_batch, int layer) {
   if (plan_.layout().data() == 1) return;
+  const int of_round = MicroBatchesPerRound();
+  if ((micro_batch + 1) % of_round == 0) Reduce(layer, micro_batch / of_round);
+}
+
+void GradientRounds::Reduce(int layer, int round) {
   // The embedding is the last of a pass, so the head's gradient is there, too.
-  if (layer < 0 && tied_.comes_first()) tied_.Join(lanes_.result(), links_, streams_.compute);
+  if (layer < 0 && tied_.comes_first()) tied_.Join(sums_.front(), links_, streams_.compute);
   device::Stream& stream = streams_.communication;
   const device::Range range(stream, "reduce", layer);
   streams_.compute.Record(streams_.bucket_ready);
@@ -47,7 +72,7 @@ void GradientRounds::Reduce(int layer) {
       *start = StepTrace::Now();
       return absl::OkStatus();
     });
-  shards_.divided() ? ReduceUnits(layer) : ReduceBuckets(layer);
+  shards_.divided() ? ReduceUnits(layer, round) : ReduceBuckets(layer);
   if (trace_.on())
     stream.RunOnHost([this, start, layer] {
       trace_.Add(
@@ -59,18 +84,59 @@ void GradientRounds::Reduce(int layer) {
 void GradientRounds::ReduceBuckets(int layer) {
   for (const v1::BucketRange& bucket : plan_.stage().buckets()) {
     if (bucket.ready_after_layer() != layer) continue;
-    communicators_.data().AllReduceSum(streams_.communication, lanes_.result() + bucket.begin(),
+    communicators_.data().AllReduceSum(streams_.communication, sums_.front() + bucket.begin(),
                                        bucket.end() - bucket.begin(), collective::SumOrder::kTree,
                                        data_scratch_);
   }
 }
 
-void GradientRounds::ReduceUnits(int layer) {
+void GradientRounds::ReduceUnits(int layer, int round) {
   for (const plan::StateUnit& unit : shards_.units) {
     if (unit.layer != layer || tied_.IsJoinedFirst(unit.gradient_offset)) continue;
-    communicators_.data().ReduceScatterParts(streams_.communication,
-                                             lanes_.result() + unit.gradient_offset, unit.bounds,
+    float* gradients = sums_.front() + unit.gradient_offset;
+    if (shards_.divides_gradients) {
+      const blocks::Gradients bucket = lanes_.At(lanes_.BucketOf(unit.gradient_offset));
+      gradients = bucket.data + (unit.gradient_offset - bucket.first);
+    }
+    communicators_.data().ReduceScatterParts(streams_.communication, gradients, unit.bounds,
                                              collective::SumOrder::kTree, data_scratch_);
+    if (shards_.divides_gradients) AddToSums(unit, gradients, round);
+  }
+  if (lanes_.kind() != blocks::GradientLanes::Kind::kBuckets) return;
+  streams_.communication.Record(*streams_.summed[lanes_.place()]);
+  lanes_.NextPlace();
+  const progress::Whereabouts::Join join(where_, communicators_.data().group());
+  streams_.compute.Wait(*streams_.summed[lanes_.place()]);
+}
+
+// Counts rounds as lanes are counted (plan/lanes.h): the data ranks' lanes of a round are
+// neighbours in the tree, so that this is the tree of all lanes.
+void GradientRounds::AddToSums(const plan::StateUnit& unit, const float* gradients, int round) {
+  const int rank = communicators_.data().rank();
+  const int64_t begin = unit.bounds[static_cast<size_t>(rank)];
+  const int64_t count = unit.bounds[static_cast<size_t>(rank) + 1] - begin;
+  if (count == 0) return;
+  // The first tensor of which the shard has something.
+  size_t first = unit.first_tensor;
+  while (shards_.own.part(first).elements() == 0) ++first;
+  const plan::ShardPart& part = shards_.own.part(first);
+  const int64_t skipped =
+      tensors_.tensors[first].gradient_offset + part.begin - (unit.gradient_offset + begin);
+  const int64_t place = part.sum_offset - skipped;
+  streams_.communication.RunOperations([=, this](kernels::Ops& ops) {
+    auto level = static_cast<size_t>(plan::LevelOfLane(round));
+    ops.Copy(sums_[level] + place, gradients + begin, count);
+    for (int merge = 0; merge < plan::MergesAfterLane(round); ++merge, --level) {
+      ops.Add(sums_[level - 1] + place, sums_[level] + place, count);
+    }
+  });
+}
+
+// A number of rounds that is no power of two leaves several sums.
+void GradientRounds::AddLevelsLeft() {
+  if (!shards_.divides_gradients) return;
+  for (auto level = static_cast<size_t>(plan::LevelsLeft(rounds_)) - 1; level > 0; --level) {
+    streams_.compute.ops().Add(sums_[level - 1], sums_[level], shards_.own.sum_elements);
   }
 }
 
@@ -79,9 +145,10 @@ void GradientRounds::Finish() {
     const progress::Whereabouts::Join join(where_, communicators_.data().group());
     streams_.compute.Join(streams_.communication);
   }
+  AddLevelsLeft();
   SumOverSequenceParts();
-  if (!tied_.comes_first()) tied_.Join(lanes_.result(), links_, streams_.compute);
-  shared_.Join(lanes_.result(), links_, streams_.compute);
+  if (!tied_.comes_first()) tied_.Join(sums_.front(), links_, streams_.compute);
+  shared_.Join(sums_.front(), links_, streams_.compute);
   links_.WaitAll();
 }
 
@@ -94,9 +161,9 @@ void GradientRounds::SumOverSequenceParts() {
     if (!divided && !entry.tensor.partial) continue;
     // Tensor ranks have the same shard.
     const plan::ShardPart& part = shards_.own.part(i);
-    communicators_.tensor().AllReduceSum(
-        streams_.compute, lanes_.result() + entry.gradient_offset + part.begin, part.elements(),
-        collective::SumOrder::kRanks, tensor_scratch_);
+    communicators_.tensor().AllReduceSum(streams_.compute, sums_.front() + part.sum_offset,
+                                         part.elements(), collective::SumOrder::kRanks,
+                                         tensor_scratch_);
   }
 }
 
@@ -111,7 +178,8 @@ void GradientRounds::MeasureSquares(const ExchangeVector& exchange) {
     if (is_whole && plan_.placement().tensor_index() != 0) continue;
     const auto [begin, end] = MeasuredPart(i);
     if (begin == end) continue;
-    squares_.push_back({.values = lanes_.result() + entry.gradient_offset + begin,
+    const plan::ShardPart& part = shards_.own.part(i);
+    squares_.push_back({.values = sums_.front() + part.sum_offset + (begin - part.begin),
                         .count = end - begin,
                         .not_finite = exchange.NotFinite(entry.tensor.index)});
   }

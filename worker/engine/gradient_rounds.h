@@ -1,11 +1,13 @@
 // What becomes of a stage's gradients after the backward pass has written them: sums over data
 // ranks, bucket by bucket beside the pass, over the parts of sequences, and of both uses of a tied
 // table; then the squares of their norm. Where data ranks divide the state (plan/state_shards.h),
-// each has the sums of its own shard only, and undefined numbers elsewhere.
+// each has the sums of its own shard only; where they divide gradients, these are summed over ranks
+// lane by lane, and lanes are added as in a binary counter, on the shard.
 //
 // Threads: that of the engine.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <utility>
 #include <vector>
@@ -36,27 +38,37 @@ class GradientRounds {
     device::Stream& compute;
     device::Stream& communication;
     device::Event& bucket_ready;
+    // One for each place of the gradients of a bucket (GradientLanes::place).
+    std::array<device::Event*, 2> summed;
   };
   GradientRounds(const v1::JobSpec& spec, const v1::RankPlan& plan, const plan::StageShape& shape,
                  const plan::StageTensors& tensors, const plan::RankShards& shards,
-                 const blocks::GradientLanes& lanes, Arena& arena,
-                 const Communicators& communicators, PipelineLinks& links, Streams streams,
-                 StepTrace& trace, progress::Whereabouts& where);
+                 blocks::GradientLanes& lanes, Arena& arena, const Communicators& communicators,
+                 PipelineLinks& links, Streams streams, StepTrace& trace,
+                 progress::Whereabouts& where);
 
-  // Starts the sum over data ranks of the bucket that a layer completes (BucketRange), while the
-  // backward pass continues.
-  void Reduce(int layer);
+  // Before the backward pass of a micro-batch. The stream waits for buffers that are being summed.
+  void BeginBackward(int micro_batch);
+  // The pass has completed a layer: starts the sum over data ranks of its bucket (BucketRange), if
+  // the micro-batch ends a round, while the pass continues.
+  void OnLayerDone(int micro_batch, int layer);
 
   // The gradients, or those of the shard, are complete where the stream is after this.
   void Finish();
+  // Summed gradients, at ShardPart::sum_offset. REQUIRES: Finish.
+  const float* sums() const { return sums_.front(); }
 
   // Enqueues this rank's part of the norm: data ranks have the same gradients, and divide them.
   // REQUIRES: Finish, and counts of zero in `exchange`.
   void MeasureSquares(const ExchangeVector& exchange);
 
  private:
+  void Reduce(int layer, int round);
   void ReduceBuckets(int layer);
-  void ReduceUnits(int layer);
+  void ReduceUnits(int layer, int round);
+  void AddToSums(const plan::StateUnit& unit, const float* sum, int round);
+  void AddLevelsLeft();
+  int MicroBatchesPerRound() const { return plan_.layout().micro_batches() / rounds_; }
   void SumOverSequenceParts();
   std::pair<int64_t, int64_t> MeasuredPart(size_t tensor) const;
 
@@ -65,7 +77,10 @@ class GradientRounds {
   const plan::StageTensors& tensors_;
   const plan::RankShards& shards_;
   const bool sequence_parallel_;
-  const blocks::GradientLanes& lanes_;
+  blocks::GradientLanes& lanes_;
+  const int rounds_;
+  // Levels of the counter of rounds; where gradients are not divided, the one of the lanes.
+  std::vector<float*> sums_;
   const Communicators& communicators_;
   PipelineLinks& links_;
   const Streams streams_;

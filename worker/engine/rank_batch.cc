@@ -5,6 +5,7 @@
 #include "common/status_macros.h"
 #include "model/architecture.h"
 #include "plan/lanes.h"
+#include "plan/state_shards.h"
 
 namespace tercio::engine {
 
@@ -22,7 +23,9 @@ RankBatch::RankBatch(const v1::JobSpec& spec, const v1::RankPlan& plan,
       sample_(spec.model().context(), spec.model().decoder_context()) {}
 
 int64_t RankBatch::FirstSequenceOf(int micro_batch) const {
-  return plan::FirstSequenceOf({plan_.layout().micro_batch(), plan_.layout().micro_batches()},
+  const v1::Layout& layout = plan_.layout();
+  return plan::FirstSequenceOf({layout.micro_batch(), layout.micro_batches(), layout.data(),
+                                plan::RoundsOf(layout, plan_.lanes())},
                                plan_.placement().data_index(), micro_batch);
 }
 

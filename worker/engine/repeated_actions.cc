@@ -26,8 +26,9 @@ int RepeatedActions(const v1::JobSpec& job, const v1::RankPlan& plan) {
     const bool computes =
         action.kind() == v1::ACTION_KIND_FORWARD || action.kind() == v1::ACTION_KIND_BACKWARD;
     // Its gradients are summed over data ranks while it runs.
+    const bool in_last_only = layout.zero_stage() < 2;
     const bool reduces = layout.data() > 1 && action.kind() == v1::ACTION_KIND_BACKWARD &&
-                         action.micro_batch() + 1 == layout.micro_batches();
+                         (!in_last_only || action.micro_batch() + 1 == layout.micro_batches());
     if (!computes || reduces || action.micro_batch() >= kMostMicroBatches) break;
     ++count;
   }

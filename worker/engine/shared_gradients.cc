@@ -12,7 +12,8 @@ constexpr int kBuffer = -1;
 }  // namespace
 
 SharedGradients::SharedGradients(const v1::ModelSpec& model, const v1::RankPlan& plan,
-                                 const plan::StageTensors& tensors, float* sums)
+                                 const plan::StageTensors& tensors, const plan::RankShards& shards,
+                                 float* sums)
     : plan_(plan), sums_(sums) {
   std::map<int, int64_t> places;  // by the tensors' numbers
   for (const plan::LogicalTensor& tensor : plan::TensorsSharedByLayers(model)) {
@@ -21,11 +22,13 @@ SharedGradients::SharedGradients(const v1::ModelSpec& model, const v1::RankPlan&
   }
   const auto& layers = plan.stage().layers();
   const int of_chunk = layers.size() / std::max(1, plan.layout().virtual_pipeline());
-  for (const plan::StageTensor& entry : tensors.tensors) {
+  for (size_t i = 0; i < tensors.tensors.size(); ++i) {
+    const plan::StageTensor& entry = tensors.tensors[i];
     const auto place = places.find(entry.tensor.index);
-    if (place == places.end()) continue;
+    const plan::ShardPart& part = shards.own.part(i);
+    if (place == places.end() || part.elements() == 0) continue;
     const auto layer = std::find(layers.begin(), layers.end(), entry.layer) - layers.begin();
-    uses_.push_back({place->second, entry.gradient_offset, entry.elements,
+    uses_.push_back({place->second + part.begin, part.sum_offset, part.elements(),
                      static_cast<int>(layer) / of_chunk, entry.own_parameter});
   }
 }

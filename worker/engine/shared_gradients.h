@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "plan/model_tensors.h"
+#include "plan/state_shards.h"
 #include "proto/tercio/v1/plan.pb.h"
 #include "worker/device/device.h"
 #include "worker/engine/pipeline_links.h"
@@ -19,15 +20,16 @@ class SharedGradients {
  public:
   // `sums`: memory for the sums of all shared tensors. The arguments outlive it.
   SharedGradients(const v1::ModelSpec& model, const v1::RankPlan& plan,
-                  const plan::StageTensors& tensors, float* sums);
+                  const plan::StageTensors& tensors, const plan::RankShards& shards, float* sums);
 
-  // Enqueues the additions for a stage's `gradients`: afterwards the entry that has the stage's
-  // parameter has the sum. Does nothing where no tensor is shared.
+  // Enqueues the additions for a stage's `gradients` (ShardPart::sum_offset): afterwards the entry
+  // that has the stage's parameter has the sum, or the shard's part of it. Does nothing where no
+  // tensor is shared.
   void Join(float* gradients, PipelineLinks& links, device::Stream& stream) const;
 
  private:
   struct Use {
-    int64_t sum;       // place of the tensor's sum
+    int64_t sum;       // place in the sums, of the shard's part
     int64_t gradient;  // place in the stage's gradients
     int64_t elements;
     int chunk;

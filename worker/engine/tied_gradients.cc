@@ -1,6 +1,7 @@
 #include "worker/engine/tied_gradients.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace tercio::engine {
 
@@ -10,10 +11,14 @@ TiedGradients::TiedGradients(const v1::RankPlan& plan, const plan::StageTensors&
   for (size_t i = 0; i < tensors.tensors.size(); ++i) {
     const plan::StageTensor& entry = tensors.tensors[i];
     const bool is_head = entry.further_use && entry.use == plan::kHeadMatrix;
-    if (entry.use == model::kTokenTable) lookup_ = &entry;
-    if (is_head) head_ = &entry;
-    // Both uses are cut alike.
-    if (is_head || entry.use == model::kTokenTable) part_ = shards.own.part(i);
+    if (entry.use == model::kTokenTable) {
+      lookup_ = &entry;
+      lookup_part_ = shards.own.part(i);
+    }
+    if (is_head) {
+      head_ = &entry;
+      head_part_ = shards.own.part(i);
+    }
   }
   if (!is_tied) lookup_ = nullptr;
   if (lookup_ == nullptr || head_ == nullptr) return;
@@ -21,28 +26,30 @@ TiedGradients::TiedGradients(const v1::RankPlan& plan, const plan::StageTensors&
   comes_first_ = std::none_of(buckets.begin(), buckets.end(), [&](const v1::BucketRange& bucket) {
     return bucket.begin() <= head_->gradient_offset && head_->gradient_offset < bucket.end();
   });
+  if (!comes_first_) return;
   // The sum over data ranks comes after it.
-  if (comes_first_) part_ = {.begin = 0, .end = lookup_->elements};
+  for (auto [part, use] : {std::pair(&lookup_part_, lookup_), std::pair(&head_part_, head_)}) {
+    *part = {.begin = 0, .end = use->elements, .sum_offset = use->gradient_offset};
+  }
 }
 
 void TiedGradients::Join(float* gradients, PipelineLinks& links, device::Stream& stream) const {
-  const auto place = [&](const plan::StageTensor& use) {
-    return gradients + use.gradient_offset + part_.begin;
-  };
   if (lookup_ != nullptr && head_ != nullptr) {
-    stream.ops().Add(place(*lookup_), place(*head_), part_.elements());
+    stream.ops().Add(gradients + lookup_part_.sum_offset, gradients + head_part_.sum_offset,
+                     lookup_part_.elements());
     return;
   }
-  const plan::StageTensor* mine = lookup_ != nullptr ? lookup_ : head_;
-  if (mine == nullptr || part_.elements() == 0) return;
-  // The lookup is on the first stage, the head on the last.
+  if (lookup_ == nullptr && head_ == nullptr) return;
+  // Both uses are cut alike. The lookup is on the first stage, the head on the last.
+  const plan::ShardPart& mine = lookup_ != nullptr ? lookup_part_ : head_part_;
+  if (mine.elements() == 0) return;
   const int peer = lookup_ != nullptr ? stages_ - 1 : 0;
-  const int64_t bytes = part_.elements() * static_cast<int64_t>(sizeof(float));
+  const int64_t bytes = mine.elements() * static_cast<int64_t>(sizeof(float));
   links.Receive(PipelineLinks::kTied, 0, received_, bytes, peer);
-  links.Send(PipelineLinks::kTied, 0, place(*mine), bytes, peer);
+  links.Send(PipelineLinks::kTied, 0, gradients + mine.sum_offset, bytes, peer);
   links.WaitReceive(PipelineLinks::kTied, 0);
   links.WaitSend(PipelineLinks::kTied, 0);
-  stream.ops().Add(place(*mine), received_, part_.elements());
+  stream.ops().Add(gradients + mine.sum_offset, received_, mine.elements());
 }
 
 }  // namespace tercio::engine

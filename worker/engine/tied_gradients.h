@@ -28,8 +28,8 @@ class TiedGradients {
     return comes_first_ && gradient_offset == head_->gradient_offset;
   }
 
-  // Enqueues the addition for a stage's `gradients`, with the exchange between first and last
-  // stage. Does nothing where the stage has no tied table.
+  // Enqueues the addition for a stage's `gradients` (ShardPart::sum_offset), with the exchange
+  // between first and last stage. Does nothing where the stage has no tied table.
   void Join(float* gradients, PipelineLinks& links, device::Stream& stream) const;
 
  private:
@@ -38,7 +38,9 @@ class TiedGradients {
   const int stages_;
   float* const received_;
   bool comes_first_ = false;
-  plan::ShardPart part_;  // of the table, that is added
+  // What of the two uses is added.
+  plan::ShardPart lookup_part_;
+  plan::ShardPart head_part_;
 };
 
 }  // namespace tercio::engine

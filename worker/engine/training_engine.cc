@@ -1,6 +1,7 @@
 #include "worker/engine/training_engine.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <string>
 
@@ -50,6 +51,7 @@ class Engine : public TrainingEngine {
     std::unique_ptr<device::Stream> communication;
     std::unique_ptr<device::Event> bucket_ready;
     std::unique_ptr<device::Event> updated;
+    std::array<std::unique_ptr<device::Event>, 2> summed;
     // For sums over tensor ranks beside products.
     std::unique_ptr<device::Stream> tensor_sums;
     std::unique_ptr<device::Event> product_done;
@@ -68,6 +70,7 @@ class Engine : public TrainingEngine {
         communication_(std::move(machine.communication)),
         bucket_ready_(std::move(machine.bucket_ready)),
         updated_(std::move(machine.updated)),
+        summed_(std::move(machine.summed)),
         repeated_actions_(RepeatedActions(spec, plan)),
         tensor_sums_(std::move(machine.tensor_sums)),
         product_done_(std::move(machine.product_done)),
@@ -77,8 +80,7 @@ class Engine : public TrainingEngine {
         model_(spec, plan, tensors_, arena_, *compute_, communicators.tensor(),
                blocks::OverlappedSums{tensor_sums_.get(), product_done_.get(), &where_}),
         batch_(spec_, plan_, shape_, arena_, communicators_, *compute_),
-        lanes_(arena_, plan.stage().buckets(), plan.layout().micro_batch(),
-               shape_.sequences_per_rank, LanesPerRank()),
+        lanes_(arena_, plan, shape_.sequences_per_rank),
         links_(communicators.pipeline(), *compute_),
         streams_(plan_, shape_, model_, links_),
         evaluation_(spec_, plan_, shape_, source_, model_, batch_, streams_, links_, communicators_,
@@ -87,9 +89,11 @@ class Engine : public TrainingEngine {
         judge_(spec_, plan_, guard_),
         replicas_(plan_, tensors_, arena_.Get<double>("replica_exchange"), communicators.world(),
                   communicators.tensor(), communicators.data()),
-        rounds_(spec_, plan_, shape_, tensors_, shards_, lanes_, arena_, communicators_, links_,
-                GradientRounds::Streams{*compute_, *communication_, *bucket_ready_}, trace_,
-                where_),
+        rounds_(
+            spec_, plan_, shape_, tensors_, shards_, lanes_, arena_, communicators_, links_,
+            GradientRounds::Streams{
+                *compute_, *communication_, *bucket_ready_, {summed_[0].get(), summed_[1].get()}},
+            trace_, where_),
         gather_(shards_, arena_.Get<std::byte>(WeightsName()), precision_.bytes(),
                 communicators_.data(), WeightGather::Streams{*compute_, *communication_, *updated_},
                 trace_, where_),
@@ -152,7 +156,6 @@ class Engine : public TrainingEngine {
  private:
   int stage() const { return plan_.placement().pipeline_index(); }
   int stages() const { return plan_.layout().pipeline(); }
-  int LanesPerRank() const { return plan::LanesPerDataRank(plan_.lanes(), plan_.layout().data()); }
   // The gradients of all streams.
   int64_t FlowBytes(const MicroBatch& batch) const {
     int64_t rows = 0;
@@ -202,6 +205,7 @@ class Engine : public TrainingEngine {
   std::unique_ptr<device::Stream> communication_;
   std::unique_ptr<device::Event> bucket_ready_;
   std::unique_ptr<device::Event> updated_;
+  std::array<std::unique_ptr<device::Event>, 2> summed_;
   int repeated_actions_;  // 0 also if they could not be recorded
   std::unique_ptr<device::WorkGraph> graph_;
   int64_t steps_ = 0;  // steps of this process
@@ -345,12 +349,11 @@ void Engine::Measure(const char* name, int micro_batch, int chunk, absl::Functio
 }
 
 void Engine::Backward(const MicroBatch& batch, int flow_index) {
-  const bool last = batch.index + 1 == plan_.layout().micro_batches();
   // With one stage only the first flow buffer exists.
   const kernels::Values flow = stages() == 1 ? flows_[0] : flows_[flow_index];
-  model_.Backward(batch, flow, batch_.LossesAt(batch), lanes_, [&](int layer) {
-    if (last) rounds_.Reduce(layer);
-  });
+  rounds_.BeginBackward(batch.index);
+  model_.Backward(batch, flow, batch_.LossesAt(batch), lanes_,
+                  [&](int layer) { rounds_.OnLayerDone(batch.index, layer); });
 }
 
 void Engine::FinishReduction() {
@@ -418,7 +421,7 @@ void Engine::UpdateWeights(int64_t taken_step, const StepResult& result) {
   const double unscale = result.loss_scale > 0 ? 1.0 / result.loss_scale : 1.0;
   UpdateStageWeights(
       spec_.training(), tensors_, shards_,
-      {parameters_, rounded_parameters_, lanes_.result(), first_moments_, second_moments_},
+      {parameters_, rounded_parameters_, rounds_.sums(), first_moments_, second_moments_},
       {taken_step, result.learning_rate, clip * unscale}, updates_, compute_->ops());
   gather_.OnUpdate();
   gather_.Begin();
@@ -550,14 +553,18 @@ absl::StatusOr<std::unique_ptr<TrainingEngine>> TrainingEngine::Create(
                           device.CreateStream(device::Device::StreamKind::kCommunication));
   TERCIO_ASSIGN_OR_RETURN(auto bucket_ready, device.CreateEvent());
   TERCIO_ASSIGN_OR_RETURN(auto updated, device.CreateEvent());
+  std::array<std::unique_ptr<device::Event>, 2> summed;
+  for (auto& event : summed) {
+    TERCIO_ASSIGN_OR_RETURN(event, device.CreateEvent());
+  }
   TERCIO_ASSIGN_OR_RETURN(auto tensor_sums,
                           device.CreateStream(device::Device::StreamKind::kCommunication));
   TERCIO_ASSIGN_OR_RETURN(auto product_done, device.CreateEvent());
   auto engine = std::make_unique<Engine>(
       spec, plan, communicators, source,
       Engine::Machine{std::move(arena), std::move(compute), std::move(communication),
-                      std::move(bucket_ready), std::move(updated), std::move(tensor_sums),
-                      std::move(product_done)},
+                      std::move(bucket_ready), std::move(updated), std::move(summed),
+                      std::move(tensor_sums), std::move(product_done)},
       options);
   if (options.initialise_weights) engine->Initialize();
   return std::unique_ptr<TrainingEngine>(std::move(engine));

@@ -24,7 +24,7 @@ void UpdateStageWeights(const v1::TrainingSpec& training, const plan::StageTenso
     kernels::AdamWTensor tensor{};
     const int64_t place = entry.parameter_offset + part.begin;  // in what the model reads
     tensor.parameter = state.parameters + (shards.divides_master ? part.state_offset : place);
-    tensor.gradient = state.gradients + entry.gradient_offset + part.begin;
+    tensor.gradient = state.gradients + part.sum_offset;
     tensor.m = state.first_moments + part.state_offset;
     tensor.v = state.second_moments + part.state_offset;
     tensor.count = part.elements();

@@ -13,7 +13,7 @@ namespace tercio::engine {
 
 // Flat buffers of the stage; their layout is that of plan/model_tensors.h, but what a rank has of
 // its own shard only is at ShardPart::state_offset: moments and, where they are divided
-// (RankShards::divides_master), parameters.
+// (RankShards::divides_master), parameters. Gradients are at ShardPart::sum_offset.
 struct StageState {
   float* parameters;
   kernels::Values rounded;  // the weights that the model reads; null if those are the parameters
