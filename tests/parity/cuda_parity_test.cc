@@ -144,15 +144,24 @@ TEST_F(CudaParity, ADividedState) {
     for (const v1::Precision precision : {v1::PRECISION_FP32, v1::PRECISION_BF16}) {
       SCOPED_TRACE(plan::TextOf(job.model().architecture()) + " " + plan::TextOf(precision));
       const v1::JobSpec whole = With(In(job, {1, 2, 2}), precision);
-      v1::JobSpec divided = whole;
-      divided.mutable_parallelism()->set_zero_stage(1);
+      const double bound = precision == v1::PRECISION_FP32 ? 1e-4 : 1e-2;
       const RunResult reference = OnGpus(whole);
-      const RunResult over_host = OnGpus(divided);
-      EXPECT_EQ(over_host.steps.back().loss, reference.steps.back().loss);
-      EXPECT_EQ(over_host.state, reference.state);
-      const RunResult over_nccl = OnGpusWithNccl(divided);
-      ExpectClose(over_nccl, OnCpu(divided), precision == v1::PRECISION_FP32 ? 1e-4 : 1e-2);
-      EXPECT_EQ(over_nccl.state, OnGpusWithNccl(divided).state);
+      for (const int stage : {1, 2}) {
+        SCOPED_TRACE(stage);
+        v1::JobSpec divided = whole;
+        divided.mutable_parallelism()->set_zero_stage(stage);
+        const RunResult over_host = OnGpus(divided);
+        if (stage == 1) {
+          EXPECT_EQ(over_host.steps.back().loss, reference.steps.back().loss);
+          EXPECT_EQ(over_host.state, reference.state);
+        } else {
+          // The micro-batches of a rank are summed in another order.
+          ExpectClose(over_host, reference, bound);
+        }
+        const RunResult over_nccl = OnGpusWithNccl(divided);
+        ExpectClose(over_nccl, OnCpu(whole), bound);
+        EXPECT_EQ(over_nccl.state, OnGpusWithNccl(divided).state);
+      }
     }
   }
 }

@@ -125,6 +125,14 @@ TEST(MemoryPlan, ADividedStateUsesAllOfIt) {
       for (Case c : {Case{1, 1, 4, 2, k1f1b}, Case{2, 2, 2, 2, k1f1b}}) {
         c.zero_stage = 1;
         ExpectUsed(With(spec, precision), c);
+        // Lanes of two sequences: a micro-batch is a round, or half of one.
+        v1::JobSpec in_rounds = With(spec, precision);
+        in_rounds.mutable_training()->set_lanes(4);
+        for (const int micro_batch : {1, 2}) {
+          c.zero_stage = 2;
+          c.micro_batch = micro_batch;
+          ExpectUsed(in_rounds, c);
+        }
       }
     }
   }

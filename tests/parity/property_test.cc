@@ -104,7 +104,10 @@ v1::JobSpec WithRandomLayout(v1::JobSpec spec, int tensor, Generator& g, std::st
   v1::ParallelismSpec* layout = spec.mutable_parallelism();
   const int64_t pipeline = g.Divisor(layers, 3);
   const int64_t data = g.Divisor(plan::LanesOfJob(spec.training()), 4);
-  const int64_t micro_batch = g.Divisor(batch / data, 8);
+  const int zero_stage = static_cast<int>(g.Between(0, 2));
+  // A micro-batch is part of a lane where gradients are divided.
+  const int64_t share = zero_stage < 2 ? batch / data : batch / plan::LanesOfJob(spec.training());
+  const int64_t micro_batch = g.Divisor(share, 8);
   const int64_t micro_batches = batch / data / micro_batch;
   const bool interleaved =
       pipeline > 1 && layers / pipeline % 2 == 0 && micro_batches % pipeline == 0 && g.Coin();
@@ -115,7 +118,7 @@ v1::JobSpec WithRandomLayout(v1::JobSpec spec, int tensor, Generator& g, std::st
   layout->set_schedule(interleaved ? kInterleaved : g.Coin() ? kGpipe : k1f1b);
   const v1::Recompute recompute[] = {kNone, kSelective, kFull};
   layout->set_recompute(recompute[g.Between(0, 2)]);
-  layout->set_zero_stage(g.Coin() ? 1 : 0);
+  layout->set_zero_stage(zero_stage);
   spec.mutable_resources()->set_ranks(static_cast<int32_t>(tensor * pipeline * data));
   spec.mutable_training()->set_micro_batch(micro_batch);
   *name = absl::StrCat(tensor, "x", pipeline, "x", data, " ", plan::TextOf(layout->schedule()),

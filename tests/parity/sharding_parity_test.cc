@@ -26,9 +26,15 @@ v1::JobSpec With(v1::JobSpec spec, v1::Precision precision) {
 
 constexpr Case kOneRank = {1, 1, 1, 4, 1, k1f1b};
 
-Case Divided(Case c) {
-  c.zero_stage = 1;
+Case Divided(Case c, int stage = 1) {
+  c.zero_stage = stage;
   return c;
+}
+
+// Four lanes, so that micro-batches of two sequences are a round each, and those of one half of it.
+v1::JobSpec InRounds(v1::JobSpec spec) {
+  spec.mutable_training()->set_lanes(4);
+  return spec;
 }
 
 TEST(Sharding, EveryModelAndPrecisionHasTheBitsOfOneRank) {
@@ -43,6 +49,49 @@ TEST(Sharding, EveryModelAndPrecisionHasTheBitsOfOneRank) {
                       Divided({1, 2, 2, 2, 1, k1f1b, kFull}), Divided({1, 1, 1, 8, 1, k1f1b})});
     }
   }
+}
+
+TEST(Sharding, DividedGradientsHaveTheBitsOfOneRank) {
+  for (const v1::JobSpec& model :
+       {Wide(SmallJob()), Wide(SmallLlama()), SmallBert(kPost), SmallClassifier(), SmallT5()}) {
+    for (const v1::Precision precision :
+         {v1::PRECISION_FP32, v1::PRECISION_BF16, v1::PRECISION_FP16}) {
+      const v1::JobSpec spec = InRounds(With(model, precision));
+      SCOPED_TRACE(plan::TextOf(spec.model().architecture()) + " " + plan::TextOf(precision));
+      ExpectSameGrid(
+          spec, {kOneRank, Divided({1, 1, 2, 2, 1, k1f1b}, 2), Divided({1, 1, 2, 1, 1, k1f1b}, 2),
+                 Divided({1, 1, 4, 2, 1, k1f1b}, 2), Divided({1, 2, 2, 2, 1, kGpipe, kFull}, 2),
+                 Divided({1, 1, 1, 8, 1, k1f1b}, 2)});
+    }
+  }
+}
+
+TEST(Sharding, DividedGradientsWithEveryKindOfParallelism) {
+  for (const v1::JobSpec& model : {SmallJob(), SmallBert(kPre), SmallT5()}) {
+    const v1::JobSpec spec = InRounds(model);
+    SCOPED_TRACE(plan::TextOf(spec.model().architecture()));
+    for (const Case& c : std::vector<Case>{{2, 1, 4, 1, 1, k1f1b},
+                                           {2, 2, 2, 2, 1, k1f1b},
+                                           {2, 2, 2, 1, 1, kGpipe, kFull, 1, true},
+                                           {2, 1, 2, 2, 2, k1f1b, kNone, 1, true},
+                                           {1, 2, 2, 2, 1, kInterleaved, kNone, 2}}) {
+      SCOPED_TRACE(NameOf(c));
+      ExpectSameBits(Train(spec, c), Train(spec, Divided(c, 2)));
+    }
+  }
+}
+
+TEST(Sharding, AMicroBatchIsPartOfOneRound) {
+  v1::JobSpec spec = SmallJob();
+  spec.mutable_parallelism()->set_data(2);
+  spec.mutable_parallelism()->set_zero_stage(2);
+  spec.mutable_resources()->set_ranks(2);
+  spec.mutable_training()->set_micro_batch(2);
+  const absl::Status status = TrainWithThreads(spec, {}).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+  EXPECT_THAT(std::string(status.message()),
+              ::testing::HasSubstr("zero_stage 2: micro_batch 2 does not divide the 1 sequences of "
+                                   "a lane"));
 }
 
 TEST(Sharding, EveryKindOfParallelismHasTheBitsOfUndividedRanks) {
@@ -65,8 +114,8 @@ TEST(Sharding, FrozenTensorsTiedHeadsAndManyLanes) {
   spec.mutable_training()->set_global_batch(32);
   spec.mutable_training()->set_lanes(32);
   spec.mutable_training()->add_frozen("layers.1.*");
-  ExpectSameGrid(spec,
-                 {kOneRank, Divided({1, 1, 4, 2, 1, k1f1b}), Divided({1, 2, 4, 4, 1, kGpipe})});
+  ExpectSameGrid(spec, {kOneRank, Divided({1, 1, 4, 2, 1, k1f1b}), Divided({1, 2, 4, 4, 1, kGpipe}),
+                        Divided({1, 2, 2, 1, 1, kGpipe}, 2)});
 }
 
 // A number of ranks that is no power of two has another order of sums than one rank, but no other
@@ -74,7 +123,10 @@ TEST(Sharding, FrozenTensorsTiedHeadsAndManyLanes) {
 TEST(Sharding, ThreeRanks) {
   v1::JobSpec spec = SmallJob();
   spec.mutable_training()->set_global_batch(12);
-  ExpectSameGrid(spec, {{1, 1, 3, 4, 1, k1f1b}, Divided({1, 1, 3, 4, 1, k1f1b})});
+  ExpectSameGrid(spec, {{1, 1, 3, 4, 1, k1f1b},
+                        Divided({1, 1, 3, 4, 1, k1f1b}),
+                        Divided({1, 1, 3, 4, 1, k1f1b}, 2),
+                        Divided({1, 1, 3, 2, 1, k1f1b}, 2)});
 }
 
 TEST(Sharding, AnyCheckpointLoadsInAnyDivision) {
@@ -84,7 +136,8 @@ TEST(Sharding, AnyCheckpointLoadsInAnyDivision) {
     whole.steps = 6;
     const RunResult undisturbed = Train(spec, kOneRank, whole);
     const std::vector<Case> layouts = {kOneRank, Divided({1, 1, 4, 2, 1, k1f1b}),
-                                       Divided({1, 2, 2, 1, 1, k1f1b})};
+                                       Divided({1, 2, 2, 1, 1, k1f1b}),
+                                       Divided({1, 1, 2, 1, 1, k1f1b}, 2)};
     for (const Case& before : layouts) {
       RunOptions first;
       first.steps = 3;
