@@ -361,7 +361,6 @@ class JobParser {
     out->set_zero_stage(static_cast<int32_t>(section.Integer("zero_stage", 0, 0, 3)));
     out->set_recompute(section.OneOf("recompute", v1::RECOMPUTE_NONE));
     if (out->context_parallel() > 1) section.Fault("context_parallel", NotYet("a value above 1"));
-    if (out->zero_stage() > 2) section.Fault("zero_stage", NotYet("a stage above 2"));
     section.Finish();
   }
 

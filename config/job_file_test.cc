@@ -481,7 +481,7 @@ TEST(JobFile, FurtherSizesMustFit) {
 }
 
 TEST(JobFile, WhatLaterVersionsBringIsRefusedByName) {
-  for (const char* change : {"parallelism.context_parallel=2", "parallelism.zero_stage=3"}) {
+  for (const char* change : {"parallelism.context_parallel=2"}) {
     EXPECT_THAT(FaultOf(kGood, {change}), HasSubstr("is not supported by this version")) << change;
   }
 }

@@ -480,8 +480,12 @@ v1::MemoryTable MemoryOfStage(const v1::JobSpec& job, const v1::Layout& layout, 
   const int64_t state_elements = ShardElements(tensors, ShardRanks(layout));
   table.Floats("parameters", v1::BUFFER_KIND_PARAMETER,
                DividesMasterWeights(job, layout) ? state_elements : tensors.parameter_elements);
-  // In fp32 the model reads the master weights themselves.
-  if (shape.precision.format != kernels::Format::kFloat32) {
+  // In fp32 the model reads the master weights themselves, where all of them are there.
+  if (DividesWeights(layout)) {
+    std::vector<StateUnit> state_units = StateUnitsOf(tensors, layout.data());
+    table.Values(WeightsBuffer(job, layout), v1::BUFFER_KIND_PARAMETER, shape.precision,
+                 PlaceWeights(tensors, &state_units));
+  } else if (shape.precision.format != kernels::Format::kFloat32) {
     table.Values("parameters.compute", v1::BUFFER_KIND_PARAMETER, shape.precision,
                  tensors.parameter_elements);
   }

@@ -111,8 +111,9 @@ class StageBuilder {
       : tensor_degree_(layout.tensor()),
         padded_(PaddedVocabulary(model.vocab_size(), layout.tensor())) {}
 
-  void Add(const LogicalTensor& tensor, const std::string& use, int layer) {
+  void Add(const LogicalTensor& tensor, const std::string& use, int layer, bool in_layer) {
     StageTensor entry;
+    entry.in_layer = in_layer;
     entry.tensor = tensor;
     entry.use = use;
     entry.layer = layer;
@@ -193,7 +194,7 @@ StageTensors TensorsOfStage(const v1::ModelSpec& spec, const v1::Layout& layout,
     const bool here = use.layer < 0 ? stage == 0
                       : inner       ? std::binary_search(mine.begin(), mine.end(), use.layer)
                                     : stage == layout.pipeline() - 1;
-    if (here) builder.Add(all.tensors[use.tensor], use.name, use.layer);
+    if (here) builder.Add(all.tensors[use.tensor], use.name, use.layer, inner);
   }
   return builder.Finish();
 }

@@ -95,6 +95,7 @@ struct StageTensor {
   bool further_use = false;      // of a tensor whose first use is elsewhere in the model
   bool own_parameter = true;     // no entry before it on the stage has the parameter
   int layer = -1;                // of the use: as in `tensor`, but `layers` for a tied head
+  bool in_layer = false;         // the use is a layer's, not the embedding's or the head's
   int64_t elements = 0;          // local
   int64_t parameter_offset = 0;  // without a parameter of its own: that of the entry which has it
   int64_t gradient_offset = 0;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "absl/container/flat_hash_map.h"
 #include "kernels/ops.h"
 #include "model/architecture.h"
 #include "plan/lanes.h"
@@ -61,8 +62,18 @@ bool MicroBatchesAreRounds(const v1::Layout& layout, int lanes) {
   return RoundsOf(layout, lanes) == layout.micro_batches();
 }
 
+bool DividesWeights(const v1::Layout& layout) {
+  return layout.zero_stage() >= 3 && layout.data() > 1;
+}
+
 bool DividesMasterWeights(const v1::JobSpec& job, const v1::Layout& layout) {
-  return ShardRanks(layout) > 1 && PrecisionOf(job).format != kernels::Format::kFloat32;
+  const bool has_copy = PrecisionOf(job).format != kernels::Format::kFloat32;
+  return ShardRanks(layout) > 1 && (has_copy || DividesWeights(layout));
+}
+
+std::string WeightsBuffer(const v1::JobSpec& job, const v1::Layout& layout) {
+  if (DividesWeights(layout)) return "parameters.places";
+  return PrecisionOf(job).format == kernels::Format::kFloat32 ? "parameters" : "parameters.compute";
 }
 
 int64_t LocalColumns(const StageTensor& entry) {
@@ -81,7 +92,8 @@ std::vector<StateUnit> StateUnitsOf(const StageTensors& tensors, int shards) {
                        .first_tensor = i,
                        .parameter_offset = entry.parameter_offset,
                        .gradient_offset = entry.gradient_offset,
-                       .own_parameter = entry.own_parameter});
+                       .own_parameter = entry.own_parameter,
+                       .model_offset = entry.parameter_offset});
     }
     ++units.back().tensor_count;
     closed = alone;
@@ -147,6 +159,57 @@ int64_t SumElements(const StageTensors& tensors, int shards) {
   return most;
 }
 
+int64_t PlaceWeights(const StageTensors& tensors, std::vector<StateUnit>* units) {
+  const auto round_up = [](int64_t value) {
+    return (value + kAlignment - 1) / kAlignment * kAlignment;
+  };
+  int64_t resident = 0;
+  int64_t largest = 0;  // elements of a layer
+  int64_t in_layer = 0;
+  int layers = 0;
+  int last = -1;                             // number of the last layer
+  absl::flat_hash_map<int, int64_t> places;  // of parameters that are always there
+  for (StateUnit& unit : *units) {
+    const StageTensor& entry = tensors.tensors[unit.first_tensor];
+    if (!entry.in_layer || IsUnitOfItsOwn(entry)) {
+      const auto [place, is_first] = places.emplace(entry.tensor.index, resident);
+      unit.model_offset = place->second;
+      if (is_first) resident = round_up(resident + unit.elements());
+      continue;
+    }
+    if (layers == 0 || unit.layer != last) {
+      last = unit.layer;
+      ++layers;
+      in_layer = 0;
+    }
+    unit.stage_layer = layers - 1;
+    unit.model_offset = in_layer;
+    in_layer = round_up(in_layer + unit.elements());
+    largest = std::max(largest, in_layer);
+  }
+  for (StateUnit& unit : *units) {
+    if (unit.stage_layer >= 0) unit.model_offset += resident + unit.stage_layer % 2 * largest;
+  }
+  return resident + std::min(layers, 2) * largest;
+}
+
+ShardRange RankShards::RangeOf(const StageTensors& tensors, const StateUnit& unit, int rank) const {
+  ShardRange range;
+  if (!divided()) rank = 0;
+  range.begin = unit.bounds[static_cast<size_t>(rank)];
+  range.elements = unit.bounds[static_cast<size_t>(rank) + 1] - range.begin;
+  if (range.elements == 0) return range;
+  // The first tensor of which the shard has something; padding may lie before it.
+  size_t first = unit.first_tensor;
+  while (own.part(first).elements() == 0) ++first;
+  const ShardPart& part = own.part(first);
+  const int64_t skipped =
+      tensors.tensors[first].gradient_offset + part.begin - (unit.gradient_offset + range.begin);
+  range.state_offset = part.state_offset - skipped;
+  range.sum_offset = part.sum_offset - skipped;
+  return range;
+}
+
 RankShards ShardsOfRank(const v1::JobSpec& job, const v1::RankPlan& plan,
                         const StageTensors& tensors) {
   RankShards result;
@@ -159,6 +222,16 @@ RankShards ShardsOfRank(const v1::JobSpec& job, const v1::RankPlan& plan,
   for (size_t i = 0; i < tensors.tensors.size() && !result.divides_gradients; ++i) {
     ShardPart& part = result.own.parts[i];
     part.sum_offset = tensors.tensors[i].gradient_offset + part.begin;
+  }
+  result.divides_weights = DividesWeights(plan.layout());
+  result.of_model = tensors;
+  if (!result.divides_weights) return result;
+  PlaceWeights(tensors, &result.units);
+  for (const StateUnit& unit : result.units) {
+    for (size_t i = unit.first_tensor; i < unit.first_tensor + unit.tensor_count; ++i) {
+      result.of_model.tensors[i].parameter_offset =
+          unit.model_offset + tensors.tensors[i].gradient_offset - unit.gradient_offset;
+    }
   }
   return result;
 }

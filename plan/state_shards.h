@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "plan/model_tensors.h"
@@ -30,7 +31,11 @@ int RoundsOf(const v1::Layout& layout, int lanes);
 // (plan/buckets.h) are then there before they are summed. REQUIRES: DividesGradients.
 bool MicroBatchesAreRounds(const v1::Layout& layout, int lanes);
 
-// Whether ranks have the fp32 weights of their own shard only. In fp32 these are what the model
+// Whether ranks have no weights but those of their shard: the others are gathered before they are
+// read, layers into one of two places in turns.
+bool DividesWeights(const v1::Layout& layout);
+
+// Whether ranks have the fp32 weights of their own shard only. In fp32 these may be what the model
 // reads, and so all ranks have them whole.
 bool DividesMasterWeights(const v1::JobSpec& job, const v1::Layout& layout);
 
@@ -43,6 +48,11 @@ struct StateUnit {
   int64_t parameter_offset = 0;  // elements, of the first tensor
   int64_t gradient_offset = 0;   // elements, of the first tensor
   bool own_parameter = true;     // StageTensor.own_parameter of all its tensors
+  // Where the model reads it: parameter_offset, or a place.
+  int64_t model_offset = 0;
+  // The layer, counted on the stage, with which its weights are gathered; -1: they are always
+  // there.
+  int stage_layer = -1;
   // Elements from the first tensor on: shard r is [bounds[r], bounds[r + 1]), and may be empty.
   std::vector<int64_t> bounds;
 
@@ -83,6 +93,22 @@ int64_t SumElements(const StageTensors& tensors, int shards);
 // Columns of a tensor's rows as a tensor rank holds them.
 int64_t LocalColumns(const StageTensor& entry);
 
+// The buffer of the memory table that the model reads its weights from.
+std::string WeightsBuffer(const v1::JobSpec& job, const v1::Layout& layout);
+
+// Places of weights where they are divided: all units but layers lie one after the other, behind
+// them two places for layers, even ones in the first. Sets model_offset and stage_layer of the
+// units; returns the elements of the buffer.
+int64_t PlaceWeights(const StageTensors& tensors, std::vector<StateUnit>* units);
+
+// A shard's part of a unit, with the padding between its tensors.
+struct ShardRange {
+  int64_t begin = 0;  // elements of the unit
+  int64_t elements = 0;
+  int64_t state_offset = 0;  // as those of ShardPart
+  int64_t sum_offset = 0;
+};
+
 // What a rank has, and what it updates.
 struct RankShards {
   int shards = 1;
@@ -90,8 +116,14 @@ struct RankShards {
   StateShard own;
   bool divides_master = false;     // DividesMasterWeights
   bool divides_gradients = false;  // DividesGradients: else sums are where gradients are
+  bool divides_weights = false;    // DividesWeights
+  // The tensors of the stage, with parameter_offset as the model reads them.
+  StageTensors of_model;
 
   bool divided() const { return shards > 1; }
+
+  // The shard's part of a unit, for the rank with this data index.
+  ShardRange RangeOf(const StageTensors& tensors, const StateUnit& unit, int rank) const;
 };
 RankShards ShardsOfRank(const v1::JobSpec& job, const v1::RankPlan& plan,
                         const StageTensors& tensors);

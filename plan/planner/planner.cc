@@ -76,7 +76,9 @@ v1::Prediction Predict(const v1::JobSpec& job, const v1::Layout& layout, const C
   const bool gathers_weights = ShardRanks(layout) > 1;
   // Where gradients are divided, too, every round sends them.
   const double rounds = RoundsOf(layout, LanesOf(job, layout));
-  const double beside_compute = gathers_weights ? rounds * half_of_sum : 2 * half_of_sum;
+  double beside_compute = gathers_weights ? rounds * half_of_sum : 2 * half_of_sum;
+  // Layers are gathered for every forward and every backward pass.
+  if (DividesWeights(layout)) beside_compute += 2 * m * half_of_sum;
   // Narayanan et al. 2021, section 2.2: chunks divide the time to fill the pipeline.
   const double bubble = (p - 1) / (m * v);
   const double busy = compute + tensor_time + pipeline_time;
@@ -156,7 +158,7 @@ v1::LayoutCandidate JudgeLeastDivided(const v1::JobSpec& job, v1::Layout layout,
       candidate.rejected().empty() || layout.data() == 1) {
     return candidate;
   }
-  for (int stage = 1; stage <= 2 && !candidate.rejected().empty(); ++stage) {
+  for (int stage = 1; stage <= 3 && !candidate.rejected().empty(); ++stage) {
     layout.set_zero_stage(stage);
     candidate = JudgeFitting(job, layout, cluster);
   }
@@ -176,7 +178,7 @@ std::string WhatWouldFit(const v1::JobSpec& job, const v1::Layout& layout, const
                         static_cast<double>(candidate.predicted().memory_bytes_peak()) / kMiB));
   };
   v1::Layout divided = layout;
-  for (int stage = layout.zero_stage() + 1; stage <= 2 && layout.data() > 1; ++stage) {
+  for (int stage = layout.zero_stage() + 1; stage <= 3 && layout.data() > 1; ++stage) {
     divided.set_zero_stage(stage);
     // The least is enough.
     if (fitting.empty()) attempt(divided, absl::StrCat("parallelism.zero_stage=", stage));
@@ -255,11 +257,14 @@ absl::Status CheckSupported(const v1::JobSpec& job) {
     return unsupported("training.precision " + Shown(precision));
   }
   TERCIO_RETURN_IF_ERROR(plan::CheckFp8(job));
+  if (parallelism.zero_stage() >= 3 && job.training().fp8()) {
+    return unsupported("training.fp8 with parallelism.zero_stage 3");
+  }
   const v1::DeviceKind device = job.resources().device();
   if (device != v1::DEVICE_KIND_CPU && device != v1::DEVICE_KIND_CUDA) {
     return unsupported("resources.device " + Shown(device));
   }
-  if (parallelism.zero_stage() < 0 || parallelism.zero_stage() > 2) {
+  if (parallelism.zero_stage() < 0 || parallelism.zero_stage() > 3) {
     return unsupported(absl::StrCat("parallelism.zero_stage ", parallelism.zero_stage()));
   }
   if (parallelism.context_parallel() > 1)

@@ -112,22 +112,13 @@ void GradientRounds::ReduceUnits(int layer, int round) {
 // Counts rounds as lanes are counted (plan/lanes.h): the data ranks' lanes of a round are
 // neighbours in the tree, so that this is the tree of all lanes.
 void GradientRounds::AddToSums(const plan::StateUnit& unit, const float* gradients, int round) {
-  const int rank = communicators_.data().rank();
-  const int64_t begin = unit.bounds[static_cast<size_t>(rank)];
-  const int64_t count = unit.bounds[static_cast<size_t>(rank) + 1] - begin;
-  if (count == 0) return;
-  // The first tensor of which the shard has something.
-  size_t first = unit.first_tensor;
-  while (shards_.own.part(first).elements() == 0) ++first;
-  const plan::ShardPart& part = shards_.own.part(first);
-  const int64_t skipped =
-      tensors_.tensors[first].gradient_offset + part.begin - (unit.gradient_offset + begin);
-  const int64_t place = part.sum_offset - skipped;
+  const plan::ShardRange own = shards_.RangeOf(tensors_, unit, communicators_.data().rank());
+  if (own.elements == 0) return;
   streams_.communication.RunOperations([=, this](kernels::Ops& ops) {
     auto level = static_cast<size_t>(plan::LevelOfLane(round));
-    ops.Copy(sums_[level] + place, gradients + begin, count);
+    ops.Copy(sums_[level] + own.sum_offset, gradients + own.begin, own.elements);
     for (int merge = 0; merge < plan::MergesAfterLane(round); ++merge, --level) {
-      ops.Add(sums_[level - 1] + place, sums_[level] + place, count);
+      ops.Add(sums_[level - 1] + own.sum_offset, sums_[level] + own.sum_offset, own.elements);
     }
   });
 }

@@ -4,6 +4,7 @@
 #include "common/log.h"
 #include "model/architecture.h"
 #include "plan/precision.h"
+#include "plan/state_shards.h"
 
 namespace tercio::engine {
 namespace {
@@ -21,6 +22,8 @@ bool DependsOnStep(const v1::JobSpec& job) {
 int RepeatedActions(const v1::JobSpec& job, const v1::RankPlan& plan) {
   const v1::Layout& layout = plan.layout();
   if (DependsOnStep(job) || layout.tensor() > 1 || layout.pipeline() > 1) return 0;
+  // Layers are gathered in every pass.
+  if (plan::DividesWeights(layout)) return 0;
   int count = 0;
   for (const v1::Action& action : plan.stage().actions()) {
     const bool computes =

@@ -59,11 +59,26 @@ ReplicaVerdict JudgeReplicas(absl::Span<const int> suspicions, const std::string
   return verdict;
 }
 
+plan::StageTensors ComparedTensors(const plan::RankShards& shards) {
+  plan::StageTensors compared = shards.of_model;
+  for (const plan::StateUnit& unit : shards.units) {
+    if (unit.stage_layer < 0) continue;
+    for (size_t i = unit.first_tensor; i < unit.first_tensor + unit.tensor_count; ++i) {
+      compared.tensors[i].own_parameter = false;
+    }
+  }
+  return compared;
+}
+
 void FlipBit(const plan::StageTensors& tensors, std::byte* weights, int64_t element_bytes,
              device::Stream& stream) {
-  const auto largest =
-      std::max_element(tensors.tensors.begin(), tensors.tensors.end(),
-                       [](const auto& a, const auto& b) { return a.elements < b.elements; });
+  const auto largest = std::max_element(tensors.tensors.begin(), tensors.tensors.end(),
+                                        [](const auto& a, const auto& b) {
+                                          const auto size = [](const plan::StageTensor& entry) {
+                                            return entry.own_parameter ? entry.elements : 0;
+                                          };
+                                          return size(a) < size(b);
+                                        });
   uint32_t bits = 0;
   const int64_t middle = (largest->parameter_offset + largest->elements / 2) * element_bytes;
   // Two values of 16 bits are one word.

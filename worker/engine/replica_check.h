@@ -20,6 +20,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "plan/model_tensors.h"
+#include "plan/state_shards.h"
 #include "proto/tercio/v1/plan.pb.h"
 #include "worker/collective/communicator.h"
 #include "worker/device/device.h"
@@ -48,10 +49,14 @@ ReplicaVerdict JudgeReplicas(absl::Span<const int> suspicions, const std::string
 void FlipBit(const plan::StageTensors& tensors, std::byte* weights, int64_t element_bytes,
              device::Stream& stream);
 
+// The tensors of a stage that ranks compare, at their places in what the model reads: all but those
+// of layers that are gathered and forgotten, which count as further uses of the parameter.
+plan::StageTensors ComparedTensors(const plan::RankShards& shards);
+
 class ReplicaCheck {
  public:
-  // The arguments must outlive it. `exchange`: memory of the device (plan::ReplicaExchange
-  // doubles).
+  // The arguments must outlive it. `tensors`: ComparedTensors. `exchange`: memory of the device
+  // (plan::ReplicaExchange doubles).
   ReplicaCheck(const v1::RankPlan& plan, const plan::StageTensors& tensors, double* exchange,
                collective::Communicator& world, collective::Communicator& tensor,
                collective::Communicator& data)

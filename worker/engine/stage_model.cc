@@ -7,6 +7,7 @@
 #include "common/check.h"
 #include "plan/lanes.h"
 #include "plan/model_tensors.h"
+#include "plan/state_shards.h"
 #include "worker/blocks/relative_buckets.h"
 #include "worker/blocks/rotary_table.h"
 
@@ -15,10 +16,6 @@ namespace {
 
 using blocks::MicroBatch;
 using blocks::Pass;
-
-const char* WeightsThatAreRead(const plan::StageShape& shape) {
-  return shape.precision.format == kernels::Format::kFloat32 ? "parameters" : "parameters.compute";
-}
 
 }  // namespace
 
@@ -34,13 +31,14 @@ StageModel::StageModel(const v1::JobSpec& spec, const v1::RankPlan& plan,
       shared_(arena.Get<std::byte>("activations.shared")),
       ops_(stream.ops()),
       tensor_(shape_, plan.placement().tensor_index(), arena, stream, tensor_group, beside),
-      products_(shape_, units_, arena.ValuesOf(WeightsThatAreRead(shape_), shape_.precision),
+      products_(shape_, units_,
+                arena.ValuesOf(plan::WeightsBuffer(spec, plan.layout()), shape_.precision),
                 plan::LanesPerDataRank(plan.lanes(), plan.layout().data()), arena, stream),
       tools_{shape_,
              ops_,
              tensor_,
              products_,
-             arena.ValuesOf(WeightsThatAreRead(shape_), shape_.precision),
+             arena.ValuesOf(plan::WeightsBuffer(spec, plan.layout()), shape_.precision),
              {static_cast<float>(spec.model().dropout()), spec.training().seed()},
              arena},
       head_gradient_(tools_.Scratch("norm_gradient")) {
@@ -134,12 +132,14 @@ blocks::Continuation StageModel::AfterChunk(const Pass& pass) const {
 void StageModel::ForwardLayer(const Pass& pass, size_t i) {
   const int slot = pass.batch.slot;
   const blocks::Frame frame = FrameOf(slot, i);
-  if (!Follows(i)) {
+  // A layer whose weights are gathered does not read those of the next one, which may come later.
+  if (!Follows(i) || gather_ != nullptr) {
     const blocks::Continuation entry = layers_[i].Entry(pass, frame);
     if (entry.norm.has_value()) products_.MakeInput(*entry.reader, {.norm = entry.norm});
   }
   if (i + 1 < layers_.size() && Follows(i + 1)) {
     const blocks::Frame next = FrameOf(slot, i + 1);
+    if (gather_ != nullptr) return layers_[i].Forward(pass, frame, next.Values(0), {});
     return layers_[i].Forward(pass, frame, next.Values(0), layers_[i + 1].Entry(pass, next));
   }
   layers_[i].Forward(pass, frame, Output(pass.batch, pass.stream), AfterChunk(pass));
@@ -155,7 +155,9 @@ void StageModel::Forward(const MicroBatch& batch) {
     embedding_->Forward(pass, EmbeddingAt(batch.slot), Input(batch, pass.stream));
   }
   const size_t first = FirstOf(batch.chunk);
-  for (size_t i = first; i < first + static_cast<size_t>(shape_.layers); ++i) {
+  const size_t end = first + static_cast<size_t>(shape_.layers);
+  for (size_t i = first; i < end; ++i) {
+    if (gather_ != nullptr) gather_->Use(i, i + 1 < end ? i + 1 : i);
     const int stream = units_.stream_of(i);
     if (computes(stream)) ForwardLayer(passes[static_cast<size_t>(stream)], i);
   }
@@ -234,6 +236,7 @@ void StageModel::Backward(const MicroBatch& batch, kernels::Values flow,
   }
   const size_t first = FirstOf(batch.chunk);
   for (size_t i = first + static_cast<size_t>(shape_.layers); i-- > first;) {
+    if (gather_ != nullptr) gather_->Use(i, i > first ? i - 1 : i);
     const auto stream = static_cast<size_t>(units_.stream_of(i));
     const blocks::Frame frame = FrameOf(batch.slot, i);
     layers_[i].Restore(passes[stream], frame);

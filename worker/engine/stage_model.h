@@ -29,6 +29,7 @@
 #include "worker/collective/communicator.h"
 #include "worker/device/device.h"
 #include "worker/engine/arena.h"
+#include "worker/engine/weight_gather.h"
 
 namespace tercio::engine {
 
@@ -88,6 +89,9 @@ class StageModel {
   kernels::ConstValues Logits(const blocks::MicroBatch& batch, int64_t row, int64_t rows) {
     return language_head_->Logits(LastRows(batch) + row * shape_.hidden, rows);
   }
+
+  // The weights of layers are gathered before they are read. `gather` outlives the model.
+  void GatherLayers(WeightGather& gather) { gather_ = &gather; }
 
   // Sets the factor of the loss's gradient; 1 at first.
   void SetLossScale(double scale);
@@ -152,6 +156,7 @@ class StageModel {
   const plan::SlotActivations activations_;
   const std::vector<int> layer_numbers_;  // in the model
   const int model_layers_;
+  WeightGather* gather_ = nullptr;  // null: all weights are there
   std::vector<std::byte*> slots_;
   std::byte* shared_;
   kernels::Ops& ops_;

@@ -52,6 +52,7 @@ class Engine : public TrainingEngine {
     std::unique_ptr<device::Event> bucket_ready;
     std::unique_ptr<device::Event> updated;
     std::array<std::unique_ptr<device::Event>, 2> summed;
+    std::array<std::unique_ptr<device::Event>, 2> gathered;
     // For sums over tensor ranks beside products.
     std::unique_ptr<device::Stream> tensor_sums;
     std::unique_ptr<device::Event> product_done;
@@ -71,13 +72,14 @@ class Engine : public TrainingEngine {
         bucket_ready_(std::move(machine.bucket_ready)),
         updated_(std::move(machine.updated)),
         summed_(std::move(machine.summed)),
+        gathered_(std::move(machine.gathered)),
         repeated_actions_(RepeatedActions(spec, plan)),
         tensor_sums_(std::move(machine.tensor_sums)),
         product_done_(std::move(machine.product_done)),
         shape_(plan::ShapeOfStage(spec, plan.layout(), stage())),
         tensors_(plan::TensorsOfStage(spec.model(), plan.layout(), stage())),
         shards_(plan::ShardsOfRank(spec, plan, tensors_)),
-        model_(spec, plan, tensors_, arena_, *compute_, communicators.tensor(),
+        model_(spec, plan, shards_.of_model, arena_, *compute_, communicators.tensor(),
                blocks::OverlappedSums{tensor_sums_.get(), product_done_.get(), &where_}),
         batch_(spec_, plan_, shape_, arena_, communicators_, *compute_),
         lanes_(arena_, plan, shape_.sequences_per_rank),
@@ -87,23 +89,27 @@ class Engine : public TrainingEngine {
                     *compute_, where_),
         guard_(spec),
         judge_(spec_, plan_, guard_),
-        replicas_(plan_, tensors_, arena_.Get<double>("replica_exchange"), communicators.world(),
+        compared_(ComparedTensors(shards_)),
+        replicas_(plan_, compared_, arena_.Get<double>("replica_exchange"), communicators.world(),
                   communicators.tensor(), communicators.data()),
         rounds_(
             spec_, plan_, shape_, tensors_, shards_, lanes_, arena_, communicators_, links_,
             GradientRounds::Streams{
                 *compute_, *communication_, *bucket_ready_, {summed_[0].get(), summed_[1].get()}},
             trace_, where_),
-        gather_(shards_, arena_.Get<std::byte>(WeightsName()), precision_.bytes(),
-                communicators_.data(), WeightGather::Streams{*compute_, *communication_, *updated_},
-                trace_, where_),
+        gather_(
+            shards_, tensors_, arena_.ValuesOf(WeightsName(), precision_),
+            arena_.Floats("parameters"), communicators_.data(),
+            WeightGather::Streams{
+                *compute_, *communication_, *updated_, {gathered_[0].get(), gathered_[1].get()}},
+            trace_, where_),
         to_save_(SlicesToSave(tensors_, shards_, plan)),
         to_load_(SlicesToLoad(tensors_, shards_, plan)),
         keeps_copies_(plan::KeepsCopies(spec)) {
     AddGuardSlices(spec, plan, &to_save_, &to_load_);
     AddFp8Slices(spec, plan, &to_save_, &to_load_);
     parameters_ = arena_.Floats("parameters");
-    if (precision_.format != kernels::Format::kFloat32) {
+    if (precision_.format != kernels::Format::kFloat32 && !shards_.divides_weights) {
       rounded_parameters_ = arena_.ValuesOf("parameters.compute", precision_);
     }
     first_moments_ = arena_.Floats("adamw.m");
@@ -118,6 +124,7 @@ class Engine : public TrainingEngine {
         InTurns({MemoryOf("parameters"), MemoryOf("adamw.m"), MemoryOf("adamw.v")}));
     for (const StateSlice& state : to_save_) saved_slices_.push_back(state.slice);
     for (const StateSlice& state : to_load_) needed_slices_.push_back(state.slice);
+    if (shards_.divides_weights) model_.GatherLayers(gather_);
     if (keeps_copies_) saved_in_needed_ = FindAmong(to_load_, to_save_);
     updates_.reserve(tensors_.tensors.size());
   }
@@ -170,9 +177,7 @@ class Engine : public TrainingEngine {
   void Backward(const MicroBatch& batch, int flow_index);
   void FinishReduction();
   void UpdateWeights(int64_t taken_step, const StepResult& result);
-  const char* WeightsName() const {
-    return precision_.format == kernels::Format::kFloat32 ? "parameters" : "parameters.compute";
-  }
+  std::string WeightsName() const { return plan::WeightsBuffer(spec_, plan_.layout()); }
   // All ranks call it before they read the model's weights.
   void CompleteWeights() {
     gather_.Begin();
@@ -182,7 +187,7 @@ class Engine : public TrainingEngine {
   // In the weights that an update begins with, or, where these are divided, that the model reads.
   void FlipWeightBit() {
     const bool of_model = shards_.divided();
-    tercio::engine::FlipBit(tensors_,
+    tercio::engine::FlipBit(compared_,
                             arena_.Get<std::byte>(of_model ? WeightsName() : "parameters"),
                             of_model ? precision_.bytes() : sizeof(float), *compute_);
   }
@@ -206,6 +211,7 @@ class Engine : public TrainingEngine {
   std::unique_ptr<device::Event> bucket_ready_;
   std::unique_ptr<device::Event> updated_;
   std::array<std::unique_ptr<device::Event>, 2> summed_;
+  std::array<std::unique_ptr<device::Event>, 2> gathered_;
   int repeated_actions_;  // 0 also if they could not be recorded
   std::unique_ptr<device::WorkGraph> graph_;
   int64_t steps_ = 0;  // steps of this process
@@ -222,6 +228,7 @@ class Engine : public TrainingEngine {
   HeldOutEvaluation evaluation_;
   StepGuard guard_;
   StepJudge judge_;
+  const plan::StageTensors compared_;
   ReplicaCheck replicas_;
   StepTrace trace_;
   GradientRounds rounds_;
@@ -554,8 +561,10 @@ absl::StatusOr<std::unique_ptr<TrainingEngine>> TrainingEngine::Create(
   TERCIO_ASSIGN_OR_RETURN(auto bucket_ready, device.CreateEvent());
   TERCIO_ASSIGN_OR_RETURN(auto updated, device.CreateEvent());
   std::array<std::unique_ptr<device::Event>, 2> summed;
-  for (auto& event : summed) {
-    TERCIO_ASSIGN_OR_RETURN(event, device.CreateEvent());
+  std::array<std::unique_ptr<device::Event>, 2> gathered;
+  for (size_t i = 0; i < summed.size(); ++i) {
+    TERCIO_ASSIGN_OR_RETURN(summed[i], device.CreateEvent());
+    TERCIO_ASSIGN_OR_RETURN(gathered[i], device.CreateEvent());
   }
   TERCIO_ASSIGN_OR_RETURN(auto tensor_sums,
                           device.CreateStream(device::Device::StreamKind::kCommunication));
@@ -564,7 +573,7 @@ absl::StatusOr<std::unique_ptr<TrainingEngine>> TrainingEngine::Create(
       spec, plan, communicators, source,
       Engine::Machine{std::move(arena), std::move(compute), std::move(communication),
                       std::move(bucket_ready), std::move(updated), std::move(summed),
-                      std::move(tensor_sums), std::move(product_done)},
+                      std::move(gathered), std::move(tensor_sums), std::move(product_done)},
       options);
   if (options.initialise_weights) engine->Initialize();
   return std::unique_ptr<TrainingEngine>(std::move(engine));
