@@ -69,17 +69,20 @@ class GpuCheck(TercioTest):
         self.assertEqual([gpu["name"] for gpu in report["gpus"]], ["Fake GPU", "Fake GPU"])
         self.assertEqual(report["driver"], "580.1")
         parts = {check["part"] for check in report["checks"]}
-        self.assertEqual(parts, {"start", "operations", "curves", "repeat", "host", "nccl", "memory", "kill", "kernels", "speed"})
-        # What may be missing here: PyTorch.
+        self.assertEqual(parts, {"start", "operations", "curves", "architectures", "fp8", "repeat", "host", "nccl", "memory", "kill",
+                                 "kernels", "speed"})
+        # What may be missing here: PyTorch, and products of 8 bits.
         skipped = {check["name"] for check in report["checks"] if check["outcome"] == "skipped"}
         for name in skipped:
-            self.assertIn("PyTorch", name)
+            self.assertRegex(name, "PyTorch|fp8, against bf16")
         numbers = {check["name"]: check["numbers"] for check in report["checks"]}
         self.assertGreater(numbers["elementwise_test"]["cases"], 0)
         self.assertRegex(numbers["elementwise_test"]["slowest"], r"^[\w/]+\.[\w/]+$")
         self.assertGreaterEqual(numbers["elementwise_test"]["slowest_seconds"], 0)
         for model in ("gpt2", "llama", "bert"):
             self.assertLess(numbers[f"{model}, fp32, against the CPU in fp32"]["loss_difference"], 1e-4)
+        for model in ("gemma2", "t5"):
+            self.assertLess(numbers[f"{model}, fp32, against the CPU"]["loss_difference"], 1e-4)
         memory = numbers["memory: as planned, and little beside it"]
         self.assertEqual(memory["planned"], memory["used"])
         self.assertEqual(numbers["kill -9 of a trainer: restart, equal bits"]["restarts"], 1)
