@@ -91,7 +91,7 @@ class Snapshots(ClusterTest):
         self.agent(self.address, "one", 2)
         two, _ = self.agent(self.address, "two", 2)
         # Each rank's copies are its shard of the state; the bits are those of ranks that have all of it.
-        job, committed, step = self.unsaved_run("--set", "parallelism={tensor: 2, data: 2, zero_stage: 1}")
+        job, committed, step = self.unsaved_run("--set", "parallelism={tensor: 2, data: 2, zero_stage: 3}")
         self.agent(self.address, "spare", 2)
         wait_for(lambda: len(self.json(*self.reach("nodes"))) == 3, "the spare")
         trainers = self.trainers_of(job, two)

@@ -146,7 +146,7 @@ TEST_F(CudaParity, ADividedState) {
       const v1::JobSpec whole = With(In(job, {1, 2, 2}), precision);
       const double bound = precision == v1::PRECISION_FP32 ? 1e-4 : 1e-2;
       const RunResult reference = OnGpus(whole);
-      for (const int stage : {1, 2}) {
+      for (const int stage : {1, 2, 3}) {
         SCOPED_TRACE(stage);
         v1::JobSpec divided = whole;
         divided.mutable_parallelism()->set_zero_stage(stage);

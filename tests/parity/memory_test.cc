@@ -129,7 +129,7 @@ TEST(MemoryPlan, ADividedStateUsesAllOfIt) {
         v1::JobSpec in_rounds = With(spec, precision);
         in_rounds.mutable_training()->set_lanes(4);
         for (const int micro_batch : {1, 2}) {
-          c.zero_stage = 2;
+          c.zero_stage = 1 + micro_batch;
           c.micro_batch = micro_batch;
           ExpectUsed(in_rounds, c);
         }

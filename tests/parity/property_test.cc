@@ -104,7 +104,7 @@ v1::JobSpec WithRandomLayout(v1::JobSpec spec, int tensor, Generator& g, std::st
   v1::ParallelismSpec* layout = spec.mutable_parallelism();
   const int64_t pipeline = g.Divisor(layers, 3);
   const int64_t data = g.Divisor(plan::LanesOfJob(spec.training()), 4);
-  const int zero_stage = static_cast<int>(g.Between(0, 2));
+  const int zero_stage = static_cast<int>(g.Between(0, 3));
   // A micro-batch is part of a lane where gradients are divided.
   const int64_t share = zero_stage < 2 ? batch / data : batch / plan::LanesOfJob(spec.training());
   const int64_t micro_batch = g.Divisor(share, 8);

@@ -51,7 +51,8 @@ TEST(Sharding, EveryModelAndPrecisionHasTheBitsOfOneRank) {
   }
 }
 
-TEST(Sharding, DividedGradientsHaveTheBitsOfOneRank) {
+// Gradients, and with stage 3 weights.
+TEST(Sharding, LaterStagesHaveTheBitsOfOneRank) {
   for (const v1::JobSpec& model :
        {Wide(SmallJob()), Wide(SmallLlama()), SmallBert(kPost), SmallClassifier(), SmallT5()}) {
     for (const v1::Precision precision :
@@ -59,14 +60,14 @@ TEST(Sharding, DividedGradientsHaveTheBitsOfOneRank) {
       const v1::JobSpec spec = InRounds(With(model, precision));
       SCOPED_TRACE(plan::TextOf(spec.model().architecture()) + " " + plan::TextOf(precision));
       ExpectSameGrid(
-          spec, {kOneRank, Divided({1, 1, 2, 2, 1, k1f1b}, 2), Divided({1, 1, 2, 1, 1, k1f1b}, 2),
-                 Divided({1, 1, 4, 2, 1, k1f1b}, 2), Divided({1, 2, 2, 2, 1, kGpipe, kFull}, 2),
-                 Divided({1, 1, 1, 8, 1, k1f1b}, 2)});
+          spec, {kOneRank, Divided({1, 1, 2, 2, 1, k1f1b}, 2), Divided({1, 1, 2, 1, 1, k1f1b}, 3),
+                 Divided({1, 1, 4, 2, 1, k1f1b}, 3), Divided({1, 2, 2, 1, 1, kGpipe, kFull}, 2),
+                 Divided({1, 2, 2, 2, 1, kGpipe, kFull}, 3), Divided({1, 1, 1, 8, 1, k1f1b}, 3)});
     }
   }
 }
 
-TEST(Sharding, DividedGradientsWithEveryKindOfParallelism) {
+TEST(Sharding, LaterStagesWithEveryKindOfParallelism) {
   for (const v1::JobSpec& model : {SmallJob(), SmallBert(kPre), SmallT5()}) {
     const v1::JobSpec spec = InRounds(model);
     SCOPED_TRACE(plan::TextOf(spec.model().architecture()));
@@ -76,7 +77,9 @@ TEST(Sharding, DividedGradientsWithEveryKindOfParallelism) {
                                            {2, 1, 2, 2, 2, k1f1b, kNone, 1, true},
                                            {1, 2, 2, 2, 1, kInterleaved, kNone, 2}}) {
       SCOPED_TRACE(NameOf(c));
-      ExpectSameBits(Train(spec, c), Train(spec, Divided(c, 2)));
+      const RunResult whole = Train(spec, c);
+      ExpectSameBits(whole, Train(spec, Divided(c, 2)));
+      ExpectSameBits(whole, Train(spec, Divided(c, 3)));
     }
   }
 }
@@ -135,9 +138,9 @@ TEST(Sharding, AnyCheckpointLoadsInAnyDivision) {
     RunOptions whole;
     whole.steps = 6;
     const RunResult undisturbed = Train(spec, kOneRank, whole);
-    const std::vector<Case> layouts = {kOneRank, Divided({1, 1, 4, 2, 1, k1f1b}),
-                                       Divided({1, 2, 2, 1, 1, k1f1b}),
-                                       Divided({1, 1, 2, 1, 1, k1f1b}, 2)};
+    const std::vector<Case> layouts = {
+        kOneRank, Divided({1, 1, 4, 2, 1, k1f1b}), Divided({1, 2, 2, 1, 1, k1f1b}),
+        Divided({1, 1, 2, 1, 1, k1f1b}, 2), Divided({1, 2, 2, 1, 1, k1f1b}, 3)};
     for (const Case& before : layouts) {
       RunOptions first;
       first.steps = 3;
@@ -160,7 +163,8 @@ TEST(Sharding, CopiesOfShardsHaveTheSameBits) {
   for (const v1::Precision precision : {v1::PRECISION_FP32, v1::PRECISION_BF16}) {
     v1::JobSpec spec = With(SmallJob(), precision);
     spec.mutable_checkpoint()->set_peer_copies(1);
-    const Case layout = Divided({2, 2, 2, 2, 1, k1f1b});
+    // What ranks have of weights is no more than their shard.
+    const Case layout = Divided({2, 2, 2, 1, 1, k1f1b}, 3);
     RunOptions whole;
     whole.steps = 6;
     const RunResult undisturbed = Train(spec, layout, whole);
@@ -203,8 +207,9 @@ TEST(Sharding, WeightsThatDifferAreFound) {
   for (const v1::Precision precision : {v1::PRECISION_FP32, v1::PRECISION_BF16}) {
     RunOptions options;
     options.flip_bit_rank = 2;
+    const int stage = precision == v1::PRECISION_FP32 ? 1 : 3;
     const RunResult result =
-        Train(With(SmallJob(), precision), Divided({1, 1, 4, 2, 1, k1f1b}), options);
+        Train(With(SmallJob(), precision), Divided({1, 1, 4, 1, 1, k1f1b}, stage), options);
     EXPECT_FALSE(result.replicas.equal);
     EXPECT_EQ(result.replicas.odd_rank, 2);
     EXPECT_THAT(result.replicas.text, ::testing::HasSubstr("rank 2"));
