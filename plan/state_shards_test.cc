@@ -137,6 +137,32 @@ TEST(StateShards, UsesOfOneTensorAreCutAlike) {
   }
 }
 
+// No two tensors that are read together share a place, and layers take turns.
+TEST(StateShards, PlacesOfWeights) {
+  for (const v1::Architecture architecture : {v1::ARCHITECTURE_GPT2, v1::ARCHITECTURE_T5}) {
+    for (int stage = 0; stage < 2; ++stage) {
+      const StageTensors tensors = TensorsOfStage(Model(architecture, 96), Layout(1, 2, 4), stage);
+      std::vector<StateUnit> units = StateUnitsOf(tensors, 4);
+      const int64_t elements = PlaceWeights(tensors, &units);
+      EXPECT_LT(elements, tensors.parameter_elements + 64);
+      std::map<int, int64_t> ends;  // of what is always there (-1), and of each layer
+      for (const StateUnit& unit : units) {
+        EXPECT_LE(unit.model_offset + unit.elements(), elements);
+        EXPECT_EQ(unit.model_offset % 16, 0);
+        if (!unit.own_parameter) continue;
+        const bool is_first = !ends.contains(unit.stage_layer);
+        if (!is_first) {
+          EXPECT_GE(unit.model_offset, ends[unit.stage_layer]);
+        } else if (unit.stage_layer > 0) {
+          EXPECT_GE(unit.model_offset, ends[unit.stage_layer - 1]);
+        }
+        ends[unit.stage_layer] = unit.model_offset + unit.elements();
+      }
+      EXPECT_EQ(ends.size(), 3u);  // with the two layers of the stage
+    }
+  }
+}
+
 TEST(StateShards, AreNearlyEqual) {
   v1::ModelSpec model = Model(v1::ARCHITECTURE_GPT2, 768);
   model.set_heads(12);

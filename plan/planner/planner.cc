@@ -134,33 +134,47 @@ v1::LayoutCandidate Judge(const v1::JobSpec& job, const v1::Layout& layout,
   return candidate;
 }
 
+int64_t MicroBatchOf(const v1::JobSpec& job, int pipeline, int data) {
+  return job.training().micro_batch() > 0 ? job.training().micro_batch()
+                                          : plan::ChooseMicroBatch(job, pipeline, data);
+}
+
+void SetMicroBatch(const v1::JobSpec& job, int64_t micro_batch, v1::Layout* layout) {
+  layout->set_micro_batch(static_cast<int32_t>(micro_batch));
+  layout->set_micro_batches(
+      static_cast<int32_t>(job.training().global_batch() / (micro_batch * layout->data())));
+}
+
 // Micro-batches that are not asked for become smaller until they fit.
 v1::LayoutCandidate JudgeFitting(const v1::JobSpec& job, v1::Layout layout,
                                  const Cluster& cluster) {
   v1::LayoutCandidate candidate = Judge(job, layout, cluster);
   while (job.training().micro_batch() == 0 && candidate.predicted_valid() &&
          !candidate.rejected().empty() && layout.micro_batch() > 1) {
-    layout.set_micro_batch(static_cast<int32_t>(
-        // Only divisors of the share are possible, so the next smaller one is asked for.
-        plan::ChooseMicroBatch(job, layout.pipeline(), layout.data(), layout.micro_batch())));
-    layout.set_micro_batches(static_cast<int32_t>(job.training().global_batch() /
-                                                  (int64_t{layout.micro_batch()} * layout.data())));
+    // Only divisors of the share are possible, so the next smaller one is asked for.
+    SetMicroBatch(
+        job, plan::ChooseMicroBatch(job, layout.pipeline(), layout.data(), layout.micro_batch()),
+        &layout);
     candidate = Judge(job, layout, cluster);
   }
   return candidate;
 }
 
-// Data ranks that are not asked to divide the state do so only where it does not fit otherwise.
-v1::LayoutCandidate JudgeLeastDivided(const v1::JobSpec& job, v1::Layout layout,
-                                      const Cluster& cluster) {
+// Data ranks that are not asked to divide the state do so only where it does not fit otherwise, and
+// then no more of it than they must.
+v1::LayoutCandidate JudgeLeastDivided(v1::JobSpec job, v1::Layout layout, const Cluster& cluster) {
   v1::LayoutCandidate candidate = JudgeFitting(job, layout, cluster);
-  if (!job.parallelism().automatic() || !candidate.predicted_valid() ||
-      candidate.rejected().empty() || layout.data() == 1) {
+  if (!job.parallelism().automatic() || !candidate.predicted_valid() || layout.data() == 1) {
     return candidate;
   }
   for (int stage = 1; stage <= 3 && !candidate.rejected().empty(); ++stage) {
+    job.mutable_parallelism()->set_zero_stage(stage);
     layout.set_zero_stage(stage);
-    candidate = JudgeFitting(job, layout, cluster);
+    // From stage 2 on a micro-batch is a part of a lane.
+    SetMicroBatch(job, MicroBatchOf(job, layout.pipeline(), layout.data()), &layout);
+    const v1::LayoutCandidate divided = JudgeFitting(job, layout, cluster);
+    // A micro-batch that the job names may be impossible there.
+    if (divided.predicted_valid()) candidate = divided;
   }
   return candidate;
 }
@@ -224,12 +238,7 @@ std::vector<v1::Layout> AllLayouts(const v1::JobSpec& job, int ranks) {
       if (layout.schedule() == v1::PIPELINE_SCHEDULE_INTERLEAVED) {
         layout.set_schedule(v1::PIPELINE_SCHEDULE_1F1B);
       }
-      const int64_t micro_batch = job.training().micro_batch() > 0
-                                      ? job.training().micro_batch()
-                                      : plan::ChooseMicroBatch(job, pipeline, data);
-      layout.set_micro_batch(static_cast<int32_t>(micro_batch));
-      layout.set_micro_batches(
-          static_cast<int32_t>(job.training().global_batch() / (micro_batch * data)));
+      SetMicroBatch(job, MicroBatchOf(job, pipeline, data), &layout);
       layouts.push_back(layout);
     }
   }

@@ -164,7 +164,8 @@ TEST(Planner, TheStateIsDividedOnlyWhereItMustBe) {
   v1::JobSpec job = Gpt(v1::DEVICE_KIND_CUDA);
   job.mutable_model()->set_heads(1);  // no tensor degree divides it
   job.mutable_model()->set_kv_heads(1);
-  job.mutable_model()->set_layers(1);  // nor a pipeline
+  job.mutable_model()->set_layers(7);  // nor a pipeline
+  job.mutable_model()->set_vocab_size(1024);
   job.mutable_model()->set_hidden(256);
   job.mutable_training()->set_micro_batch(1);
   job.mutable_resources()->set_ranks(4);
@@ -181,6 +182,16 @@ TEST(Planner, TheStateIsDividedOnlyWhereItMustBe) {
   EXPECT_EQ(divided.layout().zero_stage(), 1);
   EXPECT_LE(divided.predicted().memory_bytes_peak(), cluster.memory_bytes);
   EXPECT_GT(divided.predicted().step_seconds(), whole.predicted().step_seconds());
+
+  int64_t fits = divided.predicted().memory_bytes_peak();
+  for (const int stage : {2, 3}) {
+    cluster.memory_bytes = fits - 1;
+    const v1::LayoutCandidate more = Chosen(job, cluster);
+    EXPECT_EQ(more.layout().zero_stage(), stage);
+    fits = more.predicted().memory_bytes_peak();
+    EXPECT_LE(fits, cluster.memory_bytes);
+  }
+  cluster.memory_bytes = whole.predicted().memory_bytes_peak() - 1;
 
   // Someone who names the degrees is told.
   v1::ParallelismSpec* parallelism = job.mutable_parallelism();
