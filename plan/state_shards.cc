@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/strings/str_cat.h"
 #include "kernels/ops.h"
 #include "model/architecture.h"
 #include "plan/lanes.h"
@@ -18,6 +19,12 @@ constexpr int64_t kAlignment = 16;
 // Uses of one tensor must be cut alike wherever they are, so none shares a unit with other tensors.
 bool IsUnitOfItsOwn(const StageTensor& entry) {
   return entry.further_use || entry.tensor.shared || entry.tensor.name == model::kTokenTable;
+}
+
+std::string NameOfUnit(const StageTensor& first) {
+  if (IsUnitOfItsOwn(first)) return first.use;
+  if (first.in_layer) return absl::StrCat("layers.", first.layer);
+  return first.layer < 0 ? "embedding" : "head";
 }
 
 // The nearest place at or below `place` where a shard may begin, in a unit whose first tensor is at
@@ -88,7 +95,8 @@ std::vector<StateUnit> StateUnitsOf(const StageTensors& tensors, int shards) {
     const StageTensor& entry = tensors.tensors[i];
     const bool alone = IsUnitOfItsOwn(entry);
     if (closed || alone || units.back().layer != entry.layer) {
-      units.push_back({.layer = entry.layer,
+      units.push_back({.name = NameOfUnit(entry),
+                       .layer = entry.layer,
                        .first_tensor = i,
                        .parameter_offset = entry.parameter_offset,
                        .gradient_offset = entry.gradient_offset,

@@ -241,6 +241,26 @@ TEST_P(CollectiveTest, ARankThatNeverComesIsNamed) {
   });
 }
 
+TEST_P(CollectiveTest, WaitsSayWhatTheyAreFor) {
+  OnRanks(absl::Milliseconds(200), [&](Communicator& group, device::Stream& stream) {
+    if (group.rank() == 1) {
+      absl::SleepFor(absl::Milliseconds(600));
+      return;
+    }
+    std::vector<int64_t> bounds;
+    for (int r = 0; r <= group.size(); ++r) bounds.push_back(16 * r);
+    std::vector<float> data(static_cast<size_t>(bounds.back()));
+    std::vector<float> scratch(data.size());
+    group.SetPurpose({"sum", "layers.7", 2});
+    group.ReduceScatterParts(stream, data.data(), bounds, SumOrder::kTree, scratch.data());
+    const absl::Status status = stream.Synchronize();
+    EXPECT_FALSE(status.ok());
+    EXPECT_THAT(std::string(status.message()), HasSubstr("sum of layers.7, round 2 #0 of f32"));
+  });
+  EXPECT_EQ((CallPurpose{"gather", "layers.7"}.Text("all-to-all")), "gather of layers.7");
+  EXPECT_EQ(CallPurpose{}.Text("all-to-all"), "all-to-all");
+}
+
 TEST_P(CollectiveTest, AbortWakesWaiters) {
   OnRanks(absl::Seconds(60), [&](Communicator& group, device::Stream& stream) {
     if (group.rank() == 1) {

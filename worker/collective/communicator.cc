@@ -92,12 +92,13 @@ class RealCommunicator : public Communicator {
                 absl::Span<const MutablePart> receive) override {
     TERCIO_CHECK(static_cast<int>(send.size()) == size() &&
                  static_cast<int>(receive.size()) == size());
+    const CallPurpose purpose = TakePurpose();
     if (size() == 1) return;
     // The lists are the caller's, and the stream may come to this later.
-    stream.RunOnHost([this, send = std::vector<Part>(send.begin(), send.end()),
+    stream.RunOnHost([this, purpose, send = std::vector<Part>(send.begin(), send.end()),
                       receive = std::vector<MutablePart>(receive.begin(), receive.end())] {
       // Ranks have parts of different sizes, so that there is no count to compare.
-      Begin(Operation::kAllToAll, DataType::kBytes, 0);
+      Begin(Operation::kAllToAll, DataType::kBytes, 0, 0, purpose);
       Transfers transfers = StartAllToAll(kAllToAllTag, send, receive);
       return End(WaitAll(transfers));
     });
@@ -116,9 +117,11 @@ class RealCommunicator : public Communicator {
   void ReduceScatterParts(device::Stream& stream, float* data, absl::Span<const int64_t> bounds,
                           SumOrder order, float* scratch) override {
     TERCIO_CHECK_EQ(static_cast<int>(bounds.size()), size() + 1);
+    const CallPurpose purpose = TakePurpose();
     if (size() == 1 || bounds.back() == 0) return;
     stream.RunOnHost([=, this, &stream, parts = Parts(bounds.begin(), bounds.end())] {
-      Begin(Operation::kReduceScatter, DataType::kFloat32, parts.back(), static_cast<int>(order));
+      Begin(Operation::kReduceScatter, DataType::kFloat32, parts.back(), static_cast<int>(order),
+            purpose);
       return End(SumParts(stream.ops(), data, parts, order, scratch).status());
     });
   }
@@ -237,11 +240,12 @@ class RealCommunicator : public Communicator {
   // Each rank sends its identity to rank 0, which compares: two ranks that differ cannot both agree
   // with it. Nothing blocks here; rank 0 waits in CheckIdentities, once the data is on its way,
   // too.
-  void Begin(Operation operation, DataType dtype, int64_t count, int detail = 0) {
+  void Begin(Operation operation, DataType dtype, int64_t count, int detail = 0,
+             const CallPurpose& purpose = {}) {
     mine_ = Identity(operation, dtype, count, detail);
     mine_.sequence = sequence_++;
     position_.sequence = mine_.sequence;
-    position_.operation = NameOf(operation);
+    position_.operation = purpose.Text(NameOf(operation));
     position_.dtype = NameOf(dtype);
     position_.count = count;
     // The first wait of the call checks, which is when rank 0 would block (WaitAll).
@@ -281,8 +285,8 @@ class RealCommunicator : public Communicator {
     return absl::Status(
         status.code(),
         absl::StrCat("group ", group(), ", rank ", rank(), " of ", size(), ", ",
-                     NameOf(mine_.operation), " #", mine_.sequence, " of ", NameOf(mine_.dtype),
-                     " x ", mine_.count, ": ", std::string(status.message())));
+                     position_.operation, " #", mine_.sequence, " of ", NameOf(mine_.dtype), " x ",
+                     mine_.count, ": ", std::string(status.message())));
   }
 
   void BeginMessage(Message& message, int64_t bytes, int peer, uint32_t tag) {
@@ -510,10 +514,15 @@ absl::Status Message::Wait(absl::Duration) {
 
 }  // namespace
 
+std::string CallPurpose::Text(const char* operation) const {
+  if (what == nullptr) return operation;
+  return absl::StrCat(what, " of ", unit, round < 0 ? "" : absl::StrCat(", round ", round));
+}
+
 void Communicator::AllGatherParts(device::Stream& stream, std::byte* data,
                                   absl::Span<const int64_t> bounds, int64_t element_bytes) {
   TERCIO_CHECK_EQ(static_cast<int>(bounds.size()), size() + 1);
-  if (size() == 1 || bounds.back() == 0) return;
+  if (size() == 1) return;
   std::vector<MutablePart> parts;
   for (size_t r = 0; r + 1 < bounds.size(); ++r) {
     parts.push_back(

@@ -30,6 +30,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -55,6 +56,15 @@ struct MutablePart {
   int64_t bytes;
 };
 
+// What a call is for, in reports of ranks that wait: "sum of layers.7, round 2".
+struct CallPurpose {
+  const char* what = nullptr;  // a literal; null: the operation's name is enough
+  const char* unit = nullptr;  // outlives the call
+  int round = -1;              // -1: none
+
+  std::string Text(const char* operation) const;
+};
+
 class Communicator {
  public:
   virtual ~Communicator() = default;
@@ -63,6 +73,9 @@ class Communicator {
   virtual int size() const = 0;
   // Bytes that this rank has sent to the others since the communicator was made.
   virtual int64_t sent_bytes() const = 0;
+
+  // Names the next call of ReduceScatterParts, AllGatherParts or AllToAll.
+  virtual void SetPurpose(CallPurpose purpose) { purpose_ = purpose; }
 
   // Moves parts between all ranks, without arithmetic: send[r] goes to rank r, receive[r] comes
   // from it. A rank's own part is not moved. REQUIRES: size() parts each; what one rank sends
@@ -115,6 +128,12 @@ class Communicator {
 
   // Ends running and later calls with an error. Any thread.
   virtual void Abort() = 0;
+
+ protected:
+  CallPurpose TakePurpose() { return std::exchange(purpose_, {}); }
+
+ private:
+  CallPurpose purpose_;
 };
 
 // The name of a communicator, its limits, and where it reports what it waits for.

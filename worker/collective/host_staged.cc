@@ -106,6 +106,8 @@ class HostStagedCommunicator : public Communicator {
   int size() const override { return inner_->size(); }
   int64_t sent_bytes() const override { return inner_->sent_bytes(); }
 
+  void SetPurpose(CallPurpose purpose) override { inner_->SetPurpose(purpose); }
+
   void AllToAll(device::Stream& stream, absl::Span<const Part> send,
                 absl::Span<const MutablePart> receive) override {
     if (size() == 1) return;

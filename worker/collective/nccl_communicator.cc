@@ -216,29 +216,31 @@ class NcclCommunicator : public Communicator, public device::StreamWatch {
 
   void AllToAll(device::Stream& stream, absl::Span<const Part> send,
                 absl::Span<const MutablePart> receive) override {
+    const CallPurpose purpose = TakePurpose();
     if (size_ == 1) return;
     int64_t bytes = 0;
     for (int r = 0; r < size_; ++r) bytes += r == rank_ ? 0 : send[static_cast<size_t>(r)].bytes;
     CountSent(bytes);
     // Within a group of calls all messages proceed together, whatever their order.
-    Call(stream, "all-to-all", ncclUint8, bytes, [&](ncclComm_t comm, cudaStream_t handle) {
-      ncclResult_t result = ncclGroupStart();
-      const auto add = [&result](ncclResult_t next) {
-        if (result == ncclSuccess || result == ncclInProgress) result = next;
-      };
-      for (int r = 0; r < size_; ++r) {
-        const Part& out = send[static_cast<size_t>(r)];
-        const MutablePart& in = receive[static_cast<size_t>(r)];
-        if (r == rank_) continue;
-        if (out.bytes > 0)
-          add(ncclSend(out.data, static_cast<size_t>(out.bytes), ncclUint8, r, comm, handle));
-        if (in.bytes > 0)
-          add(ncclRecv(in.data, static_cast<size_t>(in.bytes), ncclUint8, r, comm, handle));
-      }
-      // The group is left even after an error.
-      add(ncclGroupEnd());
-      return result;
-    });
+    Call(stream, purpose.Text("all-to-all"), ncclUint8, bytes,
+         [&](ncclComm_t comm, cudaStream_t handle) {
+           ncclResult_t result = ncclGroupStart();
+           const auto add = [&result](ncclResult_t next) {
+             if (result == ncclSuccess || result == ncclInProgress) result = next;
+           };
+           for (int r = 0; r < size_; ++r) {
+             const Part& out = send[static_cast<size_t>(r)];
+             const MutablePart& in = receive[static_cast<size_t>(r)];
+             if (r == rank_) continue;
+             if (out.bytes > 0)
+               add(ncclSend(out.data, static_cast<size_t>(out.bytes), ncclUint8, r, comm, handle));
+             if (in.bytes > 0)
+               add(ncclRecv(in.data, static_cast<size_t>(in.bytes), ncclUint8, r, comm, handle));
+           }
+           // The group is left even after an error.
+           add(ncclGroupEnd());
+           return result;
+         });
   }
 
   // NCCL adds in an order of its own and brings its own memory.
@@ -371,8 +373,8 @@ class NcclCommunicator : public Communicator, public device::StreamWatch {
     Abort();
   }
 
-  void Call(device::Stream& stream, const char* operation, ncclDataType_t type, int64_t count,
-            const Function& call) {
+  void Call(device::Stream& stream, const std::string& operation, ncclDataType_t type,
+            int64_t count, const Function& call) {
     device::Watch(stream, self_);
     // Groups that exchange messages have no communicator of their own.
     TERCIO_CHECK(handle_ != nullptr);

@@ -98,6 +98,8 @@ void GradientRounds::ReduceUnits(int layer, int round) {
       const blocks::Gradients bucket = lanes_.At(lanes_.BucketOf(unit.gradient_offset));
       gradients = bucket.data + (unit.gradient_offset - bucket.first);
     }
+    communicators_.data().SetPurpose(
+        {"sum", unit.name.c_str(), shards_.divides_gradients ? round : -1});
     communicators_.data().ReduceScatterParts(streams_.communication, gradients, unit.bounds,
                                              collective::SumOrder::kTree, data_scratch_);
     if (shards_.divides_gradients) AddToSums(unit, gradients, round);

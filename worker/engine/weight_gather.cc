@@ -91,6 +91,7 @@ void WeightGather::Gather(const plan::StateUnit& unit) {
       ops.Copy(place + own.begin, master_ + own.state_offset, own.elements);
     });
   }
+  data_.SetPurpose({"gather", unit.name.c_str()});
   data_.AllGatherParts(streams_.communication, place.data(), unit.bounds, weights_.BytesFor(1));
 }
 
