@@ -389,7 +389,6 @@ void AddGradients(const v1::JobSpec& job, const v1::Layout& layout, const StageS
     table->Floats(absl::StrCat(name, i), v1::BUFFER_KIND_GRADIENT, count);
   };
   const int64_t bucket = LargestBucket(job.model(), layout, stage);
-  const int lanes = LanesPerDataRank(LanesOf(job, layout), layout.data());
   if (DividesGradients(layout)) {
     // One bucket is written while another one is summed.
     const bool in_buckets = MicroBatchesAreRounds(layout, LanesOf(job, layout));
@@ -397,10 +396,11 @@ void AddGradients(const v1::JobSpec& job, const v1::Layout& layout, const StageS
     add("gradients.", 0, in_buckets ? bucket : tensors.gradient_elements);
     add("gradients.", 1, in_buckets && several ? bucket : 0);
     const int64_t sums = SumElements(tensors, layout.data());
-    for (int i = 0; i < LevelsOfLanes(lanes); ++i) add("gradients.sums.", i, sums);
+    for (int i = 0; i < SumLevels(job, layout); ++i) add("gradients.sums.", i, sums);
     return;
   }
-  const LaneBuffers buffers = LaneBuffersOf(layout.micro_batch(), shape.sequences_per_rank, lanes);
+  const LaneBuffers buffers = LaneBuffersOf(layout.micro_batch(), shape.sequences_per_rank,
+                                            LanesPerDataRank(LanesOf(job, layout), layout.data()));
   for (int i = 0; i < buffers.whole; ++i) add("gradients.", i, tensors.gradient_elements);
   for (int i = 0; i < buffers.shared; ++i) add("gradients.shared.", i, bucket);
 }

@@ -9,6 +9,7 @@
 #include "model/architecture.h"
 #include "plan/lanes.h"
 #include "plan/precision.h"
+#include "plan/reproducibility.h"
 
 namespace tercio::plan {
 namespace {
@@ -63,6 +64,10 @@ bool DividesGradients(const v1::Layout& layout) {
 
 int RoundsOf(const v1::Layout& layout, int lanes) {
   return DividesGradients(layout) ? LanesPerDataRank(lanes, layout.data()) : 1;
+}
+
+int SumLevels(const v1::JobSpec& job, const v1::Layout& layout) {
+  return OrderIsFixed(job) ? LevelsOfLanes(RoundsOf(layout, LanesOf(job, layout))) : 1;
 }
 
 bool MicroBatchesAreRounds(const v1::Layout& layout, int lanes) {

@@ -27,6 +27,10 @@ bool DividesGradients(const v1::Layout& layout);
 // Rounds of a step, for a number of lanes of the job: 1 where gradients are not divided.
 int RoundsOf(const v1::Layout& layout, int lanes);
 
+// Buffers of a shard's sums of gradients: levels of a counter of rounds where sums have one order
+// in all layouts (plan/reproducibility.h), else one, to which every round is added.
+int SumLevels(const v1::JobSpec& job, const v1::Layout& layout);
+
 // Whether each micro-batch is a round of its own: no more gradients than those of one bucket
 // (plan/buckets.h) are then there before they are summed. REQUIRES: DividesGradients.
 bool MicroBatchesAreRounds(const v1::Layout& layout, int lanes);

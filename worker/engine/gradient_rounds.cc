@@ -36,7 +36,7 @@ GradientRounds::GradientRounds(const v1::JobSpec& spec, const v1::RankPlan& plan
     sums_.push_back(lanes.result());
     return;
   }
-  for (int level = 0; level < plan::LevelsOfLanes(rounds_); ++level) {
+  for (int level = 0; level < plan::SumLevels(spec, plan.layout()); ++level) {
     sums_.push_back(arena.Floats(absl::StrCat("gradients.sums.", level)));
   }
 }
@@ -112,11 +112,15 @@ void GradientRounds::ReduceUnits(int layer, int round) {
 }
 
 // Counts rounds as lanes are counted (plan/lanes.h): the data ranks' lanes of a round are
-// neighbours in the tree, so that this is the tree of all lanes.
+// neighbours in the tree, so that this is the tree of all lanes. With one level rounds are added
+// one after the other.
 void GradientRounds::AddToSums(const plan::StateUnit& unit, const float* gradients, int round) {
   const plan::ShardRange own = shards_.RangeOf(tensors_, unit, communicators_.data().rank());
   if (own.elements == 0) return;
   streams_.communication.RunOperations([=, this](kernels::Ops& ops) {
+    if (sums_.size() == 1 && round > 0) {
+      return ops.Add(sums_.front() + own.sum_offset, gradients + own.begin, own.elements);
+    }
     auto level = static_cast<size_t>(plan::LevelOfLane(round));
     ops.Copy(sums_[level] + own.sum_offset, gradients + own.begin, own.elements);
     for (int merge = 0; merge < plan::MergesAfterLane(round); ++merge, --level) {
@@ -127,7 +131,7 @@ void GradientRounds::AddToSums(const plan::StateUnit& unit, const float* gradien
 
 // A number of rounds that is no power of two leaves several sums.
 void GradientRounds::AddLevelsLeft() {
-  if (!shards_.divides_gradients) return;
+  if (sums_.size() == 1) return;
   for (auto level = static_cast<size_t>(plan::LevelsLeft(rounds_)) - 1; level > 0; --level) {
     streams_.compute.ops().Add(sums_[level - 1], sums_[level], shards_.own.sum_elements);
   }

@@ -79,7 +79,8 @@ class GradientRounds {
   const bool sequence_parallel_;
   blocks::GradientLanes& lanes_;
   const int rounds_;
-  // Levels of the counter of rounds; where gradients are not divided, the one of the lanes.
+  // Levels of the counter of rounds (plan::SumLevels); where gradients are not divided, the one of
+  // the lanes.
   std::vector<float*> sums_;
   const Communicators& communicators_;
   PipelineLinks& links_;
