@@ -56,7 +56,6 @@ LaneLevel LevelOf(const LaneBuffers& buffers, int lane) {
 
 int LevelOfLane(int lane) { return std::popcount(static_cast<unsigned>(lane)); }
 int LevelsOfLanes(int lanes) { return std::bit_width(static_cast<unsigned>(lanes)); }
-int LevelsLeft(int lanes) { return std::popcount(static_cast<unsigned>(lanes)); }
 
 LaneLevel LevelBelow(LaneLevel level) {
   if (level.shared >= 0) return {level.whole, level.shared - 1};

@@ -57,10 +57,8 @@ struct LaneLevel {
 LaneLevel LevelOf(const LaneBuffers& buffers, int lane);
 // The level at which a lane is summed where there are no shared ones.
 int LevelOfLane(int lane);
-// Levels of a counter of `lanes` lanes, and how many of them hold sums after the last one: one
-// where their number is a power of two.
+// Levels of a counter of `lanes` lanes.
 int LevelsOfLanes(int lanes);
-int LevelsLeft(int lanes);
 // The level below, into which the level is merged.
 LaneLevel LevelBelow(LaneLevel level);
 

@@ -145,7 +145,7 @@ class StageBuilder {
   int tensor_degree_;
   int64_t padded_;
   StageTensors stage_;
-  absl::flat_hash_map<int, size_t> holders_;  // of each parameter, by its tensor's number
+  absl::flat_hash_map<int, size_t> holders_;  // the entry with a parameter, by tensor number
 };
 
 }  // namespace

@@ -198,8 +198,6 @@ TEST(Lanes, CountersOfAnyLength) {
   EXPECT_EQ(LevelsOfLanes(1), 1);
   EXPECT_EQ(LevelsOfLanes(8), 4);
   EXPECT_EQ(LevelsOfLanes(6), 3);
-  EXPECT_EQ(LevelsLeft(8), 1);
-  EXPECT_EQ(LevelsLeft(7), 3);
 }
 
 TEST(Lanes, CountsAndMerges) {

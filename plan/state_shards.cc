@@ -181,7 +181,7 @@ int64_t PlaceWeights(const StageTensors& tensors, std::vector<StateUnit>* units)
   int64_t in_layer = 0;
   int layers = 0;
   int last = -1;                             // number of the last layer
-  absl::flat_hash_map<int, int64_t> places;  // of parameters that are always there
+  absl::flat_hash_map<int, int64_t> places;  // by tensor number: weights that are always there
   for (StateUnit& unit : *units) {
     const StageTensor& entry = tensors.tensors[unit.first_tensor];
     if (!entry.in_layer || IsUnitOfItsOwn(entry)) {

@@ -82,8 +82,8 @@ struct ShardPart {
 // One shard of a stage's state.
 struct StateShard {
   std::vector<ShardPart> parts;  // by StageTensors.tensors
-  int64_t elements = 0;          // of a buffer that holds the shard
-  int64_t sum_elements = 0;      // of one that holds its gradients, of all uses
+  int64_t elements = 0;          // size of a buffer that holds the shard
+  int64_t sum_elements = 0;      // size of one that holds the gradients of all uses
 
   const ShardPart& part(size_t tensor) const { return parts[tensor]; }
 };

@@ -111,9 +111,9 @@ void GradientRounds::ReduceUnits(int layer, int round) {
   streams_.compute.Wait(*streams_.summed[lanes_.place()]);
 }
 
-// Counts rounds as lanes are counted (plan/lanes.h): the data ranks' lanes of a round are
-// neighbours in the tree, so that this is the tree of all lanes. With one level rounds are added
-// one after the other.
+// Counts rounds, a power of two, as lanes are counted (plan/lanes.h): the data ranks' lanes of a
+// round are neighbours in the tree, so that this is the tree of all lanes. With one level rounds
+// are added one after the other.
 void GradientRounds::AddToSums(const plan::StateUnit& unit, const float* gradients, int round) {
   const plan::ShardRange own = shards_.RangeOf(tensors_, unit, communicators_.data().rank());
   if (own.elements == 0) return;
@@ -129,20 +129,11 @@ void GradientRounds::AddToSums(const plan::StateUnit& unit, const float* gradien
   });
 }
 
-// A number of rounds that is no power of two leaves several sums.
-void GradientRounds::AddLevelsLeft() {
-  if (sums_.size() == 1) return;
-  for (auto level = static_cast<size_t>(plan::LevelsLeft(rounds_)) - 1; level > 0; --level) {
-    streams_.compute.ops().Add(sums_[level - 1], sums_[level], shards_.own.sum_elements);
-  }
-}
-
 void GradientRounds::Finish() {
   {
     const progress::Whereabouts::Join join(where_, communicators_.data().group());
     streams_.compute.Join(streams_.communication);
   }
-  AddLevelsLeft();
   SumOverSequenceParts();
   if (!tied_.comes_first()) tied_.Join(sums_.front(), links_, streams_.compute);
   shared_.Join(sums_.front(), links_, streams_.compute);
