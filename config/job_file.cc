@@ -17,9 +17,11 @@
 #include "config/data_section.h"
 #include "config/job_changes.h"
 #include "config/model_section.h"
+#include "config/parallelism_section.h"
 #include "config/reader.h"
 #include "config/yaml_text.h"
 #include "nlohmann/json.hpp"
+#include "plan/combinations.h"
 #include "plan/lanes.h"
 #include "plan/limits.h"
 #include "plan/names.h"
@@ -40,10 +42,6 @@ constexpr double kLargest = 1e30;
 constexpr double kSpikeThreshold = 10;
 // The name is part of labels of metrics and of lines in tables.
 constexpr size_t kMostNameBytes = 256;
-
-std::string NotYet(const std::string& what) {
-  return absl::StrCat(what, " is not supported by this version");
-}
 
 // A preset says how large its published vocabulary is, which counts where nothing else says it.
 bool HasVocabularyOfPreset(const YAML::Node& model) {
@@ -86,12 +84,14 @@ class JobParser {
       spec_.mutable_model()->clear_vocab_size();
     }
     ParseTraining(root_.Child("training"));
-    ParseParallelism();
+    ParseParallelism(root_, spec_.mutable_parallelism());
+    ParseOffload(root_.Child("offload"), spec_.mutable_offload());
     // Resources come after parallelism and training: they settle the ranks and the precision.
     ParseResources(root_.Child("resources"));
     ParseCheckpoint(root_.Child("checkpoint"));
     ParseFaultTolerance(root_.Child("fault_tolerance"));
     ParseTensorBoard();
+    CheckCombinations();
     // The keys that nobody has asked for are known only when all sections were read.
     root_.Finish();
     // Sums over sizes are meaningful only where each size is possible.
@@ -105,6 +105,14 @@ class JobParser {
   }
 
  private:
+  void CheckCombinations() {
+    // An open device becomes one of both when the job is admitted, and both must be possible then.
+    for (const plan::Exclusion* broken : plan::BrokenBy(spec_)) {
+      const std::pair<std::string, std::string> key = absl::StrSplit(broken->key, '.');
+      root_.Child(key.first).Fault(key.second, broken->reason);
+    }
+  }
+
   void ParseTraining(Section training) {
     v1::TrainingSpec* out = spec_.mutable_training();
     ParseLength(training);
@@ -326,44 +334,6 @@ class JobParser {
     schedule.Finish();
   }
 
-  void ParseParallelism() {
-    v1::ParallelismSpec* out = spec_.mutable_parallelism();
-    const YAML::Node node = root_.Get("parallelism");
-    // The planner takes these as well where it chooses (AllLayouts).
-    if (!node.IsDefined() || (node.IsScalar() && node.Scalar() == "auto")) {
-      out->set_automatic(true);
-      out->set_schedule(v1::PIPELINE_SCHEDULE_1F1B);
-      out->set_recompute(v1::RECOMPUTE_NONE);
-      return;
-    }
-    Section section = root_.Child("parallelism");
-    const auto degree = [&](const char* key, int fallback) {
-      // A degree beyond this is a mistake; their product is checked with the resources.
-      return static_cast<int32_t>(section.Integer(key, fallback, 1, 1 << 16));
-    };
-    out->set_tensor(degree("tensor", 1));
-    out->set_pipeline(degree("pipeline", 1));
-    // 0 lets the data degree follow from the number of ranks.
-    out->set_data(section.Has("data") ? degree("data", 1) : 0);
-    out->set_virtual_pipeline(degree("virtual_pipeline", 1));
-    out->set_context_parallel(degree("context_parallel", 1));
-    // More than one chunk per stage means the interleaved schedule: no other has them.
-    out->set_schedule(section.OneOf("schedule", out->virtual_pipeline() > 1
-                                                    ? v1::PIPELINE_SCHEDULE_INTERLEAVED
-                                                    : v1::PIPELINE_SCHEDULE_1F1B));
-    out->set_sequence_parallel(section.Flag("sequence_parallel", false));
-    out->set_tensor_overlap(static_cast<int32_t>(section.Integer("tensor_overlap", 1, 1, 64)));
-    // The key exists and the combination does not: to ignore
-    // it would promise a speed that is not there.
-    if (out->tensor_overlap() > 1 && out->sequence_parallel()) {
-      section.Fault("tensor_overlap", NotYet("a value above 1 with sequence_parallel"));
-    }
-    out->set_zero_stage(static_cast<int32_t>(section.Integer("zero_stage", 0, 0, 3)));
-    out->set_recompute(section.OneOf("recompute", v1::RECOMPUTE_NONE));
-    if (out->context_parallel() > 1) section.Fault("context_parallel", NotYet("a value above 1"));
-    section.Finish();
-  }
-
   void ParseResources(Section resources) {
     v1::ResourcesSpec* out = spec_.mutable_resources();
     out->set_device(resources.OneOf("device", v1::DEVICE_KIND_CPU));
@@ -373,22 +343,6 @@ class JobParser {
     if (out->device() != v1::DEVICE_KIND_AUTO) {
       ResolveDevice(&spec_,
                     out->device() == v1::DEVICE_KIND_CUDA ? AutoDevice::kCuda : AutoDevice::kCpu);
-    }
-    if (out->device() == v1::DEVICE_KIND_CPU) {
-      if (out->collectives() == v1::COLLECTIVES_NCCL) {
-        resources.Fault("collectives", "nccl needs device: cuda");
-      }
-      if (spec_.training().tf32()) resources.Fault("device", "training.tf32 needs device: cuda");
-    }
-    if (spec_.training().fp8() && out->device() != v1::DEVICE_KIND_CUDA) {
-      resources.Fault("device", "training.fp8 needs device: cuda");
-    } else if (spec_.training().fp8() && spec_.training().precision() != v1::PRECISION_BF16) {
-      resources.Fault("device", "training.fp8 needs training.precision: bf16");
-    }
-    if (out->collectives() == v1::COLLECTIVES_NCCL &&
-        spec_.training().reproducibility() == v1::REPRODUCIBILITY_EXACT) {
-      resources.Fault("collectives",
-                      "nccl sums in its own order: training.reproducibility: exact needs host");
     }
     const v1::ParallelismSpec& parallelism = spec_.parallelism();
     // The section's ranks are not read yet, so the degrees alone give this number.
@@ -427,10 +381,6 @@ class JobParser {
     out->set_peer_copies(
         static_cast<int32_t>(checkpoint.Integer("peer_copies", 0, 0, plan::kMostPeerCopies)));
     out->set_snapshot(checkpoint.OneOf("snapshot", v1::SNAPSHOT_KIND_COPY));
-    // Copies in memory are sent to nodes that may be slow, for which no update should wait.
-    if (out->snapshot() == v1::SNAPSHOT_KIND_IN_PLACE && out->peer_copies() > 0) {
-      checkpoint.Fault("snapshot", "in_place cannot be combined with peer_copies; use copy");
-    }
     out->set_timeout_seconds(checkpoint.Seconds("timeout", plan::kSaveTimeoutSeconds));
     // Seconds has no lower bound of its own.
     if (out->timeout_seconds() == 0) {
@@ -687,6 +637,8 @@ void ResolveDevice(v1::JobSpec* spec, AutoDevice meant) {
   v1::ResourcesSpec& resources = *spec->mutable_resources();
   if (resources.device() == v1::DEVICE_KIND_AUTO) {
     resources.set_device(meant == AutoDevice::kCuda ? v1::DEVICE_KIND_CUDA : v1::DEVICE_KIND_CPU);
+    // Allowed where a device has it.
+    if (meant == AutoDevice::kCpu) spec->mutable_training()->set_tf32(false);
   }
   v1::TrainingSpec& training = *spec->mutable_training();
   // bf16 is what GPUs are fast in; CPUs would only round to it.
@@ -740,20 +692,7 @@ std::string EffectiveYaml(const v1::JobSpec& spec) {
       "\n  reproducibility: ", WordOr(training.reproducibility(), v1::REPRODUCIBILITY_LAYOUT),
       "\n  tf32: ", flag(training.tf32()), "\n  fp8: ", flag(training.fp8()),
       "\n  evaluate: ", EvaluateYaml(training.evaluate()), "\n");
-  if (parallelism.automatic()) {
-    absl::StrAppend(&yaml, "parallelism: auto\n");
-  } else {
-    absl::StrAppend(&yaml, "parallelism: {tensor: ", parallelism.tensor(),
-                    ", pipeline: ", parallelism.pipeline(),
-                    parallelism.data() > 0 ? absl::StrCat(", data: ", parallelism.data()) : "");
-    absl::StrAppend(&yaml, ", virtual_pipeline: ", parallelism.virtual_pipeline(),
-                    ", context_parallel: ", parallelism.context_parallel(),
-                    ", schedule: ", plan::TextOf(parallelism.schedule()),
-                    ", sequence_parallel: ", flag(parallelism.sequence_parallel()),
-                    ", tensor_overlap: ", std::max(1, parallelism.tensor_overlap()),
-                    ", zero_stage: ", parallelism.zero_stage(),
-                    ", recompute: ", plan::TextOf(parallelism.recompute()), "}\n");
-  }
+  absl::StrAppend(&yaml, ParallelismYaml(parallelism), OffloadYaml(spec.offload()));
   absl::StrAppend(&yaml, "resources: {device: ", plan::TextOf(spec.resources().device()),
                   ", cuda_graphs: ", flag(!spec.resources().no_cuda_graphs()),
                   ", collectives: ", WordOr(spec.resources().collectives(), v1::COLLECTIVES_AUTO),

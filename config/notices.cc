@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "config/job_file.h"
 #include "plan/reproducibility.h"
+#include "plan/state_shards.h"
 
 namespace tercio::config {
 namespace {
@@ -27,6 +28,17 @@ bool HasNoValidation(const Job& job) {
   return job.data().validation_fraction() <= 0 && job.data().validation_path().empty() &&
          job.data().validation_blend().empty();
 }
+bool IsUndivided(const Job& job) {
+  return !job.parallelism().automatic() && job.parallelism().zero_stage() == 0;
+}
+bool KeepsWeights(const Job& job) {
+  return !job.parallelism().automatic() && job.parallelism().zero_stage() < 3;
+}
+bool GathersNothing(const Job& job) {
+  return KeepsWeights(job) || job.parallelism().reshard_after_forward() == plan::kKeepsWeights;
+}
+bool IsHost(v1::OffloadTier tier) { return tier == v1::OFFLOAD_TIER_HOST; }
+constexpr char kSameMemory[] = "on CPUs host is the memory of the ranks themselves";
 // Without the key a job never continues on fewer ranks.
 bool NeverShrinks(const Job& job) { return job.fault_tolerance().elastic_min_ranks() == 0; }
 
@@ -47,6 +59,20 @@ constexpr Row kRows[] = {
      "parallelism.tensor is 1"},
     {"parallelism.zero_stage", [](const Job& job) { return job.parallelism().zero_stage() > 0; },
      HasOneDataRank, "there is one data rank"},
+    {"parallelism.shard", [](const Job& job) { return job.parallelism().shard() > 0; }, IsUndivided,
+     "parallelism.zero_stage is 0"},
+    {"parallelism.reshard_after_forward",
+     [](const Job& job) { return job.parallelism().reshard_after_forward() > 0; }, KeepsWeights,
+     "parallelism.zero_stage is below 3"},
+    {"parallelism.prefetch",
+     [](const Job& job) { return plan::PrefetchOf(job.parallelism()) != 1; }, GathersNothing,
+     "no layers are gathered"},
+    {"offload.optimizer", [](const Job& job) { return IsHost(job.offload().optimizer()); },
+     IsOnCpus, kSameMemory},
+    {"offload.parameters", [](const Job& job) { return IsHost(job.offload().parameters()); },
+     IsOnCpus, kSameMemory},
+    {"offload.activations", [](const Job& job) { return IsHost(job.offload().activations()); },
+     IsOnCpus, kSameMemory},
     {"resources.cuda_graphs", [](const Job& job) { return job.resources().no_cuda_graphs(); },
      IsOnCpus, "resources.device is cpu"},
     {"training.lanes", [](const Job& job) { return plan::ChoosesLanes(job.training()); },

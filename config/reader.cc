@@ -195,4 +195,8 @@ void Section::Finish() {
   }
 }
 
+std::string NotYet(const std::string& what) {
+  return absl::StrCat(what, " is not supported by this version");
+}
+
 }  // namespace tercio::config

@@ -83,4 +83,7 @@ class Section {
   std::set<std::string> known_;
 };
 
+// "WHAT is not supported by this version": keys and values that are known, and refused.
+std::string NotYet(const std::string& what);
+
 }  // namespace tercio::config

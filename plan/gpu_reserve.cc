@@ -6,6 +6,7 @@
 #include "plan/precision.h"
 #include "plan/rank_layout.h"
 #include "plan/reproducibility.h"
+#include "plan/state_shards.h"
 
 namespace tercio::plan {
 namespace {
@@ -28,6 +29,9 @@ NcclCommunicators CommunicatorsOf(const v1::ModelSpec& model, const v1::Layout& 
   found.closes_ring = layout.pipeline() > 1 && layout.virtual_pipeline() > 1;
   found.is_tied = layout.pipeline() > 1 && IsTied(model);
   found.wide = (layout.tensor() > 1 ? 1 : 0) + (layout.data() > 1 ? 1 : 0);
+  // Those of data ranks that divide the state in groups (plan/rank_layout.h).
+  if (ShardRanks(layout) > 1 && ReplicasOf(layout) > 1) found.wide += 2;
+  if (SecondaryRanks(layout) > 0) ++found.wide;
   found.narrow = found.wide_world ? 0 : 1;
   found.edges = EdgesOfStage(layout.pipeline(), found);
   return found;

@@ -12,12 +12,17 @@ int64_t FirstSequenceOf(const BatchShape& shape, int data_index, int micro_batch
   // whole on it.
   const int64_t of_round = int64_t{shape.micro_batches} * shape.micro_batch / shape.rounds;
   const int64_t at = int64_t{micro_batch_index} * shape.micro_batch;
-  return (at / of_round * shape.data + data_index) * of_round + at % of_round;
+  const int members = shape.data / shape.groups;
+  const int64_t of_group = int64_t{shape.micro_batches} * shape.micro_batch * members;
+  return data_index / members * of_group +
+         (at / of_round * members + data_index % members) * of_round + at % of_round;
 }
 
 int DataRankOf(const BatchShape& shape, int64_t sequence) {
   const int64_t of_round = int64_t{shape.micro_batches} * shape.micro_batch / shape.rounds;
-  return static_cast<int>(sequence / of_round % shape.data);
+  const int members = shape.data / shape.groups;
+  const int64_t of_group = int64_t{shape.micro_batches} * shape.micro_batch * members;
+  return static_cast<int>(sequence / of_group * members + sequence / of_round % members);
 }
 
 int LaneCount(int64_t global_batch) {

@@ -10,13 +10,14 @@
 namespace tercio::plan {
 
 // How the global batch is dealt out: each data rank has `micro_batches` of `micro_batch` sequences.
-// In each round the data ranks have one run of the batch after the other, and sum their gradients
-// at its end.
+// In each round the data ranks of a group have one run of the group's share of the batch after the
+// other, and sum their gradients at its end.
 struct BatchShape {
   int micro_batch;
   int micro_batches;
   int data = 1;
   int rounds = 1;  // divides micro_batch * micro_batches
+  int groups = 1;  // divides data
 };
 
 // The sequence of the global batch with which a micro-batch of a data rank begins; its others

@@ -14,6 +14,7 @@
 #include "plan/fp8.h"
 #include "plan/lanes.h"
 #include "plan/model_tensors.h"
+#include "plan/offload.h"
 #include "plan/precision.h"
 #include "plan/reproducibility.h"
 #include "plan/schedule.h"
@@ -24,6 +25,7 @@ namespace tercio::plan {
 namespace {
 
 constexpr int64_t kAlignment = 256;  // bytes: of vector accesses on any device
+constexpr int64_t kPage = 4096;
 constexpr int64_t kFloat = sizeof(float);
 int64_t RoundUp(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
@@ -43,6 +45,17 @@ class TableBuilder {
     buffer->set_on_host(true);
     buffer->set_offset_bytes(offset);
     table_.set_host_bytes(offset + RoundUp(bytes, kAlignment));
+  }
+  void AddOnDisk(const std::string& name, v1::BufferKind kind, int64_t bytes) {
+    const int64_t offset = table_.disk_bytes();
+    v1::Buffer* buffer = Append(name, kind, bytes);
+    buffer->set_on_disk(true);
+    buffer->set_offset_bytes(offset);
+    // Hints to the kernel are about whole pages.
+    table_.set_disk_bytes(offset + RoundUp(bytes, kPage));
+  }
+  void AddWhere(bool on_disk, const std::string& name, v1::BufferKind kind, int64_t bytes) {
+    on_disk ? AddOnDisk(name, kind, bytes) : Add(name, kind, bytes);
   }
   void Floats(const std::string& name, v1::BufferKind kind, int64_t count) {
     Add(name, kind, count * kFloat);
@@ -65,6 +78,24 @@ class TableBuilder {
   v1::MemoryTable table_;
 };
 
+// What a CPU rank has in its scratch file.
+struct DiskParts {
+  bool master = false;
+  bool moments = false;
+  bool activations = false;
+};
+DiskParts DiskPartsOf(const v1::JobSpec& job, const v1::Layout& layout) {
+  const auto is_on_disk = [](v1::OffloadTier tier) { return tier == v1::OFFLOAD_TIER_NVME; };
+  const v1::OffloadSpec& offload = job.offload();
+  // Master weights that only the optimizer reads are part of its state.
+  const bool optimizer_only = PrecisionOf(job).format != kernels::Format::kFloat32;
+  const bool gathers = GathersWeights(job, layout);
+  return {.master = gathers ? is_on_disk(offload.parameters())
+                            : optimizer_only && is_on_disk(offload.optimizer()),
+          .moments = is_on_disk(offload.optimizer()),
+          .activations = is_on_disk(offload.activations())};
+}
+
 // Elements of the first tensor rank's part of a tensor, which has the most: without rows that pad
 // the vocabulary, for those are in no checkpoint.
 int64_t LogicalElements(const v1::JobSpec& job, const v1::Layout& layout,
@@ -79,9 +110,10 @@ int64_t LogicalElements(const v1::JobSpec& job, const v1::Layout& layout,
 // has beside it.
 int64_t ElementsOfShard(const v1::JobSpec& job, const v1::Layout& layout, const StageTensors& stage,
                         bool saves, int64_t of_first) {
-  const std::vector<StateUnit> units = StateUnitsOf(stage, layout.data());
+  const int shards = ShardRanks(layout);
+  const std::vector<StateUnit> units = StateUnitsOf(stage, shards);
   int64_t most = 0;
-  for (int rank = 0; rank < layout.data(); ++rank) {
+  for (int rank = 0; rank < shards; ++rank) {
     const StateShard shard = ShardOf(stage, units, rank);
     int64_t elements = rank == 0 ? of_first : 0;
     for (size_t i = 0; i < stage.tensors.size(); ++i) {
@@ -323,9 +355,12 @@ void AddCommunication(const v1::JobSpec& job, const v1::Layout& layout, const St
     bucket = std::max(bucket, range.end() - range.begin());
   }
   const int shards = ShardRanks(layout);
-  const int64_t data_scratch =
-      shards > 1 ? device.PartsScratch(LargestPart(StateUnitsOf(tensors, shards)), shards)
-                 : device.SumScratch(bucket, layout.data());
+  int64_t data_scratch = device.SumScratch(bucket, layout.data());
+  if (shards > 1) {
+    const int64_t part = LargestPart(StateUnitsOf(tensors, shards));
+    data_scratch =
+        std::max(device.PartsScratch(part, shards), device.SumScratch(part, ReplicasOf(layout)));
+  }
   const int64_t flow = shape.local_rows_of_all() * shape.hidden;
   table->Values("gradient_flow.0", v1::BUFFER_KIND_COMMUNICATION, shape.precision, flow);
   // The second buffer receives while the first one is computed in; one stage receives nothing.
@@ -395,7 +430,7 @@ void AddGradients(const v1::JobSpec& job, const v1::Layout& layout, const StageS
     const bool several = BucketsOfStage(job, layout, stage).size() > 1;
     add("gradients.", 0, in_buckets ? bucket : tensors.gradient_elements);
     add("gradients.", 1, in_buckets && several ? bucket : 0);
-    const int64_t sums = SumElements(tensors, layout.data());
+    const int64_t sums = SumElements(tensors, ShardRanks(layout));
     for (int i = 0; i < SumLevels(job, layout); ++i) add("gradients.sums.", i, sums);
     return;
   }
@@ -478,22 +513,31 @@ v1::MemoryTable MemoryOfStage(const v1::JobSpec& job, const v1::Layout& layout, 
   const int slots = ActivationSlots(ShapeOfSchedule(layout), stage);
   TableBuilder table;
   const int64_t state_elements = ShardElements(tensors, ShardRanks(layout));
-  table.Floats("parameters", v1::BUFFER_KIND_PARAMETER,
-               DividesMasterWeights(job, layout) ? state_elements : tensors.parameter_elements);
+  const DiskParts on_disk = DiskPartsOf(job, layout);
+  table.AddWhere(
+      on_disk.master, "parameters", v1::BUFFER_KIND_PARAMETER,
+      kFloat * (DividesMasterWeights(job, layout) ? state_elements : tensors.parameter_elements));
   // In fp32 the model reads the master weights themselves, where all of them are there.
-  if (DividesWeights(layout)) {
-    std::vector<StateUnit> state_units = StateUnitsOf(tensors, layout.data());
+  int64_t kept = 0;  // of gathered layers
+  if (GathersWeights(job, layout)) {
+    std::vector<StateUnit> state_units = StateUnitsOf(tensors, ShardRanks(layout));
     table.Values(WeightsBuffer(job, layout), v1::BUFFER_KIND_PARAMETER, shape.precision,
-                 PlaceWeights(tensors, &state_units));
+                 PlaceWeights(tensors, PlacesOfLayers(layout), &state_units));
+    if (const int ranks = SecondaryRanks(layout); ranks > 0) {
+      kept = KeepOverNeighbours(ranks, &state_units);
+    }
   } else if (shape.precision.format != kernels::Format::kFloat32) {
     table.Values("parameters.compute", v1::BUFFER_KIND_PARAMETER, shape.precision,
                  tensors.parameter_elements);
   }
+  table.Values("parameters.secondary", v1::BUFFER_KIND_PARAMETER, shape.precision, kept);
   AddGradients(job, layout, shape, tensors, stage, &table);
-  table.Floats("adamw.m", v1::BUFFER_KIND_OPTIMIZER, state_elements);
-  table.Floats("adamw.v", v1::BUFFER_KIND_OPTIMIZER, state_elements);
+  for (const char* name : {"adamw.m", "adamw.v"}) {
+    table.AddWhere(on_disk.moments, name, v1::BUFFER_KIND_OPTIMIZER, kFloat * state_elements);
+  }
   for (int slot = 0; slot < slots; ++slot) {
-    table.Add(absl::StrCat("activations.", slot), v1::BUFFER_KIND_ACTIVATION, activations.total);
+    table.AddWhere(on_disk.activations, absl::StrCat("activations.", slot),
+                   v1::BUFFER_KIND_ACTIVATION, activations.total);
   }
   table.Add("activations.shared", v1::BUFFER_KIND_ACTIVATION, activations.shared_total);
   AddWorkspace(job, shape, units, tensors, *device, threads, &table);
@@ -505,7 +549,9 @@ v1::MemoryTable MemoryOfStage(const v1::JobSpec& job, const v1::Layout& layout, 
   if (device->SnapshotsOnHost()) {
     table.AddOnHost("snapshot", v1::BUFFER_KIND_SNAPSHOT, snapshot);
   } else {
-    table.Add("snapshot", v1::BUFFER_KIND_SNAPSHOT, snapshot);
+    // Where the state has no room in memory, neither has its copy.
+    table.AddWhere(on_disk.moments || on_disk.master, "snapshot", v1::BUFFER_KIND_SNAPSHOT,
+                   snapshot);
   }
   return table.Finish();
 }

@@ -82,6 +82,11 @@ constexpr Word kSnapshotKinds[] = {
     {v1::SNAPSHOT_KIND_COPY, "copy"},
     {v1::SNAPSHOT_KIND_IN_PLACE, "in_place"},
 };
+constexpr Word kOffloadTiers[] = {
+    {v1::OFFLOAD_TIER_NONE, "none"},
+    {v1::OFFLOAD_TIER_HOST, "host"},
+    {v1::OFFLOAD_TIER_NVME, "nvme"},
+};
 constexpr Word kQualityMetrics[] = {
     {v1::QUALITY_METRIC_LOSS, "loss"},
     {v1::QUALITY_METRIC_ACCURACY, "accuracy"},
@@ -111,6 +116,7 @@ constexpr Set kSets[] = {
     {v1::StragglerPolicy_descriptor, kStragglerPolicies},
     {v1::OnSpike_descriptor, kOnSpike},
     {v1::SnapshotKind_descriptor, kSnapshotKinds},
+    {v1::OffloadTier_descriptor, kOffloadTiers},
     {v1::QualityMetric_descriptor, kQualityMetrics},
 };
 
@@ -175,6 +181,10 @@ std::span<const Word> WordsOf<v1::OnSpike>() {
 template <>
 std::span<const Word> WordsOf<v1::SnapshotKind>() {
   return kSnapshotKinds;
+}
+template <>
+std::span<const Word> WordsOf<v1::OffloadTier>() {
+  return kOffloadTiers;
 }
 template <>
 std::span<const Word> WordsOf<v1::QualityMetric>() {

@@ -57,6 +57,8 @@ std::span<const Word> WordsOf<v1::OnSpike>();
 template <>
 std::span<const Word> WordsOf<v1::SnapshotKind>();
 template <>
+std::span<const Word> WordsOf<v1::OffloadTier>();
+template <>
 std::span<const Word> WordsOf<v1::QualityMetric>();
 
 // The same by the full name of the enum ("tercio.v1.OnNan"); empty if it has no words.

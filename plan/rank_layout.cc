@@ -1,7 +1,7 @@
 #include "plan/rank_layout.h"
 
 #include <algorithm>
-#include <array>
+#include <bit>
 #include <string>
 #include <utility>
 
@@ -12,6 +12,7 @@
 #include "plan/lanes.h"
 #include "plan/names.h"
 #include "plan/reproducibility.h"
+#include "plan/state_shards.h"
 
 namespace tercio::plan {
 namespace {
@@ -46,11 +47,21 @@ struct Partition {
 };
 
 // Tensor ranks are neighbours, since they exchange the most and should share a node.
-std::array<Partition, 3> Partitions(const v1::Layout& layout) {
-  return {
-      {{"tensor", v1::GROUP_KIND_TENSOR, 1, layout.tensor()},
-       {"data", v1::GROUP_KIND_DATA, layout.tensor(), layout.data()},
-       {"pipeline", v1::GROUP_KIND_PIPELINE, layout.tensor() * layout.data(), layout.pipeline()}}};
+std::vector<Partition> Partitions(const v1::Layout& layout) {
+  const int tensor = layout.tensor();
+  std::vector<Partition> partitions = {
+      {"tensor", v1::GROUP_KIND_TENSOR, 1, tensor},
+      {"data", v1::GROUP_KIND_DATA, tensor, layout.data()},
+      {"pipeline", v1::GROUP_KIND_PIPELINE, tensor * layout.data(), layout.pipeline()}};
+  if (const int replicas = ReplicasOf(layout); replicas > 1 && ShardRanks(layout) > 1) {
+    partitions.push_back({"shard", v1::GROUP_KIND_SHARD, tensor, ShardRanks(layout)});
+    partitions.push_back(
+        {"replica", v1::GROUP_KIND_REPLICA, tensor * ShardRanks(layout), replicas});
+  }
+  if (const int ranks = SecondaryRanks(layout); ranks > 0) {
+    partitions.push_back({"secondary", v1::GROUP_KIND_SECONDARY, tensor, ranks});
+  }
+  return partitions;
 }
 
 // All faults begin alike, so that people recognise the rule behind them.
@@ -69,7 +80,7 @@ absl::Status CheckLanes(const v1::TrainingSpec& training) {
 
 // Where ranks keep sums of their shards only, a micro-batch is part of one round.
 absl::Status CheckRounds(const v1::JobSpec& job, const v1::Layout& layout) {
-  if (layout.zero_stage() < 2 || layout.data() == 1 || !OrderIsFixed(job)) return absl::OkStatus();
+  if (!DividesGradients(layout) || !OrderIsFixed(job)) return absl::OkStatus();
   const int64_t share = job.training().global_batch() / layout.data();
   const int64_t of_round = share / LanesPerDataRank(LanesOfJob(job.training()), layout.data());
   if (of_round % layout.micro_batch() == 0) return absl::OkStatus();
@@ -77,6 +88,31 @@ absl::Status CheckRounds(const v1::JobSpec& job, const v1::Layout& layout) {
       "zero_stage ", layout.zero_stage(), ": micro_batch ", layout.micro_batch(),
       " does not divide the ", of_round,
       " sequences of a lane (global_batch / lanes); use fewer training.lanes, or a divisor"));
+}
+
+// Groups of data ranks that divide the state, and smaller ones that keep gathered layers.
+absl::Status CheckDivision(const v1::JobSpec& job, const v1::Layout& layout) {
+  const int shard = layout.shard();
+  const int data = layout.data();
+  if (shard != 0 && (shard < 2 || data % shard != 0)) {
+    return Impossible(absl::StrCat("shard ", shard, " does not divide data ", data,
+                                   "; use a divisor of at least 2, or leave it out"));
+  }
+  // Sums within groups and then over them are the tree of all data ranks only then.
+  if (OrderIsFixed(job) && !std::has_single_bit(static_cast<unsigned>(ReplicasOf(layout)))) {
+    return Impossible(absl::StrCat("shard ", shard, " with data ", data, " makes ",
+                                   ReplicasOf(layout),
+                                   " replicas, which must be a power of two to keep equal bits"));
+  }
+  const int kept = layout.reshard_after_forward();
+  if (layout.zero_stage() < 3 || kept == 0 || kept == kKeepsWeights) return absl::OkStatus();
+  if (kept > 0 && kept < ShardRanks(layout) && ShardRanks(layout) % kept == 0) {
+    return absl::OkStatus();
+  }
+  return Impossible(absl::StrCat("reshard_after_forward ", kept, " must divide the ",
+                                 ShardRanks(layout),
+                                 " ranks that share the state, and be less; use true, false or a "
+                                 "divisor"));
 }
 
 }  // namespace
@@ -144,6 +180,9 @@ void SetChoices(const v1::ParallelismSpec& wanted, v1::Layout* layout) {
   layout->set_sequence_parallel(wanted.sequence_parallel());
   layout->set_tensor_overlap(std::max(1, wanted.tensor_overlap()));
   layout->set_zero_stage(wanted.zero_stage());
+  layout->set_shard(wanted.shard());
+  layout->set_reshard_after_forward(wanted.reshard_after_forward());
+  layout->set_prefetch(PrefetchOf(wanted));
 }
 
 absl::Status CheckLayout(const v1::JobSpec& job, const v1::Layout& layout, int ranks) {
@@ -212,6 +251,7 @@ absl::Status CheckLayout(const v1::JobSpec& job, const v1::Layout& layout, int r
                                    ", but global_batch / (data x micro_batch) is ", batch / unit));
   }
   TERCIO_RETURN_IF_ERROR(CheckLanes(job.training()));
+  TERCIO_RETURN_IF_ERROR(CheckDivision(job, layout));
   return CheckRounds(job, layout);
 }
 

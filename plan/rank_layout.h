@@ -30,8 +30,9 @@ Coordinates CoordinatesOfRank(const v1::Layout& layout, int rank);
 int RankOfCoordinates(const v1::Layout& layout, const Coordinates& coordinates);
 
 // Every group of the layout: "world", then "tensor.<i>", "data.<i>", "pipeline.<i>" in ascending
-// order of their first rank. Every rank is in exactly one group of each kind. Groups of one rank
-// are included.
+// order of their first rank; then those that divide the state, where they are not the data groups:
+// "shard.<i>", "replica.<i>", "secondary.<i>" (plan/state_shards.h). Every rank is in exactly one
+// group of each kind. Groups of one rank are included.
 std::vector<v1::ProcessGroup> ProcessGroups(const v1::Layout& layout);
 
 // The groups of one rank, in the same order; costs the same in a layout of any size.

@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/ops.h"
 #include "model/architecture.h"
-#include "plan/lanes.h"
+#include "plan/offload.h"
 #include "plan/precision.h"
 #include "plan/reproducibility.h"
 
@@ -16,6 +16,7 @@ namespace {
 
 // Sixteen floats are 64 bytes: a cache line, and the widest vectors.
 constexpr int64_t kAlignment = 16;
+int64_t RoundUp(int64_t elements) { return (elements + kAlignment - 1) / kAlignment * kAlignment; }
 
 // Uses of one tensor must be cut alike wherever they are, so none shares a unit with other tensors.
 bool IsUnitOfItsOwn(const StageTensor& entry) {
@@ -56,14 +57,37 @@ void Divide(const StageTensors& tensors, int shards, StateUnit* unit) {
 
 }  // namespace
 
-int ShardRanks(const v1::Layout& layout) { return layout.zero_stage() > 0 ? layout.data() : 1; }
+int ShardRanks(const v1::Layout& layout) {
+  if (layout.zero_stage() == 0) return 1;
+  return layout.shard() > 0 ? layout.shard() : layout.data();
+}
+
+int ReplicasOf(const v1::Layout& layout) {
+  return layout.zero_stage() == 0 ? 1 : layout.data() / ShardRanks(layout);
+}
+
+int SecondaryRanks(const v1::Layout& layout) {
+  const int ranks = layout.reshard_after_forward();
+  return layout.zero_stage() >= 3 && ranks > kKeepsWeights && ranks < ShardRanks(layout) ? ranks
+                                                                                         : 0;
+}
+
+int PlacesOfLayers(const v1::Layout& layout) { return PrefetchOf(layout) + 1; }
 
 bool DividesGradients(const v1::Layout& layout) {
-  return layout.zero_stage() >= 2 && layout.data() > 1;
+  return layout.zero_stage() >= 2 && ShardRanks(layout) > 1;
 }
 
 int RoundsOf(const v1::Layout& layout, int lanes) {
   return DividesGradients(layout) ? LanesPerDataRank(lanes, layout.data()) : 1;
+}
+
+BatchShape BatchShapeOf(const v1::Layout& layout, int lanes) {
+  return {.micro_batch = layout.micro_batch(),
+          .micro_batches = layout.micro_batches(),
+          .data = layout.data(),
+          .rounds = RoundsOf(layout, lanes),
+          .groups = DividesGradients(layout) ? ReplicasOf(layout) : 1};
 }
 
 int SumLevels(const v1::JobSpec& job, const v1::Layout& layout) {
@@ -74,17 +98,20 @@ bool MicroBatchesAreRounds(const v1::Layout& layout, int lanes) {
   return RoundsOf(layout, lanes) == layout.micro_batches();
 }
 
-bool DividesWeights(const v1::Layout& layout) {
-  return layout.zero_stage() >= 3 && layout.data() > 1;
+bool GathersWeights(const v1::JobSpec& job, const v1::Layout& layout) {
+  if (layout.zero_stage() < 3) return false;
+  // Weights that are kept whole are gathered once after each update, as those of stage 2.
+  const bool divides = ShardRanks(layout) > 1 && layout.reshard_after_forward() != kKeepsWeights;
+  return divides || OffloadsParameters(job);
 }
 
 bool DividesMasterWeights(const v1::JobSpec& job, const v1::Layout& layout) {
   const bool has_copy = PrecisionOf(job).format != kernels::Format::kFloat32;
-  return ShardRanks(layout) > 1 && (has_copy || DividesWeights(layout));
+  return GathersWeights(job, layout) || (ShardRanks(layout) > 1 && has_copy);
 }
 
 std::string WeightsBuffer(const v1::JobSpec& job, const v1::Layout& layout) {
-  if (DividesWeights(layout)) return "parameters.places";
+  if (GathersWeights(job, layout)) return "parameters.places";
   return PrecisionOf(job).format == kernels::Format::kFloat32 ? "parameters" : "parameters.compute";
 }
 
@@ -133,7 +160,7 @@ StateShard ShardOf(const StageTensors& tensors, const std::vector<StateUnit>& un
     const int64_t end = unit.bounds[static_cast<size_t>(shard) + 1];
     // Elements keep their place among aligned groups, so that one vector load fits all buffers.
     const auto place_behind = [&](int64_t elements) {
-      return (elements + kAlignment - 1) / kAlignment * kAlignment + begin % kAlignment;
+      return RoundUp(elements) + begin % kAlignment;
     };
     const int64_t place = place_behind(result.elements);
     const int64_t sum = place_behind(result.sum_elements);
@@ -172,22 +199,19 @@ int64_t SumElements(const StageTensors& tensors, int shards) {
   return most;
 }
 
-int64_t PlaceWeights(const StageTensors& tensors, std::vector<StateUnit>* units) {
-  const auto round_up = [](int64_t value) {
-    return (value + kAlignment - 1) / kAlignment * kAlignment;
-  };
+int64_t PlaceWeights(const StageTensors& tensors, int places, std::vector<StateUnit>* units) {
   int64_t resident = 0;
   int64_t largest = 0;  // elements of a layer
   int64_t in_layer = 0;
   int layers = 0;
   int last = -1;                             // number of the last layer
-  absl::flat_hash_map<int, int64_t> places;  // by tensor number: weights that are always there
+  absl::flat_hash_map<int, int64_t> always;  // by tensor number: weights that are always there
   for (StateUnit& unit : *units) {
     const StageTensor& entry = tensors.tensors[unit.first_tensor];
     if (!entry.in_layer || IsUnitOfItsOwn(entry)) {
-      const auto [place, is_first] = places.emplace(entry.tensor.index, resident);
+      const auto [place, is_first] = always.emplace(entry.tensor.index, resident);
       unit.model_offset = place->second;
-      if (is_first) resident = round_up(resident + unit.elements());
+      if (is_first) resident = RoundUp(resident + unit.elements());
       continue;
     }
     if (layers == 0 || unit.layer != last) {
@@ -197,13 +221,28 @@ int64_t PlaceWeights(const StageTensors& tensors, std::vector<StateUnit>* units)
     }
     unit.stage_layer = layers - 1;
     unit.model_offset = in_layer;
-    in_layer = round_up(in_layer + unit.elements());
+    in_layer = RoundUp(in_layer + unit.elements());
     largest = std::max(largest, in_layer);
   }
   for (StateUnit& unit : *units) {
-    if (unit.stage_layer >= 0) unit.model_offset += resident + unit.stage_layer % 2 * largest;
+    if (unit.stage_layer >= 0) unit.model_offset += resident + unit.stage_layer % places * largest;
   }
-  return resident + std::min(layers, 2) * largest;
+  return resident + std::min(layers, places) * largest;
+}
+
+int64_t KeepOverNeighbours(int ranks, std::vector<StateUnit>* units) {
+  int64_t elements = 0;
+  for (StateUnit& unit : *units) {
+    if (unit.stage_layer < 0) continue;
+    const int64_t part = RoundUp((unit.elements() + ranks - 1) / ranks);
+    unit.secondary_bounds.clear();
+    for (int rank = 0; rank <= ranks; ++rank) {
+      unit.secondary_bounds.push_back(std::min(unit.elements(), rank * part));
+    }
+    unit.secondary_offset = elements;
+    elements += part;
+  }
+  return elements;
 }
 
 ShardRange RankShards::RangeOf(const StageTensors& tensors, const StateUnit& unit, int rank) const {
@@ -228,18 +267,23 @@ RankShards ShardsOfRank(const v1::JobSpec& job, const v1::RankPlan& plan,
   RankShards result;
   result.shards = ShardRanks(plan.layout());
   result.units = StateUnitsOf(tensors, result.shards);
-  result.own =
-      ShardOf(tensors, result.units, result.shards > 1 ? plan.placement().data_index() : 0);
+  result.replicas = ReplicasOf(plan.layout());
+  if (result.shards > 1) result.replica = plan.placement().data_index() / result.shards;
+  result.own = ShardOf(tensors, result.units, plan.placement().data_index() % result.shards);
   result.divides_master = DividesMasterWeights(job, plan.layout());
   result.divides_gradients = DividesGradients(plan.layout());
   for (size_t i = 0; i < tensors.tensors.size() && !result.divides_gradients; ++i) {
     ShardPart& part = result.own.parts[i];
     part.sum_offset = tensors.tensors[i].gradient_offset + part.begin;
   }
-  result.divides_weights = DividesWeights(plan.layout());
+  result.gathers_weights = GathersWeights(job, plan.layout());
   result.of_model = tensors;
-  if (!result.divides_weights) return result;
-  PlaceWeights(tensors, &result.units);
+  if (!result.gathers_weights) return result;
+  result.places = PlacesOfLayers(plan.layout());
+  PlaceWeights(tensors, result.places, &result.units);
+  if (const int ranks = SecondaryRanks(plan.layout()); ranks > 0) {
+    KeepOverNeighbours(ranks, &result.units);
+  }
   for (const StateUnit& unit : result.units) {
     for (size_t i = unit.first_tensor; i < unit.first_tensor + unit.tensor_count; ++i) {
       result.of_model.tensors[i].parameter_offset =

@@ -3,6 +3,11 @@
 // 2 on a rank keeps the sums of the gradients of its shard only: they are summed in rounds, one for
 // each lane of a rank (plan/lanes.h). Pure.
 //
+// With parallelism.shard neighbouring data ranks divide the state, and each such group of them is a
+// replica of the others (Zhao et al. 2023, "PyTorch FSDP", section 3.2.2, hybrid sharding; Zhang et
+// al. 2022, "MiCS"). Gathered layers may be kept until the next update, whole or divided over fewer
+// neighbours (Wang et al. 2023, "ZeRO++", section 4.2).
+//
 // The cut follows from the tensors' shapes and the number of shards, so that every rank, and every
 // stage that has a use of a tensor, computes the same.
 #pragma once
@@ -12,20 +17,36 @@
 #include <string>
 #include <vector>
 
+#include "plan/lanes.h"
 #include "plan/model_tensors.h"
 #include "proto/tercio/v1/job.pb.h"
 #include "proto/tercio/v1/plan.pb.h"
 
 namespace tercio::plan {
 
-// Ranks among which the state is divided: the data ranks of a stage, or 1.
+// ParallelismSpec.reshard_after_forward of ranks that keep all weights from update to update.
+inline constexpr int kKeepsWeights = 1;
+
+// Ranks among which the state is divided: data ranks of a stage, or 1.
 int ShardRanks(const v1::Layout& layout);
+// Groups of such ranks that have the same state.
+int ReplicasOf(const v1::Layout& layout);
+// Neighbours over which gathered layers stay divided until the next update; 0: they do not.
+int SecondaryRanks(const v1::Layout& layout);
+// Layers that are gathered ahead of the one that is computed: both of a job and of a layout.
+template <typename Parallelism>
+int PrefetchOf(const Parallelism& parallelism) {
+  return parallelism.has_prefetch() ? parallelism.prefetch() : 1;
+}
 
 // Whether ranks keep the sums of gradients of their own shard only.
 bool DividesGradients(const v1::Layout& layout);
 
 // Rounds of a step, for a number of lanes of the job: 1 where gradients are not divided.
 int RoundsOf(const v1::Layout& layout, int lanes);
+
+// Which data rank has which sequences of a step.
+BatchShape BatchShapeOf(const v1::Layout& layout, int lanes);
 
 // Buffers of a shard's sums of gradients: levels of a counter of rounds where sums have one order
 // in all layouts (plan/reproducibility.h), else one, to which every round is added.
@@ -35,9 +56,10 @@ int SumLevels(const v1::JobSpec& job, const v1::Layout& layout);
 // (plan/buckets.h) are then there before they are summed. REQUIRES: DividesGradients.
 bool MicroBatchesAreRounds(const v1::Layout& layout, int lanes);
 
-// Whether ranks have no weights but those of their shard: the others are gathered before they are
-// read, layers into one of two places in turns.
-bool DividesWeights(const v1::Layout& layout);
+// Whether the model reads copies of weights that are made when they are needed: ranks have no
+// weights but those of their shard, or these lie where the model cannot read them (offload). Layers
+// are gathered into places in turns.
+bool GathersWeights(const v1::JobSpec& job, const v1::Layout& layout);
 
 // Whether ranks have the fp32 weights of their own shard only. In fp32 these may be what the model
 // reads, and so all ranks have them whole.
@@ -60,6 +82,10 @@ struct StateUnit {
   int stage_layer = -1;
   // Elements from the first tensor on: shard r is [bounds[r], bounds[r + 1]), and may be empty.
   std::vector<int64_t> bounds;
+  // The same for the neighbours that keep it once it is gathered, and where each has its part, in a
+  // buffer of SecondaryElements; empty: they do not.
+  std::vector<int64_t> secondary_bounds;
+  int64_t secondary_offset = 0;
 
   int64_t elements() const { return bounds.back(); }
 };
@@ -101,10 +127,16 @@ int64_t LocalColumns(const StageTensor& entry);
 // The buffer of the memory table that the model reads its weights from.
 std::string WeightsBuffer(const v1::JobSpec& job, const v1::Layout& layout);
 
-// Places of weights where they are divided: all units but layers lie one after the other, behind
-// them two places for layers, even ones in the first. Sets model_offset and stage_layer of the
+// Places of weights where they are gathered: all units but layers lie one after the other, behind
+// them `places` for layers, which these take in turns. Sets model_offset and stage_layer of the
 // units; returns the elements of the buffer.
-int64_t PlaceWeights(const StageTensors& tensors, std::vector<StateUnit>* units);
+int64_t PlaceWeights(const StageTensors& tensors, int places, std::vector<StateUnit>* units);
+// Places of layers: one for that which is computed, and those that are gathered ahead.
+int PlacesOfLayers(const v1::Layout& layout);
+
+// Divides the units that have a stage_layer over as many neighbours that keep them; returns the
+// elements of the buffer of one.
+int64_t KeepOverNeighbours(int ranks, std::vector<StateUnit>* units);
 
 // A shard's part of a unit, with the padding between its tensors.
 struct ShardRange {
@@ -121,13 +153,16 @@ struct RankShards {
   StateShard own;
   bool divides_master = false;     // DividesMasterWeights
   bool divides_gradients = false;  // DividesGradients: else sums are where gradients are
-  bool divides_weights = false;    // DividesWeights
+  bool gathers_weights = false;    // GathersWeights
+  int replicas = 1;                // ReplicasOf
+  int replica = 0;                 // that of this rank
+  int places = 0;                  // PlacesOfLayers
   // The tensors of the stage, with parameter_offset as the model reads them.
   StageTensors of_model;
 
   bool divided() const { return shards > 1; }
 
-  // The shard's part of a unit, for the rank with this data index.
+  // The shard's part of a unit, for the rank with this index among those that divide the state.
   ShardRange RangeOf(const StageTensors& tensors, const StateUnit& unit, int rank) const;
 };
 RankShards ShardsOfRank(const v1::JobSpec& job, const v1::RankPlan& plan,

@@ -143,7 +143,7 @@ TEST(StateShards, PlacesOfWeights) {
     for (int stage = 0; stage < 2; ++stage) {
       const StageTensors tensors = TensorsOfStage(Model(architecture, 96), Layout(1, 2, 4), stage);
       std::vector<StateUnit> units = StateUnitsOf(tensors, 4);
-      const int64_t elements = PlaceWeights(tensors, &units);
+      const int64_t elements = PlaceWeights(tensors, 2, &units);
       EXPECT_LE(elements, tensors.parameter_elements + 16 * static_cast<int64_t>(units.size()));
       std::map<int, int64_t> ends;  // of what is always there (-1), and of each layer
       for (const StateUnit& unit : units) {

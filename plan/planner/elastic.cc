@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "plan/rank_layout.h"
+#include "plan/state_shards.h"
 
 namespace tercio::plan {
 namespace {
@@ -16,6 +17,15 @@ bool Fits(v1::JobSpec job, const v1::ParallelismSpec& parallelism, int ranks, Cl
   return ChooseLayout(job, cluster).ok();
 }
 
+// Groups that divide the state may not divide another number of data ranks. Without them the bits
+// are the same.
+void DivideOverAll(v1::ParallelismSpec* parallelism) {
+  parallelism->clear_shard();
+  if (parallelism->reshard_after_forward() > kKeepsWeights) {
+    parallelism->clear_reshard_after_forward();
+  }
+}
+
 // The degrees that were asked for, but for the data degree.
 v1::ParallelismSpec WithFewerReplicas(const v1::ParallelismSpec& wanted, int ranks) {
   v1::ParallelismSpec parallelism = wanted;
@@ -23,6 +33,9 @@ v1::ParallelismSpec WithFewerReplicas(const v1::ParallelismSpec& wanted, int ran
   const int replica = std::max(1, wanted.tensor()) * std::max(1, wanted.pipeline());
   // A number of ranks that the replica does not divide has no such layout.
   parallelism.set_data(ranks % replica == 0 ? ranks / replica : 0);
+  if (parallelism.shard() > 0 && parallelism.data() % parallelism.shard() != 0) {
+    DivideOverAll(&parallelism);
+  }
   return parallelism;
 }
 
@@ -34,6 +47,7 @@ v1::ParallelismSpec WithAnyDegrees(const v1::ParallelismSpec& wanted) {
   parallelism.clear_pipeline();
   parallelism.clear_data();
   parallelism.clear_virtual_pipeline();
+  DivideOverAll(&parallelism);
   return parallelism;
 }
 
@@ -46,6 +60,8 @@ v1::ParallelismSpec WithDegrees(v1::ParallelismSpec parallelism, const v1::Layou
   parallelism.set_virtual_pipeline(layout.virtual_pipeline());
   parallelism.set_context_parallel(layout.context_parallel());
   parallelism.set_zero_stage(layout.zero_stage());
+  parallelism.set_shard(layout.shard());
+  parallelism.set_reshard_after_forward(layout.reshard_after_forward());
   // An interleaved one is possible for some degrees only.
   parallelism.set_schedule(layout.schedule());
   return parallelism;

@@ -6,6 +6,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "common/status_macros.h"
+#include "plan/combinations.h"
 #include "plan/data_position.h"
 #include "plan/fp8.h"
 #include "plan/gpu_figures.h"
@@ -14,6 +15,7 @@
 #include "plan/memory_map.h"
 #include "plan/model_tensors.h"
 #include "plan/names.h"
+#include "plan/offload.h"
 #include "plan/rank_layout.h"
 #include "plan/reproducibility.h"
 #include "plan/state_shards.h"
@@ -71,14 +73,25 @@ v1::Prediction Predict(const v1::JobSpec& job, const v1::Layout& layout, const C
       static_cast<double>(plan::ParameterCount(job.model())) / t / p * kFloatBytes;
   // Each half of the sum: the parts of gradients to their owners, and the sums, or the weights that
   // the owners have updated, back.
-  const double half_of_sum =
-      d == 1 ? 0 : (d - 1) / d * gradient / cluster.bytes_per_second + cluster.seconds_per_message;
+  const auto half_among = [&](double members, double bytes) {
+    return members == 1 ? 0
+                      : (members - 1) / members * bytes / cluster.bytes_per_second +
+                            cluster.seconds_per_message;
+  };
+  const double shards = ShardRanks(layout) > 1 ? ShardRanks(layout) : d;
+  const double half_of_sum = half_among(shards, gradient);
   const bool gathers_weights = ShardRanks(layout) > 1;
   // Where gradients are divided, too, every round sends them.
   const double rounds = RoundsOf(layout, LanesOf(job, layout));
   double beside_compute = gathers_weights ? rounds * half_of_sum : 2 * half_of_sum;
+  // Shards are then summed over their replicas.
+  beside_compute += 2 * half_among(ReplicasOf(layout), gradient / shards);
   // Layers are gathered for every forward and every backward pass.
-  if (DividesWeights(layout)) beside_compute += 2 * m * half_of_sum;
+  if (GathersWeights(job, layout)) {
+    const int kept_over = SecondaryRanks(layout);
+    beside_compute += kept_over > 0 ? half_of_sum + (2 * m - 1) * half_among(kept_over, gradient)
+                                    : 2 * m * half_of_sum;
+  }
   // Narayanan et al. 2021, section 2.2: chunks divide the time to fill the pipeline.
   const double bubble = (p - 1) / (m * v);
   const double busy = compute + tensor_time + pipeline_time;
@@ -160,14 +173,26 @@ v1::LayoutCandidate JudgeFitting(const v1::JobSpec& job, v1::Layout layout,
   return candidate;
 }
 
+// What the job needs for its offload (plan/combinations.h).
+int LeastStage(const v1::JobSpec& job) {
+  if (plan::OffloadsParameters(job)) return 3;
+  return plan::IsElsewhere(job, job.offload().optimizer()) ? 1 : 0;
+}
+
 // Data ranks that are not asked to divide the state do so only where it does not fit otherwise, and
 // then no more of it than they must.
 v1::LayoutCandidate JudgeLeastDivided(v1::JobSpec job, v1::Layout layout, const Cluster& cluster) {
+  const int least = LeastStage(job);
+  if (job.parallelism().automatic() && least > 0) {
+    job.mutable_parallelism()->set_zero_stage(least);
+    layout.set_zero_stage(least);
+    SetMicroBatch(job, MicroBatchOf(job, layout.pipeline(), layout.data()), &layout);
+  }
   v1::LayoutCandidate candidate = JudgeFitting(job, layout, cluster);
   if (!job.parallelism().automatic() || !candidate.predicted_valid() || layout.data() == 1) {
     return candidate;
   }
-  for (int stage = 1; stage <= 3 && !candidate.rejected().empty(); ++stage) {
+  for (int stage = least + 1; stage <= 3 && !candidate.rejected().empty(); ++stage) {
     job.mutable_parallelism()->set_zero_stage(stage);
     layout.set_zero_stage(stage);
     // From stage 2 on a micro-batch is a part of a lane.
@@ -266,9 +291,6 @@ absl::Status CheckSupported(const v1::JobSpec& job) {
     return unsupported("training.precision " + Shown(precision));
   }
   TERCIO_RETURN_IF_ERROR(plan::CheckFp8(job));
-  if (parallelism.zero_stage() >= 3 && job.training().fp8()) {
-    return unsupported("training.fp8 with parallelism.zero_stage 3");
-  }
   const v1::DeviceKind device = job.resources().device();
   if (device != v1::DEVICE_KIND_CPU && device != v1::DEVICE_KIND_CUDA) {
     return unsupported("resources.device " + Shown(device));
@@ -278,6 +300,10 @@ absl::Status CheckSupported(const v1::JobSpec& job) {
   }
   if (parallelism.context_parallel() > 1)
     return unsupported("parallelism.context_parallel above 1");
+  if (const auto broken = plan::BrokenBy(job); !broken.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(broken.front()->key, ": ", broken.front()->reason));
+  }
   return absl::OkStatus();
 }
 

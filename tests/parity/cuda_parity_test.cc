@@ -159,6 +159,13 @@ TEST_F(CudaParity, ADividedState) {
   check(With(In(SmallJob(), {1, 2, 2}), v1::PRECISION_FP32), {1, 2, 3}, 1e-4);
   check(With(In(WithoutDropout(SmallLlama()), {1, 1, 2}), v1::PRECISION_BF16), {3}, 1e-2);
   check(With(In(SmallT5(), {1, 1, 2}), v1::PRECISION_BF16), {1, 3}, 1e-2);
+  v1::JobSpec groups = With(In(SmallJob(), {1, 1, 4}), v1::PRECISION_BF16);
+  groups.mutable_parallelism()->set_shard(2);
+  check(groups, {3}, 1e-2);
+  v1::JobSpec kept = With(In(SmallJob(), {1, 1, 4}), v1::PRECISION_BF16);
+  kept.mutable_parallelism()->set_reshard_after_forward(2);
+  kept.mutable_parallelism()->set_prefetch(2);
+  check(kept, {3}, 1e-2);
 }
 
 // What NVIDIA's profilers show of steps: ranges that nest, and end.

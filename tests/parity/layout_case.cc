@@ -16,7 +16,8 @@ std::string NameOf(const Case& c) {
          " threads " + std::to_string(c.threads) + " " + plan::TextOf(c.schedule) + " " +
          std::to_string(c.virtual_pipeline) + " recompute " + plan::TextOf(c.recompute) +
          (c.sequence_parallel ? " sequence parallel" : "") + " zero stage " +
-         std::to_string(c.zero_stage);
+         std::to_string(c.zero_stage) + " shard " + std::to_string(c.shard) + " reshard " +
+         std::to_string(c.reshard_after_forward) + " prefetch " + std::to_string(c.prefetch);
 }
 
 RunResult Train(v1::JobSpec spec, const Case& c, RunOptions options) {
@@ -29,6 +30,9 @@ RunResult Train(v1::JobSpec spec, const Case& c, RunOptions options) {
   parallelism->set_recompute(c.recompute);
   parallelism->set_sequence_parallel(c.sequence_parallel);
   parallelism->set_zero_stage(c.zero_stage);
+  parallelism->set_shard(c.shard);
+  parallelism->set_reshard_after_forward(c.reshard_after_forward);
+  parallelism->set_prefetch(c.prefetch);
   spec.mutable_resources()->set_ranks(c.tensor * c.pipeline * c.data);
   spec.mutable_training()->set_micro_batch(c.micro_batch);
   options.threads_per_rank = c.threads;

@@ -16,6 +16,9 @@ struct Case {
   int virtual_pipeline = 1;
   bool sequence_parallel = false;
   int zero_stage = 0;
+  int shard = 0;
+  int reshard_after_forward = 0;
+  int prefetch = 1;
 };
 std::string NameOf(const Case& c);
 

@@ -8,6 +8,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "plan/names.h"
+#include "tests/parity/layout_case.h"
 #include "tests/parity/thread_ranks.h"
 
 namespace tercio::testing {
@@ -15,44 +16,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-struct Case {
-  int tensor, pipeline, data, micro_batch;
-  v1::PipelineSchedule schedule;
-  v1::Recompute recompute = kNone;
-  int virtual_pipeline = 1;
-  bool sequence_parallel = false;
-  int threads = 1;
-  int zero_stage = 0;
-};
-
-const Case kOneRank = {1, 1, 1, 2, k1f1b};
-
-std::string NameOf(const Case& c) {
-  return "tensor " + std::to_string(c.tensor) + " pipeline " + std::to_string(c.pipeline) +
-         " data " + std::to_string(c.data) + " micro_batch " + std::to_string(c.micro_batch) + " " +
-         plan::TextOf(c.schedule) + " " + std::to_string(c.virtual_pipeline) + " recompute " +
-         plan::TextOf(c.recompute) + (c.sequence_parallel ? " sequence parallel" : "") +
-         " zero stage " + std::to_string(c.zero_stage);
-}
-
-RunResult Train(v1::JobSpec spec, const Case& c, RunOptions options) {
-  v1::ParallelismSpec* parallelism = spec.mutable_parallelism();
-  parallelism->set_tensor(c.tensor);
-  parallelism->set_pipeline(c.pipeline);
-  parallelism->set_data(c.data);
-  parallelism->set_schedule(c.schedule);
-  parallelism->set_virtual_pipeline(c.virtual_pipeline);
-  parallelism->set_recompute(c.recompute);
-  parallelism->set_sequence_parallel(c.sequence_parallel);
-  parallelism->set_zero_stage(c.zero_stage);
-  spec.mutable_resources()->set_ranks(c.tensor * c.pipeline * c.data);
-  spec.mutable_training()->set_micro_batch(c.micro_batch);
-  options.threads_per_rank = c.threads;
-  options.evaluate = true;
-  absl::StatusOr<RunResult> result = TrainWithThreads(spec, options);
-  EXPECT_TRUE(result.ok()) << result.status();
-  return result.ok() ? *std::move(result) : RunResult{};
-}
+const Case kOneRank = {1, 1, 1, 2, 1, k1f1b};
 
 // What a batch may need at most: some sequences of full length in which every token is predicted.
 class WorstCaseSource : public data::SampleSource {
@@ -122,7 +86,7 @@ TEST(MemoryPlan, EveryArchitectureUsesAllOfIt) {
 TEST(MemoryPlan, ADividedStateUsesAllOfIt) {
   for (const v1::JobSpec& spec : {SmallJob(), SmallLlama(), SmallBert(kPost), SmallT5()}) {
     for (const v1::Precision precision : {v1::PRECISION_FP32, v1::PRECISION_BF16}) {
-      for (Case c : {Case{1, 1, 4, 2, k1f1b}, Case{2, 2, 2, 2, k1f1b}}) {
+      for (Case c : {Case{1, 1, 4, 2, 1, k1f1b}, Case{2, 2, 2, 2, 1, k1f1b}}) {
         c.zero_stage = 1;
         ExpectUsed(With(spec, precision), c);
         // Lanes of two sequences: a micro-batch is a round, or half of one.
@@ -138,11 +102,31 @@ TEST(MemoryPlan, ADividedStateUsesAllOfIt) {
   }
 }
 
+TEST(MemoryPlan, GroupsKeptLayersAndStateOnDiskUseAllOfIt) {
+  for (const v1::Precision precision : {v1::PRECISION_FP32, v1::PRECISION_BF16}) {
+    v1::JobSpec spec = With(SmallJob(), precision);
+    spec.mutable_training()->set_lanes(4);
+    Case c = {1, 1, 4, 1, 1, k1f1b};
+    c.zero_stage = 3;
+    c.shard = 2;
+    ExpectUsed(spec, c);
+    c.shard = 0;
+    c.reshard_after_forward = 2;
+    c.prefetch = 0;
+    ExpectUsed(spec, c);
+    for (const auto set : {&v1::OffloadSpec::set_optimizer, &v1::OffloadSpec::set_parameters,
+                           &v1::OffloadSpec::set_activations}) {
+      (spec.mutable_offload()->*set)(v1::OFFLOAD_TIER_NVME);
+      ExpectUsed(spec, c);
+    }
+  }
+}
+
 TEST(MemoryPlan, EveryLayoutUsesAllOfIt) {
   for (const v1::JobSpec& spec : {SmallJob(), SmallLlama(), SmallBert(kPost), SmallT5()}) {
     for (const Case& c :
-         {Case{2, 1, 1, 2, k1f1b}, Case{1, 2, 1, 2, k1f1b}, Case{1, 2, 1, 2, kGpipe},
-          Case{1, 1, 2, 2, k1f1b}, Case{1, 4, 2, 1, k1f1b}, Case{2, 2, 2, 1, kGpipe}}) {
+         {Case{2, 1, 1, 2, 1, k1f1b}, Case{1, 2, 1, 2, 1, k1f1b}, Case{1, 2, 1, 2, 1, kGpipe},
+          Case{1, 1, 2, 2, 1, k1f1b}, Case{1, 4, 2, 1, 1, k1f1b}, Case{2, 2, 2, 1, 1, kGpipe}}) {
       ExpectUsed(spec, c);
     }
   }
@@ -151,9 +135,9 @@ TEST(MemoryPlan, EveryLayoutUsesAllOfIt) {
 TEST(MemoryPlan, RecomputationAndInterleavingUseAllOfIt) {
   for (const v1::JobSpec& spec : {SmallJob(), SmallLlama()}) {
     for (const Case& c :
-         {Case{1, 1, 1, 2, k1f1b, kSelective}, Case{1, 1, 1, 2, k1f1b, kFull},
-          Case{1, 2, 1, 1, kInterleaved, kNone, 2}, Case{1, 2, 2, 1, kInterleaved, kFull, 2},
-          Case{2, 1, 1, 2, k1f1b, kNone, 1, true}, Case{2, 2, 1, 2, k1f1b, kFull, 1, true}}) {
+         {Case{1, 1, 1, 2, 1, k1f1b, kSelective}, Case{1, 1, 1, 2, 1, k1f1b, kFull},
+          Case{1, 2, 1, 1, 1, kInterleaved, kNone, 2}, Case{1, 2, 2, 1, 1, kInterleaved, kFull, 2},
+          Case{2, 1, 1, 2, 1, k1f1b, kNone, 1, true}, Case{2, 2, 1, 2, 1, k1f1b, kFull, 1, true}}) {
       ExpectUsed(spec, c);
     }
   }
@@ -163,14 +147,16 @@ TEST(MemoryPlan, WithoutDropoutUsesAllOfIt) {
   for (v1::JobSpec spec :
        {SmallJob(), SmallLlama(), SmallBert(kPost), SmallClassifier(), SmallT5()}) {
     spec.mutable_model()->set_dropout(0);
-    for (const Case& c : {Case{1, 1, 1, 2, k1f1b}, Case{2, 2, 1, 2, k1f1b}}) ExpectUsed(spec, c);
+    for (const Case& c : {Case{1, 1, 1, 2, 1, k1f1b}, Case{2, 2, 1, 2, 1, k1f1b}})
+      ExpectUsed(spec, c);
   }
 }
 
 TEST(MemoryPlan, CopiesOfSnapshotsUseAllOfIt) {
   v1::JobSpec spec = SmallJob();
   spec.mutable_checkpoint()->set_peer_copies(1);
-  for (const Case& c : {Case{1, 1, 1, 2, k1f1b}, Case{1, 2, 2, 2, k1f1b}}) ExpectUsed(spec, c);
+  for (const Case& c : {Case{1, 1, 1, 2, 1, k1f1b}, Case{1, 2, 2, 2, 1, k1f1b}})
+    ExpectUsed(spec, c);
 }
 
 TEST(MemoryPlan, ABufferThatIsNeverTouchedIsFound) {

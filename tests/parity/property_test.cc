@@ -15,6 +15,7 @@
 #include "gtest/gtest.h"
 #include "plan/names.h"
 #include "plan/reproducibility.h"
+#include "plan/state_shards.h"
 #include "tests/parity/drawn_architecture.h"
 #include "tests/parity/thread_ranks.h"
 
@@ -109,6 +110,18 @@ v1::JobSpec WithRandomLayout(v1::JobSpec spec, int tensor, Generator& g, std::st
   const int64_t share = zero_stage < 2 ? batch / data : batch / plan::LanesOfJob(spec.training());
   const int64_t micro_batch = g.Divisor(share, 8);
   const int64_t micro_batches = batch / data / micro_batch;
+  if (data == 4 && g.Coin()) layout->set_shard(2);
+  // True, false, or two neighbours.
+  const bool four_divide = data == 4 && layout->shard() == 0;
+  layout->set_reshard_after_forward(static_cast<int32_t>(g.Between(0, four_divide ? 2 : 1)));
+  layout->set_prefetch(static_cast<int32_t>(g.Between(0, 3)));
+  if ((zero_stage > 0 || data == 1) && g.Coin()) {
+    spec.mutable_offload()->set_optimizer(v1::OFFLOAD_TIER_NVME);
+  }
+  if (g.Coin()) spec.mutable_offload()->set_activations(v1::OFFLOAD_TIER_NVME);
+  if (zero_stage == 3 && layout->reshard_after_forward() != plan::kKeepsWeights && g.Coin()) {
+    spec.mutable_offload()->set_parameters(v1::OFFLOAD_TIER_NVME);
+  }
   const bool interleaved =
       pipeline > 1 && layers / pipeline % 2 == 0 && micro_batches % pipeline == 0 && g.Coin();
   layout->set_tensor(tensor);
@@ -121,9 +134,12 @@ v1::JobSpec WithRandomLayout(v1::JobSpec spec, int tensor, Generator& g, std::st
   layout->set_zero_stage(zero_stage);
   spec.mutable_resources()->set_ranks(static_cast<int32_t>(tensor * pipeline * data));
   spec.mutable_training()->set_micro_batch(micro_batch);
-  *name = absl::StrCat(tensor, "x", pipeline, "x", data, " ", plan::TextOf(layout->schedule()),
-                       " micro-batch ", micro_batch, " recompute ",
-                       plan::TextOf(layout->recompute()), " zero stage ", layout->zero_stage());
+  *name =
+      absl::StrCat(tensor, "x", pipeline, "x", data, " ", plan::TextOf(layout->schedule()),
+                   " micro-batch ", micro_batch, " recompute ", plan::TextOf(layout->recompute()),
+                   " zero stage ", layout->zero_stage(), " shard ", layout->shard(), " reshard ",
+                   layout->reshard_after_forward(), " prefetch ", layout->prefetch(), " offload ",
+                   spec.offload().ShortDebugString());
   return spec;
 }
 

@@ -1,11 +1,13 @@
 // Data ranks that divide the training state have the bits of one rank that has all of it: losses,
 // norms and the whole state, in every precision, with every other kind of parallelism.
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "plan/names.h"
+#include "plan/state_shards.h"
 #include "tests/parity/layout_case.h"
 #include "tests/parity/thread_ranks.h"
 
@@ -82,6 +84,139 @@ TEST(Sharding, LaterStagesWithEveryKindOfParallelism) {
       ExpectSameBits(whole, Train(spec, Divided(c, 3)));
     }
   }
+}
+
+// Groups of ranks that divide the state, replicas of each other; and gathered layers that are kept
+// whole or by neighbours, or gathered further ahead.
+Case InGroups(Case c, int stage, int shard, int reshard_after_forward = 0, int prefetch = 1) {
+  c.zero_stage = stage;
+  c.shard = shard;
+  c.reshard_after_forward = reshard_after_forward;
+  c.prefetch = prefetch;
+  return c;
+}
+
+TEST(Sharding, GroupsAndKeptLayersHaveTheBitsOfOneRank) {
+  for (const v1::JobSpec& model :
+       {Wide(SmallJob()), Wide(SmallLlama()), SmallBert(kPost), SmallT5()}) {
+    for (const v1::Precision precision :
+         {v1::PRECISION_FP32, v1::PRECISION_BF16, v1::PRECISION_FP16}) {
+      const v1::JobSpec spec = InRounds(With(model, precision));
+      SCOPED_TRACE(plan::TextOf(spec.model().architecture()) + " " + plan::TextOf(precision));
+      ExpectSameGrid(spec, {kOneRank, InGroups({1, 1, 4, 2, 1, k1f1b}, 1, 2),
+                            InGroups({1, 1, 4, 1, 1, k1f1b}, 2, 2),
+                            InGroups({1, 1, 4, 2, 1, k1f1b}, 3, 2, 0, 2),
+                            InGroups({1, 1, 4, 1, 1, k1f1b}, 3, 0, 2, 0),
+                            InGroups({1, 1, 2, 1, 1, k1f1b}, 3, 0, plan::kKeepsWeights)});
+    }
+  }
+}
+
+TEST(Sharding, GroupsWithEveryKindOfParallelism) {
+  v1::JobSpec spec = SmallJob();
+  spec.mutable_training()->set_lanes(8);
+  for (const Case& c : std::vector<Case>{{2, 1, 4, 1, 1, k1f1b},
+                                         {2, 2, 4, 1, 1, kGpipe, kFull, 1, true},
+                                         {1, 2, 4, 1, 1, kInterleaved, kNone, 2}}) {
+    SCOPED_TRACE(NameOf(c));
+    const RunResult whole = Train(spec, c);
+    for (const int stage : {1, 2, 3}) ExpectSameBits(whole, Train(spec, InGroups(c, stage, 2)));
+    ExpectSameBits(whole, Train(spec, InGroups(c, 3, 0, 2, 2)));
+  }
+}
+
+// Eight lanes of four ranks in two groups: two rounds each, of neighbouring lanes.
+TEST(Sharding, RoundsOfGroups) {
+  v1::JobSpec spec = Wide(SmallLlama());
+  spec.mutable_training()->set_global_batch(32);
+  spec.mutable_training()->set_lanes(32);
+  ExpectSameGrid(spec, {kOneRank, InGroups({1, 1, 4, 1, 1, k1f1b}, 2, 2),
+                        InGroups({1, 1, 8, 1, 1, k1f1b}, 3, 4, 2, 2),
+                        InGroups({1, 2, 4, 1, 1, kGpipe}, 3, 2)});
+}
+
+TEST(Sharding, ACheckpointOfGroupsLoadsInAnyDivision) {
+  const v1::JobSpec spec = With(SmallJob(), v1::PRECISION_BF16);
+  RunOptions whole;
+  whole.steps = 6;
+  const RunResult undisturbed = Train(spec, kOneRank, whole);
+  RunOptions first;
+  first.steps = 3;
+  RunOptions second = first;
+  second.first_step = 4;
+  const Case groups = InGroups({1, 1, 4, 1, 1, k1f1b}, 3, 2);
+  for (const auto& [before, after] :
+       {std::pair(groups, Divided({1, 2, 2, 1, 1, k1f1b}, 1)), std::pair(kOneRank, groups)}) {
+    const RunResult half = Train(spec, before, first);
+    second.state = &half.state;
+    EXPECT_EQ(Train(spec, after, second).state, undisturbed.state);
+  }
+}
+
+TEST(Sharding, AGroupThatDoesNotDivideTheRanksIsRefused) {
+  const auto fault_of = [](int data, int shard, int kept) {
+    v1::JobSpec spec = SmallJob();
+    spec.mutable_training()->set_global_batch(24);
+    spec.mutable_training()->set_micro_batch(1);
+    spec.mutable_parallelism()->set_data(data);
+    spec.mutable_parallelism()->set_zero_stage(3);
+    spec.mutable_parallelism()->set_shard(shard);
+    spec.mutable_parallelism()->set_reshard_after_forward(kept);
+    spec.mutable_resources()->set_ranks(data);
+    return std::string(TrainWithThreads(spec, {}).status().message());
+  };
+  using ::testing::HasSubstr;
+  EXPECT_THAT(fault_of(4, 3, 0), HasSubstr("shard 3 does not divide data 4"));
+  EXPECT_THAT(fault_of(6, 2, 0), HasSubstr("makes 3 replicas, which must be a power of two"));
+  EXPECT_THAT(fault_of(4, 0, 3), HasSubstr("reshard_after_forward 3 must divide the 4 ranks"));
+}
+
+v1::JobSpec OnDisk(v1::JobSpec spec) {
+  spec.mutable_offload()->set_optimizer(v1::OFFLOAD_TIER_NVME);
+  spec.mutable_offload()->set_activations(v1::OFFLOAD_TIER_NVME);
+  return spec;
+}
+
+TEST(Sharding, StateOnDiskHasTheBitsOfStateInMemory) {
+  for (const v1::JobSpec& model : {Wide(SmallJob()), SmallBert(kPost), SmallT5()}) {
+    for (const v1::Precision precision : {v1::PRECISION_FP32, v1::PRECISION_FP16}) {
+      const v1::JobSpec spec = InRounds(With(model, precision));
+      SCOPED_TRACE(plan::TextOf(spec.model().architecture()) + " " + plan::TextOf(precision));
+      const RunResult in_memory = Train(spec, kOneRank);
+      v1::JobSpec disk = OnDisk(spec);
+      for (const Case& c :
+           {kOneRank, Divided({1, 1, 2, 1, 1, k1f1b}, 1), Divided({2, 2, 2, 1, 1, k1f1b}, 2)}) {
+        SCOPED_TRACE(NameOf(c));
+        ExpectSameBits(c.tensor == 1 ? in_memory : Train(spec, c), Train(disk, c));
+      }
+      disk.mutable_offload()->set_parameters(v1::OFFLOAD_TIER_NVME);
+      for (const Case& c : {Divided(kOneRank, 3), InGroups({1, 1, 4, 1, 1, k1f1b}, 3, 2, 0, 2)}) {
+        SCOPED_TRACE(NameOf(c));
+        ExpectSameBits(in_memory, Train(disk, c));
+      }
+    }
+  }
+}
+
+TEST(Sharding, ACheckpointOfStateOnDiskLoadsInMemoryAndBack) {
+  const v1::JobSpec spec = With(SmallJob(), v1::PRECISION_BF16);
+  v1::JobSpec disk = OnDisk(spec);
+  disk.mutable_offload()->set_parameters(v1::OFFLOAD_TIER_NVME);
+  disk.mutable_checkpoint()->set_peer_copies(1);
+  const Case layout = Divided({1, 1, 2, 1, 1, k1f1b}, 3);
+  RunOptions whole;
+  whole.steps = 6;
+  const RunResult undisturbed = Train(spec, kOneRank, whole);
+  RunOptions first;
+  first.steps = 3;
+  const RunResult half = Train(disk, layout, first);
+  RunOptions second = first;
+  second.first_step = 4;
+  second.state = &half.state;
+  EXPECT_EQ(Train(spec, kOneRank, second).state, undisturbed.state);
+  second.state = nullptr;
+  second.copies = &half.copies;
+  EXPECT_EQ(Train(disk, layout, second).state, undisturbed.state);
 }
 
 TEST(Sharding, AMicroBatchIsPartOfOneRound) {

@@ -1,6 +1,7 @@
 #include "tests/parity/thread_ranks.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <mutex>
 #include <thread>
 
@@ -153,10 +154,11 @@ absl::Status RunRank(int rank, Shared& shared) {
   const std::unique_ptr<data::SampleSource> synthetic = SyntheticSourceOf(shared.spec.model());
   data::SampleSource& source =
       shared.options.source == nullptr ? *synthetic : *shared.options.source;
-  TERCIO_ASSIGN_OR_RETURN(
-      auto engine,
-      engine::TrainingEngine::Create(shared.spec, plan, *equipment.device, equipment.communicators,
-                                     source, {shared.options.fill_pattern}));
+  TERCIO_ASSIGN_OR_RETURN(auto engine,
+                          engine::TrainingEngine::Create(
+                              shared.spec, plan, *equipment.device, equipment.communicators, source,
+                              {.fill_pattern = shared.options.fill_pattern,
+                               .scratch_directory = std::filesystem::temp_directory_path()}));
   TERCIO_RETURN_IF_ERROR(LoadStart(shared.options, rank, *engine));
   std::vector<engine::StepResult> steps;
   steps.reserve(static_cast<size_t>(shared.options.steps));  // tests count a step's allocations

@@ -59,6 +59,11 @@ void AddLogOptions(CLI::App& app, AgentOptions* agent) {
                  "directory for trainer logs (default: logs in the state directory)")
       ->envname("TERCIO_LOG_DIR")
       ->take_last();
+  app.add_option("--scratch", agent->scratch_dir,
+                 "directory for state that jobs offload to disk (default: scratch in the state "
+                 "directory)")
+      ->envname("TERCIO_SCRATCH")
+      ->take_last();
   add_size("--log-bytes", &agent->log_bytes, "TERCIO_LOG_BYTES",
            "rotate a trainer's log at this size, keeping one old file (e.g. 16MiB)");
   add_size("--log-quota", &agent->log_quota, "TERCIO_LOG_QUOTA",

@@ -174,8 +174,28 @@ absl::StatusOr<std::unique_ptr<FileLock>> LockState(const std::string& directory
   return lock;
 }
 
+// Trainers may run as another user. Their files there have no names, so that no one else opens
+// them.
+absl::Status MakeScratchDirectory(AgentOptions* agent) {
+  constexpr mode_t kLikeTmp = 01777;
+  if (!agent->scratch_dir.empty()) {
+    // One that a person has named is not changed.
+    if (access(agent->scratch_dir.c_str(), F_OK) == 0) return absl::OkStatus();
+  } else {
+    agent->scratch_dir = agent->state_dir + "/scratch";
+  }
+  if (mkdir(agent->scratch_dir.c_str(), kLikeTmp) != 0 && errno != EEXIST) {
+    return absl::FailedPreconditionError(absl::StrCat("cannot make the scratch directory ",
+                                                      agent->scratch_dir, ": ", strerror(errno),
+                                                      "; name another one with --scratch"));
+  }
+  chmod(agent->scratch_dir.c_str(), kLikeTmp);
+  return absl::OkStatus();
+}
+
 absl::Status FillIn(AgentFlags& flags) {
   if (flags.agent.log_dir.empty()) flags.agent.log_dir = flags.agent.state_dir + "/logs";
+  TERCIO_RETURN_IF_ERROR(MakeScratchDirectory(&flags.agent));
   // This names the trainer that is looked for next.
   TERCIO_RETURN_IF_ERROR(ChooseDevice(flags.device, &flags.agent));
   if (access(flags.agent.trainer.c_str(), X_OK) != 0) {

@@ -18,10 +18,12 @@ uint32_t FirstWordOf(const v1::Buffer& buffer) {
   return buffer.kind() == v1::BUFFER_KIND_OPTIMIZER ? kMinusZero : kPatternWord;
 }
 
+bool IsMemoryOfHost(const v1::Buffer& buffer) { return buffer.on_host() || buffer.on_disk(); }
+
 // Copies by a stream, or directly if none is needed.
 void CopyIn(device::Stream& stream, const v1::Buffer& buffer, std::byte* to, const void* from,
             int64_t bytes) {
-  if (buffer.on_host()) {
+  if (IsMemoryOfHost(buffer)) {
     std::memcpy(to, from, static_cast<size_t>(bytes));
   } else {
     stream.CopyFromHost(to, from, bytes);
@@ -30,7 +32,13 @@ void CopyIn(device::Stream& stream, const v1::Buffer& buffer, std::byte* to, con
 
 }  // namespace
 
-absl::StatusOr<Arena> Arena::Allocate(const v1::MemoryTable& table, device::Device& device) {
+absl::StatusOr<Arena> Arena::Allocate(const v1::MemoryTable& table, device::Device& device,
+                                      const std::string& scratch) {
+  // A disk without room is found before memory is taken.
+  std::unique_ptr<device::ScratchFile> disk;
+  if (table.disk_bytes() > 0) {
+    TERCIO_ASSIGN_OR_RETURN(disk, device::ScratchFile::Create(scratch, table.disk_bytes()));
+  }
   // A driver rounds allocations up, which only shows in the memory that is left.
   const absl::StatusOr<int64_t> before = device.BytesInUse();
   TERCIO_ASSIGN_OR_RETURN(auto memory, device.Allocate(table.total_bytes()));
@@ -38,7 +46,19 @@ absl::StatusOr<Arena> Arena::Allocate(const v1::MemoryTable& table, device::Devi
   TERCIO_ASSIGN_OR_RETURN(auto host, device.AllocateHost(table.host_bytes()));
   // Another process may have freed memory in between, which would make this negative.
   const int64_t taken = before.ok() && after.ok() ? std::max<int64_t>(0, *after - *before) : 0;
-  return Arena(table, std::move(memory), std::move(host), taken);
+  return Arena(table, std::move(memory), std::move(host), std::move(disk), taken);
+}
+
+void Arena::ReadAhead(const float* begin, int64_t count) const {
+  if (!IsOnDisk(begin)) return;
+  disk_->ReadAhead(reinterpret_cast<const std::byte*>(begin) - disk_->data(),
+                   count * static_cast<int64_t>(sizeof(float)));
+}
+
+void Arena::WriteBehind(const float* begin, int64_t count) const {
+  if (!IsOnDisk(begin)) return;
+  disk_->WriteBehind(reinterpret_cast<const std::byte*>(begin) - disk_->data(),
+                     count * static_cast<int64_t>(sizeof(float)));
 }
 
 int64_t Arena::UsedBytes() const {
@@ -67,7 +87,7 @@ absl::StatusOr<BufferUse> Arena::UseOf(const v1::Buffer& buffer, device::Stream&
   for (int64_t at = 0; at < buffer.size_bytes(); at += kPieceBytes) {
     const int64_t bytes = std::min(kPieceBytes, buffer.size_bytes() - at);
     const std::byte* from = BeginOf(buffer) + at;
-    if (buffer.on_host()) {
+    if (IsMemoryOfHost(buffer)) {
       std::memcpy(piece.data(), from, static_cast<size_t>(bytes));
     } else {
       stream.CopyToHost(piece.data(), from, bytes);

@@ -1,5 +1,6 @@
-// A rank's memory, cut by the plan's memory table: one allocation of the device, and one of the
-// host if that is something else. Reports how much of it is really in use.
+// A rank's memory, cut by the plan's memory table: one allocation of the device, one of the host if
+// that is something else, and a scratch file for what the job offloads to disk. Reports how much of
+// it is really in use.
 #pragma once
 
 #include <memory>
@@ -12,13 +13,16 @@
 #include "plan/precision.h"
 #include "proto/tercio/v1/plan.pb.h"
 #include "worker/device/device.h"
+#include "worker/device/scratch_file.h"
 #include "worker/engine/memory_use.h"
 
 namespace tercio::engine {
 
 class Arena {
  public:
-  static absl::StatusOr<Arena> Allocate(const v1::MemoryTable& table, device::Device& device);
+  // `scratch`: the directory for the scratch file, where the table has one (ScratchFile::Create).
+  static absl::StatusOr<Arena> Allocate(const v1::MemoryTable& table, device::Device& device,
+                                        const std::string& scratch);
 
   // REQUIRES: the table has a buffer of that name.
   template <typename T>
@@ -33,8 +37,13 @@ class Arena {
   // `inside` is of a buffer that is not on_host().
   template <typename T>
   std::shared_ptr<T> OnHost(T* inside) const {
+    if (IsOnDisk(inside)) return std::shared_ptr<T>(disk_, inside);
     return memory_->IsOnHost() ? std::shared_ptr<T>(memory_, inside) : nullptr;
   }
+  bool IsOnDisk(const void* inside) const { return disk_ != nullptr && disk_->Contains(inside); }
+  // Hints (device/scratch_file.h); without an effect elsewhere than on disk.
+  void ReadAhead(const float* begin, int64_t count) const;
+  void WriteBehind(const float* begin, int64_t count) const;
   int64_t Bytes(const std::string& name) const {
     return plan::FindBuffer(table_, name).size_bytes();
   }
@@ -54,10 +63,16 @@ class Arena {
 
  private:
   Arena(const v1::MemoryTable& table, std::unique_ptr<device::DeviceMemory> memory,
-        std::unique_ptr<device::DeviceMemory> host, int64_t taken)
-      : table_(table), memory_(std::move(memory)), host_(std::move(host)), taken_(taken) {}
+        std::unique_ptr<device::DeviceMemory> host, std::unique_ptr<device::ScratchFile> disk,
+        int64_t taken)
+      : table_(table),
+        memory_(std::move(memory)),
+        host_(std::move(host)),
+        disk_(std::move(disk)),
+        taken_(taken) {}
 
   std::byte* BeginOf(const v1::Buffer& buffer) {
+    if (buffer.on_disk()) return disk_->data() + buffer.offset_bytes();
     return (buffer.on_host() ? *host_ : *memory_).data() + buffer.offset_bytes();
   }
   absl::StatusOr<BufferUse> UseOf(const v1::Buffer& buffer, device::Stream& stream);
@@ -65,7 +80,8 @@ class Arena {
   v1::MemoryTable table_;
   std::shared_ptr<device::DeviceMemory> memory_;
   std::unique_ptr<device::DeviceMemory> host_;
-  int64_t taken_;  // memory of the device that the allocation took
+  std::shared_ptr<device::ScratchFile> disk_;  // null: the table has nothing on disk
+  int64_t taken_;                              // memory of the device that the allocation took
   bool filled_ = false;
 };
 

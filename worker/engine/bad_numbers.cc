@@ -45,9 +45,7 @@ std::string DescribeBadNumbers(absl::Span<const double> losses, absl::Span<const
   for (int64_t i = 0; i < sequences; ++i) {
     const double loss = losses[static_cast<size_t>(i)];
     if (std::isfinite(loss)) continue;
-    const int data = plan::DataRankOf({layout.micro_batch(), layout.micro_batches(), layout.data(),
-                                       plan::RoundsOf(layout, plan.lanes())},
-                                      i);
+    const int data = plan::DataRankOf(plan::BatchShapeOf(layout, plan.lanes()), i);
     // The last stage computes losses, on all its tensor ranks alike: the first of them is named.
     return absl::StrCat("the loss of sequence ", i, " is ", loss, " (rank ",
                         plan::RankOfCoordinates(layout, {0, data, layout.pipeline() - 1}), ")");

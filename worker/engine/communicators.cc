@@ -36,7 +36,12 @@ v1::CommunicationBytes Communicators::SentBytes() const {
   v1::CommunicationBytes bytes;
   bytes.set_tensor(tensor().sent_bytes());
   bytes.set_pipeline(pipeline().sent_bytes());
-  bytes.set_data(data().sent_bytes());
+  int64_t of_data = data().sent_bytes();
+  for (const v1::GroupKind kind :
+       {v1::GROUP_KIND_SHARD, v1::GROUP_KIND_REPLICA, v1::GROUP_KIND_SECONDARY}) {
+    if (has(kind)) of_data += Of(kind).sent_bytes();
+  }
+  bytes.set_data(of_data);
   bytes.set_world(world().sent_bytes());
   return bytes;
 }

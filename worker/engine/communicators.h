@@ -32,12 +32,24 @@ class Communicators {
   collective::Communicator& tensor() const { return Of(v1::GROUP_KIND_TENSOR); }
   collective::Communicator& data() const { return Of(v1::GROUP_KIND_DATA); }
   collective::Communicator& pipeline() const { return Of(v1::GROUP_KIND_PIPELINE); }
+  // Ranks that divide the state: the data ranks, or a group of them.
+  collective::Communicator& shard() const {
+    return has(v1::GROUP_KIND_SHARD) ? Of(v1::GROUP_KIND_SHARD) : data();
+  }
+  // Ranks that have the same shard, and neighbours that keep gathered layers; null: none.
+  collective::Communicator* replicas() const { return Find(v1::GROUP_KIND_REPLICA); }
+  collective::Communicator* secondary() const { return Find(v1::GROUP_KIND_SECONDARY); }
 
   void Abort() const;
-  // The bytes that the rank has sent, by kind of group.
+  // The bytes that the rank has sent, by kind of group; groups of data ranks count as data.
   v1::CommunicationBytes SentBytes() const;
 
  private:
+  collective::Communicator* Find(v1::GroupKind kind) const {
+    return by_kind_[static_cast<size_t>(kind)].get();
+  }
+  bool has(v1::GroupKind kind) const { return Find(kind) != nullptr; }
+
   std::array<std::unique_ptr<collective::Communicator>, v1::GroupKind_ARRAYSIZE> by_kind_;
 };
 

@@ -98,11 +98,12 @@ void GradientRounds::ReduceUnits(int layer, int round) {
       const blocks::Gradients bucket = lanes_.At(lanes_.BucketOf(unit.gradient_offset));
       gradients = bucket.data + (unit.gradient_offset - bucket.first);
     }
-    communicators_.data().SetPurpose(
+    communicators_.shard().SetPurpose(
         {"sum", unit.name.c_str(), shards_.divides_gradients ? round : -1});
-    communicators_.data().ReduceScatterParts(streams_.communication, gradients, unit.bounds,
-                                             collective::SumOrder::kTree, data_scratch_);
+    communicators_.shard().ReduceScatterParts(streams_.communication, gradients, unit.bounds,
+                                              collective::SumOrder::kTree, data_scratch_);
     if (shards_.divides_gradients) AddToSums(unit, gradients, round);
+    if (round + 1 == rounds_) SumOverReplicas(unit);
   }
   if (lanes_.kind() != blocks::GradientLanes::Kind::kBuckets) return;
   streams_.communication.Record(*streams_.summed[lanes_.place()]);
@@ -115,7 +116,7 @@ void GradientRounds::ReduceUnits(int layer, int round) {
 // round are neighbours in the tree, so that this is the tree of all lanes. With one level rounds
 // are added one after the other.
 void GradientRounds::AddToSums(const plan::StateUnit& unit, const float* gradients, int round) {
-  const plan::ShardRange own = shards_.RangeOf(tensors_, unit, communicators_.data().rank());
+  const plan::ShardRange own = shards_.RangeOf(tensors_, unit, communicators_.shard().rank());
   if (own.elements == 0) return;
   streams_.communication.RunOperations([=, this](kernels::Ops& ops) {
     if (sums_.size() == 1 && round > 0) {
@@ -127,6 +128,17 @@ void GradientRounds::AddToSums(const plan::StateUnit& unit, const float* gradien
       ops.Add(sums_[level - 1] + own.sum_offset, sums_[level] + own.sum_offset, own.elements);
     }
   });
+}
+
+// Groups that divide the state are neighbours in the tree of the data ranks, so that this is its
+// upper part (plan/rank_layout.cc, CheckDivision).
+void GradientRounds::SumOverReplicas(const plan::StateUnit& unit) {
+  collective::Communicator* const replicas = communicators_.replicas();
+  const plan::ShardRange own = shards_.RangeOf(tensors_, unit, communicators_.shard().rank());
+  if (replicas == nullptr || own.elements == 0) return;
+  replicas->SetPurpose({"sum over replicas", unit.name.c_str()});
+  replicas->AllReduceSum(streams_.communication, sums_.front() + own.sum_offset, own.elements,
+                         collective::SumOrder::kTree, data_scratch_);
 }
 
 void GradientRounds::Finish() {
@@ -176,17 +188,20 @@ void GradientRounds::MeasureSquares(const ExchangeVector& exchange) {
                                         .limbs = exchange.SquareLimbs()});
 }
 
-// The elements of a tensor whose squares this rank sums, in whole blocks of the sum: its shard, or,
-// where all data ranks have the same gradients, an equal part.
+// The elements of a tensor whose squares this rank sums, in whole blocks of the sum: an equal part
+// of those that it has as other data ranks have them.
 std::pair<int64_t, int64_t> GradientRounds::MeasuredPart(size_t tensor) const {
-  if (shards_.divided()) return {shards_.own.part(tensor).begin, shards_.own.part(tensor).end};
-  const int64_t elements = tensors_.tensors[tensor].elements;
+  const bool divided = shards_.divided();
+  const int64_t first = divided ? shards_.own.part(tensor).begin : 0;
+  const int64_t elements =
+      divided ? shards_.own.part(tensor).elements() : tensors_.tensors[tensor].elements;
   const int64_t blocks = (elements + kernels::kSquaresBlock - 1) / kernels::kSquaresBlock;
-  const auto begin_of = [&](int64_t data_index) {
-    return std::min(elements, blocks * data_index / plan_.layout().data() * kernels::kSquaresBlock);
+  const int ranks = divided ? shards_.replicas : plan_.layout().data();
+  const int rank = divided ? shards_.replica : plan_.placement().data_index();
+  const auto begin_of = [&](int64_t index) {
+    return first + std::min(elements, blocks * index / ranks * kernels::kSquaresBlock);
   };
-  const int data_index = plan_.placement().data_index();
-  return {begin_of(data_index), begin_of(data_index + 1)};
+  return {begin_of(rank), begin_of(rank + 1)};
 }
 
 }  // namespace tercio::engine

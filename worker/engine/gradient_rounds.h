@@ -67,6 +67,7 @@ class GradientRounds {
   void ReduceBuckets(int layer);
   void ReduceUnits(int layer, int round);
   void AddToSums(const plan::StateUnit& unit, const float* sum, int round);
+  void SumOverReplicas(const plan::StateUnit& unit);
   int MicroBatchesPerRound() const { return plan_.layout().micro_batches() / rounds_; }
   void SumOverSequenceParts();
   std::pair<int64_t, int64_t> MeasuredPart(size_t tensor) const;

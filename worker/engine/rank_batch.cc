@@ -23,9 +23,7 @@ RankBatch::RankBatch(const v1::JobSpec& spec, const v1::RankPlan& plan,
       sample_(spec.model().context(), spec.model().decoder_context()) {}
 
 int64_t RankBatch::FirstSequenceOf(int micro_batch) const {
-  const v1::Layout& layout = plan_.layout();
-  return plan::FirstSequenceOf({layout.micro_batch(), layout.micro_batches(), layout.data(),
-                                plan::RoundsOf(layout, plan_.lanes())},
+  return plan::FirstSequenceOf(plan::BatchShapeOf(plan_.layout(), plan_.lanes()),
                                plan_.placement().data_index(), micro_batch);
 }
 

@@ -23,13 +23,13 @@ int RepeatedActions(const v1::JobSpec& job, const v1::RankPlan& plan) {
   const v1::Layout& layout = plan.layout();
   if (DependsOnStep(job) || layout.tensor() > 1 || layout.pipeline() > 1) return 0;
   // Layers are gathered in every pass.
-  if (plan::DividesWeights(layout)) return 0;
+  if (plan::GathersWeights(job, layout)) return 0;
   int count = 0;
   for (const v1::Action& action : plan.stage().actions()) {
     const bool computes =
         action.kind() == v1::ACTION_KIND_FORWARD || action.kind() == v1::ACTION_KIND_BACKWARD;
     // Its gradients are summed over data ranks while it runs.
-    const bool in_last_only = layout.zero_stage() < 2;
+    const bool in_last_only = !plan::DividesGradients(layout);
     const bool reduces = layout.data() > 1 && action.kind() == v1::ACTION_KIND_BACKWARD &&
                          (!in_last_only || action.micro_batch() + 1 == layout.micro_batches());
     if (!computes || reduces || action.micro_batch() >= kMostMicroBatches) break;

@@ -157,7 +157,7 @@ void StageModel::Forward(const MicroBatch& batch) {
   const size_t first = FirstOf(batch.chunk);
   const size_t end = first + static_cast<size_t>(shape_.layers);
   for (size_t i = first; i < end; ++i) {
-    if (gather_ != nullptr) gather_->Use(i, i + 1 < end ? i + 1 : i);
+    if (gather_ != nullptr) gather_->Use(i, end - 1);
     const int stream = units_.stream_of(i);
     if (computes(stream)) ForwardLayer(passes[static_cast<size_t>(stream)], i);
   }
@@ -236,7 +236,7 @@ void StageModel::Backward(const MicroBatch& batch, kernels::Values flow,
   }
   const size_t first = FirstOf(batch.chunk);
   for (size_t i = first + static_cast<size_t>(shape_.layers); i-- > first;) {
-    if (gather_ != nullptr) gather_->Use(i, i > first ? i - 1 : i);
+    if (gather_ != nullptr) gather_->Use(i, first);
     const auto stream = static_cast<size_t>(units_.stream_of(i));
     const blocks::Frame frame = FrameOf(batch.slot, i);
     layers_[i].Restore(passes[stream], frame);

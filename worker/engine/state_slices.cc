@@ -66,7 +66,10 @@ std::vector<StateSlice> SlicesToSave(const plan::StageTensors& tensors,
     if (whole && plan.placement().tensor_index() != 0) continue;
     // A tensor's further uses are not saved: it is stored once, by its name.
     if (entry.further_use) continue;
-    if (!shards.divided() && savers[i] != plan.placement().data_index()) continue;
+    // Replicas of a shard are equal, too: the first one saves it.
+    if (shards.divided() ? shards.replica != 0 : savers[i] != plan.placement().data_index()) {
+      continue;
+    }
     AddTensor(entry, shards.own.part(i), shards.divides_master, plan, &slices);
   }
   return slices;

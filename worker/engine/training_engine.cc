@@ -20,6 +20,7 @@
 #include "worker/engine/held_out_evaluation.h"
 #include "worker/engine/host_state.h"
 #include "worker/engine/initialization.h"
+#include "worker/engine/paged_update.h"
 #include "worker/engine/pages_ahead.h"
 #include "worker/engine/pipeline_links.h"
 #include "worker/engine/promises.h"
@@ -42,6 +43,12 @@ using blocks::MicroBatch;
 
 constexpr int kGradientFlows = 2;  // buffers; see plan/schedule.h
 
+std::vector<device::Event*> Pointers(const std::vector<std::unique_ptr<device::Event>>& events) {
+  std::vector<device::Event*> pointers;
+  for (const auto& event : events) pointers.push_back(event.get());
+  return pointers;
+}
+
 class Engine : public TrainingEngine {
  public:
   // The engine's memory, streams and events; the arena is destroyed last.
@@ -52,7 +59,7 @@ class Engine : public TrainingEngine {
     std::unique_ptr<device::Event> bucket_ready;
     std::unique_ptr<device::Event> updated;
     std::array<std::unique_ptr<device::Event>, 2> summed;
-    std::array<std::unique_ptr<device::Event>, 2> gathered;
+    std::vector<std::unique_ptr<device::Event>> gathered;
     // For sums over tensor ranks beside products.
     std::unique_ptr<device::Stream> tensor_sums;
     std::unique_ptr<device::Event> product_done;
@@ -97,19 +104,20 @@ class Engine : public TrainingEngine {
             GradientRounds::Streams{
                 *compute_, *communication_, *bucket_ready_, {summed_[0].get(), summed_[1].get()}},
             trace_, where_),
-        gather_(
-            shards_, tensors_, arena_.ValuesOf(WeightsName(), precision_),
-            arena_.Floats("parameters"), communicators_.data(),
-            WeightGather::Streams{
-                *compute_, *communication_, *updated_, {gathered_[0].get(), gathered_[1].get()}},
-            trace_, where_),
+        gather_(shards_, tensors_,
+                WeightGather::Weights{arena_.ValuesOf(WeightsName(), precision_),
+                                      arena_.Floats("parameters"),
+                                      arena_.ValuesOf("parameters.secondary", precision_)},
+                WeightGather::Groups{communicators_.shard(), communicators_.secondary()}, arena_,
+                WeightGather::Streams{*compute_, *communication_, *updated_, Pointers(gathered_)},
+                trace_, where_),
         to_save_(SlicesToSave(tensors_, shards_, plan)),
         to_load_(SlicesToLoad(tensors_, shards_, plan)),
         keeps_copies_(plan::KeepsCopies(spec)) {
     AddGuardSlices(spec, plan, &to_save_, &to_load_);
     AddFp8Slices(spec, plan, &to_save_, &to_load_);
     parameters_ = arena_.Floats("parameters");
-    if (precision_.format != kernels::Format::kFloat32 && !shards_.divides_weights) {
+    if (precision_.format != kernels::Format::kFloat32 && !shards_.gathers_weights) {
       rounded_parameters_ = arena_.ValuesOf("parameters.compute", precision_);
     }
     first_moments_ = arena_.Floats("adamw.m");
@@ -124,9 +132,12 @@ class Engine : public TrainingEngine {
         InTurns({MemoryOf("parameters"), MemoryOf("adamw.m"), MemoryOf("adamw.v")}));
     for (const StateSlice& state : to_save_) saved_slices_.push_back(state.slice);
     for (const StateSlice& state : to_load_) needed_slices_.push_back(state.slice);
-    if (shards_.divides_weights) model_.GatherLayers(gather_);
+    if (shards_.gathers_weights) model_.GatherLayers(gather_);
     if (keeps_copies_) saved_in_needed_ = FindAmong(to_load_, to_save_);
     updates_.reserve(tensors_.tensors.size());
+    if (arena_.IsOnDisk(first_moments_) || arena_.IsOnDisk(parameters_)) {
+      paged_ = std::make_unique<PagedUpdate>(arena_);
+    }
   }
 
   // Initializes the weights from the seed.
@@ -176,7 +187,7 @@ class Engine : public TrainingEngine {
   int LaunchRepeatedActions(int64_t step);
   void Backward(const MicroBatch& batch, int flow_index);
   void FinishReduction();
-  void UpdateWeights(int64_t taken_step, const StepResult& result);
+  absl::Status UpdateWeights(int64_t taken_step, const StepResult& result);
   std::string WeightsName() const { return plan::WeightsBuffer(spec_, plan_.layout()); }
   // All ranks call it before they read the model's weights.
   void CompleteWeights() {
@@ -186,15 +197,18 @@ class Engine : public TrainingEngine {
   absl::StatusOr<std::vector<uint64_t>> WeightDigests();
   // In the weights that an update begins with, or, where these are divided, that the model reads.
   void FlipWeightBit() {
-    const bool of_model = shards_.divided();
+    const bool of_model = shards_.divided() || shards_.gathers_weights;
     tercio::engine::FlipBit(compared_,
                             arena_.Get<std::byte>(of_model ? WeightsName() : "parameters"),
                             of_model ? precision_.bytes() : sizeof(float), *compute_);
   }
   void RoundParameters(const float* from, int64_t model_offset, int64_t count);
   float* Buffer(StateKind kind) const;
+  // None for what is on disk, whose pages come when they are used.
   absl::Span<std::byte> MemoryOf(const char* name) {
-    return absl::MakeSpan(arena_.Get<std::byte>(name), static_cast<size_t>(arena_.Bytes(name)));
+    auto* const begin = arena_.Get<std::byte>(name);
+    if (arena_.IsOnDisk(begin)) return {};
+    return absl::MakeSpan(begin, static_cast<size_t>(arena_.Bytes(name)));
   }
   void CopyAside(const StateSlice& state, float* to);
 
@@ -211,7 +225,7 @@ class Engine : public TrainingEngine {
   std::unique_ptr<device::Event> bucket_ready_;
   std::unique_ptr<device::Event> updated_;
   std::array<std::unique_ptr<device::Event>, 2> summed_;
-  std::array<std::unique_ptr<device::Event>, 2> gathered_;
+  std::vector<std::unique_ptr<device::Event>> gathered_;
   int repeated_actions_;  // 0 also if they could not be recorded
   std::unique_ptr<device::WorkGraph> graph_;
   int64_t steps_ = 0;  // steps of this process
@@ -248,6 +262,7 @@ class Engine : public TrainingEngine {
   bool flips_before_check_ = false;
   // Lists of a step, kept so that a step allocates nothing.
   std::vector<kernels::AdamWTensor> updates_;
+  std::unique_ptr<PagedUpdate> paged_;  // null: no state is on disk
   float* snapshot_;
   std::function<absl::Status()> before_update_;
   std::unique_ptr<PagesAhead> state_pages_;
@@ -411,7 +426,9 @@ absl::StatusOr<StepResult> Engine::Step(int64_t step, double signal) {
   if (verdict.taken && before_update_) TERCIO_RETURN_IF_ERROR(before_update_());
   where_.BeginAction(progress::Phase::kOptimizer, "optimizer");
   if (verdict.taken) {
-    Measure("optimizer", 0, 0, [&] { UpdateWeights(taken_step, result); });
+    absl::Status updated;
+    Measure("optimizer", 0, 0, [&] { updated = UpdateWeights(taken_step, result); });
+    TERCIO_RETURN_IF_ERROR(updated);
   }
   where_.phases().Enter(progress::Phase::kOther);
   result.communication_seconds = where_.engine_wait_seconds() - waited;
@@ -420,18 +437,19 @@ absl::StatusOr<StepResult> Engine::Step(int64_t step, double signal) {
   return result;
 }
 
-void Engine::UpdateWeights(int64_t taken_step, const StepResult& result) {
+absl::Status Engine::UpdateWeights(int64_t taken_step, const StepResult& result) {
   model_.products().WeightsChanged();
   const double limit = spec_.training().clip_grad_norm();
   // The 1e-6 is that of PyTorch's clip_grad_norm_, so that runs with the same limit clip alike.
   const double clip = limit > 0 ? std::min(1.0, limit / (result.grad_norm + 1e-6)) : 1.0;
   const double unscale = result.loss_scale > 0 ? 1.0 / result.loss_scale : 1.0;
-  UpdateStageWeights(
+  TERCIO_RETURN_IF_ERROR(UpdateStageWeights(
       spec_.training(), tensors_, shards_,
       {parameters_, rounded_parameters_, rounds_.sums(), first_moments_, second_moments_},
-      {taken_step, result.learning_rate, clip * unscale}, updates_, compute_->ops());
+      {taken_step, result.learning_rate, clip * unscale}, updates_, paged_.get(), compute_->ops()));
   gather_.OnUpdate();
   gather_.Begin();
+  return absl::OkStatus();
 }
 
 absl::StatusOr<ReplicaVerdict> Engine::CheckReplicas() {
@@ -487,6 +505,7 @@ absl::StatusOr<StateSnapshot> Engine::Snapshot() {
   where_.BeginAction("snapshot");
   // A rank whose run ends here has sent its weights to the others by then.
   gather_.Await();
+  if (paged_ != nullptr) TERCIO_RETURN_IF_ERROR(paged_->Verify());
   std::vector<absl::Span<const float>> parts;
   int64_t at = 0;
   // A rank resumes from a copy alone, so copies hold all that it needs, not only what it saves.
@@ -529,6 +548,7 @@ absl::Status Engine::Load(int64_t slice_index, int64_t first, absl::Span<const f
   if (values.data() != place) {
     compute_->CopyFromHost(place, values.data(), count * static_cast<int64_t>(sizeof(float)));
   }
+  if (paged_ != nullptr) paged_->Forget();
   if (state.kind == StateKind::kParameter) {
     RoundParameters(place, state.model_offset + first, count);
     gather_.OnUpdate();
@@ -549,7 +569,8 @@ absl::StatusOr<std::unique_ptr<TrainingEngine>> TrainingEngine::Create(
     const Communicators& communicators, data::SampleSource& source, EngineOptions options) {
   // Only GPUs in bf16 have FP8's products: another job must fail before it takes memory.
   TERCIO_RETURN_IF_ERROR(plan::CheckFp8(spec));
-  TERCIO_ASSIGN_OR_RETURN(Arena arena, Arena::Allocate(plan.stage().memory(), device));
+  TERCIO_ASSIGN_OR_RETURN(
+      Arena arena, Arena::Allocate(plan.stage().memory(), device, options.scratch_directory));
   if (options.fill_pattern) TERCIO_RETURN_IF_ERROR(arena.FillWithPattern(device));
   const device::Workspace workspace = {arena.Get<std::byte>("workspace.device"),
                                        arena.Bytes("workspace.device")};
@@ -561,10 +582,15 @@ absl::StatusOr<std::unique_ptr<TrainingEngine>> TrainingEngine::Create(
   TERCIO_ASSIGN_OR_RETURN(auto bucket_ready, device.CreateEvent());
   TERCIO_ASSIGN_OR_RETURN(auto updated, device.CreateEvent());
   std::array<std::unique_ptr<device::Event>, 2> summed;
-  std::array<std::unique_ptr<device::Event>, 2> gathered;
-  for (size_t i = 0; i < summed.size(); ++i) {
-    TERCIO_ASSIGN_OR_RETURN(summed[i], device.CreateEvent());
-    TERCIO_ASSIGN_OR_RETURN(gathered[i], device.CreateEvent());
+  for (auto& event : summed) {
+    TERCIO_ASSIGN_OR_RETURN(event, device.CreateEvent());
+  }
+  std::vector<std::unique_ptr<device::Event>> gathered;
+  if (plan::GathersWeights(spec, plan.layout())) {
+    gathered.resize(static_cast<size_t>(plan::PlacesOfLayers(plan.layout())));
+  }
+  for (auto& event : gathered) {
+    TERCIO_ASSIGN_OR_RETURN(event, device.CreateEvent());
   }
   TERCIO_ASSIGN_OR_RETURN(auto tensor_sums,
                           device.CreateStream(device::Device::StreamKind::kCommunication));

@@ -80,6 +80,7 @@ struct EngineOptions {
   // Called in Step before the state changes, once the step is known to be taken; an error ends the
   // step. May be empty.
   std::function<absl::Status()> before_update = {};
+  std::string scratch_directory = "";  // for what the job offloads to disk (plan/offload.h)
   progress::Whereabouts* whereabouts = nullptr;  // where the engine reports its place; may be null
 };
 

@@ -1,30 +1,39 @@
 #include "worker/engine/weight_gather.h"
 
+#include <algorithm>
 #include <memory>
+#include <utility>
 
 namespace tercio::engine {
 
 WeightGather::WeightGather(const plan::RankShards& shards, const plan::StageTensors& tensors,
-                           kernels::Values weights, const float* master,
-                           collective::Communicator& data, Streams streams, StepTrace& trace,
-                           progress::Whereabouts& where)
+                           Weights weights, Groups groups, Arena& arena, Streams streams,
+                           StepTrace& trace, progress::Whereabouts& where)
     : shards_(shards),
       tensors_(tensors),
       weights_(weights),
-      master_(master),
-      data_(data),
-      streams_(streams),
+      groups_(groups),
+      arena_(arena),
+      streams_(std::move(streams)),
       trace_(trace),
-      where_(where) {
+      where_(where),
+      there_(static_cast<size_t>(shards.places), -1) {
   for (const plan::StateUnit& unit : shards.units) {
     if (unit.stage_layer < 0) continue;
     layers_.resize(static_cast<size_t>(unit.stage_layer) + 1);
     layers_.back().push_back(&unit);
   }
+  is_kept_.resize(layers_.size());
+}
+
+void WeightGather::OnUpdate() {
+  is_current_ = false;
+  std::fill(there_.begin(), there_.end(), -1);
+  std::fill(is_kept_.begin(), is_kept_.end(), false);
 }
 
 void WeightGather::Begin() {
-  if (!shards_.divided() || is_current_) return;
+  if ((!shards_.divided() && !shards_.gathers_weights) || is_current_) return;
   device::Stream& stream = streams_.communication;
   const device::Range range(stream, "gather weights", 0);
   Follow();
@@ -52,29 +61,37 @@ void WeightGather::Begin() {
 
 void WeightGather::Await() {
   if (!under_way_) return;
-  const progress::Whereabouts::Join join(where_, data_.group());
+  const progress::Whereabouts::Join join(where_, groups_.shard.group());
   streams_.compute.Join(streams_.communication);
   under_way_ = false;
 }
 
-void WeightGather::Use(size_t layer, size_t next) {
+void WeightGather::Use(size_t layer, size_t last) {
   Fetch(layer);
   {
-    const progress::Whereabouts::Join join(where_, data_.group());
-    streams_.compute.Wait(*streams_.gathered[layer % 2]);
+    const progress::Whereabouts::Join join(where_, groups_.shard.group());
+    streams_.compute.Wait(*streams_.gathered[layer % there_.size()]);
   }
-  if (next != layer) Fetch(next);
+  for (size_t ahead = 1; ahead < there_.size() && layer != last; ++ahead) {
+    layer += layer < last ? 1 : -1;
+    Fetch(layer);
+  }
 }
 
 void WeightGather::Fetch(size_t layer) {
-  int64_t& there = there_[layer % 2];
+  const size_t place = layer % there_.size();
+  int64_t& there = there_[place];
   if (there == static_cast<int64_t>(layer)) return;
   there = static_cast<int64_t>(layer);
   const device::Range range(streams_.communication, "gather layer", static_cast<int64_t>(layer));
   // The layer that was in this place has been computed by then.
   Follow();
-  for (const plan::StateUnit* unit : layers_[layer]) Gather(*unit);
-  streams_.communication.Record(*streams_.gathered[layer % 2]);
+  for (const plan::StateUnit* unit : layers_[layer]) {
+    is_kept_[layer] ? GatherKept(*unit) : Gather(*unit);
+    if (groups_.secondary != nullptr && !is_kept_[layer]) Keep(*unit);
+  }
+  if (groups_.secondary != nullptr) is_kept_[layer] = true;
+  streams_.communication.Record(*streams_.gathered[place]);
 }
 
 void WeightGather::Follow() {
@@ -83,16 +100,45 @@ void WeightGather::Follow() {
 }
 
 void WeightGather::Gather(const plan::StateUnit& unit) {
-  const kernels::Values place = weights_ + unit.model_offset;
-  const plan::ShardRange own = shards_.RangeOf(tensors_, unit, data_.rank());
-  if (shards_.divides_weights && own.elements > 0) {
+  const kernels::Values place = weights_.of_model + unit.model_offset;
+  const plan::ShardRange own = shards_.RangeOf(tensors_, unit, groups_.shard.rank());
+  if (shards_.gathers_weights && own.elements > 0) {
     streams_.communication.RunOperations([=, this](kernels::Ops& ops) {
+      const float* const master = weights_.master + own.state_offset;
+      arena_.ReadAhead(master, own.elements);
       // Rounds to what the model reads.
-      ops.Copy(place + own.begin, master_ + own.state_offset, own.elements);
+      ops.Copy(place + own.begin, master, own.elements);
     });
   }
-  data_.SetPurpose({"gather", unit.name.c_str()});
-  data_.AllGatherParts(streams_.communication, place.data(), unit.bounds, weights_.BytesFor(1));
+  groups_.shard.SetPurpose({"gather", unit.name.c_str()});
+  groups_.shard.AllGatherParts(streams_.communication, place.data(), unit.bounds,
+                               weights_.of_model.BytesFor(1));
+}
+
+void WeightGather::Keep(const plan::StateUnit& unit) {
+  const auto rank = static_cast<size_t>(groups_.secondary->rank());
+  const int64_t begin = unit.secondary_bounds[rank];
+  const int64_t elements = unit.secondary_bounds[rank + 1] - begin;
+  if (elements == 0) return;
+  const kernels::Values place = weights_.of_model + unit.model_offset;
+  streams_.communication.RunOperations([=, this](kernels::Ops& ops) {
+    ops.Copy(weights_.kept + unit.secondary_offset, place + begin, elements);
+  });
+}
+
+void WeightGather::GatherKept(const plan::StateUnit& unit) {
+  const auto rank = static_cast<size_t>(groups_.secondary->rank());
+  const int64_t begin = unit.secondary_bounds[rank];
+  const int64_t elements = unit.secondary_bounds[rank + 1] - begin;
+  const kernels::Values place = weights_.of_model + unit.model_offset;
+  if (elements > 0) {
+    streams_.communication.RunOperations([=, this](kernels::Ops& ops) {
+      ops.Copy(place + begin, weights_.kept + unit.secondary_offset, elements);
+    });
+  }
+  groups_.secondary->SetPurpose({"gather", unit.name.c_str()});
+  groups_.secondary->AllGatherParts(streams_.communication, place.data(), unit.secondary_bounds,
+                                    weights_.of_model.BytesFor(1));
 }
 
 }  // namespace tercio::engine

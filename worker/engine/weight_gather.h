@@ -1,13 +1,13 @@
 // Where data ranks divide the state (plan/state_shards.h), each updates the weights of its shard:
 // here all get those of the others, beside whatever the rank computes. After an update all of them,
-// unit by unit in the order in which the forward pass reads them; or, where ranks keep weights of
-// their shards only, what is no layer then, and a layer before each pass through it, into one of
-// two places, while the layer before it is computed in the other one.
+// unit by unit in the order in which the forward pass reads them; or, where weights are gathered
+// (plan::GathersWeights), what is no layer then, and a layer before each pass through it, into one
+// of a few places, while layers before it are computed in the others. Neighbours may keep a
+// gathered layer, each its part of it, and have it from each other until the next update.
 //
 // Threads: that of the engine.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -16,6 +16,7 @@
 #include "plan/state_shards.h"
 #include "worker/collective/communicator.h"
 #include "worker/device/device.h"
+#include "worker/engine/arena.h"
 #include "worker/engine/step_trace.h"
 #include "worker/progress/whereabouts.h"
 
@@ -29,50 +30,61 @@ class WeightGather {
     device::Stream& communication;
     device::Event& updated;
     // One for each place of layers.
-    std::array<device::Event*, 2> gathered;
+    std::vector<device::Event*> gathered;
   };
-  // `weights`: those that the model reads, StateUnit::model_offset; `master`: the fp32 weights of
-  // the shard, where the model does not read them (RankShards::divides_weights). All of it outlives
-  // the object.
-  WeightGather(const plan::RankShards& shards, const plan::StageTensors& tensors,
-               kernels::Values weights, const float* master, collective::Communicator& data,
-               Streams streams, StepTrace& trace, progress::Whereabouts& where);
+  // `of_model`: those that the model reads, StateUnit::model_offset; `master`: the fp32 weights of
+  // the shard, where the model does not read them (RankShards::gathers_weights); `kept`: this
+  // rank's parts of gathered layers, StateUnit::secondary_offset.
+  struct Weights {
+    kernels::Values of_model;
+    const float* master;
+    kernels::Values kept;
+  };
+  // Ranks that divide the state, and neighbours that keep gathered layers; null: none do.
+  struct Groups {
+    collective::Communicator& shard;
+    collective::Communicator* secondary;
+  };
+  // All of it outlives the object.
+  WeightGather(const plan::RankShards& shards, const plan::StageTensors& tensors, Weights weights,
+               Groups groups, Arena& arena, Streams streams, StepTrace& trace,
+               progress::Whereabouts& where);
 
   // The weights of this rank's shard have changed where the compute stream is: they have to reach
   // the others before the next pass.
-  void OnUpdate() {
-    is_current_ = false;
-    there_ = {-1, -1};
-  }
-  // Starts sending them, if they have changed. Collective over the data ranks.
+  void OnUpdate();
+  // Starts sending them, if they have changed. Collective over the ranks that divide the state.
   void Begin();
   // All weights, but for those of layers that are gathered before each pass, are complete where the
   // compute stream is after this; if Begin was called.
   void Await();
 
   // Before a pass through a layer, counted on the stage: its weights are complete where the compute
-  // stream is after this, until the next call for a layer of the same place. Starts to gather
-  // `next`, the layer that the pass comes to after it; or the same one. Collective as Begin.
-  // REQUIRES: divides_weights.
-  void Use(size_t layer, size_t next);
+  // stream is after this, until the next call. Starts to gather those that the pass comes to after
+  // it, as far as there are places; `last` is where it ends. Collective as Begin.
+  // REQUIRES: gathers_weights.
+  void Use(size_t layer, size_t last);
 
  private:
   void Gather(const plan::StateUnit& unit);
+  void GatherKept(const plan::StateUnit& unit);
+  void Keep(const plan::StateUnit& unit);
   void Fetch(size_t layer);
   // The communication stream waits for what has been computed so far.
   void Follow();
 
   const plan::RankShards& shards_;
   const plan::StageTensors& tensors_;
-  const kernels::Values weights_;
-  const float* const master_;
-  collective::Communicator& data_;
+  const Weights weights_;
+  const Groups groups_;
+  Arena& arena_;
   const Streams streams_;
   StepTrace& trace_;
   progress::Whereabouts& where_;
   std::vector<std::vector<const plan::StateUnit*>> layers_;  // units of each
-  std::array<int64_t, 2> there_ = {-1, -1};                  // the layer in each place; -1: none
-  bool is_current_ = false;  // ranks start, and load, with their shards
+  std::vector<int64_t> there_;                               // the layer in each place; -1: none
+  std::vector<bool> is_kept_;  // layers whose parts neighbours have since the last update
+  bool is_current_ = false;    // ranks start, and load, with their shards
   bool under_way_ = false;
 };
 

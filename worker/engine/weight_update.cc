@@ -7,10 +7,11 @@
 
 namespace tercio::engine {
 
-void UpdateStageWeights(const v1::TrainingSpec& training, const plan::StageTensors& tensors,
-                        const plan::RankShards& shards, const StageState& state,
-                        const UpdateNumbers& numbers, std::vector<kernels::AdamWTensor>& list,
-                        kernels::Ops& ops) {
+absl::Status UpdateStageWeights(const v1::TrainingSpec& training, const plan::StageTensors& tensors,
+                                const plan::RankShards& shards, const StageState& state,
+                                const UpdateNumbers& numbers,
+                                std::vector<kernels::AdamWTensor>& list, PagedUpdate* paged,
+                                kernels::Ops& ops) {
   const v1::OptimizerSpec& optimizer = training.optimizer();
   list.clear();
   for (size_t i = 0; i < tensors.tensors.size(); ++i) {
@@ -33,8 +34,6 @@ void UpdateStageWeights(const v1::TrainingSpec& training, const plan::StageTenso
     list.push_back(tensor);
   }
   kernels::AdamWArgs args{};
-  args.tensors = list.data();
-  args.tensor_count = static_cast<int64_t>(list.size());
   args.learning_rate = static_cast<float>(numbers.learning_rate);
   args.beta1 = static_cast<float>(optimizer.beta1());
   args.beta2 = static_cast<float>(optimizer.beta2());
@@ -44,7 +43,14 @@ void UpdateStageWeights(const v1::TrainingSpec& training, const plan::StageTenso
   args.bias_correction2 = 1.0 - std::pow(optimizer.beta2(), static_cast<double>(numbers.step));
   // Clipping and the loss scale are one factor, so that gradients are read once.
   args.clip = static_cast<float>(numbers.gradient_factor);
-  ops.AdamW(args);
+  const auto update = [&](absl::Span<kernels::AdamWTensor> tensors_of_it) {
+    args.tensors = tensors_of_it.data();
+    args.tensor_count = static_cast<int64_t>(tensors_of_it.size());
+    ops.AdamW(args);
+  };
+  if (paged != nullptr) return paged->Run(list, update);
+  update(absl::MakeSpan(list));
+  return absl::OkStatus();
 }
 
 }  // namespace tercio::engine

@@ -4,10 +4,12 @@
 #include <cstdint>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "kernels/ops.h"
 #include "plan/model_tensors.h"
 #include "plan/state_shards.h"
 #include "proto/tercio/v1/job.pb.h"
+#include "worker/engine/paged_update.h"
 
 namespace tercio::engine {
 
@@ -29,10 +31,12 @@ struct UpdateNumbers {
 };
 
 // Updates a rank's shard of the weights of a pipeline stage, those of tied tensors once; frozen
-// tensors stay as they are. `list` is scratch memory, kept from step to step.
-void UpdateStageWeights(const v1::TrainingSpec& training, const plan::StageTensors& tensors,
-                        const plan::RankShards& shards, const StageState& state,
-                        const UpdateNumbers& numbers, std::vector<kernels::AdamWTensor>& list,
-                        kernels::Ops& ops);
+// tensors stay as they are. `list` is scratch memory, kept from step to step. `paged`: for state in
+// a scratch file, whose errors it returns; null: there is none.
+absl::Status UpdateStageWeights(const v1::TrainingSpec& training, const plan::StageTensors& tensors,
+                                const plan::RankShards& shards, const StageState& state,
+                                const UpdateNumbers& numbers,
+                                std::vector<kernels::AdamWTensor>& list, PagedUpdate* paged,
+                                kernels::Ops& ops);
 
 }  // namespace tercio::engine

@@ -226,14 +226,17 @@ absl::StatusOr<TrainingOutcome> TrainingLoop::RunAll() {
   if (!products.empty()) LogInfo(absl::StrCat(precision, " products: ", products));
   engine::EngineOptions options;
   options.whereabouts = &whereabouts_;
+  options.scratch_directory = assignment_.scratch_directory();
   // A checkpoint would overwrite all of them.
   options.initialise_weights = assignment_.resume_step() == 0;
   if (plan::SavesInPlace(assignment_.spec())) {
     options.before_update = [this] { return EndLastSave("the weights cannot be updated"); };
   }
-  TERCIO_ASSIGN_OR_RETURN(
-      engine_, engine::TrainingEngine::Create(assignment_.spec(), assignment_.plan(), *device_,
-                                              communicators_, *source_, options));
+  auto engine = engine::TrainingEngine::Create(assignment_.spec(), assignment_.plan(), *device_,
+                                               communicators_, *source_, options);
+  // Scratch space that is not there will not be there the next time.
+  failure_.set_permanent(absl::IsFailedPrecondition(engine.status()));
+  TERCIO_ASSIGN_OR_RETURN(engine_, std::move(engine));
   TERCIO_ASSIGN_OR_RETURN(channel_,
                           OpenChannel(assignment_.checkpoint_address(), TlsFromEnvironment()));
   OwnParts own_parts;

@@ -453,6 +453,7 @@ absl::StatusOr<RunManager::Attachment> RunManager::Attach(const v1::TrainerHello
   assignment.set_checkpoint_address(options_.coordinator);
   assignment.set_data_address(options_.data_address);
   assignment.set_data_cache_dir(options_.state_dir + "/data-cache");
+  assignment.set_scratch_directory(options_.scratch_dir);
   assignment.set_agent_grace_seconds(options_.agent_grace_seconds);
   assignment.set_threads(plan.threads());
   assignment.set_resume_manifest_digest(start.resume_manifest_digest());

@@ -1,0 +1,119 @@
+#include "config/parallelism_section.h"
+
+#include <algorithm>
+#include <cstdint>
+
+#include "absl/strings/str_cat.h"
+#include "plan/limits.h"
+#include "plan/names.h"
+#include "plan/state_shards.h"
+#include "yaml-cpp/yaml.h"
+
+namespace tercio::config {
+namespace {
+
+// A degree beyond this is a mistake; their product is checked with the resources.
+constexpr int64_t kMostRanksOfDegree = 1 << 16;
+constexpr int64_t kMostPrefetch = 64;
+
+int32_t Degree(Section& section, const char* key, int fallback) {
+  return static_cast<int32_t>(section.Integer(key, fallback, 1, kMostRanksOfDegree));
+}
+
+// true, false, or a number of ranks.
+int32_t ReshardAfterForward(Section& section) {
+  const char* key = "reshard_after_forward";
+  const YAML::Node node = section.Get(key);
+  if (!node.IsDefined()) return 0;
+  bool flag = true;
+  if (node.IsScalar() && YAML::convert<bool>::decode(node, flag)) {
+    return flag ? 0 : plan::kKeepsWeights;
+  }
+  return static_cast<int32_t>(section.Integer(key, 2, 2, kMostRanksOfDegree));
+}
+
+std::string ReshardText(int ranks) {
+  if (ranks == 0) return "true";
+  return ranks == plan::kKeepsWeights ? "false" : absl::StrCat(ranks);
+}
+
+// How the state of data ranks is divided.
+void ParseDivision(Section& section, v1::ParallelismSpec* out) {
+  out->set_zero_stage(static_cast<int32_t>(section.Integer("zero_stage", 0, 0, 3)));
+  // 0: all data ranks, a number that the planner may have to choose.
+  if (section.Has("shard")) {
+    out->set_shard(static_cast<int32_t>(section.Integer("shard", 2, 2, kMostRanksOfDegree)));
+  }
+  out->set_reshard_after_forward(ReshardAfterForward(section));
+  out->set_prefetch(static_cast<int32_t>(section.Integer("prefetch", 1, 0, kMostPrefetch)));
+}
+
+std::string TierText(v1::OffloadTier tier) {
+  return plan::TextOf(plan::IsNamed(tier) ? tier : v1::OFFLOAD_TIER_NONE);
+}
+
+const char* FlagText(bool flag) { return flag ? "true" : "false"; }
+
+}  // namespace
+
+void ParseParallelism(Section& root, v1::ParallelismSpec* out) {
+  const YAML::Node node = root.Get("parallelism");
+  // The planner takes these as well where it chooses (AllLayouts).
+  if (!node.IsDefined() || (node.IsScalar() && node.Scalar() == "auto")) {
+    out->set_automatic(true);
+    out->set_schedule(v1::PIPELINE_SCHEDULE_1F1B);
+    out->set_recompute(v1::RECOMPUTE_NONE);
+    return;
+  }
+  Section section = root.Child("parallelism");
+  out->set_tensor(Degree(section, "tensor", 1));
+  out->set_pipeline(Degree(section, "pipeline", 1));
+  // 0 lets the data degree follow from the number of ranks.
+  out->set_data(section.Has("data") ? Degree(section, "data", 1) : 0);
+  out->set_virtual_pipeline(Degree(section, "virtual_pipeline", 1));
+  out->set_context_parallel(Degree(section, "context_parallel", 1));
+  // More than one chunk per stage means the interleaved schedule: no other has them.
+  out->set_schedule(section.OneOf("schedule", out->virtual_pipeline() > 1
+                                                  ? v1::PIPELINE_SCHEDULE_INTERLEAVED
+                                                  : v1::PIPELINE_SCHEDULE_1F1B));
+  out->set_sequence_parallel(section.Flag("sequence_parallel", false));
+  out->set_tensor_overlap(static_cast<int32_t>(section.Integer("tensor_overlap", 1, 1, 64)));
+  ParseDivision(section, out);
+  out->set_recompute(section.OneOf("recompute", v1::RECOMPUTE_NONE));
+  if (out->context_parallel() > 1) section.Fault("context_parallel", NotYet("a value above 1"));
+  section.Finish();
+}
+
+void ParseOffload(Section offload, v1::OffloadSpec* out) {
+  out->set_optimizer(offload.OneOf("optimizer", v1::OFFLOAD_TIER_NONE));
+  out->set_parameters(offload.OneOf("parameters", v1::OFFLOAD_TIER_NONE));
+  out->set_activations(offload.OneOf("activations", v1::OFFLOAD_TIER_NONE));
+  offload.Finish();
+}
+
+std::string ParallelismYaml(const v1::ParallelismSpec& parallelism) {
+  if (parallelism.automatic()) return "parallelism: auto\n";
+  const auto unless_open = [](const char* key, int value) {
+    return value > 0 ? absl::StrCat(", ", key, ": ", value) : "";
+  };
+  return absl::StrCat(
+      "parallelism: {tensor: ", parallelism.tensor(), ", pipeline: ", parallelism.pipeline(),
+      unless_open("data", parallelism.data()),
+      ", virtual_pipeline: ", parallelism.virtual_pipeline(),
+      ", context_parallel: ", parallelism.context_parallel(),
+      ", schedule: ", plan::TextOf(parallelism.schedule()),
+      ", sequence_parallel: ", FlagText(parallelism.sequence_parallel()),
+      ", tensor_overlap: ", std::max(1, parallelism.tensor_overlap()),
+      ", zero_stage: ", parallelism.zero_stage(), unless_open("shard", parallelism.shard()),
+      ", reshard_after_forward: ", ReshardText(parallelism.reshard_after_forward()),
+      ", prefetch: ", plan::PrefetchOf(parallelism),
+      ", recompute: ", plan::TextOf(parallelism.recompute()), "}\n");
+}
+
+std::string OffloadYaml(const v1::OffloadSpec& offload) {
+  return absl::StrCat("offload: {optimizer: ", TierText(offload.optimizer()),
+                      ", parameters: ", TierText(offload.parameters()),
+                      ", activations: ", TierText(offload.activations()), "}\n");
+}
+
+}  // namespace tercio::config
