@@ -17,6 +17,7 @@
 #include "plan/names.h"
 #include "plan/numerics.h"
 #include "plan/quality.h"
+#include "plan/state_shards.h"
 
 namespace tercio::cli {
 namespace {
@@ -26,6 +27,12 @@ Json NumberOrNull(double value) { return std::isfinite(value) ? Json(value) : Js
 
 // An empty text would look like a value that somebody has chosen.
 Json TextOrNull(const std::string& text) { return text.empty() ? Json(nullptr) : Json(text); }
+
+// As in a job file: true, false, or a number of ranks.
+Json ReshardToJson(int ranks) {
+  if (ranks > plan::kKeepsWeights) return ranks;
+  return ranks != plan::kKeepsWeights;
+}
 
 Json LayoutToJson(const v1::Layout& layout) {
   // Jobs of older versions leave keys at 0 or empty; programs get what that means.
@@ -37,6 +44,9 @@ Json LayoutToJson(const v1::Layout& layout) {
           {"micro_batch", layout.micro_batch()},
           {"sequence_parallel", layout.sequence_parallel()},
           {"zero_stage", layout.zero_stage()},
+          {"shard", layout.shard() > 0 ? Json(layout.shard()) : Json(nullptr)},
+          {"reshard_after_forward", ReshardToJson(layout.reshard_after_forward())},
+          {"prefetch", plan::PrefetchOf(layout)},
           {"recompute", plan::TextOf(plan::IsNamed(layout.recompute()) ? layout.recompute()
                                                                        : v1::RECOMPUTE_NONE)}};
 }
@@ -367,8 +377,18 @@ Json PlanReportToJson(const v1::PlanReport& report) {
     }
     layouts.push_back(json);
   }
+  Json divisions = Json::array();
+  for (const v1::Division& division : report.divisions()) {
+    divisions.push_back({{"zero_stage", division.zero_stage()},
+                         {"rejected", TextOrNull(division.rejected())},
+                         {"memory_bytes_peak", division.memory_bytes_peak()},
+                         {"state_bytes", division.state_bytes()},
+                         {"bytes_per_parameter", division.bytes_per_parameter()},
+                         {"sent_bytes_per_step", division.sent_bytes_per_step()}});
+  }
   // A rejected layout has a reason but no rank in the order.
   return {{"layouts", layouts},
+          {"divisions", divisions},
           {"chosen", report.chosen() < 0 ? Json(nullptr) : Json(report.chosen())}};
 }
 

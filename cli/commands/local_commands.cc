@@ -32,6 +32,24 @@
 namespace tercio::cli {
 namespace {
 
+// What data ranks could divide, beside what they do.
+void PrintDivisions(const v1::PlanReport& report) {
+  if (report.divisions().empty()) return;
+  const int own = report.layouts(std::max(0, report.chosen())).layout().zero_stage();
+  std::vector<std::vector<std::string>> rows = {
+      {"", "ZERO STAGE", "MEMORY", "STATE", "BYTES/PARAMETER", "SENT/STEP", "NOTE"}};
+  const auto mib = [](int64_t bytes) {
+    return bytes > 0 ? absl::StrFormat("%.1f MiB", static_cast<double>(bytes) / (1 << 20)) : "-";
+  };
+  for (const v1::Division& division : report.divisions()) {
+    rows.push_back({division.zero_stage() == own ? "*" : "", absl::StrCat(division.zero_stage()),
+                    mib(division.memory_bytes_peak()), mib(division.state_bytes()),
+                    absl::StrFormat("%.2f", division.bytes_per_parameter()),
+                    mib(division.sent_bytes_per_step()), division.rejected()});
+  }
+  std::cout << "\n" << Table(rows);
+}
+
 void PrintPlan(const v1::PlanReport& report) {
   std::vector<std::vector<std::string>> rows = {{"", "TENSOR", "PIPELINE", "DATA", "MICRO-BATCH",
                                                  "STEP", "TOKENS/S", "MEMORY", "BUBBLE", "NOTE"}};
@@ -52,6 +70,7 @@ void PrintPlan(const v1::PlanReport& report) {
          valid ? absl::StrFormat("%.2f", predicted.bubble_ratio()) : "-", candidate.rejected()});
   }
   std::cout << Table(rows);
+  PrintDivisions(report);
 }
 
 // Sets the vocabulary, on which memory and time depend. It is unknown here if only the nodes can
@@ -128,7 +147,8 @@ absl::StatusOr<int> PlanJob(const PlanOptions& options) {
   TERCIO_ASSIGN_OR_RETURN(const ClusterHere here, FindClusterHere(spec, ranks));
   // The notice says which GPUs were assumed, since a plan is often made elsewhere.
   if (!here.gpus.empty()) PrintNotices({here.gpus});
-  const v1::PlanReport report = plan::PlanLayouts(spec, here.cluster);
+  v1::PlanReport report = plan::PlanLayouts(spec, here.cluster);
+  plan::AddDivisions(spec, here.cluster, &report);
   PrintNotices(NoticesOnAttention(spec, report, here));
   if (options.explain_tensors && report.chosen() >= 0) {
     PrintTensors(spec.model(), report.layouts(report.chosen()).layout(), options);

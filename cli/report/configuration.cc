@@ -8,6 +8,7 @@
 #include "config/flat_job.h"
 #include "plan/names.h"
 #include "plan/numerics.h"
+#include "plan/state_shards.h"
 
 namespace tercio::report {
 namespace {
@@ -30,6 +31,12 @@ std::string PlacementText(const v1::Plan& plan) {
 
 KeyValues ConfigurationOf(const v1::JobSpec& spec) { return config::FlatJob(spec); }
 
+// As in a job file: true, false, or a number of ranks.
+std::string ReshardText(int ranks) {
+  if (ranks > plan::kKeepsWeights) return absl::StrCat(ranks);
+  return ranks == plan::kKeepsWeights ? "false" : "true";
+}
+
 KeyValues PlanOf(const v1::JobStatus& status) {
   if (!status.has_plan()) return {};
   const v1::Plan& plan = status.plan();
@@ -44,6 +51,9 @@ KeyValues PlanOf(const v1::JobStatus& status) {
                    {"micro_batches", absl::StrCat(layout.micro_batches())},
                    {"sequence_parallel", layout.sequence_parallel() ? "true" : "false"},
                    {"zero_stage", absl::StrCat(layout.zero_stage())},
+                   {"shard", layout.shard() > 0 ? absl::StrCat(layout.shard()) : ""},
+                   {"reshard_after_forward", ReshardText(layout.reshard_after_forward())},
+                   {"prefetch", absl::StrCat(plan::PrefetchOf(layout))},
                    {"recompute", plan::TextOf(layout.recompute())},
                    {"lanes", absl::StrCat(plan.lanes())},
                    {"numerics", absl::StrCat(plan::RecordedNumerics(plan.numerics()))},

@@ -1,6 +1,7 @@
 #include "plan/planner/planner.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -19,6 +20,7 @@
 #include "plan/rank_layout.h"
 #include "plan/reproducibility.h"
 #include "plan/state_shards.h"
+#include "plan/state_volume.h"
 
 namespace tercio::plan {
 namespace {
@@ -75,8 +77,8 @@ v1::Prediction Predict(const v1::JobSpec& job, const v1::Layout& layout, const C
   // the owners have updated, back.
   const auto half_among = [&](double members, double bytes) {
     return members == 1 ? 0
-                      : (members - 1) / members * bytes / cluster.bytes_per_second +
-                            cluster.seconds_per_message;
+                        : (members - 1) / members * bytes / cluster.bytes_per_second +
+                              cluster.seconds_per_message;
   };
   const double shards = ShardRanks(layout) > 1 ? ShardRanks(layout) : d;
   const double half_of_sum = half_among(shards, gradient);
@@ -177,6 +179,26 @@ v1::LayoutCandidate JudgeFitting(const v1::JobSpec& job, v1::Layout layout,
 int LeastStage(const v1::JobSpec& job) {
   if (plan::OffloadsParameters(job)) return 3;
   return plan::IsElsewhere(job, job.offload().optimizer()) ? 1 : 0;
+}
+
+// Of the stage whose ranks have the most.
+void AddState(const v1::JobSpec& job, const v1::Layout& layout, int threads,
+              v1::Division* division) {
+  for (int stage = 0; stage < layout.pipeline(); ++stage) {
+    int64_t bytes = 0;
+    const v1::MemoryTable table = MemoryOfStage(job, layout, stage, threads);
+    for (const v1::Buffer& buffer : table.buffers()) {
+      const bool is_state = buffer.kind() == v1::BUFFER_KIND_PARAMETER ||
+                            buffer.kind() == v1::BUFFER_KIND_GRADIENT ||
+                            buffer.kind() == v1::BUFFER_KIND_OPTIMIZER;
+      if (is_state) bytes += buffer.size_bytes();
+    }
+    if (bytes <= division->state_bytes()) continue;
+    const int64_t parameters = TensorsOfStage(job.model(), layout, stage).parameter_elements;
+    division->set_state_bytes(bytes);
+    division->set_bytes_per_parameter(static_cast<double>(bytes) / static_cast<double>(parameters));
+    division->set_sent_bytes_per_step(std::llround(VolumeOfStage(job, layout, stage).sum()));
+  }
 }
 
 // Data ranks that are not asked to divide the state do so only where it does not fit otherwise, and
@@ -419,6 +441,26 @@ v1::PlanReport PlanLayouts(const v1::JobSpec& given, const Cluster& cluster) {
     if (better) report.set_chosen(report.layouts_size() - 1);
   }
   return report;
+}
+
+void AddDivisions(const v1::JobSpec& given, const Cluster& cluster, v1::PlanReport* report) {
+  const int index = report->chosen() >= 0 ? report->chosen() : report->layouts_size() - 1;
+  if (index < 0 || (report->chosen() < 0 && index > 0)) return;
+  v1::Layout layout = report->layouts(index).layout();
+  if (layout.data() <= 1) return;
+  v1::JobSpec job = WithVocabulary(given);
+  for (int zero_stage = 0; zero_stage <= 3; ++zero_stage) {
+    job.mutable_parallelism()->set_zero_stage(zero_stage);
+    layout.set_zero_stage(zero_stage);
+    SetMicroBatch(job, MicroBatchOf(job, layout.pipeline(), layout.data()), &layout);
+    const v1::LayoutCandidate candidate = JudgeFitting(job, layout, cluster);
+    v1::Division* division = report->add_divisions();
+    division->set_zero_stage(zero_stage);
+    division->set_rejected(candidate.rejected());
+    if (!candidate.predicted_valid()) continue;
+    division->set_memory_bytes_peak(candidate.predicted().memory_bytes_peak());
+    AddState(job, candidate.layout(), cluster.threads_per_rank, division);
+  }
 }
 
 absl::StatusOr<v1::Layout> ChooseLayout(const v1::JobSpec& given, const Cluster& cluster) {

@@ -44,6 +44,10 @@ struct Cluster {
 // until it fits. vocab_size 0 counts as kUnknownVocabulary.
 v1::PlanReport PlanLayouts(const v1::JobSpec& job, const Cluster& cluster);
 
+// Adds to a report of PlanLayouts what the state of the chosen layout, or of the only one, takes
+// with each zero_stage, and what its ranks send.
+void AddDivisions(const v1::JobSpec& job, const Cluster& cluster, v1::PlanReport* report);
+
 // The layout that the job gets. INVALID_ARGUMENT: impossible; RESOURCE_EXHAUSTED: fits in no layout
 // (the message holds the memory table).
 absl::StatusOr<v1::Layout> ChooseLayout(const v1::JobSpec& job, const Cluster& cluster);

@@ -1,12 +1,15 @@
 // The bytes that ranks send in a step are those of the formulas that textbooks and planners give
 // (Narayanan et al. 2021, sections 2.2 and 3.2), here of sums by all-to-all between two ranks.
+#include <cmath>
 #include <cstdint>
+#include <vector>
 
 #include "gtest/gtest.h"
 #include "kernels/exact_sum.h"
 #include "plan/memory_map.h"
 #include "plan/model_tensors.h"
 #include "plan/plan_builder.h"
+#include "plan/state_volume.h"
 #include "tests/parity/thread_ranks.h"
 
 namespace tercio::testing {
@@ -35,7 +38,8 @@ struct Trained {
   }
 };
 
-Trained Train(v1::JobSpec spec, int tensor, int pipeline, int data, int micro_batch) {
+Trained Train(v1::JobSpec spec, int tensor, int pipeline, int data, int micro_batch,
+              int64_t steps = kSteps) {
   spec.mutable_parallelism()->set_tensor(tensor);
   spec.mutable_parallelism()->set_pipeline(pipeline);
   spec.mutable_parallelism()->set_data(data);
@@ -45,7 +49,7 @@ Trained Train(v1::JobSpec spec, int tensor, int pipeline, int data, int micro_ba
   spec.mutable_resources()->set_ranks(tensor * pipeline * data);
   spec.mutable_training()->set_micro_batch(micro_batch);
   RunOptions options;
-  options.steps = kSteps;
+  options.steps = steps;
   absl::StatusOr<RunResult> result = TrainWithThreads(spec, options);
   EXPECT_TRUE(result.ok()) << result.status();
   const absl::StatusOr<v1::Layout> layout = plan::LayoutOfJob(spec);
@@ -70,6 +74,54 @@ TEST(Communication, DataRanksSumEveryGradientOnce) {
     EXPECT_EQ(sent.data(), kSteps * gradients * kFloat);
     EXPECT_EQ(sent.tensor() + sent.pipeline(), 0);
     EXPECT_EQ(sent.world(), trained.exchange(rank, 2));
+  }
+}
+
+// With our own collectives the plan's figure is what ranks have sent, to the byte.
+TEST(Communication, DividedStatesSendWhatThePlanSays) {
+  struct Division {
+    int data, zero_stage, shard, reshard_after_forward, prefetch, micro_batch;
+  };
+  for (v1::JobSpec spec : {SmallJob(), SmallLlama(), SmallT5()}) {
+    spec.mutable_training()->set_lanes(8);
+    for (const v1::Precision precision : {v1::PRECISION_FP32, v1::PRECISION_BF16}) {
+      spec.mutable_training()->set_precision(precision);
+      for (const Division& division : std::vector<Division>{{4, 0, 0, 0, 1, 2},
+                                                            {4, 1, 0, 0, 1, 2},
+                                                            {4, 2, 0, 0, 1, 1},
+                                                            {2, 3, 0, 0, 1, 1},
+                                                            {4, 1, 2, 0, 1, 2},
+                                                            {4, 2, 2, 0, 1, 1},
+                                                            {4, 3, 2, 0, 2, 1},
+                                                            {4, 3, 0, 2, 0, 1},
+                                                            {4, 3, 0, 2, 1, 1},
+                                                            {4, 3, 0, 1, 1, 1}}) {
+        v1::ParallelismSpec* parallelism = spec.mutable_parallelism();
+        parallelism->set_zero_stage(division.zero_stage);
+        parallelism->set_shard(division.shard);
+        parallelism->set_reshard_after_forward(division.reshard_after_forward);
+        parallelism->set_prefetch(division.prefetch);
+        // The first step begins with weights of the seed, which are gathered as well: the figure is
+        // that of further steps.
+        const auto sent_in = [&](int64_t steps, plan::StateVolume* volume) {
+          const Trained trained = Train(spec, 1, 1, division.data, division.micro_batch, steps);
+          *volume = plan::VolumeOfStage(trained.spec, trained.layout, 0);
+          v1::CommunicationBytes sum;
+          for (const auto& [rank, bytes] : trained.result.sent) {
+            sum.set_data(sum.data() + bytes.data() - bytes.gathered());
+            sum.set_gathered(sum.gathered() + bytes.gathered());
+          }
+          return sum;
+        };
+        SCOPED_TRACE(parallelism->ShortDebugString());
+        plan::StateVolume volume;
+        const v1::CommunicationBytes before = sent_in(1, &volume);
+        const v1::CommunicationBytes after = sent_in(2, &volume);
+        EXPECT_EQ(after.data() - before.data(), std::llround(volume.reduced * division.data));
+        EXPECT_EQ(after.gathered() - before.gathered(),
+                  std::llround(volume.gathered * division.data));
+      }
+    }
   }
 }
 

@@ -172,6 +172,8 @@ absl::Status RunRank(int rank, Shared& shared) {
     steps.push_back(step);
     if (shared.options.after_step) shared.options.after_step(rank, shared.options.first_step + i);
   }
+  // It waits for weights that are still sent.
+  TERCIO_RETURN_IF_ERROR(engine->Snapshot().status());
   const v1::CommunicationBytes sent = equipment.communicators.SentBytes();
   TERCIO_ASSIGN_OR_RETURN(const engine::ReplicaVerdict replicas, engine->CheckReplicas());
   TERCIO_CHECK_EQ(replicas.equal,

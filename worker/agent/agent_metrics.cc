@@ -36,6 +36,8 @@ struct RankSeries {
   v1::PhaseSeconds phases;
   double cpu_seconds = 0;
   v1::CommunicationBytes communication;
+  int64_t disk_read_bytes = 0;
+  int64_t disk_written_bytes = 0;
   std::optional<v1::GpuFallbacks> gpu_fallbacks;  // of ranks on GPUs
   // Gauges, while the rank lives.
   std::optional<v1::TrainerStep> step;
@@ -50,6 +52,8 @@ struct RankSeries {
     phases = figures.phases();
     cpu_seconds = figures.cpu_seconds();
     communication = figures.communication();
+    disk_read_bytes = figures.disk_read_bytes();
+    disk_written_bytes = figures.disk_written_bytes();
     if (figures.has_gpu_fallbacks()) gpu_fallbacks = figures.gpu_fallbacks();
   }
 };
@@ -117,6 +121,14 @@ class RankWriter {
     for (const auto& [group, bytes] : groups) {
       page_.Set("tercio_communication_bytes_total", {group, id_, name_, rank_},
                 static_cast<double>(bytes));
+    }
+    const std::pair<const char*, int64_t> state[] = {
+        {"gathered", sent.gathered()},
+        {"reduced", std::max<int64_t>(0, sent.data() - sent.gathered())},
+        {"read", series_.disk_read_bytes},
+        {"written", series_.disk_written_bytes}};
+    for (const auto& [what, bytes] : state) {
+      page_.Set("tercio_state_bytes_total", {id_, name_, rank_, what}, static_cast<double>(bytes));
     }
     if (series_.gpu_fallbacks.has_value()) WriteFallbacks(*series_.gpu_fallbacks);
   }

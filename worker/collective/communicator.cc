@@ -529,6 +529,7 @@ void Communicator::AllGatherParts(device::Stream& stream, std::byte* data,
         {data + bounds[r] * element_bytes, (bounds[r + 1] - bounds[r]) * element_bytes});
   }
   const MutablePart& own = parts[static_cast<size_t>(rank())];
+  gathered_bytes_.fetch_add(own.bytes * (size() - 1), std::memory_order_relaxed);
   AllToAll(stream, std::vector<Part>(parts.size(), {own.data, own.bytes}), parts);
 }
 

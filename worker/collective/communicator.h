@@ -26,6 +26,7 @@
 // thread.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -73,6 +74,9 @@ class Communicator {
   virtual int size() const = 0;
   // Bytes that this rank has sent to the others since the communicator was made.
   virtual int64_t sent_bytes() const = 0;
+
+  // Those of AllGatherParts, from its call on.
+  int64_t gathered_bytes() const { return gathered_bytes_.load(std::memory_order_relaxed); }
 
   // Names the next call of ReduceScatterParts, AllGatherParts or AllToAll.
   virtual void SetPurpose(CallPurpose purpose) { purpose_ = purpose; }
@@ -134,6 +138,7 @@ class Communicator {
 
  private:
   CallPurpose purpose_;
+  std::atomic<int64_t> gathered_bytes_{0};
 };
 
 // The name of a communicator, its limits, and where it reports what it waits for.

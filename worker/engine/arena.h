@@ -22,7 +22,7 @@ class Arena {
  public:
   // `scratch`: the directory for the scratch file, where the table has one (ScratchFile::Create).
   static absl::StatusOr<Arena> Allocate(const v1::MemoryTable& table, device::Device& device,
-                                        const std::string& scratch);
+                                        const std::string& scratch = "");
 
   // REQUIRES: the table has a buffer of that name.
   template <typename T>

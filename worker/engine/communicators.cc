@@ -42,6 +42,8 @@ v1::CommunicationBytes Communicators::SentBytes() const {
     if (has(kind)) of_data += Of(kind).sent_bytes();
   }
   bytes.set_data(of_data);
+  bytes.set_gathered(shard().gathered_bytes() +
+                     (secondary() != nullptr ? secondary()->gathered_bytes() : 0));
   bytes.set_world(world().sent_bytes());
   return bytes;
 }

@@ -5,12 +5,25 @@
 
 #include <cstdlib>
 #include <string>
+#include <utility>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
 #include "common/file.h"
 #include "common/steady_time.h"
 
 namespace tercio::trainer {
+
+namespace {
+
+int64_t NumberOf(absl::string_view text) {
+  int64_t number = 0;
+  return absl::SimpleAtoi(text, &number) ? number : 0;
+}
+
+}  // namespace
 
 // proc(5): the second number of statm, in pages.
 int64_t ResidentBytes() {
@@ -20,6 +33,19 @@ int64_t ResidentBytes() {
   return space == std::string::npos
              ? 0
              : std::strtoll(text->c_str() + space, nullptr, 10) * sysconf(_SC_PAGESIZE);
+}
+
+// proc(5): lines "read_bytes: N" and "write_bytes: N" among others.
+DiskBytes BytesOfDisks() {
+  const absl::StatusOr<std::string> text = ReadFile("/proc/self/io");
+  DiskBytes bytes;
+  if (!text.ok()) return bytes;
+  for (const absl::string_view line : absl::StrSplit(*text, '\n')) {
+    const std::pair<absl::string_view, absl::string_view> parts = absl::StrSplit(line, ": ");
+    if (parts.first == "read_bytes") bytes.read = NumberOf(parts.second);
+    if (parts.first == "write_bytes") bytes.written = NumberOf(parts.second);
+  }
+  return bytes;
 }
 
 // Threads that have ended are included.
@@ -81,6 +107,9 @@ std::optional<v1::RankFigures> FiguresKeeper::Now() {
   figures_.set_elapsed_seconds(progress::PhaseClock::Seconds(elapsed));
   figures_.set_cpu_seconds(ProcessorSeconds() - processor_at_start_);
   figures_.set_resident_bytes(ResidentBytes());
+  const DiskBytes disks = BytesOfDisks();
+  figures_.set_disk_read_bytes(disks.read);
+  figures_.set_disk_written_bytes(disks.written);
   if (communication_) *figures_.mutable_communication() = communication_();
   if (fallbacks_) {
     if (const auto counts = fallbacks_(); counts) *figures_.mutable_gpu_fallbacks() = *counts;

@@ -18,6 +18,14 @@ int64_t ResidentBytes();
 // Processor seconds of this process, of all its threads.
 double ProcessorSeconds();
 
+// Bytes that the process has had read from and written to disks, by the kernel's count; 0: not
+// known.
+struct DiskBytes {
+  int64_t read = 0;
+  int64_t written = 0;
+};
+DiskBytes BytesOfDisks();
+
 v1::PhaseSeconds ToPhaseSeconds(
     const std::array<progress::PhaseClock::Nanoseconds, progress::kPhases>& spent);
 

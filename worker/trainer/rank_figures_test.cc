@@ -1,5 +1,8 @@
 #include "worker/trainer/rank_figures.h"
 
+#include <fstream>
+#include <string>
+
 #include "gtest/gtest.h"
 
 namespace tercio::trainer {
@@ -57,6 +60,12 @@ TEST(FiguresKeeperTest, KnowsTheProcess) {
   keeper.StepEnded(1, 0.02);
   EXPECT_GE(keeper.Now()->cpu_seconds(), 0.02);
   EXPECT_GT(keeper.Now()->resident_bytes(), 1 << 20);
+}
+
+TEST(FiguresKeeperTest, KnowsWhatWasWrittenToDisks) {
+  const int64_t before = BytesOfDisks().written;
+  std::ofstream(::testing::TempDir() + "/written") << std::string(1 << 20, 'x') << std::flush;
+  EXPECT_GE(BytesOfDisks().written - before, 1 << 20);
 }
 
 TEST(FiguresKeeperTest, AsksForTheBytesThatWereSent) {

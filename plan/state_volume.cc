@@ -1,0 +1,88 @@
+#include "plan/state_volume.h"
+
+#include <algorithm>
+#include <cstddef>
+
+#include "plan/buckets.h"
+#include "plan/lanes.h"
+#include "plan/model_tensors.h"
+#include "plan/precision.h"
+#include "plan/reproducibility.h"
+#include "plan/schedule.h"
+#include "plan/state_shards.h"
+
+namespace tercio::plan {
+namespace {
+
+constexpr double kFloatBytes = 4;
+
+// Bytes that a member of a group sends, as a mean, where all exchange their parts of so many.
+double ToOthers(double bytes, int members) { return bytes * (members - 1) / members; }
+
+// Gradients of ranks that have all of the state are summed in buckets, both halves of the sum.
+double WholeSums(const v1::JobSpec& job, const v1::Layout& layout, int stage) {
+  double elements = 0;
+  for (const v1::BucketRange& bucket : BucketsOfStage(job, layout, stage)) {
+    elements += static_cast<double>(bucket.end() - bucket.begin());
+  }
+  return 2 * ToOthers(elements * kFloatBytes, layout.data());
+}
+
+}  // namespace
+
+std::vector<LayerGathers> GathersOfLayers(const v1::JobSpec& job, const v1::Layout& layout,
+                                          int stage) {
+  const int chunks = std::max(1, layout.virtual_pipeline());
+  const int layers = model::LayersOf(job.model()) / layout.pipeline();
+  std::vector<LayerGathers> gathers(static_cast<size_t>(layers));
+  if (!GathersWeights(job, layout)) return gathers;
+  const bool keeps = SecondaryRanks(layout) > 0;
+  std::vector<int> there(static_cast<size_t>(PlacesOfLayers(layout)), -1);
+  const auto use = [&](int layer) {
+    int& place = there[static_cast<size_t>(layer) % there.size()];
+    if (place == layer) return;
+    place = layer;
+    LayerGathers& of_layer = gathers[static_cast<size_t>(layer)];
+    ++(keeps && of_layer.whole > 0 ? of_layer.kept : of_layer.whole);
+  };
+  const int of_chunk = layers / chunks;
+  for (const v1::Action& action : StageActions(ShapeOfSchedule(layout), stage)) {
+    const int first = action.chunk() * of_chunk;
+    // Layers that are gathered ahead are the next ones of the same pass: their order is its order.
+    for (int i = 0; i < of_chunk; ++i) {
+      if (action.kind() == v1::ACTION_KIND_FORWARD) use(first + i);
+      if (action.kind() == v1::ACTION_KIND_BACKWARD) use(first + of_chunk - 1 - i);
+    }
+  }
+  return gathers;
+}
+
+StateVolume VolumeOfStage(const v1::JobSpec& job, const v1::Layout& layout, int stage) {
+  StateVolume volume;
+  const int shards = ShardRanks(layout);
+  if (shards == 1) {
+    if (layout.data() > 1) volume.reduced = WholeSums(job, layout, stage);
+    return volume;
+  }
+  const StageTensors tensors = TensorsOfStage(job.model(), layout, stage);
+  std::vector<StateUnit> units = StateUnitsOf(tensors, shards);
+  if (GathersWeights(job, layout)) PlaceWeights(tensors, PlacesOfLayers(layout), &units);
+  const std::vector<LayerGathers> gathers = GathersOfLayers(job, layout, stage);
+  const int rounds = RoundsOf(layout, LanesOf(job, layout));
+  const double of_model = static_cast<double>(PrecisionOf(job).bytes());
+  for (const StateUnit& unit : units) {
+    const auto elements = static_cast<double>(unit.elements());
+    volume.reduced += rounds * ToOthers(elements * kFloatBytes, shards);
+    volume.reduced += 2 * ToOthers(elements / shards * kFloatBytes, ReplicasOf(layout));
+    if (!unit.own_parameter) continue;
+    const LayerGathers times = unit.stage_layer < 0
+                                   ? LayerGathers{.whole = 1}
+                                   : gathers[static_cast<size_t>(unit.stage_layer)];
+    volume.gathered += times.whole * ToOthers(elements * of_model, shards);
+    if (times.kept == 0) continue;
+    volume.gathered += times.kept * ToOthers(elements * of_model, SecondaryRanks(layout));
+  }
+  return volume;
+}
+
+}  // namespace tercio::plan
