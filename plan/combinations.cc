@@ -17,6 +17,8 @@ bool StageIsBelow(const Job& job, int stage) {
   return !job.parallelism().automatic() && job.parallelism().zero_stage() < stage;
 }
 
+bool IsOnDisk(v1::OffloadTier tier) { return tier == v1::OFFLOAD_TIER_NVME; }
+
 enum Index {
   kOnCpus,
   kNotOnGpus,
@@ -35,6 +37,7 @@ enum Index {
   kOptimizerElsewhere,
   kParametersElsewhere,
   kActivationsElsewhere,
+  kStateOnDisk,
   kInPlace,
   kPeerCopies,
   kFeatureCount,
@@ -72,6 +75,10 @@ constexpr Feature kFeatures[kFeatureCount] = {
      [](const Job& job) { return IsElsewhere(job, job.offload().parameters()); }},
     {"offload.activations", "offload.activations=nvme",
      [](const Job& job) { return IsElsewhere(job, job.offload().activations()); }},
+    {"offload: nvme", "offload.optimizer=nvme",
+     [](const Job& job) {
+       return IsOnDisk(job.offload().optimizer()) || IsOnDisk(job.offload().parameters());
+     }},
     {"checkpoint.snapshot: in_place", "checkpoint.snapshot=in_place",
      [](const Job& job) { return job.checkpoint().snapshot() == v1::SNAPSHOT_KIND_IN_PLACE; }},
     {"checkpoint.peer_copies", "checkpoint.peer_copies=1",
@@ -99,10 +106,8 @@ constexpr Exclusion kExclusions[] = {
      "the model's layers are read from there one by one; set parallelism.zero_stage: 3"},
     {At(kParametersElsewhere), At(kKeptWeights), "offload.parameters",
      "parallelism.reshard_after_forward: false keeps all weights in memory; leave one of them out"},
-    {At(kOptimizerElsewhere), At(kOnGpus), "offload.optimizer",
-     "is not supported by this version on GPUs; divide the state with parallelism.zero_stage"},
-    {At(kParametersElsewhere), At(kOnGpus), "offload.parameters",
-     "is not supported by this version on GPUs; divide the state with parallelism.zero_stage"},
+    {At(kStateOnDisk), At(kOnGpus), "offload.optimizer",
+     "nvme is not supported by this version on GPUs; use host"},
     {At(kActivationsElsewhere), At(kOnGpus), "offload.activations",
      "is not supported by this version on GPUs; use parallelism.recompute: full"},
 };

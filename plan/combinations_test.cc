@@ -1,6 +1,8 @@
 // Every pair of features is either a row of the table, and refused with its reason, or accepted.
 #include "plan/combinations.h"
 
+#include <fstream>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -69,6 +71,17 @@ TEST(Combinations, EveryPairIsARowOrAccepted) {
     }
   }
   EXPECT_GT(refused, static_cast<int>(Exclusions().size()));
+}
+
+TEST(Combinations, TheDocumentHasEveryRow) {
+  std::ifstream file("docs/configuration.md");
+  const std::string document((std::istreambuf_iterator<char>(file)),
+                             std::istreambuf_iterator<char>());
+  for (const Exclusion& row : Exclusions()) {
+    EXPECT_THAT(document,
+                ::testing::HasSubstr(absl::StrCat("| ", row.one->name, " | ", row.other->name,
+                                                  " | `", row.key, "`: ", row.reason, " |")));
+  }
 }
 
 }  // namespace

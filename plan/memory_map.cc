@@ -29,6 +29,10 @@ constexpr int64_t kPage = 4096;
 constexpr int64_t kFloat = sizeof(float);
 int64_t RoundUp(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
+// Where a rank has what can be offloaded. Kernels of a GPU read and write pinned memory of the
+// host, and those of CPUs a mapped file, as any other memory.
+enum class Place { kDevice, kHost, kDisk };
+
 class TableBuilder {
  public:
   // Buffers that are not needed are entered with 0 bytes, so that every name is found.
@@ -54,8 +58,15 @@ class TableBuilder {
     // Hints to the kernel are about whole pages.
     table_.set_disk_bytes(offset + RoundUp(bytes, kPage));
   }
-  void AddWhere(bool on_disk, const std::string& name, v1::BufferKind kind, int64_t bytes) {
-    on_disk ? AddOnDisk(name, kind, bytes) : Add(name, kind, bytes);
+  void AddAt(Place place, const std::string& name, v1::BufferKind kind, int64_t bytes) {
+    switch (place) {
+      case Place::kDevice:
+        return Add(name, kind, bytes);
+      case Place::kHost:
+        return AddOnHost(name, kind, bytes);
+      case Place::kDisk:
+        return AddOnDisk(name, kind, bytes);
+    }
   }
   void Floats(const std::string& name, v1::BufferKind kind, int64_t count) {
     Add(name, kind, count * kFloat);
@@ -78,22 +89,25 @@ class TableBuilder {
   v1::MemoryTable table_;
 };
 
-// What a CPU rank has in its scratch file.
-struct DiskParts {
-  bool master = false;
-  bool moments = false;
-  bool activations = false;
+struct Places {
+  Place master;
+  Place moments;
+  Place activations;
 };
-DiskParts DiskPartsOf(const v1::JobSpec& job, const v1::Layout& layout) {
-  const auto is_on_disk = [](v1::OffloadTier tier) { return tier == v1::OFFLOAD_TIER_NVME; };
+Places PlacesOf(const v1::JobSpec& job, const v1::Layout& layout) {
+  const auto place_of = [&](v1::OffloadTier tier) {
+    if (!IsElsewhere(job, tier)) return Place::kDevice;
+    return tier == v1::OFFLOAD_TIER_NVME ? Place::kDisk : Place::kHost;
+  };
   const v1::OffloadSpec& offload = job.offload();
-  // Master weights that only the optimizer reads are part of its state.
-  const bool optimizer_only = PrecisionOf(job).format != kernels::Format::kFloat32;
-  const bool gathers = GathersWeights(job, layout);
-  return {.master = gathers ? is_on_disk(offload.parameters())
-                            : optimizer_only && is_on_disk(offload.optimizer()),
-          .moments = is_on_disk(offload.optimizer()),
-          .activations = is_on_disk(offload.activations())};
+  Places places = {Place::kDevice, place_of(offload.optimizer()), place_of(offload.activations())};
+  if (GathersWeights(job, layout)) {
+    places.master = place_of(offload.parameters());
+  } else if (PrecisionOf(job).format != kernels::Format::kFloat32) {
+    // Master weights that only the optimizer reads are part of its state.
+    places.master = places.moments;
+  }
+  return places;
 }
 
 // Elements of the first tensor rank's part of a tensor, which has the most: without rows that pad
@@ -513,9 +527,9 @@ v1::MemoryTable MemoryOfStage(const v1::JobSpec& job, const v1::Layout& layout, 
   const int slots = ActivationSlots(ShapeOfSchedule(layout), stage);
   TableBuilder table;
   const int64_t state_elements = ShardElements(tensors, ShardRanks(layout));
-  const DiskParts on_disk = DiskPartsOf(job, layout);
-  table.AddWhere(
-      on_disk.master, "parameters", v1::BUFFER_KIND_PARAMETER,
+  const Places places = PlacesOf(job, layout);
+  table.AddAt(
+      places.master, "parameters", v1::BUFFER_KIND_PARAMETER,
       kFloat * (DividesMasterWeights(job, layout) ? state_elements : tensors.parameter_elements));
   // In fp32 the model reads the master weights themselves, where all of them are there.
   int64_t kept = 0;  // of gathered layers
@@ -533,11 +547,11 @@ v1::MemoryTable MemoryOfStage(const v1::JobSpec& job, const v1::Layout& layout, 
   table.Values("parameters.secondary", v1::BUFFER_KIND_PARAMETER, shape.precision, kept);
   AddGradients(job, layout, shape, tensors, stage, &table);
   for (const char* name : {"adamw.m", "adamw.v"}) {
-    table.AddWhere(on_disk.moments, name, v1::BUFFER_KIND_OPTIMIZER, kFloat * state_elements);
+    table.AddAt(places.moments, name, v1::BUFFER_KIND_OPTIMIZER, kFloat * state_elements);
   }
   for (int slot = 0; slot < slots; ++slot) {
-    table.AddWhere(on_disk.activations, absl::StrCat("activations.", slot),
-                   v1::BUFFER_KIND_ACTIVATION, activations.total);
+    table.AddAt(places.activations, absl::StrCat("activations.", slot), v1::BUFFER_KIND_ACTIVATION,
+                activations.total);
   }
   table.Add("activations.shared", v1::BUFFER_KIND_ACTIVATION, activations.shared_total);
   AddWorkspace(job, shape, units, tensors, *device, threads, &table);
@@ -550,8 +564,9 @@ v1::MemoryTable MemoryOfStage(const v1::JobSpec& job, const v1::Layout& layout, 
     table.AddOnHost("snapshot", v1::BUFFER_KIND_SNAPSHOT, snapshot);
   } else {
     // Where the state has no room in memory, neither has its copy.
-    table.AddWhere(on_disk.moments || on_disk.master, "snapshot", v1::BUFFER_KIND_SNAPSHOT,
-                   snapshot);
+    const bool on_disk = places.moments == Place::kDisk || places.master == Place::kDisk;
+    table.AddAt(on_disk ? Place::kDisk : Place::kDevice, "snapshot", v1::BUFFER_KIND_SNAPSHOT,
+                snapshot);
   }
   return table.Finish();
 }

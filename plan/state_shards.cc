@@ -5,6 +5,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "kernels/ops.h"
 #include "model/architecture.h"
 #include "plan/offload.h"
@@ -24,7 +25,8 @@ bool IsUnitOfItsOwn(const StageTensor& entry) {
 }
 
 std::string NameOfUnit(const StageTensor& first) {
-  if (IsUnitOfItsOwn(first)) return first.use;
+  if (first.use == model::kTokenTable) return "table";
+  if (IsUnitOfItsOwn(first)) return std::string(absl::StripSuffix(first.use, ".weight"));
   if (first.in_layer) return absl::StrCat("layers.", first.layer);
   return first.layer < 0 ? "embedding" : "head";
 }

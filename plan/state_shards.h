@@ -68,8 +68,9 @@ bool DividesMasterWeights(const v1::JobSpec& job, const v1::Layout& layout);
 // A run of a stage's tensors that is divided on its own: a layer; the token table; the rest of the
 // embedding or of the head; one use of a tensor that has several.
 struct StateUnit {
-  std::string name;         // "layers.7", "embedding", "head", or the use of a tensor that is alone
-  int layer = -1;           // StageTensor.layer of all its tensors
+  std::string
+      name;        // "layers.7", "embedding", "head", "table", or the use of a tensor that is alone
+  int layer = -1;  // StageTensor.layer of all its tensors
   size_t first_tensor = 0;  // index in StageTensors.tensors
   size_t tensor_count = 0;
   int64_t parameter_offset = 0;  // elements, of the first tensor

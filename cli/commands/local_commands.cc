@@ -102,6 +102,26 @@ std::vector<std::string> NoticesOnAttention(v1::JobSpec spec, const v1::PlanRepo
   return {notice};
 }
 
+// What the memory of a rank does not show.
+std::vector<std::string> NoticesOnDisk(v1::JobSpec spec, const v1::PlanReport& report,
+                                       const ClusterHere& here) {
+  if (report.chosen() < 0) return {};
+  if (spec.model().vocab_size() == 0) {
+    spec.mutable_model()->set_vocab_size(plan::kUnknownVocabulary);
+  }
+  const v1::Layout& layout = report.layouts(report.chosen()).layout();
+  int64_t most = 0;
+  for (int stage = 0; stage < layout.pipeline(); ++stage) {
+    const v1::MemoryTable table =
+        plan::MemoryOfStage(spec, layout, stage, here.cluster.threads_per_rank);
+    most = std::max(most, table.disk_bytes());
+  }
+  if (most == 0) return {};
+  return {
+      absl::StrFormat("offload: each rank needs up to %.1f MiB in its agent's --scratch directory",
+                      static_cast<double>(most) / (1 << 20))};
+}
+
 void PrintTensors(v1::ModelSpec model, const v1::Layout& layout, const PlanOptions& options) {
   // The notice of FillVocabulary has named the size that is assumed.
   if (model.vocab_size() == 0) model.set_vocab_size(plan::kUnknownVocabulary);
@@ -150,6 +170,7 @@ absl::StatusOr<int> PlanJob(const PlanOptions& options) {
   v1::PlanReport report = plan::PlanLayouts(spec, here.cluster);
   plan::AddDivisions(spec, here.cluster, &report);
   PrintNotices(NoticesOnAttention(spec, report, here));
+  PrintNotices(NoticesOnDisk(spec, report, here));
   if (options.explain_tensors && report.chosen() >= 0) {
     PrintTensors(spec.model(), report.layouts(report.chosen()).layout(), options);
   } else if (options.format() != Output::kTable) {

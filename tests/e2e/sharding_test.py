@@ -2,6 +2,7 @@
 any other division; and what the state takes."""
 
 import os
+import re
 import signal
 import sys
 
@@ -10,10 +11,12 @@ import python_cases  # noqa: E402
 from harness import ClusterTest, TercioTest  # noqa: E402
 
 STEPS = 60
+# What a rank waits in, where its peers share the state.
+NAMED_CALL = r"waits? in (gather of (layers\.\d+|embedding|head|table)|sum of (layers\.\d+|embedding|head|table), round \d+) #"
 
 
-def divided(tensor, pipeline, data, stage):
-    return ["--set", f"parallelism={{tensor: {tensor}, pipeline: {pipeline}, data: {data}, zero_stage: {stage}}}",
+def divided(tensor, pipeline, data, stage, more=""):
+    return ["--set", f"parallelism={{tensor: {tensor}, pipeline: {pipeline}, data: {data}, zero_stage: {stage}{more}}}",
             "--set", f"resources.ranks={tensor * pipeline * data}"]
 
 
@@ -46,6 +49,24 @@ class Sharding(TercioTest):
         # An evaluation that a shorter job makes at its end is not compared.
         self.assertEqual([step[:5] for step in curve], [step[:5] for step in whole])
 
+    def test_groups_kept_layers_and_disks(self):
+        _, whole = self.trained("whole", *divided(1, 1, 1, 0))
+        on_disk = ["--set", "offload={optimizer: nvme, parameters: nvme, activations: nvme}"]
+        for name, changes in (("groups", divided(1, 1, 4, 3, ", shard: 2, prefetch: 2")),
+                              ("kept by neighbours", divided(1, 1, 4, 3, ", reshard_after_forward: 2, prefetch: 0")),
+                              ("kept whole", divided(1, 2, 2, 3, ", reshard_after_forward: false")),
+                              ("one rank's disk", divided(1, 1, 1, 3) + on_disk),
+                              ("disks", divided(1, 1, 2, 3) + on_disk)):
+            job, curve = self.trained(name, *changes)
+            self.assertEqual(curve, whole, name)
+            # What is in a scratch file is gone with its process.
+            self.assertEqual(os.listdir(self.path(name, "agent", "scratch")), [])
+        report = self.json("plan", self.path("job.yaml"), *divided(1, 1, 4, 2, ", shard: 2"))
+        self.assertEqual([division["zero_stage"] for division in report["divisions"]], [0, 1, 2, 3])
+        self.assertEqual((report["layouts"][0]["shard"], report["layouts"][0]["reshard_after_forward"]), (2, True))
+        _, err = self.tercio("plan", self.path("job.yaml"), *divided(1, 1, 2, 1), "--set", "offload.parameters=nvme", code=2)
+        self.assertIn("offload.parameters: the model's layers are read from there one by one; set parallelism.zero_stage: 3", err)
+
     def test_a_checkpoint_is_read_by_one_rank(self):
         job, _ = self.trained("state", *divided(2, 1, 2, 3))
         checkpoint = job["checkpoint"]["path"]
@@ -73,11 +94,39 @@ class Sharding(TercioTest):
 
 class ShardingInCluster(ClusterTest):
 
+    def test_a_scratch_directory_that_cannot_be_used(self):
+        _, ready = self.coordinator()
+        self.address = ready["coordinator"]
+        self.agent(self.address, "one", 2, "--scratch", "/proc")
+        job = self.submit("--set", "offload.optimizer=nvme", *divided(1, 1, 2, 1))
+        self.tercio(*self.reach("wait", job), code=1)
+        status = self.get(job)
+        self.assertEqual((status["state"], status["restarts"]), ("failed", 0))
+        self.assertIn("scratch space in /proc", status["error"])
+
+    # The call of a rank that waits, by the unit and the round it is for.
+    def test_a_hang_names_unit_and_round(self):
+        _, ready = self.coordinator()
+        self.address = ready["coordinator"]
+        self.agent(self.address, "one", 2)
+        changes = ("--set", "training.steps=100000", "--set", "fault_tolerance.hang_timeout=5s", "--set",
+                   "fault_tolerance.max_restarts=0", "--set", "model.hidden=256", *divided(1, 1, 2, 3))
+        messages = []
+        # A rank may be stopped where the others wait in the sum of losses, which is of no unit.
+        while len(messages) < 5 and not any(re.search(NAMED_CALL, message) for message in messages):
+            job = self.submit(*changes)
+            self.after_step(job, 3)
+            os.kill(self.trainers(job)[1], signal.SIGSTOP)
+            self.tercio(*self.reach("wait", job), code=1)
+            messages += [event["message"] for event in self.events(job) if event["kind"] == "hang"]
+        self.assertRegex(messages[-1], NAMED_CALL)
+
     def test_kill_and_restart(self):
         _, ready = self.coordinator()
         self.address = ready["coordinator"]
         self.agent(self.address, "one", 4)
-        changes = ("--set", "training.steps=200", "--set", "checkpoint.every_steps=20", *divided(1, 2, 2, 3))
+        changes = ("--set", "training.steps=200", "--set", "checkpoint.every_steps=20", "--set", "offload={optimizer: nvme, parameters: nvme}",
+                   *divided(1, 2, 2, 3))
         undisturbed = self.submit(*changes)
         self.tercio(*self.reach("wait", undisturbed))
         broken = self.submit(*changes)

@@ -168,6 +168,24 @@ TEST_F(CudaParity, ADividedState) {
   check(kept, {3}, 1e-2);
 }
 
+// State in pinned memory of the host has the bits of state in the GPU's own: the same kernels read
+// and write it.
+TEST_F(CudaParity, StateOnTheHost) {
+  const auto check = [&](v1::JobSpec spec, int stage, bool parameters) {
+    spec.mutable_parallelism()->set_zero_stage(stage);
+    const RunResult on_gpus = OnGpus(spec);
+    spec.mutable_offload()->set_optimizer(v1::OFFLOAD_TIER_HOST);
+    if (parameters) spec.mutable_offload()->set_parameters(v1::OFFLOAD_TIER_HOST);
+    const RunResult on_host = OnGpus(spec);
+    EXPECT_EQ(on_host.steps.back().loss, on_gpus.steps.back().loss);
+    EXPECT_EQ(on_host.state, on_gpus.state);
+  };
+  check(With(In(SmallJob(), {1, 1, 1}), v1::PRECISION_BF16), 0, false);
+  check(With(In(SmallLlama(), {1, 1, 2}), v1::PRECISION_BF16), 2, false);
+  check(With(In(SmallJob(), {1, 1, 2}), v1::PRECISION_FP32), 3, true);
+  check(With(In(SmallJob(), {1, 1, 1}), v1::PRECISION_BF16), 3, true);
+}
+
 // What NVIDIA's profilers show of steps: ranges that nest, and end.
 TEST_F(CudaParity, ProfilersSeeRangesOfAStep) {
   v1::JobSpec spec = With(In(WithoutDropout(SmallJob()), {1, 1, 1}), v1::PRECISION_BF16);

@@ -183,9 +183,9 @@ class CudaStream : public Stream {
     if (bytes == 0 || !status_.ok()) return;
     // CUDA copies to other memory of the host only while the caller waits.
     if (ranges_->Contain(host, bytes)) {
-      return Note(cudaMemcpyAsync(host, device, static_cast<size_t>(bytes), cudaMemcpyDeviceToHost,
-                                  stream_),
-                  "copying to the host");
+      return Note(
+          cudaMemcpyAsync(host, device, static_cast<size_t>(bytes), cudaMemcpyDefault, stream_),
+          "copying to the host");
     }
     MakePinned();
     for (int64_t at = 0; at < bytes && status_.ok(); at += kLandingBytes) {
@@ -193,7 +193,7 @@ class CudaStream : public Stream {
       // This empties the landing place: what lies there is copied to where it belongs.
       if (landed_ + count > kLandingBytes) Note(Synchronize());
       Note(cudaMemcpyAsync(landing_ + landed_, static_cast<const std::byte*>(device) + at,
-                           static_cast<size_t>(count), cudaMemcpyDeviceToHost, stream_),
+                           static_cast<size_t>(count), cudaMemcpyDefault, stream_),
            "copying to the host");
       arrivals_.push_back({static_cast<std::byte*>(host) + at, landing_ + landed_, count});
       landed_ += count;
@@ -211,7 +211,7 @@ class CudaStream : public Stream {
       // Pinned memory is copied, too: the caller may change its bytes as soon as this returns.
       std::memcpy(piece, static_cast<const std::byte*>(host) + at, static_cast<size_t>(count));
       Note(cudaMemcpyAsync(static_cast<std::byte*>(device) + at, piece, static_cast<size_t>(count),
-                           cudaMemcpyHostToDevice, stream_),
+                           cudaMemcpyDefault, stream_),
            "copying to the device");
       Note(ring_->Release(stream_));
     }
