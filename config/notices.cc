@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "config/job_file.h"
+#include "plan/offload.h"
 #include "plan/reproducibility.h"
 #include "plan/state_shards.h"
 
@@ -27,6 +28,10 @@ bool IsOnCpus(const Job& job) { return job.resources().device() == v1::DEVICE_KI
 bool HasNoValidation(const Job& job) {
   return job.data().validation_fraction() <= 0 && job.data().validation_path().empty() &&
          job.data().validation_blend().empty();
+}
+// What is offloaded is gathered on one rank, too.
+bool HasNothingToDivide(const Job& job) {
+  return HasOneDataRank(job) && !plan::IsOffloaded(job.offload().parameters());
 }
 bool IsUndivided(const Job& job) {
   return !job.parallelism().automatic() && job.parallelism().zero_stage() == 0;
@@ -58,7 +63,7 @@ constexpr Row kRows[] = {
      [](const Job& job) { return job.parallelism().tensor_overlap() > 1; }, HasOneTensorRank,
      "parallelism.tensor is 1"},
     {"parallelism.zero_stage", [](const Job& job) { return job.parallelism().zero_stage() > 0; },
-     HasOneDataRank, "there is one data rank"},
+     HasNothingToDivide, "there is one data rank"},
     {"parallelism.shard", [](const Job& job) { return job.parallelism().shard() > 0; }, IsUndivided,
      "parallelism.zero_stage is 0"},
     {"parallelism.reshard_after_forward",

@@ -1,9 +1,9 @@
 """GPT-2 in PyTorch as people write it (nn.Linear, scaled_dot_product_attention, AdamW), timed: what Tercio is
 compared with. Prints one JSON line.
 
-    python torch_gpt.py --model nanogpt|gpt2-124m --steps N [--threads N] [--processes N] [--compile] [--gemm]
+    python torch_gpt.py --model nanogpt|gpt2-124m --steps N [--threads N] [--processes N] [--batch N] [--fsdp] [--compile] [--gemm]
 
---processes N > 1 is DistributedDataParallel over Gloo, the batch divided among the processes.
+--processes N > 1 is DistributedDataParallel over Gloo, the batch divided among the processes; with --fsdp it is FSDP2.
 """
 
 import argparse
@@ -16,6 +16,7 @@ import torch
 import torch.distributed
 import torch.multiprocessing
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
 
 MODELS = {
@@ -89,7 +90,13 @@ def train(rank, options, results):
     model = Gpt(m)
     if options.compile:
         model = torch.compile(model)
-    if options.processes > 1:
+    if options.fsdp:
+        # As its documents have it: each block on its own, then what is left.
+        mesh = torch.distributed.init_device_mesh("cpu", (options.processes,))
+        for block in model.blocks:
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+    elif options.processes > 1:
         model = nn.parallel.DistributedDataParallel(model)
     parameters = list(model.parameters())
     optimizer = torch.optim.AdamW(
@@ -97,7 +104,7 @@ def train(rank, options, results):
          {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0}], lr=1e-3, betas=(0.9, 0.99))
     generator = torch.Generator().manual_seed(rank)
     seconds = []
-    batch = m["batch"] // options.processes
+    batch = (options.batch or m["batch"]) // options.processes
     for _ in range(options.steps):
         tokens = torch.randint(m["vocab"], (batch, m["context"] + 1), generator=generator)
         begin = time.perf_counter()
@@ -110,7 +117,7 @@ def train(rank, options, results):
         seconds.append(time.perf_counter() - begin)
     if rank == 0:
         median = statistics.median(seconds[max(1, len(seconds) // 5):])  # the first fifth warms up
-        results.put({"step_seconds": median, "tokens_per_second": m["batch"] * m["context"] / median})
+        results.put({"step_seconds": median, "tokens_per_second": batch * options.processes * m["context"] / median})
     if options.processes > 1:
         torch.distributed.destroy_process_group()
 
@@ -121,6 +128,8 @@ def main():
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--batch", type=int, help="sequences of a step, of all processes; default: the model's")
+    parser.add_argument("--fsdp", action="store_true", help="FSDP2 in place of DistributedDataParallel")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--gemm", action="store_true")
     options = parser.parse_args()

@@ -5,10 +5,11 @@ import os
 import re
 import signal
 import sys
+import time
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import python_cases  # noqa: E402
-from harness import ClusterTest, TercioTest  # noqa: E402
+from harness import ClusterTest, TercioTest, wait_for  # noqa: E402
 
 STEPS = 60
 # What a rank waits in, where its peers share the state.
@@ -120,6 +121,45 @@ class ShardingInCluster(ClusterTest):
             self.tercio(*self.reach("wait", job), code=1)
             messages += [event["message"] for event in self.events(job) if event["kind"] == "hang"]
         self.assertRegex(messages[-1], NAMED_CALL)
+
+    def position(self, pid):
+        """What the trainer does, and the collective that it waits in: texts of its progress page (progress_page.cc)."""
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            words = file.read().split(b"\0")
+        with open(words[words.index(b"--progress") + 1], "rb") as file:
+            page = file.read(168)
+        return tuple(text.split(b"\0")[0].decode() for text in (page[48:88], page[136:168]))
+
+    def test_kill_at_every_kind_of_step(self):
+        _, ready = self.coordinator()
+        self.address = ready["coordinator"]
+        self.agent(self.address, "one", 4)
+        changes = ("--set", "training.steps=400", "--set", "checkpoint.every_steps=10", "--set", "fault_tolerance.max_restarts=100",
+                   "--set", "offload={optimizer: nvme, parameters: nvme}", *divided(1, 2, 2, 3))
+        undisturbed = self.submit(*changes)
+        self.tercio(*self.reach("wait", undisturbed))
+        broken = self.submit(*changes)
+        self.after_step(broken, 10)
+        met = []
+        for kind in ("forward", "backward", "gradient sum", "optimizer", "snapshot", "replica check", "gather of", "sum of layers"):
+            restarts = self.get(broken)["restarts"]
+            deadline = time.monotonic() + 30
+            while len(met) == restarts and time.monotonic() < deadline:
+                for pid in self.trainers(broken):
+                    try:
+                        action, call = self.position(pid)
+                    except (OSError, ValueError):
+                        continue  # it has ended, or has not begun
+                    if action.startswith(kind) or call.startswith(kind):
+                        os.kill(pid, signal.SIGKILL)
+                        met.append(kind)
+                        break
+            if len(met) > restarts:
+                wait_for(lambda: self.get(broken)["restarts"] > restarts, "a restart")
+        self.tercio(*self.reach("wait", broken))
+        print("killed in", met, file=sys.stderr)
+        self.assertGreaterEqual(len(met), 6)
+        self.assertEqual(self.curve_of(broken), self.curve_of(undisturbed))
 
     def test_kill_and_restart(self):
         _, ready = self.coordinator()

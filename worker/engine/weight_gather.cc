@@ -4,6 +4,8 @@
 #include <memory>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+
 namespace tercio::engine {
 
 WeightGather::WeightGather(const plan::RankShards& shards, const plan::StageTensors& tensors,
@@ -34,27 +36,14 @@ void WeightGather::OnUpdate() {
 
 void WeightGather::Begin() {
   if ((!shards_.divided() && !shards_.gathers_weights) || is_current_) return;
-  device::Stream& stream = streams_.communication;
-  const device::Range range(stream, "gather weights", 0);
+  const device::Range range(streams_.communication, "gather weights", 0);
   Follow();
-  // Both callbacks run when the stream reaches them, which is after this function has returned.
-  auto start = std::make_shared<double>(0);
-  if (trace_.on()) {
-    stream.RunOnHost([start] {
-      *start = StepTrace::Now();
-      return absl::OkStatus();
-    });
-  }
-  for (const plan::StateUnit& unit : shards_.units) {
-    // Further uses of a tensor read the same memory.
-    if (unit.own_parameter && unit.stage_layer < 0) Gather(unit);
-  }
-  if (trace_.on()) {
-    stream.RunOnHost([this, start] {
-      trace_.Add({"gather weights", 0, 0, *start, StepTrace::Now() - *start, true});
-      return absl::OkStatus();
-    });
-  }
+  Traced("weights", [&] {
+    for (const plan::StateUnit& unit : shards_.units) {
+      // Further uses of a tensor read the same memory.
+      if (unit.own_parameter && unit.stage_layer < 0) Gather(unit);
+    }
+  });
   is_current_ = true;
   under_way_ = true;
 }
@@ -86,12 +75,30 @@ void WeightGather::Fetch(size_t layer) {
   const device::Range range(streams_.communication, "gather layer", static_cast<int64_t>(layer));
   // The layer that was in this place has been computed by then.
   Follow();
-  for (const plan::StateUnit* unit : layers_[layer]) {
-    is_kept_[layer] ? GatherKept(*unit) : Gather(*unit);
-    if (groups_.secondary != nullptr && !is_kept_[layer]) Keep(*unit);
-  }
+  Traced(layers_[layer].front()->name, [&] {
+    for (const plan::StateUnit* unit : layers_[layer]) {
+      is_kept_[layer] ? GatherKept(*unit) : Gather(*unit);
+      if (groups_.secondary != nullptr && !is_kept_[layer]) Keep(*unit);
+    }
+  });
   if (groups_.secondary != nullptr) is_kept_[layer] = true;
   streams_.communication.Record(*streams_.gathered[place]);
+}
+
+void WeightGather::Traced(const std::string& what, absl::FunctionRef<void()> enqueue) {
+  if (!trace_.on()) return enqueue();
+  device::Stream& stream = streams_.communication;
+  // Both callbacks run when the stream reaches them, which is after this function has returned.
+  auto start = std::make_shared<double>(0);
+  stream.RunOnHost([start] {
+    *start = StepTrace::Now();
+    return absl::OkStatus();
+  });
+  enqueue();
+  stream.RunOnHost([this, name = absl::StrCat("gather ", what), start] {
+    trace_.Add({name, 0, 0, *start, StepTrace::Now() - *start, true});
+    return absl::OkStatus();
+  });
 }
 
 void WeightGather::Follow() {

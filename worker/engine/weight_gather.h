@@ -10,8 +10,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "kernels/values.h"
 #include "plan/state_shards.h"
 #include "worker/collective/communicator.h"
@@ -70,6 +72,8 @@ class WeightGather {
   void GatherKept(const plan::StateUnit& unit);
   void Keep(const plan::StateUnit& unit);
   void Fetch(size_t layer);
+  // Enqueues work; where the step is traced, its time becomes an event.
+  void Traced(const std::string& what, absl::FunctionRef<void()> enqueue);
   // The communication stream waits for what has been computed so far.
   void Follow();
 
