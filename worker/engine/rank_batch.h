@@ -57,8 +57,10 @@ class RankBatch {
   const RankSamples& samples() const { return samples_; }
   ExchangeVector& exchange() { return exchange_; }
 
- private:
+  // Its data ranks count predictions together (CountPredictions).
   bool encoder() const { return !causal_; }
+
+ private:
   // In the global batch.
   int64_t FirstSequenceOf(int micro_batch) const;
 

@@ -133,13 +133,13 @@ void StageModel::ForwardLayer(const Pass& pass, size_t i) {
   const int slot = pass.batch.slot;
   const blocks::Frame frame = FrameOf(slot, i);
   // A layer whose weights are gathered does not read those of the next one, which may come later.
-  if (!Follows(i) || gather_ != nullptr) {
+  if (!Follows(i) || GathersForEachPass()) {
     const blocks::Continuation entry = layers_[i].Entry(pass, frame);
     if (entry.norm.has_value()) products_.MakeInput(*entry.reader, {.norm = entry.norm});
   }
   if (i + 1 < layers_.size() && Follows(i + 1)) {
     const blocks::Frame next = FrameOf(slot, i + 1);
-    if (gather_ != nullptr) return layers_[i].Forward(pass, frame, next.Values(0), {});
+    if (GathersForEachPass()) return layers_[i].Forward(pass, frame, next.Values(0), {});
     return layers_[i].Forward(pass, frame, next.Values(0), layers_[i + 1].Entry(pass, next));
   }
   layers_[i].Forward(pass, frame, Output(pass.batch, pass.stream), AfterChunk(pass));
@@ -150,6 +150,7 @@ void StageModel::Forward(const MicroBatch& batch) {
   const auto computes = [&](int stream) {
     return batch.only_stream < 0 || stream == batch.only_stream;
   };
+  if (gather_ != nullptr && IsFirst(batch)) gather_->UseEmbedding();
   for (const Pass& pass : passes) {
     if (!IsFirst(batch) || !computes(pass.stream)) continue;
     embedding_->Forward(pass, EmbeddingAt(batch.slot), Input(batch, pass.stream));

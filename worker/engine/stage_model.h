@@ -90,8 +90,9 @@ class StageModel {
     return language_head_->Logits(LastRows(batch) + row * shape_.hidden, rows);
   }
 
-  // The weights of layers are gathered before they are read. `gather` outlives the model.
-  void GatherLayers(WeightGather& gather) { gather_ = &gather; }
+  // Weights come from other ranks: each is waited for before it is read. `gather` outlives the
+  // model.
+  void AwaitWeights(WeightGather& gather) { gather_ = &gather; }
 
   // Sets the factor of the loss's gradient; 1 at first.
   void SetLossScale(double scale);
@@ -133,6 +134,7 @@ class StageModel {
     return layer % static_cast<size_t>(shape_.layers) != 0 &&
            units_.stream_of(layer) == units_.stream_of(layer - 1);
   }
+  bool GathersForEachPass() const { return gather_ != nullptr && gather_->GathersForEachPass(); }
   void ForwardLayer(const blocks::Pass& pass, size_t layer);
   // What follows the last layer of a stream in a chunk.
   blocks::Continuation AfterChunk(const blocks::Pass& pass) const;

@@ -132,7 +132,7 @@ class Engine : public TrainingEngine {
         InTurns({MemoryOf("parameters"), MemoryOf("adamw.m"), MemoryOf("adamw.v")}));
     for (const StateSlice& state : to_save_) saved_slices_.push_back(state.slice);
     for (const StateSlice& state : to_load_) needed_slices_.push_back(state.slice);
-    if (shards_.gathers_weights) model_.GatherLayers(gather_);
+    if (shards_.gathers_weights || shards_.divided()) model_.AwaitWeights(gather_);
     if (keeps_copies_) saved_in_needed_ = FindAmong(to_load_, to_save_);
     updates_.reserve(tensors_.tensors.size());
     if (arena_.IsOnDisk(first_moments_) || arena_.IsOnDisk(parameters_)) {
@@ -193,6 +193,12 @@ class Engine : public TrainingEngine {
   void CompleteWeights() {
     gather_.Begin();
     gather_.Await();
+  }
+  // The forward pass waits for each layer, unless something else uses the communicator before it,
+  // as data ranks of an encoder that count together, or what it enqueues is recorded.
+  void BeginWeights() {
+    gather_.Begin();
+    if (shards_.gathers_weights || batch_.encoder() || repeated_actions_ > 0) gather_.Await();
   }
   absl::StatusOr<std::vector<uint64_t>> WeightDigests();
   // In the weights that an update begins with, or, where these are divided, that the model reads.
@@ -402,8 +408,7 @@ absl::StatusOr<StepResult> Engine::Step(int64_t step, double signal) {
   where_.BeginAction(progress::Phase::kData, "samples");
   batch_.Read(
       [&](int64_t sequence, data::Sample* out) { source_.TrainingSample(step, sequence, out); });
-  // Data ranks also count together, over the same communicator.
-  CompleteWeights();
+  BeginWeights();
   TERCIO_RETURN_IF_ERROR(batch_.CountPredictions());
   batch_.ClearSums();
   signal_ = signal;
@@ -585,10 +590,9 @@ absl::StatusOr<std::unique_ptr<TrainingEngine>> TrainingEngine::Create(
   for (auto& event : summed) {
     TERCIO_ASSIGN_OR_RETURN(event, device.CreateEvent());
   }
-  std::vector<std::unique_ptr<device::Event>> gathered;
-  if (plan::GathersWeights(spec, plan.layout())) {
-    gathered.resize(static_cast<size_t>(plan::PlacesOfLayers(plan.layout())));
-  }
+  std::vector<std::unique_ptr<device::Event>> gathered(WeightGather::EventsOf(plan::ShardsOfRank(
+      spec, plan,
+      plan::TensorsOfStage(spec.model(), plan.layout(), plan.placement().pipeline_index()))));
   for (auto& event : gathered) {
     TERCIO_ASSIGN_OR_RETURN(event, device.CreateEvent());
   }

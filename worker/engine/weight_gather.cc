@@ -7,6 +7,14 @@
 #include "absl/strings/str_cat.h"
 
 namespace tercio::engine {
+namespace {
+
+// Units of the embedding, of a layer, or of the head follow each other.
+bool EndsRun(const std::vector<plan::StateUnit>& units, size_t index) {
+  return index + 1 == units.size() || units[index + 1].layer != units[index].layer;
+}
+
+}  // namespace
 
 WeightGather::WeightGather(const plan::RankShards& shards, const plan::StageTensors& tensors,
                            Weights weights, Groups groups, Arena& arena, Streams streams,
@@ -26,6 +34,16 @@ WeightGather::WeightGather(const plan::RankShards& shards, const plan::StageTens
     layers_.back().push_back(&unit);
   }
   is_kept_.resize(layers_.size());
+  if (!shards.units.empty() && shards.units.front().layer < 0) first_layer_ = 1;
+}
+
+size_t WeightGather::EventsOf(const plan::RankShards& shards) {
+  if (shards.gathers_weights) return static_cast<size_t>(shards.places);
+  size_t runs = 0;
+  for (size_t i = 0; i < shards.units.size(); ++i) {
+    if (EndsRun(shards.units, i)) ++runs;
+  }
+  return runs;
 }
 
 void WeightGather::OnUpdate() {
@@ -39,13 +57,19 @@ void WeightGather::Begin() {
   const device::Range range(streams_.communication, "gather weights", 0);
   Follow();
   Traced("weights", [&] {
-    for (const plan::StateUnit& unit : shards_.units) {
+    size_t run = 0;
+    for (size_t i = 0; i < shards_.units.size(); ++i) {
+      const plan::StateUnit& unit = shards_.units[i];
       // Further uses of a tensor read the same memory.
       if (unit.own_parameter && unit.stage_layer < 0) Gather(unit);
+      if (!shards_.gathers_weights && EndsRun(shards_.units, i)) {
+        streams_.communication.Record(*streams_.gathered[run++]);
+      }
     }
   });
   is_current_ = true;
   under_way_ = true;
+  awaited_ = 0;
 }
 
 void WeightGather::Await() {
@@ -55,7 +79,20 @@ void WeightGather::Await() {
   under_way_ = false;
 }
 
+void WeightGather::AwaitUpTo(size_t event) {
+  event = std::min(event, streams_.gathered.size() - 1);
+  if (!under_way_ || event < awaited_) return;
+  awaited_ = event + 1;
+  const progress::Whereabouts::Join join(where_, groups_.shard.group());
+  streams_.compute.Wait(*streams_.gathered[event]);
+}
+
+void WeightGather::UseEmbedding() {
+  if (!shards_.gathers_weights) AwaitUpTo(0);
+}
+
 void WeightGather::Use(size_t layer, size_t last) {
+  if (!shards_.gathers_weights) return AwaitUpTo(first_layer_ + layer + 1);
   Fetch(layer);
   {
     const progress::Whereabouts::Join join(where_, groups_.shard.group());

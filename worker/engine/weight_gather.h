@@ -31,7 +31,7 @@ class WeightGather {
     device::Stream& compute;
     device::Stream& communication;
     device::Event& updated;
-    // One for each place of layers.
+    // One for each place of layers, or, where these are not gathered for each pass, EventsOf.
     std::vector<device::Event*> gathered;
   };
   // `of_model`: those that the model reads, StateUnit::model_offset; `master`: the fp32 weights of
@@ -52,6 +52,12 @@ class WeightGather {
                Groups groups, Arena& arena, Streams streams, StepTrace& trace,
                progress::Whereabouts& where);
 
+  // Events that it needs: one for each place, or for the embedding, each layer and the head.
+  static size_t EventsOf(const plan::RankShards& shards);
+
+  // Whether layers are gathered before each pass.
+  bool GathersForEachPass() const { return shards_.gathers_weights; }
+
   // The weights of this rank's shard have changed where the compute stream is: they have to reach
   // the others before the next pass.
   void OnUpdate();
@@ -62,16 +68,21 @@ class WeightGather {
   void Await();
 
   // Before a pass through a layer, counted on the stage: its weights are complete where the compute
-  // stream is after this, until the next call. Starts to gather those that the pass comes to after
-  // it, as far as there are places; `last` is where it ends. Collective as Begin.
-  // REQUIRES: gathers_weights.
+  // stream is after this. Where layers are gathered before each pass, this holds until the next
+  // call, and begins to gather those that the pass comes to after it, as far as there are places;
+  // `last` is where it ends. Elsewhere the weights of the next layer, or of the head, are complete,
+  // too. Collective as Begin.
   void Use(size_t layer, size_t last);
+  // The same for the embedding.
+  void UseEmbedding();
 
  private:
   void Gather(const plan::StateUnit& unit);
   void GatherKept(const plan::StateUnit& unit);
   void Keep(const plan::StateUnit& unit);
   void Fetch(size_t layer);
+  // What Begin has sent last up to the event of this index.
+  void AwaitUpTo(size_t event);
   // Enqueues work; where the step is traced, its time becomes an event.
   void Traced(const std::string& what, absl::FunctionRef<void()> enqueue);
   // The communication stream waits for what has been computed so far.
@@ -90,6 +101,8 @@ class WeightGather {
   std::vector<bool> is_kept_;  // layers whose parts neighbours have since the last update
   bool is_current_ = false;    // ranks start, and load, with their shards
   bool under_way_ = false;
+  size_t first_layer_ = 0;  // index of its event, where layers are not gathered for each pass
+  size_t awaited_ = 0;      // events of this gathering that were waited for
 };
 
 }  // namespace tercio::engine
