@@ -38,6 +38,42 @@ v1::JobSpec WithVocabulary(v1::JobSpec job) {
   return job;
 }
 
+// Seconds that data ranks exchange gradients and weights in a step: beside the backward pass, and
+// before the forward pass.
+struct DataTime {
+  double beside_compute = 0;
+  double alone = 0;
+};
+DataTime TimeOfData(const v1::JobSpec& job, const v1::Layout& layout, const Cluster& cluster) {
+  const double d = layout.data();
+  const double m = layout.micro_batches();
+  // Data ranks add the gradients of their own part of the model only.
+  const double gradient = static_cast<double>(plan::ParameterCount(job.model())) / layout.tensor() /
+                          layout.pipeline() * kFloatBytes;
+  // Each half of the sum: the parts of gradients to their owners, and the sums, or the weights that
+  // the owners have updated, back.
+  const auto half_among = [&](double members, double bytes) {
+    return members == 1 ? 0
+                        : (members - 1) / members * bytes / cluster.bytes_per_second +
+                              cluster.seconds_per_message;
+  };
+  const double shards = ShardRanks(layout) > 1 ? ShardRanks(layout) : d;
+  const double half_of_sum = half_among(shards, gradient);
+  const bool gathers_weights = ShardRanks(layout) > 1;
+  // Where gradients are divided, too, every round sends them.
+  const double rounds = RoundsOf(layout, LanesOf(job, layout));
+  double beside_compute = gathers_weights ? rounds * half_of_sum : 2 * half_of_sum;
+  // Shards are then summed over their replicas.
+  beside_compute += 2 * half_among(ReplicasOf(layout), gradient / shards);
+  // Layers are gathered for every forward and every backward pass.
+  if (GathersWeights(job, layout)) {
+    const int kept_over = SecondaryRanks(layout);
+    beside_compute += kept_over > 0 ? half_of_sum + (2 * m - 1) * half_among(kept_over, gradient)
+                                    : 2 * m * half_of_sum;
+  }
+  return {beside_compute, gathers_weights ? half_of_sum : 0};
+}
+
 v1::Prediction Predict(const v1::JobSpec& job, const v1::Layout& layout, const Cluster& cluster) {
   v1::Prediction prediction;
   // The stage that needs the most decides: all ranks are assumed to have the same memory.
@@ -70,36 +106,13 @@ v1::Prediction Predict(const v1::JobSpec& job, const v1::Layout& layout, const C
       // Each micro-batch crosses a border once forward and once backward, per chunk.
       p == 1 ? 0
              : m * v * 2 * (activation / cluster.bytes_per_second + cluster.seconds_per_message);
-  // Data ranks add the gradients of their own part of the model only.
-  const double gradient =
-      static_cast<double>(plan::ParameterCount(job.model())) / t / p * kFloatBytes;
-  // Each half of the sum: the parts of gradients to their owners, and the sums, or the weights that
-  // the owners have updated, back.
-  const auto half_among = [&](double members, double bytes) {
-    return members == 1 ? 0
-                        : (members - 1) / members * bytes / cluster.bytes_per_second +
-                              cluster.seconds_per_message;
-  };
-  const double shards = ShardRanks(layout) > 1 ? ShardRanks(layout) : d;
-  const double half_of_sum = half_among(shards, gradient);
-  const bool gathers_weights = ShardRanks(layout) > 1;
-  // Where gradients are divided, too, every round sends them.
-  const double rounds = RoundsOf(layout, LanesOf(job, layout));
-  double beside_compute = gathers_weights ? rounds * half_of_sum : 2 * half_of_sum;
-  // Shards are then summed over their replicas.
-  beside_compute += 2 * half_among(ReplicasOf(layout), gradient / shards);
-  // Layers are gathered for every forward and every backward pass.
-  if (GathersWeights(job, layout)) {
-    const int kept_over = SecondaryRanks(layout);
-    beside_compute += kept_over > 0 ? half_of_sum + (2 * m - 1) * half_among(kept_over, gradient)
-                                    : 2 * m * half_of_sum;
-  }
+  const DataTime of_data = TimeOfData(job, layout, cluster);
   // Narayanan et al. 2021, section 2.2: chunks divide the time to fill the pipeline.
   const double bubble = (p - 1) / (m * v);
   const double busy = compute + tensor_time + pipeline_time;
   // Two thirds of the work are the backward pass; the reduction hides behind half of it.
-  const double seconds = busy * (1 + bubble) + std::max(0.0, beside_compute - compute / 3) +
-                         (gathers_weights ? half_of_sum : 0);
+  const double seconds =
+      busy * (1 + bubble) + std::max(0.0, of_data.beside_compute - compute / 3) + of_data.alone;
   prediction.set_step_seconds(seconds);
   prediction.set_tflops_per_gpu(flops / seconds / ranks / 1e12);
   const double peak = cluster.peak_flops_per_second;
@@ -181,7 +194,7 @@ int LeastStage(const v1::JobSpec& job) {
   return plan::IsElsewhere(job, job.offload().optimizer()) ? 1 : 0;
 }
 
-// Of the stage whose ranks have the most.
+// Figures of the stage whose ranks have the most.
 void AddState(const v1::JobSpec& job, const v1::Layout& layout, int threads,
               v1::Division* division) {
   for (int stage = 0; stage < layout.pipeline(); ++stage) {

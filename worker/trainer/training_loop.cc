@@ -92,6 +92,7 @@ class TrainingLoop {
   bool IsRankZero() const { return identity_.rank == 0; }
 
   absl::StatusOr<TrainingOutcome> RunAll();
+  absl::Status CreateEngine();
   absl::Status Connect();
   absl::Status ChooseProducts();
   absl::Duration CollectiveTimeout() const;
@@ -194,6 +195,23 @@ class TrainingLoop {
   int64_t resident_bytes_ = 0;                          // at the last measurement
 };
 
+absl::Status TrainingLoop::CreateEngine() {
+  engine::EngineOptions options;
+  options.whereabouts = &whereabouts_;
+  options.scratch_directory = assignment_.scratch_directory();
+  // A checkpoint would overwrite all of them.
+  options.initialise_weights = assignment_.resume_step() == 0;
+  if (plan::SavesInPlace(assignment_.spec())) {
+    options.before_update = [this] { return EndLastSave("the weights cannot be updated"); };
+  }
+  auto engine = engine::TrainingEngine::Create(assignment_.spec(), assignment_.plan(), *device_,
+                                               communicators_, *source_, options);
+  // Scratch space that is not there will not be there the next time.
+  failure_.set_permanent(absl::IsFailedPrecondition(engine.status()));
+  TERCIO_ASSIGN_OR_RETURN(engine_, std::move(engine));
+  return absl::OkStatus();
+}
+
 absl::StatusOr<TrainingOutcome> TrainingLoop::RunAll() {
   failure_.set_permanent(true);
   TERCIO_ASSIGN_OR_RETURN(
@@ -224,19 +242,7 @@ absl::StatusOr<TrainingOutcome> TrainingLoop::RunAll() {
   const std::string precision = plan::TextOf(training().precision());
   const std::string products = device_->DescribeProducts(plan::FormatOf(training()));
   if (!products.empty()) LogInfo(absl::StrCat(precision, " products: ", products));
-  engine::EngineOptions options;
-  options.whereabouts = &whereabouts_;
-  options.scratch_directory = assignment_.scratch_directory();
-  // A checkpoint would overwrite all of them.
-  options.initialise_weights = assignment_.resume_step() == 0;
-  if (plan::SavesInPlace(assignment_.spec())) {
-    options.before_update = [this] { return EndLastSave("the weights cannot be updated"); };
-  }
-  auto engine = engine::TrainingEngine::Create(assignment_.spec(), assignment_.plan(), *device_,
-                                               communicators_, *source_, options);
-  // Scratch space that is not there will not be there the next time.
-  failure_.set_permanent(absl::IsFailedPrecondition(engine.status()));
-  TERCIO_ASSIGN_OR_RETURN(engine_, std::move(engine));
+  TERCIO_RETURN_IF_ERROR(CreateEngine());
   TERCIO_ASSIGN_OR_RETURN(channel_,
                           OpenChannel(assignment_.checkpoint_address(), TlsFromEnvironment()));
   OwnParts own_parts;
