@@ -68,9 +68,8 @@ bool DividesMasterWeights(const v1::JobSpec& job, const v1::Layout& layout);
 // A run of a stage's tensors that is divided on its own: a layer; the token table; the rest of the
 // embedding or of the head; one use of a tensor that has several.
 struct StateUnit {
-  std::string
-      name;        // "layers.7", "embedding", "head", "table", or the use of a tensor that is alone
-  int layer = -1;  // StageTensor.layer of all its tensors
+  std::string name;         // "layers.7", "embedding", "head", "table", or a use of a tensor
+  int layer = -1;           // StageTensor.layer of all its tensors
   size_t first_tensor = 0;  // index in StageTensors.tensors
   size_t tensor_count = 0;
   int64_t parameter_offset = 0;  // elements, of the first tensor
@@ -84,7 +83,7 @@ struct StateUnit {
   // Elements from the first tensor on: shard r is [bounds[r], bounds[r + 1]), and may be empty.
   std::vector<int64_t> bounds;
   // The same for the neighbours that keep it once it is gathered, and where each has its part, in a
-  // buffer of SecondaryElements; empty: they do not.
+  // buffer of its own (KeepOverNeighbours); empty: they do not.
   std::vector<int64_t> secondary_bounds;
   int64_t secondary_offset = 0;
 

@@ -3,6 +3,7 @@
 #include "plan/state_shards.h"
 
 #include <map>
+#include <set>
 
 #include "gtest/gtest.h"
 #include "kernels/ops.h"
@@ -159,6 +160,64 @@ TEST(StateShards, PlacesOfWeights) {
         ends[unit.stage_layer] = unit.model_offset + unit.elements();
       }
       EXPECT_EQ(ends.size(), 3u);  // with the two layers of the stage
+    }
+  }
+}
+
+// Layers take as many places in turns as there are.
+TEST(StateShards, PlacesOfLayersGatheredAhead) {
+  const StageTensors tensors = TensorsOfStage(Model(v1::ARCHITECTURE_GPT2, 96), Layout(1, 1, 4), 0);
+  std::vector<StateUnit> units = StateUnitsOf(tensors, 4);
+  const int64_t one = PlaceWeights(tensors, 1, &units);
+  std::set<int64_t> places;
+  for (const StateUnit& unit : units) {
+    if (unit.stage_layer >= 0) places.insert(unit.model_offset);
+  }
+  EXPECT_EQ(places.size(), 1u);
+  const int64_t two = PlaceWeights(tensors, 2, &units);
+  const int64_t three = PlaceWeights(tensors, 3, &units);
+  EXPECT_GT(two, one);
+  EXPECT_EQ(three - two, two - one);
+}
+
+TEST(StateShards, NeighboursKeepEveryElementOfALayerOnce) {
+  const StageTensors tensors = TensorsOfStage(Model(v1::ARCHITECTURE_T5, 96), Layout(1, 1, 8), 0);
+  std::vector<StateUnit> units = StateUnitsOf(tensors, 8);
+  PlaceWeights(tensors, 2, &units);
+  const int64_t elements = KeepOverNeighbours(4, &units);
+  int64_t end = 0;
+  for (const StateUnit& unit : units) {
+    if (unit.stage_layer < 0) {
+      EXPECT_TRUE(unit.secondary_bounds.empty());
+      continue;
+    }
+    ASSERT_EQ(unit.secondary_bounds.size(), 5u);
+    EXPECT_EQ(unit.secondary_bounds.front(), 0);
+    EXPECT_EQ(unit.secondary_bounds.back(), unit.elements());
+    EXPECT_GE(unit.secondary_offset, end);
+    end = unit.secondary_offset + unit.secondary_bounds[1];
+  }
+  EXPECT_LE(end, elements);
+}
+
+TEST(StateShards, GroupsAreReplicasOfEachOther) {
+  v1::Layout layout = Layout(1, 1, 8);
+  layout.set_zero_stage(2);
+  layout.set_shard(4);
+  layout.set_micro_batch(1);
+  layout.set_micro_batches(2);
+  EXPECT_EQ(ShardRanks(layout), 4);
+  EXPECT_EQ(ReplicasOf(layout), 2);
+  // Sixteen lanes: each rank has two, one in each round of its group, which has the half of them.
+  const BatchShape shape = BatchShapeOf(layout, 16);
+  EXPECT_EQ(shape.groups, 2);
+  EXPECT_EQ(FirstSequenceOf(shape, 1, 0), 1);
+  EXPECT_EQ(FirstSequenceOf(shape, 1, 1), 5);
+  EXPECT_EQ(FirstSequenceOf(shape, 4, 0), 8);
+  EXPECT_EQ(FirstSequenceOf(shape, 6, 1), 14);
+  for (int data = 0; data < 8; ++data) {
+    for (int index = 0; index < 2; ++index) {
+      EXPECT_EQ(DataRankOf(shape, FirstSequenceOf(shape, data, index)), data);
     }
   }
 }

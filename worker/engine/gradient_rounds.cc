@@ -136,7 +136,6 @@ void GradientRounds::SumOverReplicas(const plan::StateUnit& unit) {
   collective::Communicator* const replicas = communicators_.replicas();
   const plan::ShardRange own = shards_.RangeOf(tensors_, unit, communicators_.shard().rank());
   if (replicas == nullptr || own.elements == 0) return;
-  replicas->SetPurpose({"sum over replicas", unit.name.c_str()});
   replicas->AllReduceSum(streams_.communication, sums_.front() + own.sum_offset, own.elements,
                          collective::SumOrder::kTree, data_scratch_);
 }
