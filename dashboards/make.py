@@ -168,6 +168,9 @@ def job():
                        f"sum(rate(tercio_phase_seconds_total{OF_JOB}[$__rate_interval])))", "{{phase}}"), stack=True, high=1),
                 graph("Bytes between ranks", "Bps", "Bytes that all ranks send to each other per second, by kind of group.",
                       (f"sum by (group) (rate(tercio_communication_bytes_total{OF_JOB}[$__rate_interval]))", "{{group}}"), stack=True),
+                graph("Training state on the move", "Bps", "Weights and gradients between data ranks, and what processes read from and "
+                      "write to disks.",
+                      (f"sum by (what) (rate(tercio_state_bytes_total{OF_JOB}[$__rate_interval]))", "{{what}}")),
                 graph("Restarts", "none", "Restarts in the last hour, by what broke the previous attempt.",
                       (f"sum by (cause) (increase(tercio_job_restarts_total{OF_JOB}[1h]))", "{{cause}}")),
             ]),
