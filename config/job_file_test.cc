@@ -486,34 +486,6 @@ TEST(JobFile, WhatLaterVersionsBringIsRefusedByName) {
   }
 }
 
-TEST(JobFile, HowTheStateIsDividedAndWhereItLies) {
-  const auto plain = Parse(kGood, {"parallelism={data: 4, zero_stage: 3}"});
-  ASSERT_TRUE(plain.ok()) << plain.status();
-  EXPECT_EQ(plain->parallelism().shard(), 0);
-  EXPECT_EQ(plain->parallelism().reshard_after_forward(), 0);
-  EXPECT_EQ(plain->parallelism().prefetch(), 1);
-  EXPECT_EQ(plain->offload().optimizer(), v1::OFFLOAD_TIER_NONE);
-  for (const auto& [text, ranks] :
-       {std::pair("true", 0), std::pair("false", 1), std::pair("2", 2)}) {
-    const auto job = Parse(kGood, {absl::StrCat("parallelism={data: 4, zero_stage: 3, shard: 4, "
-                                                "prefetch: 0, reshard_after_forward: ",
-                                                text, "}"),
-                                   "offload={optimizer: nvme}"});
-    ASSERT_TRUE(job.ok()) << job.status();
-    EXPECT_EQ(job->parallelism().reshard_after_forward(), ranks);
-    EXPECT_EQ(job->parallelism().prefetch(), 0);
-    EXPECT_EQ(job->offload().optimizer(), v1::OFFLOAD_TIER_NVME);
-    const auto again = Parse(EffectiveYaml(*job));
-    ASSERT_TRUE(again.ok()) << again.status();
-    EXPECT_EQ(again->SerializeAsString(), job->SerializeAsString());
-  }
-  EXPECT_THAT(FaultOf(kGood, {"parallelism={data: 4, shard: 1}"}), HasSubstr("parallelism.shard"));
-  EXPECT_THAT(FaultOf(kGood, {"parallelism={reshard_after_forward: 1}"}),
-              HasSubstr("parallelism.reshard_after_forward"));
-  EXPECT_THAT(FaultOf(kGood, {"offload.optimizer=tape"}), HasSubstr("none, host, nvme"));
-  EXPECT_THAT(FaultOf(kGood, {"offload.gradients=host"}), HasSubstr("offload.gradients"));
-}
-
 TEST(JobFile, DevicesAndWhatFollowsFromThem) {
   const auto cuda = Parse(kGood, {"resources.device=cuda", "training.precision=auto"});
   ASSERT_TRUE(cuda.ok()) << cuda.status();

@@ -1,0 +1,60 @@
+// The keys of `parallelism` and `offload` that say how the training state is divided, and where it
+// lies.
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "config/job_file.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace tercio::config {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr char kJob[] = R"(
+model: {architecture: gpt2, layers: 2, heads: 2, hidden: 32, context: 16}
+data: {train: corpus.txt, tokenizer: bytes}
+training: {steps: 10, global_batch: 8, optimizer: {learning_rate: 1e-3}}
+)";
+
+absl::StatusOr<v1::JobSpec> Parse(const std::vector<std::string>& changes) {
+  return ParseJobText(kJob, "job", "/", changes);
+}
+
+std::string FaultOf(const std::vector<std::string>& changes) {
+  return std::string(Parse(changes).status().message());
+}
+
+TEST(ParallelismKeys, HowTheStateIsDividedAndWhereItLies) {
+  const auto plain = Parse({"parallelism={data: 4, zero_stage: 3}"});
+  ASSERT_TRUE(plain.ok()) << plain.status();
+  EXPECT_EQ(plain->parallelism().shard(), 0);
+  EXPECT_EQ(plain->parallelism().reshard_after_forward(), 0);
+  EXPECT_EQ(plain->parallelism().prefetch(), 1);
+  EXPECT_EQ(plain->offload().optimizer(), v1::OFFLOAD_TIER_NONE);
+  for (const auto& [text, ranks] :
+       {std::pair("true", 0), std::pair("false", 1), std::pair("2", 2)}) {
+    const auto job = Parse({absl::StrCat("parallelism={data: 4, zero_stage: 3, shard: 4, "
+                                         "prefetch: 0, reshard_after_forward: ",
+                                         text, "}"),
+                            "offload={optimizer: nvme}"});
+    ASSERT_TRUE(job.ok()) << job.status();
+    EXPECT_EQ(job->parallelism().reshard_after_forward(), ranks);
+    EXPECT_EQ(job->parallelism().prefetch(), 0);
+    EXPECT_EQ(job->offload().optimizer(), v1::OFFLOAD_TIER_NVME);
+    const auto again = ParseJobText(EffectiveYaml(*job), "job", "/", {});
+    ASSERT_TRUE(again.ok()) << again.status();
+    EXPECT_EQ(again->SerializeAsString(), job->SerializeAsString());
+  }
+  EXPECT_THAT(FaultOf({"parallelism={data: 4, shard: 1}"}), HasSubstr("parallelism.shard"));
+  EXPECT_THAT(FaultOf({"parallelism={reshard_after_forward: 1}"}),
+              HasSubstr("parallelism.reshard_after_forward"));
+  EXPECT_THAT(FaultOf({"offload.optimizer=tape"}), HasSubstr("none, host, nvme"));
+  EXPECT_THAT(FaultOf({"offload.gradients=host"}), HasSubstr("offload.gradients"));
+}
+
+}  // namespace
+}  // namespace tercio::config
