@@ -43,7 +43,8 @@ int64_t CutAt(const StageTensors& tensors, const StateUnit& unit, int64_t origin
   const int64_t begin = entry.gradient_offset - origin;
   // Padding behind a tensor belongs to it.
   if (place - begin >= entry.elements) return begin + entry.elements;
-  const int64_t grid = std::lcm(LocalColumns(entry), kernels::kSquaresBlock);
+  const int64_t columns = std::max<int64_t>(1, LocalColumns(entry));
+  const int64_t grid = std::lcm(columns, kernels::kSquaresBlock);
   return begin + (place - begin) / grid * grid;
 }
 
