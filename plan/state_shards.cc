@@ -6,6 +6,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "common/check.h"
 #include "kernels/ops.h"
 #include "model/architecture.h"
 #include "plan/offload.h"
@@ -43,8 +44,8 @@ int64_t CutAt(const StageTensors& tensors, const StateUnit& unit, int64_t origin
   const int64_t begin = entry.gradient_offset - origin;
   // Padding behind a tensor belongs to it.
   if (place - begin >= entry.elements) return begin + entry.elements;
-  const int64_t columns = std::max<int64_t>(1, LocalColumns(entry));
-  const int64_t grid = std::lcm(columns, kernels::kSquaresBlock);
+  const int64_t grid = std::lcm(LocalColumns(entry), kernels::kSquaresBlock);
+  TERCIO_CHECK_GT(grid, 0);
   return begin + (place - begin) / grid * grid;
 }
 

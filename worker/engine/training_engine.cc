@@ -38,7 +38,6 @@ namespace tercio::engine {
 namespace {
 
 using blocks::GradientLanes;
-using blocks::LossSums;
 using blocks::MicroBatch;
 
 constexpr int kGradientFlows = 2;  // buffers; see plan/schedule.h
