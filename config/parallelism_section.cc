@@ -32,11 +32,6 @@ int32_t ReshardAfterForward(Section& section) {
   return static_cast<int32_t>(section.Integer(key, 2, 2, kMostRanksOfDegree));
 }
 
-std::string ReshardText(int ranks) {
-  if (ranks == 0) return "true";
-  return ranks == plan::kKeepsWeights ? "false" : absl::StrCat(ranks);
-}
-
 // How the state of data ranks is divided.
 void ParseDivision(Section& section, v1::ParallelismSpec* out) {
   out->set_zero_stage(static_cast<int32_t>(section.Integer("zero_stage", 0, 0, 3)));
@@ -108,6 +103,11 @@ std::string ParallelismYaml(const v1::ParallelismSpec& parallelism) {
       ", reshard_after_forward: ", ReshardText(parallelism.reshard_after_forward()),
       ", prefetch: ", plan::PrefetchOf(parallelism),
       ", recompute: ", plan::TextOf(parallelism.recompute()), "}\n");
+}
+
+std::string ReshardText(int ranks) {
+  if (ranks == 0) return "true";
+  return ranks == plan::kKeepsWeights ? "false" : absl::StrCat(ranks);
 }
 
 std::string OffloadYaml(const v1::OffloadSpec& offload) {

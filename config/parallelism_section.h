@@ -16,5 +16,7 @@ void ParseOffload(Section offload, v1::OffloadSpec* out);
 // The sections as YAML that reads back as the same message.
 std::string ParallelismYaml(const v1::ParallelismSpec& parallelism);
 std::string OffloadYaml(const v1::OffloadSpec& offload);
+// The value of reshard_after_forward: true, false, or a number of ranks.
+std::string ReshardText(int ranks);
 
 }  // namespace tercio::config

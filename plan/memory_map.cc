@@ -532,7 +532,7 @@ v1::MemoryTable MemoryOfStage(const v1::JobSpec& job, const v1::Layout& layout, 
       places.master, "parameters", v1::BUFFER_KIND_PARAMETER,
       kFloat * (DividesMasterWeights(job, layout) ? state_elements : tensors.parameter_elements));
   // In fp32 the model reads the master weights themselves, where all of them are there.
-  int64_t kept = 0;  // of gathered layers
+  int64_t kept = 0;  // elements of gathered layers that this rank keeps
   if (GathersWeights(job, layout)) {
     std::vector<StateUnit> state_units = StateUnitsOf(tensors, ShardRanks(layout));
     table.Values(WeightsBuffer(job, layout), v1::BUFFER_KIND_PARAMETER, shape.precision,

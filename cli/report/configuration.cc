@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "config/flat_job.h"
+#include "config/parallelism_section.h"
 #include "plan/names.h"
 #include "plan/numerics.h"
 #include "plan/state_shards.h"
@@ -31,12 +32,6 @@ std::string PlacementText(const v1::Plan& plan) {
 
 KeyValues ConfigurationOf(const v1::JobSpec& spec) { return config::FlatJob(spec); }
 
-// As in a job file: true, false, or a number of ranks.
-std::string ReshardText(int ranks) {
-  if (ranks > plan::kKeepsWeights) return absl::StrCat(ranks);
-  return ranks == plan::kKeepsWeights ? "false" : "true";
-}
-
 KeyValues PlanOf(const v1::JobStatus& status) {
   if (!status.has_plan()) return {};
   const v1::Plan& plan = status.plan();
@@ -52,7 +47,7 @@ KeyValues PlanOf(const v1::JobStatus& status) {
                    {"sequence_parallel", layout.sequence_parallel() ? "true" : "false"},
                    {"zero_stage", absl::StrCat(layout.zero_stage())},
                    {"shard", layout.shard() > 0 ? absl::StrCat(layout.shard()) : ""},
-                   {"reshard_after_forward", ReshardText(layout.reshard_after_forward())},
+                   {"reshard_after_forward", config::ReshardText(layout.reshard_after_forward())},
                    {"prefetch", absl::StrCat(plan::PrefetchOf(layout))},
                    {"recompute", plan::TextOf(layout.recompute())},
                    {"lanes", absl::StrCat(plan.lanes())},

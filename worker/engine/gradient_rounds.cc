@@ -187,8 +187,8 @@ void GradientRounds::MeasureSquares(const ExchangeVector& exchange) {
                                         .limbs = exchange.SquareLimbs()});
 }
 
-// The elements of a tensor whose squares this rank sums, in whole blocks of the sum: an equal part
-// of those that it has as other data ranks have them.
+// The elements of a tensor whose squares this rank sums: ranks that have the same sums take equal
+// parts of them, in whole blocks.
 std::pair<int64_t, int64_t> GradientRounds::MeasuredPart(size_t tensor) const {
   const bool divided = shards_.divided();
   const int64_t first = divided ? shards_.own.part(tensor).begin : 0;
