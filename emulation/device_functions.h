@@ -160,6 +160,9 @@ inline int __float_as_int(float x) { return std::bit_cast<int>(x); }
 inline float __uint_as_float(unsigned int x) { return std::bit_cast<float>(x); }
 inline float __int_as_float(int x) { return std::bit_cast<float>(x); }
 
+// The nearest integer, of numbers that an int can hold: a GPU converts all others as well.
+inline int __float2int_rn(float x) { return static_cast<int>(std::nearbyint(x)); }
+
 inline unsigned int __umulhi(unsigned int x, unsigned int y) {
   return static_cast<unsigned int>(uint64_t{x} * y >> 32);
 }

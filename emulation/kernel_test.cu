@@ -184,10 +184,11 @@ __global__ void Intrinsics(float* out, const float* in) {
   out[3] = static_cast<float>(__umulhi(0x80000000u, 6)) + __popc(0xf0f0u) + __clz(1) + __ffs(8);
   out[4] = __expf(__logf(3.0f));
   out[5] = atomicAdd(&out[6], 2.0f);
+  out[7] = static_cast<float>(10 * __float2int_rn(2.5f) + __float2int_rn(-3.5f));
 }
 
 TEST_F(Kernel, IntrinsicsComputeWhatTheirNamesSay) {
-  DeviceBuffer<float> in({2, 3, 4}, 0), out(std::vector<float>(7), 0);
+  DeviceBuffer<float> in({2, 3, 4}, 0), out(std::vector<float>(8), 0);
   Launch(Intrinsics, {1, 1}, stream_, out.data(), in.data());
   const std::vector<float> values = out.Read(stream_);
   EXPECT_EQ(values[0], 10);
@@ -197,6 +198,7 @@ TEST_F(Kernel, IntrinsicsComputeWhatTheirNamesSay) {
   EXPECT_NEAR(values[4], 3, 1e-6);
   EXPECT_EQ(values[5], 0);
   EXPECT_EQ(values[6], 2);
+  EXPECT_EQ(values[7], 20 - 4);
 }
 
 __global__ void ReadShared(float* out) { out[threadIdx.x] = DynamicShared<float>()[threadIdx.x]; }

@@ -24,6 +24,7 @@
 #include <optional>
 
 #include "kernels/attention_args.h"
+#include "kernels/block_format.h"
 #include "kernels/dropout.h"
 #include "kernels/values.h"
 
@@ -486,6 +487,15 @@ class Ops {
   virtual void Zero(Values a, int64_t count) = 0;
   // to[i] = from[i], in the format of `to`. They may be one.
   virtual void Copy(Values to, ConstValues from, int64_t count) = 0;
+  // to[i] = from[i], rounded to the block format (kernels/block_format.h), then to the format of
+  // `to`. They may be one where `to` is fp32. Without a block format: Copy.
+  virtual void RoundBlocks(Values to, const float* from, int64_t count, BlockFormat format) = 0;
+  // The packed form of from[0, count), PackedBytes at `packed`, which is aligned to 4 bytes.
+  virtual void PackBlocks(std::byte* packed, const float* from, int64_t count,
+                          BlockFormat format) = 0;
+  // to[i] = what is packed, in the format of `to`.
+  virtual void UnpackBlocks(Values to, const std::byte* packed, int64_t count,
+                            BlockFormat format) = 0;
   virtual void SumsOfSquares(const SumsOfSquaresArgs& args) = 0;
   // *digest = sum of bits(a[i]) * k(i) modulo 2^64, with the odd 32-bit numbers
   // k(i) = (2i + 1) * 0x9e3779b1 modulo 2^32: exact, and so the same for any number of threads and

@@ -5,6 +5,7 @@
 #include "common/check.h"
 #include "hwy/aligned_allocator.h"
 #include "kernels/cpu/bf16_products.h"
+#include "kernels/cpu/blocks.h"
 #include "kernels/cpu/eight_bits.h"
 #include "kernels/cpu/gemm.h"
 #include "kernels/cpu/parts.h"
@@ -236,6 +237,22 @@ class CpuOps : public Ops {
       std::memcpy(to.floats(), from.floats(), static_cast<size_t>(count) * sizeof(float));
     }
     if (to.format() != from.format()) Round(to, count);
+  }
+  void RoundBlocks(Values to, const float* from, int64_t count, BlockFormat format) override {
+    if (format == BlockFormat::kNone) return Copy(to, from, count);
+    RoundBlocksCpu(to, from, count, format, pool_);
+  }
+  void PackBlocks(std::byte* packed, const float* from, int64_t count,
+                  BlockFormat format) override {
+    if (format == BlockFormat::kNone) return Copy(reinterpret_cast<float*>(packed), from, count);
+    PackBlocksCpu(packed, from, count, format, pool_);
+  }
+  void UnpackBlocks(Values to, const std::byte* packed, int64_t count,
+                    BlockFormat format) override {
+    if (format == BlockFormat::kNone) {
+      return Copy(to, reinterpret_cast<const float*>(packed), count);
+    }
+    UnpackBlocksCpu(to, packed, count, format, pool_);
   }
   void SumsOfSquares(const SumsOfSquaresArgs& a) override { SumsOfSquaresCpu(a, pool_); }
   void Digest(const float* a, int64_t count, uint64_t* digest) override {

@@ -254,6 +254,22 @@ class CudaOps : public Ops {
       }
     });
   }
+  void RoundBlocks(Values to, const float* from, int64_t count, BlockFormat format) override {
+    if (format == BlockFormat::kNone) return Copy(to, from, count);
+    Run("RoundBlocks", [&] { RoundBlocksCuda(to, from, count, format, context_); });
+  }
+  void PackBlocks(std::byte* packed, const float* from, int64_t count,
+                  BlockFormat format) override {
+    if (format == BlockFormat::kNone) return Copy(reinterpret_cast<float*>(packed), from, count);
+    Run("PackBlocks", [&] { PackBlocksCuda(packed, from, count, format, context_); });
+  }
+  void UnpackBlocks(Values to, const std::byte* packed, int64_t count,
+                    BlockFormat format) override {
+    if (format == BlockFormat::kNone) {
+      return Copy(to, reinterpret_cast<const float*>(packed), count);
+    }
+    Run("UnpackBlocks", [&] { UnpackBlocksCuda(to, packed, count, format, context_); });
+  }
   void SumsOfSquares(const SumsOfSquaresArgs& args) override {
     Run("SumsOfSquares", [&] { SumsOfSquaresCuda(args, context_); });
   }

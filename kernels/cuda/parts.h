@@ -50,6 +50,14 @@ struct ColumnSumsArgs {
 };
 void ColumnSumsCuda(const ColumnSumsArgs& args, const CudaContext& context);
 
+// The block format is not kNone.
+void RoundBlocksCuda(Values to, const float* from, int64_t count, BlockFormat format,
+                     const CudaContext& context);
+void PackBlocksCuda(std::byte* packed, const float* from, int64_t count, BlockFormat format,
+                    const CudaContext& context);
+void UnpackBlocksCuda(Values to, const std::byte* packed, int64_t count, BlockFormat format,
+                      const CudaContext& context);
+
 void ChooseScaleCuda(const ChooseScaleArgs& args, const CudaContext& context);
 void QuantizeCuda(const QuantizeArgs& args, const CudaContext& context);
 

@@ -6,6 +6,11 @@
 #include <numbers>
 
 namespace tercio::kernels::reference {
+namespace {
+
+constexpr size_t kBlockLength = 256;
+
+}  // namespace
 
 Values Matmul(const Values& x, const Values& w, const Values& bias, const MatmulSizes& sizes) {
   const auto [m, n, k] = sizes;
@@ -226,6 +231,42 @@ double RoundTo(double x, const FloatFormat& format) {
   // A value that rounds beyond the largest is an overflow.
   if (std::abs(rounded) <= format.largest) return rounded;
   return std::copysign(std::numeric_limits<double>::infinity(), x);
+}
+
+Blocks ToBlocks(const Values& x, int largest_code) {
+  constexpr FloatFormat kFloat = {24, -126, std::numeric_limits<float>::max()};
+  Blocks blocks;
+  for (size_t begin = 0; begin < x.size(); begin += kBlockLength) {
+    const Values block(x.begin() + static_cast<int64_t>(begin),
+                       x.begin() + static_cast<int64_t>(std::min(x.size(), begin + kBlockLength)));
+    double largest = 0;
+    bool finite = true;
+    for (const double value : block) {
+      largest = std::max(largest, std::abs(value));
+      finite = finite && std::isfinite(value);
+    }
+    double scale = RoundTo(largest / largest_code, kFloat);
+    // A fraction of 15 bits: a multiple of the 2^-15th part of the power of two below.
+    const double step = scale > 0 ? std::ldexp(1.0, std::ilogb(scale) - 15) : 1;
+    scale = std::floor(scale / step) * step;
+    if (scale < 0x1p-100) scale = 0;
+    if (!finite) scale = std::numeric_limits<double>::quiet_NaN();
+    blocks.scales.push_back(scale);
+    for (const double value : block) {
+      // Only a positive scale has an inverse.
+      const double code = scale > 0 ? RoundTo(value * RoundTo(1 / scale, kFloat), kFloat) : 0;
+      blocks.codes.push_back(static_cast<int>(std::nearbyint(code)));
+    }
+  }
+  return blocks;
+}
+
+Values FromBlocks(const Blocks& blocks) {
+  Values x;
+  for (size_t i = 0; i < blocks.codes.size(); ++i) {
+    x.push_back(blocks.codes[i] * blocks.scales[i / kBlockLength]);
+  }
+  return x;
 }
 
 Values NumericGradient(const std::function<Values(const Values&)>& f, const Values& x,

@@ -75,6 +75,14 @@ struct FloatFormat {
 // largest finite value and more is infinity.
 double RoundTo(double x, const FloatFormat& format);
 
+// A run in blocks of 256 (kernels/block_format.h), by the definition.
+struct Blocks {
+  Values scales;
+  std::vector<int> codes;  // one for each element
+};
+Blocks ToBlocks(const Values& x, int largest_code);
+Values FromBlocks(const Blocks& blocks);
+
 // d (sum_i output_weights[i] * f(x)[i]) / dx, by central differences in double.
 Values NumericGradient(const std::function<Values(const Values&)>& f, const Values& x,
                        const Values& output_weights);

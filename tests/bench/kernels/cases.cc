@@ -40,6 +40,7 @@ class Cases {
     Losses();
     Optimizer();
     Copies();
+    Blocks();
     Products();
     Gradients();
     Attention();
@@ -290,6 +291,24 @@ class Cases {
         .rows = rows_,
         .columns = inner_};
     Moves("Quantize", (kBytes + 2) * count, [quantize](Ops& ops) { ops.Quantize(quantize); });
+  }
+
+  void Blocks() {
+    constexpr auto kFormat = kernels::BlockFormat::kInt8;
+    const int64_t count = rows_ * inner_;
+    const int64_t bytes = kernels::PackedBytes(kFormat, count);
+    const float* from = arena_.Floats(count);
+    const Values to = Inner();
+    Moves("RoundBlocks, int8", (4 + kBytes) * count,
+          [=](Ops& ops) { ops.RoundBlocks(to, from, count, kFormat); });
+    const float* packed_from = arena_.Floats(count);
+    std::byte* packed = arena_.Take(bytes);
+    Moves("PackBlocks, int8", 4 * count + bytes,
+          [=](Ops& ops) { ops.PackBlocks(packed, packed_from, count, kFormat); });
+    const std::byte* unpacked_from = arena_.Take(bytes);
+    const Values unpacked = Inner();
+    Moves("UnpackBlocks, int8", kBytes * count + bytes,
+          [=](Ops& ops) { ops.UnpackBlocks(unpacked, unpacked_from, count, kFormat); });
   }
 
   static double Flops(int64_t m, int64_t n, int64_t k) {
