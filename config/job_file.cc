@@ -139,6 +139,7 @@ class JobParser {
     ParsePatterns(training, "frozen", out->mutable_frozen());
     out->set_trace_step(training.Integer("trace_step", 0, 0));
     ParseLanes(training);
+    ParseBlockFormats(training);
     training.Finish();
   }
 
@@ -155,6 +156,15 @@ class JobParser {
                                          out->global_batch()));
     }
     out->set_lanes(static_cast<int32_t>(lanes));
+  }
+
+  void ParseBlockFormats(Section& training) {
+    v1::TrainingSpec* out = spec_.mutable_training();
+    out->set_weight_format(training.OneOf("weight_format", v1::BLOCK_FORMAT_NONE));
+    out->set_gradient_format(training.OneOf("gradient_format", v1::BLOCK_FORMAT_NONE));
+    if (out->weight_format() == v1::BLOCK_FORMAT_INT4) {
+      training.Fault("weight_format", "int4 is for gradients only; use int8 or none");
+    }
   }
 
   // A job is as long as its steps or its epochs; the steps of epochs follow from the data.
@@ -690,6 +700,8 @@ std::string EffectiveYaml(const v1::JobSpec& spec) {
       training.trace_step() > 0 ? absl::StrCat("\n  trace_step: ", training.trace_step()) : "",
       "\n  precision: ", plan::TextOf(training.precision()), "\n  seed: ", training.seed(),
       "\n  reproducibility: ", WordOr(training.reproducibility(), v1::REPRODUCIBILITY_LAYOUT),
+      "\n  weight_format: ", WordOr(training.weight_format(), v1::BLOCK_FORMAT_NONE),
+      "\n  gradient_format: ", WordOr(training.gradient_format(), v1::BLOCK_FORMAT_NONE),
       "\n  tf32: ", flag(training.tf32()), "\n  fp8: ", flag(training.fp8()),
       "\n  evaluate: ", EvaluateYaml(training.evaluate()), "\n");
   absl::StrAppend(&yaml, ParallelismYaml(parallelism), OffloadYaml(spec.offload()));

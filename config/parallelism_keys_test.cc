@@ -1,5 +1,5 @@
-// The keys of `parallelism` and `offload` that say how the training state is divided, and where it
-// lies.
+// The keys that say how the training state is divided, where it lies, and in which numbers it
+// travels.
 #include <string>
 #include <utility>
 #include <vector>
@@ -54,6 +54,18 @@ TEST(ParallelismKeys, HowTheStateIsDividedAndWhereItLies) {
               HasSubstr("parallelism.reshard_after_forward"));
   EXPECT_THAT(FaultOf({"offload.optimizer=tape"}), HasSubstr("none, host, nvme"));
   EXPECT_THAT(FaultOf({"offload.gradients=host"}), HasSubstr("offload.gradients"));
+}
+
+TEST(ParallelismKeys, FormatsInWhichTheStateTravels) {
+  const auto spec = Parse({"training.weight_format=int8", "training.gradient_format=int4"});
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_EQ(spec->training().weight_format(), v1::BLOCK_FORMAT_INT8);
+  EXPECT_EQ(spec->training().gradient_format(), v1::BLOCK_FORMAT_INT4);
+  EXPECT_THAT(EffectiveYaml(*spec), HasSubstr("weight_format: int8\n  gradient_format: int4\n"));
+  EXPECT_EQ(Parse({})->training().weight_format(), v1::BLOCK_FORMAT_NONE);
+  EXPECT_THAT(FaultOf({"training.weight_format=int4"}),
+              HasSubstr("training.weight_format: int4 is for gradients only; use int8 or none"));
+  EXPECT_THAT(FaultOf({"training.gradient_format=fp8"}), HasSubstr("training.gradient_format"));
 }
 
 }  // namespace

@@ -171,6 +171,10 @@ def job():
                 graph("Training state on the move", "Bps", "Weights and gradients between data ranks, and what processes read from and "
                       "write to disks.",
                       (f"sum by (what) (rate(tercio_state_bytes_total{OF_JOB}[$__rate_interval]))", "{{what}}")),
+                graph("Time for moving it", "percentunit", "Share of the ranks' time that exchanges of weights and gradients take, and that "
+                      "ranks wait for them.",
+                      (f"sum by (what, part) (rate(tercio_state_seconds_total{OF_JOB}[$__rate_interval])) / scalar("
+                       f"sum(rate(tercio_phase_seconds_total{OF_JOB}[$__rate_interval])))", "{{what}}: {{part}}")),
                 graph("Restarts", "none", "Restarts in the last hour, by what broke the previous attempt.",
                       (f"sum by (cause) (increase(tercio_job_restarts_total{OF_JOB}[1h]))", "{{cause}}")),
             ]),

@@ -15,6 +15,7 @@
 #include "plan/lanes.h"
 #include "plan/model_tensors.h"
 #include "plan/offload.h"
+#include "plan/packed_units.h"
 #include "plan/precision.h"
 #include "plan/reproducibility.h"
 #include "plan/schedule.h"
@@ -103,7 +104,7 @@ Places PlacesOf(const v1::JobSpec& job, const v1::Layout& layout) {
   Places places = {Place::kDevice, place_of(offload.optimizer()), place_of(offload.activations())};
   if (GathersWeights(job, layout)) {
     places.master = place_of(offload.parameters());
-  } else if (PrecisionOf(job).format != kernels::Format::kFloat32) {
+  } else if (RoundsWeights(job)) {
     // Master weights that only the optimizer reads are part of its state.
     places.master = places.moments;
   }
@@ -356,6 +357,20 @@ void AddFp8(const v1::Layout& layout, const StageShape& shape, const StageUnits&
   gathered("fp8.all_largest", int64_t{layout.tensor()} * layout.data());
 }
 
+// What travels in a block format, one unit at a time (worker/engine/packed_exchange.h).
+void AddPacked(const v1::JobSpec& job, const v1::Layout& layout, const StageTensors& tensors,
+               TableBuilder* table) {
+  const PackedBuffers weights = PackedWeights(job, layout, tensors);
+  const PackedBuffers gradients = PackedGradients(job, layout, tensors);
+  const auto add = [&](const char* name, int64_t bytes) {
+    table->Add(name, v1::BUFFER_KIND_COMMUNICATION, bytes);
+  };
+  add("packed.weights", weights.packed);
+  add("packed.gradients", gradients.packed);
+  add("packed.received", gradients.received);
+  add("packed.sum", gradients.floats);
+}
+
 void AddCommunication(const v1::JobSpec& job, const v1::Layout& layout, const StageShape& shape,
                       const StageUnits& units, int stage, const DeviceMemory& device,
                       TableBuilder* table) {
@@ -372,8 +387,10 @@ void AddCommunication(const v1::JobSpec& job, const v1::Layout& layout, const St
   int64_t data_scratch = device.SumScratch(bucket, layout.data());
   if (shards > 1) {
     const int64_t part = LargestPart(StateUnitsOf(tensors, shards));
-    data_scratch =
-        std::max(device.PartsScratch(part, shards), device.SumScratch(part, ReplicasOf(layout)));
+    // Parts of a block format have buffers of their own.
+    const int64_t parts =
+        PackedGradients(job, layout, tensors).packed > 0 ? 0 : device.PartsScratch(part, shards);
+    data_scratch = std::max(parts, device.SumScratch(part, ReplicasOf(layout)));
   }
   const int64_t flow = shape.local_rows_of_all() * shape.hidden;
   table->Values("gradient_flow.0", v1::BUFFER_KIND_COMMUNICATION, shape.precision, flow);
@@ -384,6 +401,7 @@ void AddCommunication(const v1::JobSpec& job, const v1::Layout& layout, const St
       device.SumScratch(LargestTensorSum(job.model(), layout, shape, units, stage),
                         layout.tensor()));
   add("data_scratch", data_scratch);
+  AddPacked(job, layout, tensors, table);
   // On one stage both uses of the table add to the same rank, so that nothing is exchanged.
   int64_t shared = 0;
   for (const LogicalTensor& tensor : TensorsSharedByLayers(job.model())) {
@@ -540,7 +558,7 @@ v1::MemoryTable MemoryOfStage(const v1::JobSpec& job, const v1::Layout& layout, 
     if (const int ranks = SecondaryRanks(layout); ranks > 0) {
       kept = KeepOverNeighbours(ranks, &state_units);
     }
-  } else if (shape.precision.format != kernels::Format::kFloat32) {
+  } else if (RoundsWeights(job)) {
     table.Values("parameters.compute", v1::BUFFER_KIND_PARAMETER, shape.precision,
                  tensors.parameter_elements);
   }

@@ -87,6 +87,11 @@ constexpr Word kOffloadTiers[] = {
     {v1::OFFLOAD_TIER_HOST, "host"},
     {v1::OFFLOAD_TIER_NVME, "nvme"},
 };
+constexpr Word kBlockFormats[] = {
+    {v1::BLOCK_FORMAT_NONE, "none"},
+    {v1::BLOCK_FORMAT_INT8, "int8"},
+    {v1::BLOCK_FORMAT_INT4, "int4"},
+};
 constexpr Word kQualityMetrics[] = {
     {v1::QUALITY_METRIC_LOSS, "loss"},
     {v1::QUALITY_METRIC_ACCURACY, "accuracy"},
@@ -108,6 +113,7 @@ constexpr Set kSets[] = {
     {v1::LearningRateSchedule_descriptor, kLearningRateSchedules},
     {v1::Precision_descriptor, kPrecisions},
     {v1::Reproducibility_descriptor, kReproducibilities},
+    {v1::BlockFormat_descriptor, kBlockFormats},
     {v1::PipelineSchedule_descriptor, kPipelineSchedules},
     {v1::Recompute_descriptor, kRecomputes},
     {v1::DeviceKind_descriptor, kDeviceKinds},
@@ -149,6 +155,10 @@ std::span<const Word> WordsOf<v1::Precision>() {
 template <>
 std::span<const Word> WordsOf<v1::Reproducibility>() {
   return kReproducibilities;
+}
+template <>
+std::span<const Word> WordsOf<v1::BlockFormat>() {
+  return kBlockFormats;
 }
 template <>
 std::span<const Word> WordsOf<v1::PipelineSchedule>() {

@@ -43,6 +43,35 @@ inline Precision PrecisionOf(const v1::JobSpec& job) {
   return {format, OnGpu(job) ? format : kernels::Format::kFloat32};
 }
 
+// training.weight_format and gradient_format.
+inline kernels::BlockFormat BlockFormatOf(v1::BlockFormat format) {
+  switch (format) {
+    case v1::BLOCK_FORMAT_INT8:
+      return kernels::BlockFormat::kInt8;
+    case v1::BLOCK_FORMAT_INT4:
+      return kernels::BlockFormat::kInt4;
+    case v1::BLOCK_FORMAT_UNSPECIFIED:
+    case v1::BLOCK_FORMAT_NONE:
+    case v1::BlockFormat_INT_MIN_SENTINEL_DO_NOT_USE_:
+    case v1::BlockFormat_INT_MAX_SENTINEL_DO_NOT_USE_:
+      break;
+  }
+  return kernels::BlockFormat::kNone;
+}
+inline kernels::BlockFormat WeightFormatOf(const v1::JobSpec& job) {
+  return BlockFormatOf(job.training().weight_format());
+}
+inline kernels::BlockFormat GradientFormatOf(const v1::JobSpec& job) {
+  return BlockFormatOf(job.training().gradient_format());
+}
+
+// Whether the model reads copies of the master weights, which are rounded: in fp32 it may read
+// these themselves.
+inline bool RoundsWeights(const v1::JobSpec& job) {
+  return FormatOf(job.training()) != kernels::Format::kFloat32 ||
+         WeightFormatOf(job) != kernels::BlockFormat::kNone;
+}
+
 // Whether products of layers have factors of 8 bits (plan/fp8.h).
 inline bool HasFp8(const v1::JobSpec& job) { return job.training().fp8(); }
 

@@ -110,13 +110,12 @@ bool GathersWeights(const v1::JobSpec& job, const v1::Layout& layout) {
 }
 
 bool DividesMasterWeights(const v1::JobSpec& job, const v1::Layout& layout) {
-  const bool has_copy = PrecisionOf(job).format != kernels::Format::kFloat32;
-  return GathersWeights(job, layout) || (ShardRanks(layout) > 1 && has_copy);
+  return GathersWeights(job, layout) || (ShardRanks(layout) > 1 && RoundsWeights(job));
 }
 
 std::string WeightsBuffer(const v1::JobSpec& job, const v1::Layout& layout) {
   if (GathersWeights(job, layout)) return "parameters.places";
-  return PrecisionOf(job).format == kernels::Format::kFloat32 ? "parameters" : "parameters.compute";
+  return RoundsWeights(job) ? "parameters.compute" : "parameters";
 }
 
 int64_t LocalColumns(const StageTensor& entry) {

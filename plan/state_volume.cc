@@ -6,6 +6,7 @@
 #include "plan/buckets.h"
 #include "plan/lanes.h"
 #include "plan/model_tensors.h"
+#include "plan/packed_units.h"
 #include "plan/precision.h"
 #include "plan/reproducibility.h"
 #include "plan/schedule.h"
@@ -26,6 +27,15 @@ double WholeSums(const v1::JobSpec& job, const v1::Layout& layout, int stage) {
     elements += static_cast<double>(bucket.end() - bucket.begin());
   }
   return 2 * ToOthers(elements * kFloatBytes, layout.data());
+}
+
+// Bytes of a unit as it travels: packed, or as numbers of `of_element` bytes each.
+double UnitBytes(const StageTensors& tensors, const StateUnit& unit, kernels::BlockFormat format,
+                 double of_element) {
+  if (format == kernels::BlockFormat::kNone) {
+    return static_cast<double>(unit.elements()) * of_element;
+  }
+  return static_cast<double>(PackedUnitOf(tensors, unit, format).bytes());
 }
 
 }  // namespace
@@ -70,15 +80,18 @@ StateVolume VolumeOfStage(const v1::JobSpec& job, const v1::Layout& layout, int 
   const std::vector<LayerGathers> gathers = GathersOfLayers(job, layout, stage);
   const int rounds = RoundsOf(layout, LanesOf(job, layout));
   const double of_model = static_cast<double>(PrecisionOf(job).bytes());
+  const kernels::BlockFormat sums =
+      DividesGradients(layout) ? GradientFormatOf(job) : kernels::BlockFormat::kNone;
   for (const StateUnit& unit : units) {
     const auto elements = static_cast<double>(unit.elements());
-    volume.reduced += rounds * ToOthers(elements * kFloatBytes, shards);
+    volume.reduced += rounds * ToOthers(UnitBytes(tensors, unit, sums, kFloatBytes), shards);
     volume.reduced += 2 * ToOthers(elements / shards * kFloatBytes, ReplicasOf(layout));
     if (!unit.own_parameter) continue;
     const LayerGathers times = unit.stage_layer < 0
                                    ? LayerGathers{.whole = 1}
                                    : gathers[static_cast<size_t>(unit.stage_layer)];
-    volume.gathered += times.whole * ToOthers(elements * of_model, shards);
+    const double gathered = UnitBytes(tensors, unit, WeightFormatOf(job), of_model);
+    volume.gathered += times.whole * ToOthers(gathered, shards);
     if (times.kept == 0) continue;
     volume.gathered += times.kept * ToOthers(elements * of_model, SecondaryRanks(layout));
   }

@@ -17,6 +17,7 @@
 #include "plan/model_tensors.h"
 #include "plan/names.h"
 #include "plan/offload.h"
+#include "plan/precision.h"
 #include "plan/rank_layout.h"
 #include "plan/reproducibility.h"
 #include "plan/state_shards.h"
@@ -36,6 +37,14 @@ v1::JobSpec WithVocabulary(v1::JobSpec job) {
   // The data decides the size of the vocabulary later; a plan needs one now to compare layouts.
   if (job.model().vocab_size() == 0) job.mutable_model()->set_vocab_size(kUnknownVocabulary);
   return job;
+}
+
+// What part of its bytes as floats travels in a block format.
+double PackedPart(kernels::BlockFormat format, bool is_packed) {
+  if (!is_packed) return 1;
+  constexpr int64_t kElements = kernels::kBlockElements;
+  return static_cast<double>(kernels::PackedBytes(format, kElements)) /
+         static_cast<double>(kernels::PackedBytes(kernels::BlockFormat::kNone, kElements));
 }
 
 // Seconds that data ranks exchange gradients and weights in a step: beside the backward pass, and
@@ -58,8 +67,11 @@ DataTime TimeOfData(const v1::JobSpec& job, const v1::Layout& layout, const Clus
                               cluster.seconds_per_message;
   };
   const double shards = ShardRanks(layout) > 1 ? ShardRanks(layout) : d;
-  const double half_of_sum = half_among(shards, gradient);
   const bool gathers_weights = ShardRanks(layout) > 1;
+  const double weights = gradient * PackedPart(WeightFormatOf(job), gathers_weights);
+  const double half_of_sum =
+      half_among(shards, gradient * PackedPart(GradientFormatOf(job), DividesGradients(layout)));
+  const double gather = half_among(shards, weights);
   // Where gradients are divided, too, every round sends them.
   const double rounds = RoundsOf(layout, LanesOf(job, layout));
   double beside_compute = gathers_weights ? rounds * half_of_sum : 2 * half_of_sum;
@@ -68,10 +80,10 @@ DataTime TimeOfData(const v1::JobSpec& job, const v1::Layout& layout, const Clus
   // Layers are gathered for every forward and every backward pass.
   if (GathersWeights(job, layout)) {
     const int kept_over = SecondaryRanks(layout);
-    beside_compute += kept_over > 0 ? half_of_sum + (2 * m - 1) * half_among(kept_over, gradient)
-                                    : 2 * m * half_of_sum;
+    beside_compute +=
+        kept_over > 0 ? gather + (2 * m - 1) * half_among(kept_over, gradient) : 2 * m * gather;
   }
-  return {beside_compute, gathers_weights ? half_of_sum : 0};
+  return {beside_compute, gathers_weights ? gather : 0};
 }
 
 v1::Prediction Predict(const v1::JobSpec& job, const v1::Layout& layout, const Cluster& cluster) {

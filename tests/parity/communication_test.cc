@@ -2,6 +2,7 @@
 // (Narayanan et al. 2021, sections 2.2 and 3.2), here of sums by all-to-all between two ranks.
 #include <cmath>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -84,8 +85,14 @@ TEST(Communication, DividedStatesSendWhatThePlanSays) {
   };
   for (v1::JobSpec spec : {SmallJob(), SmallLlama(), SmallT5()}) {
     spec.mutable_training()->set_lanes(8);
-    for (const v1::Precision precision : {v1::PRECISION_FP32, v1::PRECISION_BF16}) {
+    for (const auto& [precision, format] : {std::pair(v1::PRECISION_FP32, v1::BLOCK_FORMAT_NONE),
+                                            std::pair(v1::PRECISION_FP32, v1::BLOCK_FORMAT_INT8),
+                                            std::pair(v1::PRECISION_BF16, v1::BLOCK_FORMAT_NONE),
+                                            std::pair(v1::PRECISION_BF16, v1::BLOCK_FORMAT_INT4)}) {
       spec.mutable_training()->set_precision(precision);
+      const bool packs = format != v1::BLOCK_FORMAT_NONE;
+      spec.mutable_training()->set_weight_format(packs ? v1::BLOCK_FORMAT_INT8 : format);
+      spec.mutable_training()->set_gradient_format(format);
       for (const Division& division : std::vector<Division>{{4, 0, 0, 0, 1, 2},
                                                             {4, 1, 0, 0, 1, 2},
                                                             {4, 2, 0, 0, 1, 1},

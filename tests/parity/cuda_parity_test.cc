@@ -168,6 +168,31 @@ TEST_F(CudaParity, ADividedState) {
   check(kept, {3}, 1e-2);
 }
 
+// Weights and gradients in blocks: with one order of sums every stage has the bits of ranks that
+// have all of the state, and over NCCL every run those of the other.
+TEST_F(CudaParity, BlockFormats) {
+  v1::JobSpec spec = With(In(SmallJob(), {1, 1, 2}), v1::PRECISION_BF16);
+  spec.mutable_training()->set_weight_format(v1::BLOCK_FORMAT_INT8);
+  spec.mutable_training()->set_gradient_format(v1::BLOCK_FORMAT_INT4);
+  v1::JobSpec exact = spec;
+  exact.mutable_training()->set_reproducibility(v1::REPRODUCIBILITY_EXACT);
+  exact.mutable_training()->set_lanes(4);
+  const RunResult whole = OnGpus(exact);
+  ExpectClose(whole, OnCpu(exact), 1e-2);
+  for (const int stage : {1, 2, 3}) {
+    SCOPED_TRACE(stage);
+    exact.mutable_parallelism()->set_zero_stage(stage);
+    EXPECT_EQ(OnGpus(exact).state, whole.state);
+  }
+  for (const int stage : {0, 2, 3}) {
+    SCOPED_TRACE(stage);
+    spec.mutable_parallelism()->set_zero_stage(stage);
+    const RunResult over_nccl = OnGpusWithNccl(spec);
+    ExpectClose(over_nccl, whole, 2e-2);
+    EXPECT_EQ(over_nccl.state, OnGpusWithNccl(spec).state);
+  }
+}
+
 // State in pinned memory of the host has the bits of state in the GPU's own: the same kernels read
 // and write it.
 TEST_F(CudaParity, StateOnTheHost) {

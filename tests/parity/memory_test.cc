@@ -122,6 +122,24 @@ TEST(MemoryPlan, GroupsKeptLayersAndStateOnDiskUseAllOfIt) {
   }
 }
 
+TEST(MemoryPlan, BlockFormatsUseAllOfIt) {
+  for (const v1::JobSpec& model : {SmallJob(), SmallBert(kPost), SmallT5()}) {
+    v1::JobSpec spec = With(model, v1::PRECISION_BF16);
+    spec.mutable_training()->set_lanes(4);
+    spec.mutable_training()->set_weight_format(v1::BLOCK_FORMAT_INT8);
+    spec.mutable_training()->set_gradient_format(v1::BLOCK_FORMAT_INT4);
+    for (Case c : {Case{1, 1, 2, 1, 1, k1f1b}, Case{1, 1, 4, 1, 1, k1f1b}}) {
+      for (const int stage : {0, 1, 2, 3}) {
+        c.zero_stage = stage;
+        ExpectUsed(spec, c);
+      }
+      if (c.data < 4) continue;
+      c.shard = 2;
+      ExpectUsed(spec, c);
+    }
+  }
+}
+
 TEST(MemoryPlan, EveryLayoutUsesAllOfIt) {
   for (const v1::JobSpec& spec : {SmallJob(), SmallLlama(), SmallBert(kPost), SmallT5()}) {
     for (const Case& c :

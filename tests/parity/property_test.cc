@@ -96,6 +96,10 @@ v1::JobSpec RandomJob(Generator& g) {
   const v1::Precision precision[] = {v1::PRECISION_FP32, v1::PRECISION_BF16, v1::PRECISION_FP16};
   training->set_precision(precision[g.Between(0, 2)]);
   spec.mutable_fault_tolerance()->set_on_nan(g.Coin() ? v1::ON_NAN_SKIP : v1::ON_NAN_STOP);
+  const v1::BlockFormat formats[] = {v1::BLOCK_FORMAT_NONE, v1::BLOCK_FORMAT_NONE,
+                                     v1::BLOCK_FORMAT_INT8, v1::BLOCK_FORMAT_INT4};
+  training->set_gradient_format(formats[g.Between(0, 3)]);
+  training->set_weight_format(formats[g.Between(1, 2)]);
   return spec;
 }
 
@@ -180,7 +184,9 @@ void RunCase(uint64_t seed) {
   const int steps = job.training().precision() == v1::PRECISION_FP16 ? 18 : 5;
   const auto cut = static_cast<int>(g.Between(1, steps - 1));
   SCOPED_TRACE(absl::StrCat("--seed=", seed, ": ", job.model().ShortDebugString(), "; ",
-                            plan::TextOf(job.training().precision()), " ", first_name,
+                            plan::TextOf(job.training().precision()), " weights ",
+                            plan::TextOf(job.training().weight_format()), " gradients ",
+                            plan::TextOf(job.training().gradient_format()), " ", first_name,
                             ", after step ", cut, " ", second_name));
   RunOptions whole;
   whole.steps = steps;
@@ -204,6 +210,9 @@ void RunTensorCase(uint64_t seed) {
   Generator g(seed);
   v1::JobSpec job = RandomJob(g);
   job.mutable_training()->set_precision(v1::PRECISION_FP32);
+  // Blocks are those of a tensor rank's part.
+  job.mutable_training()->clear_weight_format();
+  job.mutable_training()->clear_gradient_format();
   job.mutable_model()->set_context(job.model().context() / 2 * 2 + 2);
   job.mutable_model()->set_decoder_context(job.model().decoder_context() / 2 * 2);
   if (job.model().kv_heads() % 2 != 0) job.mutable_model()->set_kv_heads(job.model().heads());

@@ -1,5 +1,6 @@
 // Data ranks that divide the training state have the bits of one rank that has all of it: losses,
 // norms and the whole state, in every precision, with every other kind of parallelism.
+#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
@@ -171,6 +172,91 @@ TEST(Sharding, AGroupThatDoesNotDivideTheRanksIsRefused) {
   EXPECT_THAT(fault_of(4, 0, 3), HasSubstr("reshard_after_forward 3 must divide the 4 ranks"));
 }
 
+v1::JobSpec InBlocks(v1::JobSpec spec, v1::BlockFormat weights, v1::BlockFormat gradients) {
+  spec.mutable_training()->set_weight_format(weights);
+  spec.mutable_training()->set_gradient_format(gradients);
+  return spec;
+}
+
+TEST(Sharding, BlockFormatsHaveTheBitsOfOneRank) {
+  for (const v1::JobSpec& model :
+       {Wide(SmallJob()), Wide(SmallLlama()), SmallBert(kPost), SmallT5()}) {
+    for (const auto& [precision, gradients] :
+         {std::pair(v1::PRECISION_FP32, v1::BLOCK_FORMAT_INT8),
+          std::pair(v1::PRECISION_BF16, v1::BLOCK_FORMAT_INT4),
+          std::pair(v1::PRECISION_FP16, v1::BLOCK_FORMAT_INT8)}) {
+      const v1::JobSpec spec =
+          InBlocks(InRounds(With(model, precision)), v1::BLOCK_FORMAT_INT8, gradients);
+      SCOPED_TRACE(plan::TextOf(spec.model().architecture()) + " " + plan::TextOf(precision));
+      ExpectSameGrid(
+          spec, {kOneRank, Case{1, 1, 2, 2, 1, k1f1b}, Case{1, 2, 2, 1, 2, kGpipe, kFull},
+                 Divided({1, 1, 2, 2, 1, k1f1b}, 1), Divided({1, 1, 2, 1, 1, k1f1b}, 2),
+                 Divided({1, 1, 4, 2, 1, k1f1b}, 3), Divided({1, 2, 2, 2, 1, k1f1b}, 3),
+                 InGroups({1, 1, 4, 1, 1, k1f1b}, 2, 2),
+                 InGroups({1, 1, 4, 1, 1, k1f1b}, 3, 0, 2, 2), Divided({1, 1, 1, 8, 1, k1f1b}, 3)});
+    }
+  }
+}
+
+TEST(Sharding, BlockFormatsWithEveryKindOfParallelism) {
+  const v1::JobSpec spec =
+      InBlocks(InRounds(SmallJob()), v1::BLOCK_FORMAT_INT8, v1::BLOCK_FORMAT_INT4);
+  for (const Case& c : std::vector<Case>{{2, 2, 2, 2, 1, k1f1b},
+                                         {2, 1, 2, 2, 2, k1f1b, kNone, 1, true},
+                                         {1, 2, 2, 2, 1, kInterleaved, kNone, 2}}) {
+    SCOPED_TRACE(NameOf(c));
+    const RunResult whole = Train(spec, c);
+    for (const int stage : {1, 2, 3}) ExpectSameBits(whole, Train(spec, Divided(c, stage)));
+  }
+}
+
+// What is rounded is what the job says: neither format is without effect, nor does one imply the
+// other.
+TEST(Sharding, BlockFormatsChangeWhatTheyAreFor) {
+  const v1::JobSpec spec = Wide(SmallJob());
+  RunOptions one;
+  one.steps = 1;
+  const auto first = [&](v1::BlockFormat weights, v1::BlockFormat gradients) {
+    return Train(InBlocks(spec, weights, gradients), kOneRank, one).steps.at(0);
+  };
+  const engine::StepResult plain = first(v1::BLOCK_FORMAT_NONE, v1::BLOCK_FORMAT_NONE);
+  const engine::StepResult weights = first(v1::BLOCK_FORMAT_INT8, v1::BLOCK_FORMAT_NONE);
+  const engine::StepResult gradients = first(v1::BLOCK_FORMAT_NONE, v1::BLOCK_FORMAT_INT8);
+  const engine::StepResult coarse = first(v1::BLOCK_FORMAT_NONE, v1::BLOCK_FORMAT_INT4);
+  EXPECT_NE(weights.loss, plain.loss);
+  EXPECT_NEAR(weights.loss, plain.loss, 0.01 * plain.loss);
+  EXPECT_EQ(gradients.loss, plain.loss);
+  EXPECT_NE(gradients.grad_norm, plain.grad_norm);
+  EXPECT_NEAR(gradients.grad_norm, plain.grad_norm, 0.01 * plain.grad_norm);
+  EXPECT_NEAR(coarse.grad_norm, plain.grad_norm, 0.1 * plain.grad_norm);
+  EXPECT_NE(coarse.grad_norm, gradients.grad_norm);
+}
+
+// Master weights are in checkpoints: a run continues with the same bits wherever it is cut, and in
+// the same precision without the format.
+TEST(Sharding, ACheckpointOfBlockFormatsLoadsInAnyDivision) {
+  const v1::JobSpec spec =
+      InBlocks(InRounds(SmallJob()), v1::BLOCK_FORMAT_INT8, v1::BLOCK_FORMAT_INT8);
+  RunOptions whole;
+  whole.steps = 6;
+  const RunResult undisturbed = Train(spec, kOneRank, whole);
+  RunOptions first;
+  first.steps = 3;
+  const std::vector<Case> layouts = {kOneRank, Case{1, 1, 2, 2, 1, k1f1b},
+                                     Divided({1, 1, 4, 1, 1, k1f1b}, 1),
+                                     Divided({1, 2, 2, 1, 1, k1f1b}, 3)};
+  for (const Case& before : layouts) {
+    const RunResult half = Train(spec, before, first);
+    for (const Case& after : layouts) {
+      SCOPED_TRACE(NameOf(before) + " then " + NameOf(after));
+      RunOptions second = first;
+      second.first_step = 4;
+      second.state = &half.state;
+      EXPECT_EQ(Train(spec, after, second).state, undisturbed.state);
+    }
+  }
+}
+
 v1::JobSpec OnDisk(v1::JobSpec spec) {
   spec.mutable_offload()->set_optimizer(v1::OFFLOAD_TIER_NVME);
   spec.mutable_offload()->set_activations(v1::OFFLOAD_TIER_NVME);
@@ -178,8 +264,11 @@ v1::JobSpec OnDisk(v1::JobSpec spec) {
 }
 
 TEST(Sharding, StateOnDiskHasTheBitsOfStateInMemory) {
-  for (const v1::JobSpec& model : {Wide(SmallJob()), SmallBert(kPost), SmallT5()}) {
-    for (const v1::Precision precision : {v1::PRECISION_FP32, v1::PRECISION_FP16}) {
+  for (const v1::JobSpec& model :
+       {Wide(SmallJob()), Wide(SmallLlama()), SmallBert(kPost), SmallT5(),
+        InBlocks(Wide(SmallJob()), v1::BLOCK_FORMAT_INT8, v1::BLOCK_FORMAT_INT8)}) {
+    for (const v1::Precision precision :
+         {v1::PRECISION_FP32, v1::PRECISION_BF16, v1::PRECISION_FP16}) {
       const v1::JobSpec spec = InRounds(With(model, precision));
       SCOPED_TRACE(plan::TextOf(spec.model().architecture()) + " " + plan::TextOf(precision));
       const RunResult in_memory = Train(spec, kOneRank);

@@ -29,15 +29,15 @@ INCLUDES = {
     "common/security/": ["common/", "proto/"],
     "kernels/": ["kernels/", "common/check.h"],
     # Kernels know CUDA's headers only, whichever flavour of them the build puts on the path.
-    "kernels/cuda/": ["kernels/cuda/", "kernels/exact_sum.h", "kernels/ops.h", "kernels/random.h",
+    "kernels/cuda/": ["kernels/cuda/", "kernels/block_format.h", "kernels/exact_sum.h", "kernels/ops.h", "kernels/random.h",
                       "kernels/values.h", "common/check.h"],
     "kernels/cuda/testing/": ["kernels/cuda/", "kernels/cpu/", "emulation/control.h"],
     "emulation/": ["emulation/", "common/check.h"],
     # What a model is, before any plan: the sites of dropout are a part of that.
     "model/": ["model/", "common/check.h", "proto/", "kernels/random.h"],
     # The memory map asks the kernels' contract how much scratch an operation needs.
-    "plan/": ["plan/", "model/", "common/check.h", "common/status_macros.h", "proto/", "kernels/exact_sum.h", "kernels/ops.h",
-              "kernels/cpu/attention_scratch.h", "kernels/cuda/attention_choice.h", "kernels/cuda/scratch.h"],
+    "plan/": ["plan/", "model/", "common/check.h", "common/status_macros.h", "proto/", "kernels/block_format.h", "kernels/exact_sum.h",
+              "kernels/ops.h", "kernels/cpu/attention_scratch.h", "kernels/cuda/attention_choice.h", "kernels/cuda/scratch.h"],
     "plan/planner/": ["plan/", "common/check.h", "common/status_macros.h", "proto/"],
     # The schema of a foreign file, and no message of ours.
     "tokenizer/": ["tokenizer/", "common/", "proto/tercio/sentencepiece/"],

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 #include <optional>
+#include <tuple>
 #include <utility>
 
 #include "absl/time/clock.h"
@@ -36,6 +37,7 @@ struct RankSeries {
   v1::PhaseSeconds phases;
   double cpu_seconds = 0;
   v1::CommunicationBytes communication;
+  v1::StateSeconds state;
   int64_t disk_read_bytes = 0;
   int64_t disk_written_bytes = 0;
   std::optional<v1::GpuFallbacks> gpu_fallbacks;  // of ranks on GPUs
@@ -52,6 +54,7 @@ struct RankSeries {
     phases = figures.phases();
     cpu_seconds = figures.cpu_seconds();
     communication = figures.communication();
+    state = figures.state();
     disk_read_bytes = figures.disk_read_bytes();
     disk_written_bytes = figures.disk_written_bytes();
     if (figures.has_gpu_fallbacks()) gpu_fallbacks = figures.gpu_fallbacks();
@@ -130,9 +133,20 @@ class RankWriter {
     for (const auto& [what, bytes] : state) {
       page_.Set("tercio_state_bytes_total", {id_, name_, rank_, what}, static_cast<double>(bytes));
     }
+    WriteStateSeconds(series_.state);
     if (series_.gpu_fallbacks.has_value()) WriteFallbacks(*series_.gpu_fallbacks);
   }
 
+  void WriteStateSeconds(const v1::StateSeconds& state) {
+    const std::tuple<const char*, const char*, double> times[] = {
+        {"gather", "taken", state.gather()},
+        {"gather", "waited", state.gather_waited()},
+        {"reduce", "taken", state.reduce()},
+        {"reduce", "waited", state.reduce_waited()}};
+    for (const auto& [what, part, seconds] : times) {
+      page_.Set("tercio_state_seconds_total", {id_, name_, part, rank_, what}, seconds);
+    }
+  }
   void WriteFallbacks(const v1::GpuFallbacks& fallbacks) {
     const std::pair<const char*, int64_t> kinds[] = {
         {"gelu", fallbacks.gelu()},

@@ -59,6 +59,8 @@ v1::TrainerStep MakeStep() {
   figures->mutable_phases()->set_forward(1);
   figures->mutable_phases()->set_wait(2);
   figures->mutable_communication()->set_data(4096);
+  figures->mutable_state()->set_gather(5);
+  figures->mutable_state()->set_reduce_waited(0.75);
   figures->mutable_gpu_fallbacks()->set_gelu(2);
   return step;
 }
@@ -105,6 +107,10 @@ TEST(AgentMetrics, ShowsARanksFigures) {
   EXPECT_THAT(page, HasSubstr("seconds_total" + job + "phase=\"forward\",rank=\"3\"} 1\n"));
   EXPECT_THAT(page, HasSubstr("seconds_total" + job + "phase=\"wait\",rank=\"3\"} 2\n"));
   EXPECT_THAT(page, HasSubstr("seconds_total" + job + "phase=\"data\",rank=\"3\"} 0\n"));
+  EXPECT_THAT(page, HasSubstr("tercio_state_seconds_total" + job +
+                              "part=\"taken\",rank=\"3\",what=\"gather\"} 5\n"));
+  EXPECT_THAT(page, HasSubstr("tercio_state_seconds_total" + job +
+                              "part=\"waited\",rank=\"3\",what=\"reduce\"} 0.75\n"));
   EXPECT_THAT(page, HasSubstr("tercio_communication_bytes_total{group=\"data\",job_id=\"j-1\","
                               "job_name=\"shakespeare\",rank=\"3\"} 4096\n"));
   EXPECT_THAT(page, HasSubstr("tercio_communication_bytes_total{group=\"world\",job_id=\"j-1\","

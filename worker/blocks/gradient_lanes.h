@@ -14,6 +14,8 @@
 #include "common/check.h"
 #include "kernels/ops.h"
 #include "plan/lanes.h"
+#include "plan/model_tensors.h"
+#include "plan/packed_units.h"
 #include "plan/state_shards.h"
 #include "proto/tercio/v1/plan.pb.h"
 #include "worker/blocks/weights.h"
@@ -32,8 +34,11 @@ class GradientLanes {
                                                                     : Kind::kRounds;
   }
 
-  // The buffers of the memory table.
-  GradientLanes(engine::Arena& arena, const v1::RankPlan& plan, int64_t sequences_per_rank)
+  // The buffers of the memory table. `format`: each lane's sum is rounded to it before it is added
+  // to others; where ranks sum lanes of their shards only, that is done as they are sent
+  // (worker/engine/packed_exchange.h).
+  GradientLanes(engine::Arena& arena, const v1::RankPlan& plan, const plan::StageTensors& tensors,
+                int64_t sequences_per_rank, kernels::BlockFormat format)
       : kind_(KindOf(plan)),
         micro_batch_(plan.layout().micro_batch()),
         sequences_per_rank_(sequences_per_rank),
@@ -49,6 +54,11 @@ class GradientLanes {
         shared_elements_ = arena.Bytes(name) / static_cast<int64_t>(sizeof(float));
       }
       return;
+    }
+    for (const plan::StageTensor& entry : tensors.tensors) {
+      const kernels::BlockFormat of_tensor = plan::FormatOfTensor(entry, format);
+      if (of_tensor == kernels::BlockFormat::kNone) continue;
+      rounded_.push_back({entry.gradient_offset, entry.elements, of_tensor});
     }
     buffers_ = plan::LaneBuffersOf(micro_batch_, sequences_per_rank_, lanes_per_rank_);
     for (int i = 0; i < buffers_.whole; ++i) {
@@ -85,6 +95,7 @@ class GradientLanes {
       plan::LaneLevel level = plan::LevelOf(buffers_, segment.lane);
       write(segment, At(level, first), !segment.starts_lane);
       if (!segment.completes_lane) continue;
+      for (const WeightRef& tensor : tensors) Round(tensor, At(level, first), ops);
       for (int i = 0; i < plan::MergesAfterLane(segment.lane); ++i) {
         const plan::LaneLevel below = plan::LevelBelow(level);
         for (const WeightRef& tensor : tensors) {
@@ -133,6 +144,24 @@ class GradientLanes {
   }
 
  private:
+  struct RoundedTensor {
+    int64_t gradient;
+    int64_t elements;
+    kernels::BlockFormat format;
+  };
+
+  // Rounds the sum of a lane, tensor by tensor: `joined` may be several.
+  void Round(const WeightRef& joined, const Gradients& gradients, kernels::Ops& ops) const {
+    const int64_t end = joined.gradient + joined.elements;
+    auto tensor = std::lower_bound(
+        rounded_.begin(), rounded_.end(), joined.gradient,
+        [](const RoundedTensor& entry, int64_t at) { return entry.gradient < at; });
+    for (; tensor != rounded_.end() && tensor->gradient < end; ++tensor) {
+      float* const values = gradients.data + (tensor->gradient - gradients.first);
+      ops.RoundBlocks(values, values, tensor->elements, tensor->format);
+    }
+  }
+
   // The first gradient element of the tensors' bucket.
   int64_t FirstOf(std::initializer_list<WeightRef> tensors) const {
     int64_t first = -1;
@@ -153,6 +182,7 @@ class GradientLanes {
   }
 
   const Kind kind_;
+  std::vector<RoundedTensor> rounded_;  // ascending
   plan::LaneBuffers buffers_;
   size_t place_ = 0;
   int64_t bucket_ = -1;                 // that is being written; -1: none yet. Of kBuckets

@@ -111,6 +111,7 @@ class CpuStream : public Stream {
   // There is nothing to gain, since work runs when it is enqueued.
   std::unique_ptr<WorkGraph> RecordGraph(const std::function<void()>&) override { return nullptr; }
   void Launch(WorkGraph&) override {}
+  bool RunsOnHost() const override { return true; }
 };
 
 class InlineStream : public CpuStream {

@@ -62,6 +62,9 @@ class Stream {
   // one is kept) and later work is skipped.
   virtual void RunOnHost(std::function<absl::Status()> function) = 0;
 
+  // Whether the host computes what is enqueued, so that RunOnHost costs next to nothing.
+  virtual bool RunsOnHost() const { return false; }
+
   // Runs operations in stream order, also on a stream whose operations run when they are called.
   virtual void RunOperations(const std::function<void(kernels::Ops&)>& work) { work(ops()); }
 

@@ -12,15 +12,16 @@ namespace tercio::engine {
 GradientRounds::GradientRounds(const v1::JobSpec& spec, const v1::RankPlan& plan,
                                const plan::StageShape& shape, const plan::StageTensors& tensors,
                                const plan::RankShards& shards, blocks::GradientLanes& lanes,
-                               Arena& arena, const Communicators& communicators,
-                               PipelineLinks& links, Streams streams, StepTrace& trace,
-                               progress::Whereabouts& where)
+                               PackedExchange& packed, Arena& arena,
+                               const Communicators& communicators, PipelineLinks& links,
+                               Streams streams, StepTrace& trace, progress::Whereabouts& where)
     : training_(spec.training()),
       plan_(plan),
       tensors_(tensors),
       shards_(shards),
       sequence_parallel_(shape.sequence_parallel),
       lanes_(lanes),
+      packed_(packed),
       rounds_(plan::RoundsOf(plan.layout(), plan.lanes())),
       communicators_(communicators),
       links_(links),
@@ -43,13 +44,19 @@ GradientRounds::GradientRounds(const v1::JobSpec& spec, const v1::RankPlan& plan
 
 void GradientRounds::BeginBackward(int micro_batch) {
   if (!shards_.divides_gradients) return;
-  const progress::Whereabouts::Join join(where_, communicators_.data().group());
   if (lanes_.kind() == blocks::GradientLanes::Kind::kBuckets) {
-    streams_.compute.Wait(*streams_.summed[lanes_.place()]);
+    Waited([this] { streams_.compute.Wait(*streams_.summed[lanes_.place()]); });
   } else if (micro_batch > 0 && micro_batch % MicroBatchesPerRound() == 0) {
     // A round's gradients overwrite those of the round before.
-    streams_.compute.Join(streams_.communication);
+    Waited([this] { streams_.compute.Join(streams_.communication); });
   }
+}
+
+void GradientRounds::Waited(absl::FunctionRef<void()> wait) {
+  const progress::Whereabouts::Join join(where_, communicators_.data().group());
+  const double start = StepTrace::Now();
+  wait();
+  where_.exchanges().AddWaited(progress::ExchangeClock::kReduce, StepTrace::Now() - start);
 }
 
 void GradientRounds::OnLayerDone(int micro_batch, int layer) {
@@ -65,20 +72,26 @@ void GradientRounds::Reduce(int layer, int round) {
   const device::Range range(stream, "reduce", layer);
   streams_.compute.Record(streams_.bucket_ready);
   stream.Wait(streams_.bucket_ready);
+  const bool timed = trace_.on() || stream.RunsOnHost();
   // Both callbacks run when the stream reaches them, which is after this function has returned.
   auto start = std::make_shared<double>(0);
-  if (trace_.on())
+  if (timed)
     stream.RunOnHost([start] {
       *start = StepTrace::Now();
       return absl::OkStatus();
     });
   shards_.divided() ? ReduceUnits(layer, round) : ReduceBuckets(layer);
-  if (trace_.on())
-    stream.RunOnHost([this, start, layer] {
-      trace_.Add(
-          {absl::StrCat("reduce layer ", layer), 0, 0, *start, StepTrace::Now() - *start, true});
+  if (timed)
+    stream.RunOnHost([this, start, layer, traced = trace_.on()] {
+      const double seconds = StepTrace::Now() - *start;
+      where_.exchanges().AddTaken(progress::ExchangeClock::kReduce, seconds);
+      if (traced) trace_.Add({absl::StrCat("reduce layer ", layer), 0, 0, *start, seconds, true});
       return absl::OkStatus();
     });
+  if (lanes_.kind() != blocks::GradientLanes::Kind::kBuckets) return;
+  streams_.communication.Record(*streams_.summed[lanes_.place()]);
+  lanes_.NextPlace();
+  Waited([this] { streams_.compute.Wait(*streams_.summed[lanes_.place()]); });
 }
 
 void GradientRounds::ReduceBuckets(int layer) {
@@ -91,25 +104,25 @@ void GradientRounds::ReduceBuckets(int layer) {
 }
 
 void GradientRounds::ReduceUnits(int layer, int round) {
-  for (const plan::StateUnit& unit : shards_.units) {
+  for (size_t i = 0; i < shards_.units.size(); ++i) {
+    const plan::StateUnit& unit = shards_.units[i];
     if (unit.layer != layer || tied_.IsJoinedFirst(unit.gradient_offset)) continue;
     float* gradients = sums_.front() + unit.gradient_offset;
     if (shards_.divides_gradients) {
       const blocks::Gradients bucket = lanes_.At(lanes_.BucketOf(unit.gradient_offset));
       gradients = bucket.data + (unit.gradient_offset - bucket.first);
     }
-    communicators_.shard().SetPurpose(
-        {"sum", unit.name.c_str(), shards_.divides_gradients ? round : -1});
-    communicators_.shard().ReduceScatterParts(streams_.communication, gradients, unit.bounds,
-                                              collective::SumOrder::kTree, data_scratch_);
+    if (packed_.packs_gradients()) {
+      packed_.Reduce(streams_.communication, i, round, gradients);
+    } else {
+      communicators_.shard().SetPurpose(
+          {"sum", unit.name.c_str(), shards_.divides_gradients ? round : -1});
+      communicators_.shard().ReduceScatterParts(streams_.communication, gradients, unit.bounds,
+                                                collective::SumOrder::kTree, data_scratch_);
+    }
     if (shards_.divides_gradients) AddToSums(unit, gradients, round);
     if (round + 1 == rounds_) SumOverReplicas(unit);
   }
-  if (lanes_.kind() != blocks::GradientLanes::Kind::kBuckets) return;
-  streams_.communication.Record(*streams_.summed[lanes_.place()]);
-  lanes_.NextPlace();
-  const progress::Whereabouts::Join join(where_, communicators_.data().group());
-  streams_.compute.Wait(*streams_.summed[lanes_.place()]);
 }
 
 // Counts rounds, a power of two, as lanes are counted (plan/lanes.h): the data ranks' lanes of a
@@ -141,10 +154,7 @@ void GradientRounds::SumOverReplicas(const plan::StateUnit& unit) {
 }
 
 void GradientRounds::Finish() {
-  {
-    const progress::Whereabouts::Join join(where_, communicators_.data().group());
-    streams_.compute.Join(streams_.communication);
-  }
+  Waited([this] { streams_.compute.Join(streams_.communication); });
   SumOverSequenceParts();
   if (!tied_.comes_first()) tied_.Join(sums_.front(), links_, streams_.compute);
   shared_.Join(sums_.front(), links_, streams_.compute);

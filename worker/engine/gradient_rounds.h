@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "kernels/ops.h"
 #include "plan/memory_map.h"
 #include "plan/model_tensors.h"
@@ -23,6 +24,7 @@
 #include "worker/engine/arena.h"
 #include "worker/engine/communicators.h"
 #include "worker/engine/exchange_vector.h"
+#include "worker/engine/packed_exchange.h"
 #include "worker/engine/pipeline_links.h"
 #include "worker/engine/shared_gradients.h"
 #include "worker/engine/step_trace.h"
@@ -43,9 +45,9 @@ class GradientRounds {
   };
   GradientRounds(const v1::JobSpec& spec, const v1::RankPlan& plan, const plan::StageShape& shape,
                  const plan::StageTensors& tensors, const plan::RankShards& shards,
-                 blocks::GradientLanes& lanes, Arena& arena, const Communicators& communicators,
-                 PipelineLinks& links, Streams streams, StepTrace& trace,
-                 progress::Whereabouts& where);
+                 blocks::GradientLanes& lanes, PackedExchange& packed, Arena& arena,
+                 const Communicators& communicators, PipelineLinks& links, Streams streams,
+                 StepTrace& trace, progress::Whereabouts& where);
 
   // Before the backward pass of a micro-batch. The stream waits for buffers that are being summed.
   void BeginBackward(int micro_batch);
@@ -69,6 +71,8 @@ class GradientRounds {
   void AddToSums(const plan::StateUnit& unit, const float* sum, int round);
   void SumOverReplicas(const plan::StateUnit& unit);
   int MicroBatchesPerRound() const { return plan_.layout().micro_batches() / rounds_; }
+  // Runs `wait`, which makes the compute stream wait for sums.
+  void Waited(absl::FunctionRef<void()> wait);
   void SumOverSequenceParts();
   std::pair<int64_t, int64_t> MeasuredPart(size_t tensor) const;
 
@@ -78,6 +82,7 @@ class GradientRounds {
   const plan::RankShards& shards_;
   const bool sequence_parallel_;
   blocks::GradientLanes& lanes_;
+  PackedExchange& packed_;
   const int rounds_;
   // Levels of the counter of rounds (plan::SumLevels); where gradients are not divided, the one of
   // the lanes.

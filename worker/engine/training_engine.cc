@@ -20,6 +20,7 @@
 #include "worker/engine/held_out_evaluation.h"
 #include "worker/engine/host_state.h"
 #include "worker/engine/initialization.h"
+#include "worker/engine/packed_exchange.h"
 #include "worker/engine/paged_update.h"
 #include "worker/engine/pages_ahead.h"
 #include "worker/engine/pipeline_links.h"
@@ -88,7 +89,7 @@ class Engine : public TrainingEngine {
         model_(spec, plan, shards_.of_model, arena_, *compute_, communicators.tensor(),
                blocks::OverlappedSums{tensor_sums_.get(), product_done_.get(), &where_}),
         batch_(spec_, plan_, shape_, arena_, communicators_, *compute_),
-        lanes_(arena_, plan, shape_.sequences_per_rank),
+        lanes_(arena_, plan, tensors_, shape_.sequences_per_rank, plan::GradientFormatOf(spec)),
         links_(communicators.pipeline(), *compute_),
         streams_(plan_, shape_, model_, links_),
         evaluation_(spec_, plan_, shape_, source_, model_, batch_, streams_, links_, communicators_,
@@ -98,8 +99,11 @@ class Engine : public TrainingEngine {
         compared_(ComparedTensors(shards_)),
         replicas_(plan_, compared_, arena_.Get<double>("replica_exchange"), communicators.world(),
                   communicators.tensor(), communicators.data()),
+        packed_(shards_, tensors_, plan::WeightFormatOf(spec), plan::GradientFormatOf(spec), arena_,
+                communicators_.shard()),
         rounds_(
-            spec_, plan_, shape_, tensors_, shards_, lanes_, arena_, communicators_, links_,
+            spec_, plan_, shape_, tensors_, shards_, lanes_, packed_, arena_, communicators_,
+            links_,
             GradientRounds::Streams{
                 *compute_, *communication_, *bucket_ready_, {summed_[0].get(), summed_[1].get()}},
             trace_, where_),
@@ -107,7 +111,8 @@ class Engine : public TrainingEngine {
                 WeightGather::Weights{arena_.ValuesOf(WeightsName(), precision_),
                                       arena_.Floats("parameters"),
                                       arena_.ValuesOf("parameters.secondary", precision_)},
-                WeightGather::Groups{communicators_.shard(), communicators_.secondary()}, arena_,
+                WeightGather::Groups{communicators_.shard(), communicators_.secondary()}, packed_,
+                arena_,
                 WeightGather::Streams{*compute_, *communication_, *updated_, Pointers(gathered_)},
                 trace_, where_),
         to_save_(SlicesToSave(tensors_, shards_, plan)),
@@ -116,7 +121,8 @@ class Engine : public TrainingEngine {
     AddGuardSlices(spec, plan, &to_save_, &to_load_);
     AddFp8Slices(spec, plan, &to_save_, &to_load_);
     parameters_ = arena_.Floats("parameters");
-    if (precision_.format != kernels::Format::kFloat32 && !shards_.gathers_weights) {
+    if (precision_.format != kernels::Format::kFloat32 && !shards_.gathers_weights &&
+        !packed_.packs_weights()) {
       rounded_parameters_ = arena_.ValuesOf("parameters.compute", precision_);
     }
     first_moments_ = arena_.Floats("adamw.m");
@@ -131,7 +137,7 @@ class Engine : public TrainingEngine {
         InTurns({MemoryOf("parameters"), MemoryOf("adamw.m"), MemoryOf("adamw.v")}));
     for (const StateSlice& state : to_save_) saved_slices_.push_back(state.slice);
     for (const StateSlice& state : to_load_) needed_slices_.push_back(state.slice);
-    if (shards_.gathers_weights || shards_.divided()) model_.AwaitWeights(gather_);
+    if (gather_.IsNeeded()) model_.AwaitWeights(gather_);
     if (keeps_copies_) saved_in_needed_ = FindAmong(to_load_, to_save_);
     updates_.reserve(tensors_.tensors.size());
     if (arena_.IsOnDisk(first_moments_) || arena_.IsOnDisk(parameters_)) {
@@ -154,6 +160,8 @@ class Engine : public TrainingEngine {
       flips_before_check_ = true;
       return;
     }
+    // The weights are being read where the model's are made from them.
+    gather_.Await();
     FlipWeightBit();
   }
   void SetTracing(bool on) override { trace_.Set(on); }
@@ -250,6 +258,7 @@ class Engine : public TrainingEngine {
   const plan::StageTensors compared_;
   ReplicaCheck replicas_;
   StepTrace trace_;
+  PackedExchange packed_;
   GradientRounds rounds_;
   WeightGather gather_;
   std::vector<StateSlice> to_save_;
@@ -259,7 +268,7 @@ class Engine : public TrainingEngine {
   std::vector<v1::TensorSlice> saved_slices_;
   std::vector<v1::TensorSlice> needed_slices_;
   float* parameters_;
-  kernels::Values rounded_parameters_;  // what the model reads; not for fp32
+  kernels::Values rounded_parameters_;  // what the model reads, where no gather makes it
   float* first_moments_;
   float* second_moments_;
   kernels::Values flows_[kGradientFlows];
@@ -294,9 +303,9 @@ void Engine::Initialize() {
 
 // Rounds a part of the master weights into the model's copy.
 void Engine::RoundParameters(const float* from, int64_t model_offset, int64_t count) {
+  model_.products().WeightsChanged();
   if (rounded_parameters_ == nullptr) return;
   compute_->ops().Copy(rounded_parameters_ + model_offset, from, count);
-  model_.products().WeightsChanged();
 }
 
 void Engine::Run(const v1::Action& action, int64_t step) {

@@ -17,12 +17,13 @@ bool EndsRun(const std::vector<plan::StateUnit>& units, size_t index) {
 }  // namespace
 
 WeightGather::WeightGather(const plan::RankShards& shards, const plan::StageTensors& tensors,
-                           Weights weights, Groups groups, Arena& arena, Streams streams,
-                           StepTrace& trace, progress::Whereabouts& where)
+                           Weights weights, Groups groups, PackedExchange& packed, Arena& arena,
+                           Streams streams, StepTrace& trace, progress::Whereabouts& where)
     : shards_(shards),
       tensors_(tensors),
       weights_(weights),
       groups_(groups),
+      packed_(packed),
       arena_(arena),
       streams_(std::move(streams)),
       trace_(trace),
@@ -53,7 +54,7 @@ void WeightGather::OnUpdate() {
 }
 
 void WeightGather::Begin() {
-  if ((!shards_.divided() && !shards_.gathers_weights) || is_current_) return;
+  if (!IsNeeded() || is_current_) return;
   const device::Range range(streams_.communication, "gather weights", 0);
   Follow();
   Traced("weights", [&] {
@@ -74,8 +75,7 @@ void WeightGather::Begin() {
 
 void WeightGather::Await() {
   if (!under_way_) return;
-  const progress::Whereabouts::Join join(where_, groups_.shard.group());
-  streams_.compute.Join(streams_.communication);
+  Waited([this] { streams_.compute.Join(streams_.communication); });
   under_way_ = false;
 }
 
@@ -83,8 +83,14 @@ void WeightGather::AwaitUpTo(size_t event) {
   event = std::min(event, streams_.gathered.size() - 1);
   if (!under_way_ || event < awaited_) return;
   awaited_ = event + 1;
+  Waited([this, event] { streams_.compute.Wait(*streams_.gathered[event]); });
+}
+
+void WeightGather::Waited(absl::FunctionRef<void()> wait) {
   const progress::Whereabouts::Join join(where_, groups_.shard.group());
-  streams_.compute.Wait(*streams_.gathered[event]);
+  const double start = StepTrace::Now();
+  wait();
+  where_.exchanges().AddWaited(progress::ExchangeClock::kGather, StepTrace::Now() - start);
 }
 
 void WeightGather::UseEmbedding() {
@@ -94,10 +100,7 @@ void WeightGather::UseEmbedding() {
 void WeightGather::Use(size_t layer, size_t last) {
   if (!shards_.gathers_weights) return AwaitUpTo(first_layer_ + layer + 1);
   Fetch(layer);
-  {
-    const progress::Whereabouts::Join join(where_, groups_.shard.group());
-    streams_.compute.Wait(*streams_.gathered[layer % there_.size()]);
-  }
+  Waited([&] { streams_.compute.Wait(*streams_.gathered[layer % there_.size()]); });
   for (size_t ahead = 1; ahead < there_.size() && layer != last; ++ahead) {
     layer += layer < last ? 1 : -1;
     Fetch(layer);
@@ -123,8 +126,8 @@ void WeightGather::Fetch(size_t layer) {
 }
 
 void WeightGather::Traced(const std::string& what, absl::FunctionRef<void()> enqueue) {
-  if (!trace_.on()) return enqueue();
   device::Stream& stream = streams_.communication;
+  if (!trace_.on() && !stream.RunsOnHost()) return enqueue();
   // Both callbacks run when the stream reaches them, which is after this function has returned.
   auto start = std::make_shared<double>(0);
   stream.RunOnHost([start] {
@@ -132,8 +135,10 @@ void WeightGather::Traced(const std::string& what, absl::FunctionRef<void()> enq
     return absl::OkStatus();
   });
   enqueue();
-  stream.RunOnHost([this, name = absl::StrCat("gather ", what), start] {
-    trace_.Add({name, 0, 0, *start, StepTrace::Now() - *start, true});
+  stream.RunOnHost([this, name = absl::StrCat("gather ", what), start, traced = trace_.on()] {
+    const double seconds = StepTrace::Now() - *start;
+    where_.exchanges().AddTaken(progress::ExchangeClock::kGather, seconds);
+    if (traced) trace_.Add({name, 0, 0, *start, seconds, true});
     return absl::OkStatus();
   });
 }
@@ -143,12 +148,24 @@ void WeightGather::Follow() {
   streams_.communication.Wait(streams_.updated);
 }
 
+const float* WeightGather::MasterOf(const plan::StateUnit& unit) const {
+  const plan::ShardRange own = shards_.RangeOf(tensors_, unit, groups_.shard.rank());
+  return weights_.master +
+         (shards_.divides_master ? own.state_offset : unit.parameter_offset + own.begin);
+}
+
 void WeightGather::Gather(const plan::StateUnit& unit) {
   const kernels::Values place = weights_.of_model + unit.model_offset;
   const plan::ShardRange own = shards_.RangeOf(tensors_, unit, groups_.shard.rank());
+  const float* const master = MasterOf(unit);
+  if (packed_.packs_weights()) {
+    streams_.communication.RunOperations(
+        [=, this](kernels::Ops&) { arena_.ReadAhead(master, own.elements); });
+    const auto index = static_cast<size_t>(&unit - shards_.units.data());
+    return packed_.Gather(streams_.communication, index, master, place);
+  }
   if (shards_.gathers_weights && own.elements > 0) {
     streams_.communication.RunOperations([=, this](kernels::Ops& ops) {
-      const float* const master = weights_.master + own.state_offset;
       arena_.ReadAhead(master, own.elements);
       // Rounds to what the model reads.
       ops.Copy(place + own.begin, master, own.elements);

@@ -3,7 +3,8 @@
 // unit by unit in the order in which the forward pass reads them; or, where weights are gathered
 // (plan::GathersWeights), what is no layer then, and a layer before each pass through it, into one
 // of a few places, while layers before it are computed in the others. Neighbours may keep a
-// gathered layer, each its part of it, and have it from each other until the next update.
+// gathered layer, each its part of it, and have it from each other until the next update. Where
+// weights have a block format, what the model reads is made here in every layout.
 //
 // Threads: that of the engine.
 #pragma once
@@ -19,6 +20,7 @@
 #include "worker/collective/communicator.h"
 #include "worker/device/device.h"
 #include "worker/engine/arena.h"
+#include "worker/engine/packed_exchange.h"
 #include "worker/engine/step_trace.h"
 #include "worker/progress/whereabouts.h"
 
@@ -35,7 +37,7 @@ class WeightGather {
     std::vector<device::Event*> gathered;
   };
   // `of_model`: those that the model reads, StateUnit::model_offset; `master`: the fp32 weights of
-  // the shard, where the model does not read them (RankShards::gathers_weights); `kept`: this
+  // the shard, or of the stage where it is not divided; `kept`: this
   // rank's parts of gathered layers, StateUnit::secondary_offset.
   struct Weights {
     kernels::Values of_model;
@@ -49,14 +51,18 @@ class WeightGather {
   };
   // All of it outlives the object.
   WeightGather(const plan::RankShards& shards, const plan::StageTensors& tensors, Weights weights,
-               Groups groups, Arena& arena, Streams streams, StepTrace& trace,
-               progress::Whereabouts& where);
+               Groups groups, PackedExchange& packed, Arena& arena, Streams streams,
+               StepTrace& trace, progress::Whereabouts& where);
 
   // Events that it needs: one for each place, or for the embedding, each layer and the head.
   static size_t EventsOf(const plan::RankShards& shards);
 
   // Whether layers are gathered before each pass.
   bool GathersForEachPass() const { return shards_.gathers_weights; }
+  // Whether there is anything to do: the model does not read what this rank updates.
+  bool IsNeeded() const {
+    return shards_.divided() || shards_.gathers_weights || packed_.packs_weights();
+  }
 
   // The weights of this rank's shard have changed where the compute stream is: they have to reach
   // the others before the next pass.
@@ -87,11 +93,16 @@ class WeightGather {
   void Traced(const std::string& what, absl::FunctionRef<void()> enqueue);
   // The communication stream waits for what has been computed so far.
   void Follow();
+  // The first element of this rank's part of a unit in the master weights.
+  const float* MasterOf(const plan::StateUnit& unit) const;
+  // Runs `wait`, which makes the compute stream wait for weights.
+  void Waited(absl::FunctionRef<void()> wait);
 
   const plan::RankShards& shards_;
   const plan::StageTensors& tensors_;
   const Weights weights_;
   const Groups groups_;
+  PackedExchange& packed_;
   Arena& arena_;
   const Streams streams_;
   StepTrace& trace_;

@@ -17,6 +17,7 @@
 #include "absl/time/time.h"
 #include "common/mutex.h"
 #include "common/steady_time.h"
+#include "worker/progress/exchange_clock.h"
 #include "worker/progress/phase_clock.h"
 #include "worker/progress/progress_page.h"
 
@@ -45,6 +46,7 @@ class Whereabouts {
   class Join;
   // The clock of the training loop. Waits of the engine's thread are subtracted from its phases.
   PhaseClock& phases() { return phases_; }
+  ExchangeClock& exchanges() { return exchanges_; }
 
   // ---- of all threads ----
   void BeginWait(const CollectivePosition& position);
@@ -66,6 +68,7 @@ class Whereabouts {
 
   ProgressPage* const page_;
   PhaseClock phases_;
+  ExchangeClock exchanges_;
   std::atomic<std::thread::id> engine_{};
   std::atomic<int64_t> step_{0};
   std::atomic<const char*> action_{""};

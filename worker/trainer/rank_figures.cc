@@ -75,6 +75,16 @@ v1::PhaseSeconds ToPhaseSeconds(
   return seconds;
 }
 
+v1::StateSeconds ToStateSeconds(const progress::ExchangeClock& clock) {
+  using Clock = progress::ExchangeClock;
+  v1::StateSeconds seconds;
+  seconds.set_gather(clock.taken(Clock::kGather));
+  seconds.set_gather_waited(clock.waited(Clock::kGather));
+  seconds.set_reduce(clock.taken(Clock::kReduce));
+  seconds.set_reduce_waited(clock.waited(Clock::kReduce));
+  return seconds;
+}
+
 void FiguresKeeper::Start() {
   phases_.Start();
   // Connecting and loading are no part of the time that the phases divide.
@@ -111,6 +121,7 @@ std::optional<v1::RankFigures> FiguresKeeper::Now() {
   figures_.set_disk_read_bytes(disks.read);
   figures_.set_disk_written_bytes(disks.written);
   if (communication_) *figures_.mutable_communication() = communication_();
+  if (exchanges_ != nullptr) *figures_.mutable_state() = ToStateSeconds(*exchanges_);
   if (fallbacks_) {
     if (const auto counts = fallbacks_(); counts) *figures_.mutable_gpu_fallbacks() = *counts;
   }

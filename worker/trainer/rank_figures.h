@@ -9,6 +9,7 @@
 
 #include "absl/time/time.h"
 #include "proto/tercio/v1/events.pb.h"
+#include "worker/progress/exchange_clock.h"
 #include "worker/progress/phase_clock.h"
 
 namespace tercio::trainer {
@@ -29,6 +30,8 @@ DiskBytes BytesOfDisks();
 v1::PhaseSeconds ToPhaseSeconds(
     const std::array<progress::PhaseClock::Nanoseconds, progress::kPhases>& spent);
 
+v1::StateSeconds ToStateSeconds(const progress::ExchangeClock& clock);
+
 class FiguresKeeper {
  public:
   FiguresKeeper(int rank, progress::PhaseClock& phases) : phases_(phases) {
@@ -41,10 +44,12 @@ class FiguresKeeper {
   // Bytes: of the arena by the plan, of the arena in use, and the most that was seen of arena and
   // memory outside it (worker/trainer/memory_meter.h).
   void SetMemory(int64_t planned, int64_t used, int64_t peak);
-  // Where the bytes that the rank has sent are asked for from now on.
+  // Where the bytes that the rank has sent, and the time that its state took to travel, are asked
+  // for from now on. The clock outlives the object.
   void ReadCommunication(std::function<v1::CommunicationBytes()> read) {
     communication_ = std::move(read);
   }
+  void ReadExchanges(const progress::ExchangeClock& clock) { exchanges_ = &clock; }
   // Where the fall-backs of the rank's GPU are asked for; it returns none without a GPU.
   void ReadFallbacks(std::function<std::optional<v1::GpuFallbacks>()> read) {
     fallbacks_ = std::move(read);
@@ -58,6 +63,7 @@ class FiguresKeeper {
  private:
   progress::PhaseClock& phases_;
   std::function<v1::CommunicationBytes()> communication_;  // null: not connected yet
+  const progress::ExchangeClock* exchanges_ = nullptr;     // null: not connected yet
   std::function<std::optional<v1::GpuFallbacks>()> fallbacks_;
   v1::RankFigures figures_;
   double processor_at_start_ = 0;

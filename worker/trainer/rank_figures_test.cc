@@ -83,6 +83,24 @@ TEST(FiguresKeeperTest, AsksForTheBytesThatWereSent) {
   EXPECT_EQ(keeper.Now()->communication().tensor(), 0);
 }
 
+TEST(FiguresKeeperTest, KnowsHowLongTheStateTravels) {
+  progress::PhaseClock phases;
+  progress::ExchangeClock exchanges;
+  FiguresKeeper keeper(0, phases);
+  keeper.Start();
+  keeper.ReadExchanges(exchanges);
+  exchanges.AddTaken(progress::ExchangeClock::kGather, 2);
+  exchanges.AddTaken(progress::ExchangeClock::kGather, 1);
+  exchanges.AddWaited(progress::ExchangeClock::kReduce, 0.5);
+  keeper.StepEnded(1, 0.1);
+  const auto figures = keeper.Now();
+  ASSERT_TRUE(figures.has_value());
+  EXPECT_EQ(figures->state().gather(), 3);
+  EXPECT_EQ(figures->state().gather_waited(), 0);
+  EXPECT_EQ(figures->state().reduce(), 0);
+  EXPECT_EQ(figures->state().reduce_waited(), 0.5);
+}
+
 TEST(FiguresKeeperTest, AsksForTheFallbacksOfAGpu) {
   progress::PhaseClock phases;
   FiguresKeeper keeper(0, phases);

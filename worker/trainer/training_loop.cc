@@ -333,6 +333,7 @@ absl::Status TrainingLoop::Connect() {
       }));
   backend_->LogMemory("when its groups are made");
   figures_.ReadCommunication([this] { return communicators_.SentBytes(); });
+  figures_.ReadExchanges(whereabouts_.exchanges());
   figures_.ReadFallbacks([this] { return backend_->Fallbacks(); });
   return absl::OkStatus();
 }
