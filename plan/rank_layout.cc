@@ -61,6 +61,11 @@ std::vector<Partition> Partitions(const v1::Layout& layout) {
   if (const int ranks = SecondaryRanks(layout); ranks > 0) {
     partitions.push_back({"secondary", v1::GROUP_KIND_SECONDARY, tensor, ranks});
   }
+  // One group is used in one order: a layer that is gathered would wait for sums before it.
+  const bool gathers = layout.zero_stage() >= 3 && layout.reshard_after_forward() != kKeepsWeights;
+  if (gathers && ShardRanks(layout) > 1) {
+    partitions.push_back({"sums", v1::GROUP_KIND_SUMS, tensor, ShardRanks(layout)});
+  }
   return partitions;
 }
 

@@ -8,6 +8,7 @@
 #include "plan/model_tensors.h"
 #include "plan/packed_units.h"
 #include "plan/precision.h"
+#include "plan/program.h"
 #include "plan/reproducibility.h"
 #include "plan/schedule.h"
 #include "plan/state_shards.h"
@@ -42,27 +43,13 @@ double UnitBytes(const StageTensors& tensors, const StateUnit& unit, kernels::Bl
 
 std::vector<LayerGathers> GathersOfLayers(const v1::JobSpec& job, const v1::Layout& layout,
                                           int stage) {
-  const int chunks = std::max(1, layout.virtual_pipeline());
-  const int layers = model::LayersOf(job.model()) / layout.pipeline();
-  std::vector<LayerGathers> gathers(static_cast<size_t>(layers));
-  if (!GathersWeights(job, layout)) return gathers;
-  const bool keeps = SecondaryRanks(layout) > 0;
-  std::vector<int> there(static_cast<size_t>(PlacesOfLayers(layout)), -1);
-  const auto use = [&](int layer) {
-    int& place = there[static_cast<size_t>(layer) % there.size()];
-    if (place == layer) return;
-    place = layer;
-    LayerGathers& of_layer = gathers[static_cast<size_t>(layer)];
-    ++(keeps && of_layer.whole > 0 ? of_layer.kept : of_layer.whole);
-  };
-  const int of_chunk = layers / chunks;
-  for (const v1::Action& action : StageActions(ShapeOfSchedule(layout), stage)) {
-    const int first = action.chunk() * of_chunk;
-    // Layers that are gathered ahead are the next ones of the same pass: their order is its order.
-    for (int i = 0; i < of_chunk; ++i) {
-      if (action.kind() == v1::ACTION_KIND_FORWARD) use(first + i);
-      if (action.kind() == v1::ACTION_KIND_BACKWARD) use(first + of_chunk - 1 - i);
-    }
+  const ProgramShape shape = ShapeOfProgram(job, layout, stage);
+  std::vector<LayerGathers> gathers(static_cast<size_t>(shape.layers));
+  for (const ProgramStep& step :
+       TrainingProgram(shape, StageActions(ShapeOfSchedule(layout), stage))) {
+    if (step.kind != ProgramStep::Kind::kGather) continue;
+    LayerGathers& of_layer = gathers[static_cast<size_t>(step.unit)];
+    ++(step.kept ? of_layer.kept : of_layer.whole);
   }
   return gathers;
 }

@@ -252,6 +252,7 @@ struct PlanOptions : GlobalOptions {
   std::string cluster;
   bool effective = false;
   bool explain_tensors = false;
+  bool program = false;
 };
 int Plan(const PlanOptions& options);
 

@@ -9,6 +9,7 @@
 #include "absl/strings/str_format.h"
 #include "cli/client.h"
 #include "cli/commands/commands.h"
+#include "cli/commands/explained_program.h"
 #include "cli/commands/explained_tensors.h"
 #include "cli/commands/local_cluster.h"
 #include "cli/completion.h"
@@ -132,6 +133,14 @@ void PrintTensors(v1::ModelSpec model, const v1::Layout& layout, const PlanOptio
   }
 }
 
+void PrintProgram(const v1::JobSpec& spec, const v1::Layout& layout, const PlanOptions& options) {
+  if (options.format() != Output::kTable) {
+    PrintJson(ProgramJson(spec, layout), options.format());
+  } else {
+    std::cout << ProgramText(spec, layout);
+  }
+}
+
 absl::StatusOr<int> PlanJob(const PlanOptions& options) {
   if (!options.cluster.empty()) {
     return absl::InvalidArgumentError("--cluster is not supported by this version");
@@ -173,6 +182,8 @@ absl::StatusOr<int> PlanJob(const PlanOptions& options) {
   PrintNotices(NoticesOnDisk(spec, report, here));
   if (options.explain_tensors && report.chosen() >= 0) {
     PrintTensors(spec.model(), report.layouts(report.chosen()).layout(), options);
+  } else if (options.program && report.chosen() >= 0) {
+    PrintProgram(spec, report.layouts(report.chosen()).layout(), options);
   } else if (options.format() != Output::kTable) {
     PrintJson(PlanReportToJson(report), options.format());
   } else {

@@ -594,7 +594,9 @@ void DeclarePlan(CommandLine& line) {
                       {"--cluster", &o.cluster, "cluster file"},
                       {"--effective", &o.effective, "print the complete job file instead"},
                       {"--explain-tensors", &o.explain_tensors,
-                       "print each tensor's shape, its cut and the ranks that hold it instead"}}});
+                       "print each tensor's shape, its cut and the ranks that hold it instead"},
+                      {"--program", &o.program,
+                       "print what the ranks of each stage do in a step instead"}}});
       });
 }
 

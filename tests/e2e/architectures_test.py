@@ -79,6 +79,19 @@ class Architectures(TercioTest):
             self.assertEqual(json.load(file)["model_type"], name)
         self.assertEqual(self.generated(exported, fixture), self.generated(job["checkpoint"]["path"], fixture), name)
 
+    def test_program(self):
+        self.use("qwen3")
+        changes = ("--set", "parallelism.zero_stage=3", *layout(1, 2, 2))
+        out, _ = self.tercio("plan", self.path("job.yaml"), "--program", *changes)
+        lines = out.splitlines()
+        self.assertEqual(lines[:4], ["stage 0", "  begin forward, micro-batch 0", "  forward embedding, micro-batch 0",
+                                     "  gather layers.0 into place 0"])
+        self.assertIn("stage 1", lines)
+        self.assertEqual(lines[-2:], ["  finish sums", "  update"])
+        answer = self.json("plan", self.path("job.yaml"), "--program", *changes)
+        self.assertEqual(answer["layout"], {"tensor": 1, "pipeline": 2, "data": 2})
+        self.assertEqual(answer["stages"][0], [line.strip() for line in lines[1:lines.index("stage 1")]])
+
     def test_explained_tensors(self):
         self.use("qwen3")
         out, _ = self.tercio("plan", self.path("job.yaml"), "--explain-tensors", *layout(2, 2, 2))

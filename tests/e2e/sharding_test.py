@@ -134,7 +134,9 @@ class ShardingInCluster(ClusterTest):
         _, ready = self.coordinator()
         self.address = ready["coordinator"]
         self.agent(self.address, "one", 4)
-        changes = ("--set", "training.steps=400", "--set", "checkpoint.every_steps=10", "--set", "fault_tolerance.max_restarts=100",
+        # Snapshots and checks of replicas are short, and met only if there are many of them.
+        changes = ("--set", "training.steps=600", "--set", "checkpoint.every_steps=5", "--set", "fault_tolerance.max_restarts=100",
+                   "--set", "fault_tolerance.check_replicas_every=1",
                    "--set", "offload={optimizer: nvme, parameters: nvme}", *divided(1, 2, 2, 3))
         undisturbed = self.submit(*changes)
         self.tercio(*self.reach("wait", undisturbed))

@@ -56,7 +56,7 @@ class HostStagedGroups : public Machine::Groups {
  public:
   absl::StatusOr<std::unique_ptr<collective::Communicator>> Group(
       std::unique_ptr<collective::Communicator> over_host, const collective::CommunicatorOptions&,
-      bool) override {
+      v1::GroupKind) override {
     return collective::CreateHostStagedCommunicator(std::move(over_host));
   }
 };
@@ -67,7 +67,10 @@ class NcclMachineGroups : public Machine::Groups {
       : groups_(std::move(groups)) {}
   absl::StatusOr<std::unique_ptr<collective::Communicator>> Group(
       std::unique_ptr<collective::Communicator>, const collective::CommunicatorOptions& options,
-      bool messages) override {
+      v1::GroupKind kind) override {
+    // As worker/trainer/cuda_backend.cc does it.
+    if (kind == v1::GROUP_KIND_SUMS) return nullptr;
+    const bool messages = kind == v1::GROUP_KIND_PIPELINE;
     return groups_->Group(
         messages ? collective::NcclMessages::kNeighbours : collective::NcclMessages::kNone,
         options);

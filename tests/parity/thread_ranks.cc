@@ -128,8 +128,7 @@ absl::StatusOr<Equipment> Equip(int rank, const v1::RankPlan& plan, Shared& shar
                                                      plan::RanksOf(group)};
     auto communicator = collective::CreateCommunicator(options, std::move(transport));
     if (made.groups == nullptr) return communicator;
-    return made.groups->Group(std::move(communicator), options,
-                              group.kind() == v1::GROUP_KIND_PIPELINE);
+    return made.groups->Group(std::move(communicator), options, group.kind());
   };
   TERCIO_ASSIGN_OR_RETURN(made.communicators, engine::Communicators::Create(plan, make));
   return made;

@@ -25,11 +25,11 @@ struct Machine {
   class Groups {
    public:
     virtual ~Groups() = default;
-    // `over_host` takes memory of the host; `options` are those it was made with. `messages`: it
-    // is for a pipeline.
+    // `over_host` takes memory of the host; `options` are those it was made with. Null as in
+    // worker/trainer/backend.h.
     virtual absl::StatusOr<std::unique_ptr<collective::Communicator>> Group(
         std::unique_ptr<collective::Communicator> over_host,
-        const collective::CommunicatorOptions& options, bool messages) = 0;
+        const collective::CommunicatorOptions& options, v1::GroupKind kind) = 0;
   };
   std::function<absl::StatusOr<std::unique_ptr<Groups>>(int rank, int world_size,
                                                         device::Device& device)>

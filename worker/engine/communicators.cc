@@ -37,8 +37,8 @@ v1::CommunicationBytes Communicators::SentBytes() const {
   bytes.set_tensor(tensor().sent_bytes());
   bytes.set_pipeline(pipeline().sent_bytes());
   int64_t of_data = data().sent_bytes();
-  for (const v1::GroupKind kind :
-       {v1::GROUP_KIND_SHARD, v1::GROUP_KIND_REPLICA, v1::GROUP_KIND_SECONDARY}) {
+  for (const v1::GroupKind kind : {v1::GROUP_KIND_SHARD, v1::GROUP_KIND_REPLICA,
+                                   v1::GROUP_KIND_SECONDARY, v1::GROUP_KIND_SUMS}) {
     if (has(kind)) of_data += Of(kind).sent_bytes();
   }
   bytes.set_data(of_data);

@@ -36,6 +36,9 @@ class Communicators {
   collective::Communicator& shard() const {
     return has(v1::GROUP_KIND_SHARD) ? Of(v1::GROUP_KIND_SHARD) : data();
   }
+  // The same ranks, for sums of gradients. It is shard() unless has_sums().
+  collective::Communicator& sums() const { return has_sums() ? Of(v1::GROUP_KIND_SUMS) : shard(); }
+  bool has_sums() const { return has(v1::GROUP_KIND_SUMS); }
   // Ranks that have the same shard, and neighbours that keep gathered layers; null: none.
   collective::Communicator* replicas() const { return Find(v1::GROUP_KIND_REPLICA); }
   collective::Communicator* secondary() const { return Find(v1::GROUP_KIND_SECONDARY); }

@@ -53,16 +53,13 @@ void GradientRounds::BeginBackward(int micro_batch) {
 }
 
 void GradientRounds::Waited(absl::FunctionRef<void()> wait) {
-  const progress::Whereabouts::Join join(where_, communicators_.data().group());
+  // The last sums of a step may be those over replicas.
+  const collective::Communicator* const replicas = communicators_.replicas();
+  const progress::Whereabouts::Join join(where_, communicators_.sums().group(),
+                                         replicas == nullptr ? "" : replicas->group());
   const double start = StepTrace::Now();
   wait();
   where_.exchanges().AddWaited(progress::ExchangeClock::kReduce, StepTrace::Now() - start);
-}
-
-void GradientRounds::OnLayerDone(int micro_batch, int layer) {
-  if (plan_.layout().data() == 1) return;
-  const int of_round = MicroBatchesPerRound();
-  if ((micro_batch + 1) % of_round == 0) Reduce(layer, micro_batch / of_round);
 }
 
 void GradientRounds::Reduce(int layer, int round) {
@@ -115,10 +112,10 @@ void GradientRounds::ReduceUnits(int layer, int round) {
     if (packed_.packs_gradients()) {
       packed_.Reduce(streams_.communication, i, round, gradients);
     } else {
-      communicators_.shard().SetPurpose(
+      communicators_.sums().SetPurpose(
           {"sum", unit.name.c_str(), shards_.divides_gradients ? round : -1});
-      communicators_.shard().ReduceScatterParts(streams_.communication, gradients, unit.bounds,
-                                                collective::SumOrder::kTree, data_scratch_);
+      communicators_.sums().ReduceScatterParts(streams_.communication, gradients, unit.bounds,
+                                               collective::SumOrder::kTree, data_scratch_);
     }
     if (shards_.divides_gradients) AddToSums(unit, gradients, round);
     if (round + 1 == rounds_) SumOverReplicas(unit);

@@ -51,9 +51,9 @@ class GradientRounds {
 
   // Before the backward pass of a micro-batch. The stream waits for buffers that are being summed.
   void BeginBackward(int micro_batch);
-  // The pass has completed a layer: starts the sum over data ranks of its bucket (BucketRange), if
-  // the micro-batch ends a round, while the pass continues.
-  void OnLayerDone(int micro_batch, int layer);
+  // The gradients of a layer are complete in a round (plan/program.h): starts the sum over data
+  // ranks of its bucket (BucketRange, by ready_after_layer), while the pass continues.
+  void Reduce(int layer, int round);
 
   // The gradients, or those of the shard, are complete where the stream is after this.
   void Finish();
@@ -65,7 +65,6 @@ class GradientRounds {
   void MeasureSquares(const ExchangeVector& exchange);
 
  private:
-  void Reduce(int layer, int round);
   void ReduceBuckets(int layer);
   void ReduceUnits(int layer, int round);
   void AddToSums(const plan::StateUnit& unit, const float* sum, int round);

@@ -10,7 +10,7 @@ namespace tercio::engine {
 
 HeldOutEvaluation::HeldOutEvaluation(const v1::JobSpec& spec, const v1::RankPlan& plan,
                                      const plan::StageShape& shape, data::SampleSource& source,
-                                     StageModel& model, RankBatch& batch, StreamLinks& streams,
+                                     StageModel& model, RankBatch& batch, ProgramExecutor& executor,
                                      PipelineLinks& links, const Communicators& communicators,
                                      device::Stream& stream, progress::Whereabouts& where)
     : spec_(spec),
@@ -19,7 +19,9 @@ HeldOutEvaluation::HeldOutEvaluation(const v1::JobSpec& spec, const v1::RankPlan
       source_(source),
       model_(model),
       batch_(batch),
-      streams_(streams),
+      executor_(executor),
+      program_(plan::EvaluationProgram(
+          plan::ShapeOfProgram(spec, plan.layout(), plan.placement().pipeline_index()))),
       links_(links),
       communicators_(communicators),
       stream_(stream),
@@ -38,10 +40,7 @@ absl::Status HeldOutEvaluation::RunBatch(data::HeldOut set, int64_t first_sample
     source_.HeldOutSample(set, first_sample + (i < samples ? i : 0), out);
   });
   batch_.ClearSums();
-  for (int m = 0; m < plan_.layout().micro_batches(); ++m) {
-    where_.BeginAction("evaluation", m);
-    for (int chunk = 0; chunk < shape_.chunks; ++chunk) RunChunk(m, chunk);
-  }
+  RunProgram();
   links_.WaitAll();
   if (outcomes_ != nullptr) {
     TERCIO_RETURN_IF_ERROR(stream_.Synchronize());
@@ -58,22 +57,19 @@ absl::Status HeldOutEvaluation::RunBatch(data::HeldOut set, int64_t first_sample
   return absl::OkStatus();
 }
 
-void HeldOutEvaluation::RunChunk(int micro_batch, int chunk) {
-  v1::Action action;
-  action.set_micro_batch(micro_batch);
-  action.set_chunk(chunk);
-  blocks::MicroBatch batch = batch_.At(0, action);
-  batch.training = false;
-  if (!model_.IsFirst(batch)) streams_.Receive(batch);
-  streams_.Wait(batch.slot);
-  model_.Forward(batch);
-  if (model_.IsLast(batch)) {
+void HeldOutEvaluation::RunProgram() {
+  for (const plan::ProgramStep& step : program_) {
+    if (step.kind == plan::ProgramStep::Kind::kBeginForward) {
+      where_.BeginAction("evaluation", step.micro_batch);
+    }
+    executor_.Evaluate(step);
+    if (step.kind != plan::ProgramStep::Kind::kEndForward) continue;
+    const blocks::MicroBatch batch = executor_.BatchOf(step, 0);
+    if (!model_.IsLast(batch)) continue;
     model_.Loss(batch, batch_.LossesAt(batch));
-    if (outcomes_ == nullptr) return;
+    if (outcomes_ == nullptr) continue;
     outcomes_->Take(int64_t{batch.index} * shape_.sequences, shape_.sequences,
                     model_.LastClassLogits(), stream_);
-  } else {
-    streams_.Send(batch);
   }
 }
 

@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "data/sample_source.h"
 #include "plan/memory_map.h"
+#include "plan/program.h"
 #include "proto/tercio/v1/events.pb.h"
 #include "proto/tercio/v1/job.pb.h"
 #include "proto/tercio/v1/plan.pb.h"
@@ -16,9 +17,9 @@
 #include "worker/engine/class_outcomes.h"
 #include "worker/engine/communicators.h"
 #include "worker/engine/pipeline_links.h"
+#include "worker/engine/program_executor.h"
 #include "worker/engine/rank_batch.h"
 #include "worker/engine/stage_model.h"
-#include "worker/engine/stream_links.h"
 #include "worker/progress/whereabouts.h"
 
 namespace tercio::engine {
@@ -28,7 +29,7 @@ class HeldOutEvaluation {
   // The arguments outlive it.
   HeldOutEvaluation(const v1::JobSpec& spec, const v1::RankPlan& plan,
                     const plan::StageShape& shape, data::SampleSource& source, StageModel& model,
-                    RankBatch& batch, StreamLinks& streams, PipelineLinks& links,
+                    RankBatch& batch, ProgramExecutor& executor, PipelineLinks& links,
                     const Communicators& communicators, device::Stream& stream,
                     progress::Whereabouts& where);
 
@@ -38,7 +39,7 @@ class HeldOutEvaluation {
  private:
   absl::Status RunBatch(data::HeldOut set, int64_t first_sample, int64_t samples,
                         ExchangeVector::Totals* totals, v1::Evaluation* result);
-  void RunChunk(int micro_batch, int chunk);
+  void RunProgram();
 
   const v1::JobSpec& spec_;
   const v1::RankPlan& plan_;
@@ -46,7 +47,8 @@ class HeldOutEvaluation {
   data::SampleSource& source_;
   StageModel& model_;
   RankBatch& batch_;
-  StreamLinks& streams_;
+  ProgramExecutor& executor_;
+  const plan::Program program_;
   PipelineLinks& links_;
   const Communicators& communicators_;
   device::Stream& stream_;

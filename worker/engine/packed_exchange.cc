@@ -25,7 +25,8 @@ std::vector<PackedUnit> PackedUnitsOf(const plan::RankShards& shards,
 
 PackedExchange::PackedExchange(const plan::RankShards& shards, const plan::StageTensors& tensors,
                                kernels::BlockFormat weights, kernels::BlockFormat gradients,
-                               Arena& arena, collective::Communicator& ranks)
+                               Arena& arena, collective::Communicator& ranks,
+                               collective::Communicator& sums)
     : shards_(shards),
       weights_(PackedUnitsOf(shards, tensors, weights)),
       gradients_(PackedUnitsOf(shards, tensors,
@@ -33,6 +34,7 @@ PackedExchange::PackedExchange(const plan::RankShards& shards, const plan::Stage
       buffers_{arena.Get<std::byte>("packed.weights"), arena.Get<std::byte>("packed.gradients"),
                arena.Get<std::byte>("packed.received"), arena.Floats("packed.sum")},
       ranks_(ranks),
+      sums_(sums),
       tree_(plan::SumTreeOf(plan::SumOrder::kTree, ranks.size())) {}
 
 void PackedExchange::Gather(device::Stream& stream, size_t unit, const float* own,
@@ -73,7 +75,7 @@ void PackedExchange::Reduce(device::Stream& stream, size_t unit, int round, floa
       }
     }
   });
-  const auto own = static_cast<size_t>(ranks_.rank());
+  const auto own = static_cast<size_t>(sums_.rank());
   const int64_t bytes = packed.bounds[own + 1] - packed.bounds[own];
   // A rank's own part is not sent: those of the others lie side by side.
   const auto received = [=, this](size_t r) {
@@ -86,8 +88,8 @@ void PackedExchange::Reduce(device::Stream& stream, size_t unit, int round, floa
         {buffers_.gradients + packed.bounds[r], packed.bounds[r + 1] - packed.bounds[r]});
     receive.push_back({r == own ? nullptr : received(r), bytes});
   }
-  ranks_.SetPurpose({"sum", shards_.units[unit].name.c_str(), round});
-  ranks_.AllToAll(stream, send, receive);
+  sums_.SetPurpose({"sum", shards_.units[unit].name.c_str(), round});
+  sums_.AllToAll(stream, send, receive);
   const std::vector<int64_t>& bounds = shards_.units[unit].bounds;
   const int64_t first = bounds[own];
   const int64_t elements = bounds[own + 1] - first;

@@ -23,11 +23,12 @@ namespace tercio::engine {
 
 class PackedExchange {
  public:
-  // `ranks`: those that divide the state; it outlives the object, as does the arena's memory.
+  // `ranks`: those that divide the state; `sums`: the same, for gradients. They outlive the object,
+  // as does the arena's memory.
   // Without a format for the weights, or the gradients, their methods must not be called.
   PackedExchange(const plan::RankShards& shards, const plan::StageTensors& tensors,
                  kernels::BlockFormat weights, kernels::BlockFormat gradients, Arena& arena,
-                 collective::Communicator& ranks);
+                 collective::Communicator& ranks, collective::Communicator& sums);
 
   bool packs_weights() const { return !weights_.empty(); }
   bool packs_gradients() const { return !gradients_.empty(); }
@@ -53,6 +54,7 @@ class PackedExchange {
   std::vector<plan::PackedUnit> gradients_;  // by unit; empty: no format
   const Buffers buffers_;
   collective::Communicator& ranks_;
+  collective::Communicator& sums_;
   const plan::SumTree tree_;
 };
 

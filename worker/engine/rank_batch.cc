@@ -51,11 +51,11 @@ absl::Status RankBatch::CountPredictions() {
   return absl::OkStatus();
 }
 
-blocks::MicroBatch RankBatch::At(int64_t step, const v1::Action& action) const {
+blocks::MicroBatch RankBatch::At(int64_t step, int micro_batch, int chunk, int slot) const {
   blocks::MicroBatch batch;
-  batch.index = action.micro_batch();
-  batch.slot = action.slot();
-  batch.chunk = action.chunk();
+  batch.index = micro_batch;
+  batch.slot = slot;
+  batch.chunk = chunk;
   batch.step = step;
   batch.first_sequence = FirstSequenceOf(batch.index);
   samples_.Point(&batch);

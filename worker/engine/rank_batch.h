@@ -38,8 +38,8 @@ class RankBatch {
   // over data ranks.
   absl::Status CountPredictions();
 
-  // The micro-batch of an action.
-  blocks::MicroBatch At(int64_t step, const v1::Action& action) const;
+  // A micro-batch of a step, in a chunk of the stage and a slot of activations.
+  blocks::MicroBatch At(int64_t step, int micro_batch, int chunk, int slot) const;
 
   // All sums become zero.
   void ClearSums();

@@ -28,6 +28,7 @@ StageModel::StageModel(const v1::JobSpec& spec, const v1::RankPlan& plan,
       activations_(plan::ActivationsOfSlot(shape_, units_)),
       layer_numbers_(plan.stage().layers().begin(), plan.stage().layers().end()),
       model_layers_(model::LayersOf(spec.model())),
+      layers_stand_alone_(plan::GathersWeights(spec, plan.layout())),
       shared_(arena.Get<std::byte>("activations.shared")),
       ops_(stream.ops()),
       tensor_(shape_, plan.placement().tensor_index(), arena, stream, tensor_group, beside),
@@ -133,36 +134,42 @@ void StageModel::ForwardLayer(const Pass& pass, size_t i) {
   const int slot = pass.batch.slot;
   const blocks::Frame frame = FrameOf(slot, i);
   // A layer whose weights are gathered does not read those of the next one, which may come later.
-  if (!Follows(i) || GathersForEachPass()) {
+  if (!Follows(i) || layers_stand_alone_) {
     const blocks::Continuation entry = layers_[i].Entry(pass, frame);
     if (entry.norm.has_value()) products_.MakeInput(*entry.reader, {.norm = entry.norm});
   }
   if (i + 1 < layers_.size() && Follows(i + 1)) {
     const blocks::Frame next = FrameOf(slot, i + 1);
-    if (GathersForEachPass()) return layers_[i].Forward(pass, frame, next.Values(0), {});
+    if (layers_stand_alone_) return layers_[i].Forward(pass, frame, next.Values(0), {});
     return layers_[i].Forward(pass, frame, next.Values(0), layers_[i + 1].Entry(pass, next));
   }
   layers_[i].Forward(pass, frame, Output(pass.batch, pass.stream), AfterChunk(pass));
 }
 
 void StageModel::Forward(const MicroBatch& batch) {
+  if (IsFirst(batch)) ForwardUnit(batch, plan::kEmbeddingUnit);
+  const size_t first = FirstOf(batch.chunk);
+  for (size_t i = first; i < first + static_cast<size_t>(shape_.layers); ++i) {
+    ForwardUnit(batch, static_cast<int>(i));
+  }
+  if (IsLast(batch)) ForwardUnit(batch, HeadUnit());
+}
+
+void StageModel::ForwardUnit(const MicroBatch& batch, int unit) {
   const Passes passes = PassesOf(batch);
   const auto computes = [&](int stream) {
     return batch.only_stream < 0 || stream == batch.only_stream;
   };
-  if (gather_ != nullptr && IsFirst(batch)) gather_->UseEmbedding();
-  for (const Pass& pass : passes) {
-    if (!IsFirst(batch) || !computes(pass.stream)) continue;
-    embedding_->Forward(pass, EmbeddingAt(batch.slot), Input(batch, pass.stream));
-  }
-  const size_t first = FirstOf(batch.chunk);
-  const size_t end = first + static_cast<size_t>(shape_.layers);
-  for (size_t i = first; i < end; ++i) {
-    if (gather_ != nullptr) gather_->Use(i, end - 1);
-    const int stream = units_.stream_of(i);
-    if (computes(stream)) ForwardLayer(passes[static_cast<size_t>(stream)], i);
-  }
-  if (IsLast(batch) && final_norm_.has_value() && computes(HeadStream())) {
+  if (unit == plan::kEmbeddingUnit) {
+    for (const Pass& pass : passes) {
+      if (!computes(pass.stream)) continue;
+      embedding_->Forward(pass, EmbeddingAt(batch.slot), Input(batch, pass.stream));
+    }
+  } else if (unit < HeadUnit()) {
+    const auto layer = static_cast<size_t>(unit);
+    const int stream = units_.stream_of(layer);
+    if (computes(stream)) ForwardLayer(passes[static_cast<size_t>(stream)], layer);
+  } else if (final_norm_.has_value() && computes(HeadStream())) {
     ScaleHeadInput(passes.back(), ValuesAt(batch.slot, activations_.final_norm));
   }
 }
@@ -217,9 +224,8 @@ void StageModel::BackwardHead(const Pass& pass, kernels::Values flow,
                         blocks::NormLayer::Change::kReplace, ops_, lanes);
 }
 
-void StageModel::Backward(const MicroBatch& batch, kernels::Values flow,
-                          const blocks::LossSums& losses, blocks::GradientLanes& lanes,
-                          absl::FunctionRef<void(int layer)> layer_done) {
+void StageModel::BackwardUnit(const MicroBatch& batch, int unit, kernels::Values flow,
+                              const blocks::LossSums& losses, blocks::GradientLanes& lanes) {
   Passes passes = PassesOf(batch);
   absl::InlinedVector<kernels::Values, 2> flows;
   for (Pass& pass : passes) {
@@ -227,28 +233,22 @@ void StageModel::Backward(const MicroBatch& batch, kernels::Values flow,
     flow += pass.local_rows * shape_.hidden;
     pass.memory.gradient = flows.front();
   }
-  if (IsLast(batch)) {
+  if (unit == plan::kEmbeddingUnit) {
+    absl::InlinedVector<blocks::Embedding::Part, 2> parts;
+    for (size_t i = 0; i < passes.size(); ++i) parts.push_back({passes[i], flows[i]});
+    embedding_->Backward(parts, EmbeddingAt(batch.slot), lanes);
+  } else if (unit < HeadUnit()) {
+    const auto layer = static_cast<size_t>(unit);
+    const auto stream = static_cast<size_t>(units_.stream_of(layer));
+    const blocks::Frame frame = FrameOf(batch.slot, layer);
+    layers_[layer].Restore(passes[stream], frame);
+    layers_[layer].Backward(passes[stream], frame, flows[stream], lanes);
+  } else {
     BackwardHead(passes.back(), flows.back(), losses, lanes);
     // The head reads its own stream only.
     for (size_t i = 0; i + 1 < passes.size(); ++i) {
       ops_.Zero(flows[i], passes[i].local_rows * shape_.hidden);
     }
-    layer_done(model_layers_);
-  }
-  const size_t first = FirstOf(batch.chunk);
-  for (size_t i = first + static_cast<size_t>(shape_.layers); i-- > first;) {
-    if (gather_ != nullptr) gather_->Use(i, first);
-    const auto stream = static_cast<size_t>(units_.stream_of(i));
-    const blocks::Frame frame = FrameOf(batch.slot, i);
-    layers_[i].Restore(passes[stream], frame);
-    layers_[i].Backward(passes[stream], frame, flows[stream], lanes);
-    layer_done(layer_numbers_[i]);
-  }
-  if (IsFirst(batch)) {
-    absl::InlinedVector<blocks::Embedding::Part, 2> parts;
-    for (size_t i = 0; i < passes.size(); ++i) parts.push_back({passes[i], flows[i]});
-    embedding_->Backward(parts, EmbeddingAt(batch.slot), lanes);
-    layer_done(-1);
   }
 }
 

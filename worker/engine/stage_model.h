@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
-#include "absl/functional/function_ref.h"
+#include "plan/program.h"
 #include "plan/stage_units.h"
 #include "proto/tercio/v1/job.pb.h"
 #include "proto/tercio/v1/plan.pb.h"
@@ -29,7 +29,6 @@
 #include "worker/collective/communicator.h"
 #include "worker/device/device.h"
 #include "worker/engine/arena.h"
-#include "worker/engine/weight_gather.h"
 
 namespace tercio::engine {
 
@@ -69,8 +68,12 @@ class StageModel {
     return shape_.last && batch.chunk + 1 == shape_.chunks;
   }
 
-  // Input (or tokens) -> Output of each stream, and in the model's last chunk the final norm.
+  // Input (or tokens) -> Output of each stream, and in the model's last chunk the final norm: all
+  // units of the chunk in turn. REQUIRES: all weights are there.
   void Forward(const blocks::MicroBatch& batch);
+  // The same of one unit (plan/program.h), which reads what the one before it has written. A layer
+  // also reads weights of the next unit, unless weights are gathered for each pass.
+  void ForwardUnit(const blocks::MicroBatch& batch, int unit);
 
   // Last chunk, after Forward: adds the losses of the micro-batch's sequences to `losses`. No
   // gradients.
@@ -90,21 +93,16 @@ class StageModel {
     return language_head_->Logits(LastRows(batch) + row * shape_.hidden, rows);
   }
 
-  // Weights come from other ranks: each is waited for before it is read. `gather` outlives the
-  // model.
-  void AwaitWeights(WeightGather& gather) { gather_ = &gather; }
-
   // Sets the factor of the loss's gradient; 1 at first.
   void SetLossScale(double scale);
 
-  // After Forward. `flow` holds the gradients of the streams' outputs, one after the other (in the
-  // last chunk: nothing; losses are written as by Loss), and ends as those of their inputs. Weight
-  // gradients go to `lanes`.
-  // layer_done(layer) is called when the gradients of a layer are written: `layers of the model`
-  // for the head, descending, -1 for the embedding.
-  void Backward(const blocks::MicroBatch& batch, kernels::Values flow,
-                const blocks::LossSums& losses, blocks::GradientLanes& lanes,
-                absl::FunctionRef<void(int layer)> layer_done);
+  // After Forward, unit after unit in reverse. `flow` holds the gradients of the outputs of the
+  // unit's streams, one after the other (before the head: nothing; losses are written as by Loss),
+  // and ends as those of their inputs. Weight gradients go to `lanes`.
+  void BackwardUnit(const blocks::MicroBatch& batch, int unit, kernels::Values flow,
+                    const blocks::LossSums& losses, blocks::GradientLanes& lanes);
+  // Layers of the whole model.
+  int model_layers() const { return model_layers_; }
 
  private:
   kernels::Values ValuesAt(int slot, int64_t offset) const {
@@ -123,6 +121,7 @@ class StageModel {
   const plan::StreamPlace& PlaceOf(const blocks::MicroBatch& batch, int stream) const {
     return activations_.streams[static_cast<size_t>(batch.chunk)][static_cast<size_t>(stream)];
   }
+  int HeadUnit() const { return static_cast<int>(layers_.size()); }
   int HeadStream() const { return streams() - 1; }
   blocks::Embedding::Kept EmbeddingAt(int slot) const;
   // How much of each buffer the micro-batch takes, for each stream.
@@ -134,7 +133,6 @@ class StageModel {
     return layer % static_cast<size_t>(shape_.layers) != 0 &&
            units_.stream_of(layer) == units_.stream_of(layer - 1);
   }
-  bool GathersForEachPass() const { return gather_ != nullptr && gather_->GathersForEachPass(); }
   void ForwardLayer(const blocks::Pass& pass, size_t layer);
   // What follows the last layer of a stream in a chunk.
   blocks::Continuation AfterChunk(const blocks::Pass& pass) const;
@@ -158,7 +156,8 @@ class StageModel {
   const plan::SlotActivations activations_;
   const std::vector<int> layer_numbers_;  // in the model
   const int model_layers_;
-  WeightGather* gather_ = nullptr;  // null: all weights are there
+  // Weights are gathered for each pass, so that a layer reads no weights but its own.
+  const bool layers_stand_alone_;
   std::vector<std::byte*> slots_;
   std::byte* shared_;
   kernels::Ops& ops_;

@@ -12,6 +12,7 @@
 #include "plan/lanes.h"
 #include "plan/memory_map.h"
 #include "plan/model_tensors.h"
+#include "plan/program.h"
 #include "plan/snapshots.h"
 #include "plan/state_shards.h"
 #include "worker/blocks/gradient_lanes.h"
@@ -24,9 +25,10 @@
 #include "worker/engine/paged_update.h"
 #include "worker/engine/pages_ahead.h"
 #include "worker/engine/pipeline_links.h"
+#include "worker/engine/program_executor.h"
 #include "worker/engine/promises.h"
 #include "worker/engine/rank_batch.h"
-#include "worker/engine/repeated_actions.h"
+#include "worker/engine/repeated_steps.h"
 #include "worker/engine/stage_model.h"
 #include "worker/engine/state_slices.h"
 #include "worker/engine/step_judge.h"
@@ -41,7 +43,9 @@ namespace {
 using blocks::GradientLanes;
 using blocks::MicroBatch;
 
-constexpr int kGradientFlows = 2;  // buffers; see plan/schedule.h
+std::vector<v1::Action> ActionsOf(const v1::RankPlan& plan) {
+  return {plan.stage().actions().begin(), plan.stage().actions().end()};
+}
 
 std::vector<device::Event*> Pointers(const std::vector<std::unique_ptr<device::Event>>& events) {
   std::vector<device::Event*> pointers;
@@ -56,6 +60,7 @@ class Engine : public TrainingEngine {
     Arena arena;
     std::unique_ptr<device::Stream> compute;
     std::unique_ptr<device::Stream> communication;
+    std::unique_ptr<device::Stream> gradient_sums;  // null: they run on `communication`, too
     std::unique_ptr<device::Event> bucket_ready;
     std::unique_ptr<device::Event> updated;
     std::array<std::unique_ptr<device::Event>, 2> summed;
@@ -63,6 +68,7 @@ class Engine : public TrainingEngine {
     // For sums over tensor ranks beside products.
     std::unique_ptr<device::Stream> tensor_sums;
     std::unique_ptr<device::Event> product_done;
+    plan::Program program;
   };
 
   Engine(const v1::JobSpec& spec, const v1::RankPlan& plan, const Communicators& communicators,
@@ -76,11 +82,13 @@ class Engine : public TrainingEngine {
         arena_(std::move(machine.arena)),
         compute_(std::move(machine.compute)),
         communication_(std::move(machine.communication)),
+        gradient_sums_(std::move(machine.gradient_sums)),
         bucket_ready_(std::move(machine.bucket_ready)),
         updated_(std::move(machine.updated)),
         summed_(std::move(machine.summed)),
         gathered_(std::move(machine.gathered)),
-        repeated_actions_(RepeatedActions(spec, plan)),
+        program_(std::move(machine.program)),
+        repeated_steps_(RepeatedSteps(spec, plan.layout(), program_)),
         tensor_sums_(std::move(machine.tensor_sums)),
         product_done_(std::move(machine.product_done)),
         shape_(plan::ShapeOfStage(spec, plan.layout(), stage())),
@@ -92,20 +100,20 @@ class Engine : public TrainingEngine {
         lanes_(arena_, plan, tensors_, shape_.sequences_per_rank, plan::GradientFormatOf(spec)),
         links_(communicators.pipeline(), *compute_),
         streams_(plan_, shape_, model_, links_),
-        evaluation_(spec_, plan_, shape_, source_, model_, batch_, streams_, links_, communicators_,
-                    *compute_, where_),
         guard_(spec),
         judge_(spec_, plan_, guard_),
         compared_(ComparedTensors(shards_)),
         replicas_(plan_, compared_, arena_.Get<double>("replica_exchange"), communicators.world(),
                   communicators.tensor(), communicators.data()),
         packed_(shards_, tensors_, plan::WeightFormatOf(spec), plan::GradientFormatOf(spec), arena_,
-                communicators_.shard()),
+                communicators_.shard(), communicators_.sums()),
         rounds_(
             spec_, plan_, shape_, tensors_, shards_, lanes_, packed_, arena_, communicators_,
             links_,
-            GradientRounds::Streams{
-                *compute_, *communication_, *bucket_ready_, {summed_[0].get(), summed_[1].get()}},
+            GradientRounds::Streams{*compute_,
+                                    gradient_sums_ != nullptr ? *gradient_sums_ : *communication_,
+                                    *bucket_ready_,
+                                    {summed_[0].get(), summed_[1].get()}},
             trace_, where_),
         gather_(shards_, tensors_,
                 WeightGather::Weights{arena_.ValuesOf(WeightsName(), precision_),
@@ -115,6 +123,13 @@ class Engine : public TrainingEngine {
                 arena_,
                 WeightGather::Streams{*compute_, *communication_, *updated_, Pointers(gathered_)},
                 trace_, where_),
+        executor_(plan_, shape_,
+                  {arena_.ValuesOf("gradient_flow.0", precision_),
+                   arena_.ValuesOf("gradient_flow.1", precision_)},
+                  ProgramExecutor::Parts{model_, batch_, streams_, links_, lanes_, rounds_, gather_,
+                                         *compute_, trace_, where_}),
+        evaluation_(spec_, plan_, shape_, source_, model_, batch_, executor_, links_,
+                    communicators_, *compute_, where_),
         to_save_(SlicesToSave(tensors_, shards_, plan)),
         to_load_(SlicesToLoad(tensors_, shards_, plan)),
         keeps_copies_(plan::KeepsCopies(spec)) {
@@ -127,9 +142,6 @@ class Engine : public TrainingEngine {
     }
     first_moments_ = arena_.Floats("adamw.m");
     second_moments_ = arena_.Floats("adamw.v");
-    for (int i = 0; i < kGradientFlows; ++i) {
-      flows_[i] = arena_.ValuesOf(absl::StrCat("gradient_flow.", i), precision_);
-    }
     snapshot_ = arena_.Floats("snapshot");
     before_update_ = std::move(options.before_update);
     // A checkpoint has the weights and the moments of each tensor side by side.
@@ -137,7 +149,6 @@ class Engine : public TrainingEngine {
         InTurns({MemoryOf("parameters"), MemoryOf("adamw.m"), MemoryOf("adamw.v")}));
     for (const StateSlice& state : to_save_) saved_slices_.push_back(state.slice);
     for (const StateSlice& state : to_load_) needed_slices_.push_back(state.slice);
-    if (gather_.IsNeeded()) model_.AwaitWeights(gather_);
     if (keeps_copies_) saved_in_needed_ = FindAmong(to_load_, to_save_);
     updates_.reserve(tensors_.tensors.size());
     if (arena_.IsOnDisk(first_moments_) || arena_.IsOnDisk(parameters_)) {
@@ -181,18 +192,7 @@ class Engine : public TrainingEngine {
  private:
   int stage() const { return plan_.placement().pipeline_index(); }
   int stages() const { return plan_.layout().pipeline(); }
-  // The gradients of all streams.
-  int64_t FlowBytes(const MicroBatch& batch) const {
-    int64_t rows = 0;
-    for (int stream = 0; stream < model_.streams(); ++stream) {
-      rows += model_.LocalRowsOf(batch, stream);
-    }
-    return rows * shape_.hidden * precision_.bytes();
-  }
-  void Run(const v1::Action& action, int64_t step);
-  void Measure(const char* name, int micro_batch, int chunk, absl::FunctionRef<void()> work);
-  int LaunchRepeatedActions(int64_t step);
-  void Backward(const MicroBatch& batch, int flow_index);
+  int LaunchRepeatedSteps(int64_t step);
   void FinishReduction();
   absl::Status UpdateWeights(int64_t taken_step, const StepResult& result);
   std::string WeightsName() const { return plan::WeightsBuffer(spec_, plan_.layout()); }
@@ -205,7 +205,7 @@ class Engine : public TrainingEngine {
   // as data ranks of an encoder that count together, or what it enqueues is recorded.
   void BeginWeights() {
     gather_.Begin();
-    if (shards_.gathers_weights || batch_.encoder() || repeated_actions_ > 0) gather_.Await();
+    if (shards_.gathers_weights || batch_.encoder() || repeated_steps_ > 0) gather_.Await();
   }
   absl::StatusOr<std::vector<uint64_t>> WeightDigests();
   // In the weights that an update begins with, or, where these are divided, that the model reads.
@@ -235,11 +235,13 @@ class Engine : public TrainingEngine {
   Arena arena_;
   std::unique_ptr<device::Stream> compute_;
   std::unique_ptr<device::Stream> communication_;
+  std::unique_ptr<device::Stream> gradient_sums_;
   std::unique_ptr<device::Event> bucket_ready_;
   std::unique_ptr<device::Event> updated_;
   std::array<std::unique_ptr<device::Event>, 2> summed_;
   std::vector<std::unique_ptr<device::Event>> gathered_;
-  int repeated_actions_;  // 0 also if they could not be recorded
+  const plan::Program program_;  // of a training step
+  int repeated_steps_;           // 0 also if they could not be recorded
   std::unique_ptr<device::WorkGraph> graph_;
   int64_t steps_ = 0;  // steps of this process
   std::unique_ptr<device::Stream> tensor_sums_;
@@ -252,7 +254,6 @@ class Engine : public TrainingEngine {
   GradientLanes lanes_;
   PipelineLinks links_;
   StreamLinks streams_;
-  HeldOutEvaluation evaluation_;
   StepGuard guard_;
   StepJudge judge_;
   const plan::StageTensors compared_;
@@ -261,6 +262,8 @@ class Engine : public TrainingEngine {
   PackedExchange packed_;
   GradientRounds rounds_;
   WeightGather gather_;
+  ProgramExecutor executor_;
+  HeldOutEvaluation evaluation_;
   std::vector<StateSlice> to_save_;
   std::vector<StateSlice> to_load_;
   const bool keeps_copies_;
@@ -271,7 +274,6 @@ class Engine : public TrainingEngine {
   kernels::Values rounded_parameters_;  // what the model reads, where no gather makes it
   float* first_moments_;
   float* second_moments_;
-  kernels::Values flows_[kGradientFlows];
   double signal_ = 0;
   bool flips_before_check_ = false;
   // Lists of a step, kept so that a step allocates nothing.
@@ -308,91 +310,27 @@ void Engine::RoundParameters(const float* from, int64_t model_offset, int64_t co
   compute_->ops().Copy(rounded_parameters_ + model_offset, from, count);
 }
 
-void Engine::Run(const v1::Action& action, int64_t step) {
-  const MicroBatch batch = batch_.At(step, action);
-  const int flow = action.flow();
-  const auto measure = [&](const char* name, absl::FunctionRef<void()> work) {
-    Measure(name, batch.index, batch.chunk, work);
-  };
-  switch (action.kind()) {
-    case v1::ACTION_KIND_RECEIVE_ACTIVATION:
-      streams_.Receive(batch);
-      return;
-    case v1::ACTION_KIND_FORWARD:
-      where_.BeginAction(progress::Phase::kForward, "forward", batch.index);
-      measure("wait activation", [&] { streams_.Wait(batch.slot); });
-      measure("forward", [&] { model_.Forward(batch); });
-      return;
-    case v1::ACTION_KIND_SEND_ACTIVATION:
-      measure("send activation", [&] { streams_.Send(batch); });
-      return;
-    case v1::ACTION_KIND_RECEIVE_GRADIENT:
-      where_.BeginAction(progress::Phase::kBackward, "backward", batch.index);
-      links_.WaitSend(PipelineLinks::kGradient, flow);
-      links_.Receive(PipelineLinks::kGradient, flow, flows_[flow].data(), FlowBytes(batch),
-                     NextStage(plan_));
-      return;
-    case v1::ACTION_KIND_BACKWARD:
-      where_.BeginAction(progress::Phase::kBackward, "backward", batch.index);
-      measure("wait gradient", [&] {
-        links_.WaitReceive(PipelineLinks::kGradient, flow);
-        // The last stage receives no gradient that would have waited for this buffer.
-        links_.WaitSend(PipelineLinks::kGradient, flow);
-      });
-      measure("backward", [&] { Backward(batch, flow); });
-      return;
-    case v1::ACTION_KIND_SEND_GRADIENT:
-      measure("send gradient", [&] {
-        links_.Send(PipelineLinks::kGradient, flow, flows_[flow].data(), FlowBytes(batch),
-                    PreviousStage(plan_));
-      });
-      return;
-    case v1::ACTION_KIND_REDUCE_GRADIENTS:
-      where_.BeginAction(progress::Phase::kOptimizer, "gradient sum");
-      measure("finish reduction", [&] { FinishReduction(); });
-      return;
-    default:
-      return;  // OPTIMIZER_STEP needs the gradient norm: see Step
-  }
-}
-
-// Returns how many of the step's actions it has launched.
-int Engine::LaunchRepeatedActions(int64_t step) {
-  if (repeated_actions_ == 0 || trace_.on() || !model_.products().RepeatsItself()) return 0;
+// Returns how many of the program's steps it has launched.
+int Engine::LaunchRepeatedSteps(int64_t step) {
+  if (repeated_steps_ == 0 || trace_.on() || !model_.products().RepeatsItself()) return 0;
   ++steps_;
   if (graph_ == nullptr) {
-    if (!RecordsNow(steps_, compute_->ops().ReadyToRecord(), &repeated_actions_)) return 0;
+    if (!RecordsNow(steps_, compute_->ops().ReadyToRecord(), &repeated_steps_)) return 0;
     graph_ = compute_->RecordGraph([&] {
-      for (int i = 0; i < repeated_actions_; ++i) Run(plan_.stage().actions(i), step);
+      for (int i = 0; i < repeated_steps_; ++i) {
+        executor_.Run(program_[static_cast<size_t>(i)], step);
+      }
     });
-    if (graph_ == nullptr) return repeated_actions_ = 0;
+    if (graph_ == nullptr) return repeated_steps_ = 0;
   }
   where_.BeginAction(progress::Phase::kOther, "forward and backward");
-  const device::Range range(*compute_, "forward and backward", repeated_actions_);
+  const device::Range range(*compute_, "forward and backward", step);
   compute_->Launch(*graph_);
-  return repeated_actions_;
-}
-
-// While a step is traced, waits for a device that works later; its errors stay in the stream.
-void Engine::Measure(const char* name, int micro_batch, int chunk, absl::FunctionRef<void()> work) {
-  const device::Range range(*compute_, name, micro_batch);
-  if (!trace_.on()) return work();
-  compute_->Synchronize().IgnoreError();
-  trace_.Measure(name, micro_batch, chunk, [&] {
-    work();
-    compute_->Synchronize().IgnoreError();
-  });
-}
-
-void Engine::Backward(const MicroBatch& batch, int flow_index) {
-  // With one stage only the first flow buffer exists.
-  const kernels::Values flow = stages() == 1 ? flows_[0] : flows_[flow_index];
-  rounds_.BeginBackward(batch.index);
-  model_.Backward(batch, flow, batch_.LossesAt(batch), lanes_,
-                  [&](int layer) { rounds_.OnLayerDone(batch.index, layer); });
+  return repeated_steps_;
 }
 
 void Engine::FinishReduction() {
+  where_.BeginAction(progress::Phase::kOptimizer, "gradient sum");
   rounds_.Finish();
   // This rank's part of the exchange vector, and the sum over all ranks.
   const ExchangeVector& exchange = batch_.exchange();
@@ -422,8 +360,16 @@ absl::StatusOr<StepResult> Engine::Step(int64_t step, double signal) {
   signal_ = signal;
   model_.SetLossScale(guard_.loss_scale());
   model_.products().BeginStep();
-  const int launched = LaunchRepeatedActions(step);
-  for (int i = launched; i < plan_.stage().actions_size(); ++i) Run(plan_.stage().actions(i), step);
+  const auto launched = static_cast<size_t>(LaunchRepeatedSteps(step));
+  for (const plan::ProgramStep& each : absl::MakeSpan(program_).subspan(launched)) {
+    // The update needs the norm, which all ranks have to know first.
+    if (each.kind == plan::ProgramStep::Kind::kUpdate) break;
+    if (each.kind == plan::ProgramStep::Kind::kFinish) {
+      executor_.Measure("finish reduction", 0, 0, [&] { FinishReduction(); });
+    } else {
+      executor_.Run(each, step);
+    }
+  }
   model_.products().EndStep(communicators_.tensor(), communicators_.data());
   // Waits here for all work that a device was given and does later.
   where_.phases().Enter(progress::Phase::kOther);
@@ -440,7 +386,7 @@ absl::StatusOr<StepResult> Engine::Step(int64_t step, double signal) {
   where_.BeginAction(progress::Phase::kOptimizer, "optimizer");
   if (verdict.taken) {
     absl::Status updated;
-    Measure("optimizer", 0, 0, [&] { updated = UpdateWeights(taken_step, result); });
+    executor_.Measure("optimizer", 0, 0, [&] { updated = UpdateWeights(taken_step, result); });
     TERCIO_RETURN_IF_ERROR(updated);
   }
   where_.phases().Enter(progress::Phase::kOther);
@@ -592,6 +538,11 @@ absl::StatusOr<std::unique_ptr<TrainingEngine>> TrainingEngine::Create(
   TERCIO_RETURN_IF_ERROR(CheckPromises(spec, compute->ops().promises()));
   TERCIO_ASSIGN_OR_RETURN(auto communication,
                           device.CreateStream(device::Device::StreamKind::kCommunication));
+  std::unique_ptr<device::Stream> gradient_sums;
+  if (communicators.has_sums()) {
+    TERCIO_ASSIGN_OR_RETURN(gradient_sums,
+                            device.CreateStream(device::Device::StreamKind::kCommunication));
+  }
   TERCIO_ASSIGN_OR_RETURN(auto bucket_ready, device.CreateEvent());
   TERCIO_ASSIGN_OR_RETURN(auto updated, device.CreateEvent());
   std::array<std::unique_ptr<device::Event>, 2> summed;
@@ -607,11 +558,16 @@ absl::StatusOr<std::unique_ptr<TrainingEngine>> TrainingEngine::Create(
   TERCIO_ASSIGN_OR_RETURN(auto tensor_sums,
                           device.CreateStream(device::Device::StreamKind::kCommunication));
   TERCIO_ASSIGN_OR_RETURN(auto product_done, device.CreateEvent());
+  const plan::ProgramShape program_shape =
+      plan::ShapeOfProgram(spec, plan.layout(), plan.placement().pipeline_index());
+  plan::Program program = plan::TrainingProgram(program_shape, ActionsOf(plan));
+  TERCIO_RETURN_IF_ERROR(plan::CheckProgram(program_shape, program));
   auto engine = std::make_unique<Engine>(
       spec, plan, communicators, source,
       Engine::Machine{std::move(arena), std::move(compute), std::move(communication),
-                      std::move(bucket_ready), std::move(updated), std::move(summed),
-                      std::move(gathered), std::move(tensor_sums), std::move(product_done)},
+                      std::move(gradient_sums), std::move(bucket_ready), std::move(updated),
+                      std::move(summed), std::move(gathered), std::move(tensor_sums),
+                      std::move(product_done), std::move(program)},
       options);
   if (options.initialise_weights) engine->Initialize();
   return std::unique_ptr<TrainingEngine>(std::move(engine));

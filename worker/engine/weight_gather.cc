@@ -27,14 +27,12 @@ WeightGather::WeightGather(const plan::RankShards& shards, const plan::StageTens
       arena_(arena),
       streams_(std::move(streams)),
       trace_(trace),
-      where_(where),
-      there_(static_cast<size_t>(shards.places), -1) {
+      where_(where) {
   for (const plan::StateUnit& unit : shards.units) {
     if (unit.stage_layer < 0) continue;
     layers_.resize(static_cast<size_t>(unit.stage_layer) + 1);
     layers_.back().push_back(&unit);
   }
-  is_kept_.resize(layers_.size());
   if (!shards.units.empty() && shards.units.front().layer < 0) first_layer_ = 1;
 }
 
@@ -45,12 +43,6 @@ size_t WeightGather::EventsOf(const plan::RankShards& shards) {
     if (EndsRun(shards.units, i)) ++runs;
   }
   return runs;
-}
-
-void WeightGather::OnUpdate() {
-  is_current_ = false;
-  std::fill(there_.begin(), there_.end(), -1);
-  std::fill(is_kept_.begin(), is_kept_.end(), false);
 }
 
 void WeightGather::Begin() {
@@ -93,35 +85,28 @@ void WeightGather::Waited(absl::FunctionRef<void()> wait) {
   where_.exchanges().AddWaited(progress::ExchangeClock::kGather, StepTrace::Now() - start);
 }
 
-void WeightGather::UseEmbedding() {
-  if (!shards_.gathers_weights) AwaitUpTo(0);
-}
-
-void WeightGather::Use(size_t layer, size_t last) {
-  if (!shards_.gathers_weights) return AwaitUpTo(first_layer_ + layer + 1);
-  Fetch(layer);
-  Waited([&] { streams_.compute.Wait(*streams_.gathered[layer % there_.size()]); });
-  for (size_t ahead = 1; ahead < there_.size() && layer != last; ++ahead) {
-    layer += layer < last ? 1 : -1;
-    Fetch(layer);
+void WeightGather::AwaitUnit(int unit) {
+  if (!shards_.gathers_weights) {
+    // A layer reads weights of the next one, or of the head, as well.
+    return AwaitUpTo(unit == plan::kEmbeddingUnit ? 0
+                                                  : first_layer_ + static_cast<size_t>(unit) + 1);
   }
+  if (unit == plan::kEmbeddingUnit || unit >= static_cast<int>(layers_.size())) return;
+  const auto place = static_cast<size_t>(unit % shards_.places);
+  Waited([&] { streams_.compute.Wait(*streams_.gathered[place]); });
 }
 
-void WeightGather::Fetch(size_t layer) {
-  const size_t place = layer % there_.size();
-  int64_t& there = there_[place];
-  if (there == static_cast<int64_t>(layer)) return;
-  there = static_cast<int64_t>(layer);
+void WeightGather::GatherLayer(size_t layer, bool kept) {
+  const size_t place = layer % static_cast<size_t>(shards_.places);
   const device::Range range(streams_.communication, "gather layer", static_cast<int64_t>(layer));
   // The layer that was in this place has been computed by then.
   Follow();
   Traced(layers_[layer].front()->name, [&] {
     for (const plan::StateUnit* unit : layers_[layer]) {
-      is_kept_[layer] ? GatherKept(*unit) : Gather(*unit);
-      if (groups_.secondary != nullptr && !is_kept_[layer]) Keep(*unit);
+      kept ? GatherKept(*unit) : Gather(*unit);
+      if (groups_.secondary != nullptr && !kept) Keep(*unit);
     }
   });
-  if (groups_.secondary != nullptr) is_kept_[layer] = true;
   streams_.communication.Record(*streams_.gathered[place]);
 }
 

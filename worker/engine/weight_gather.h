@@ -16,6 +16,7 @@
 
 #include "absl/functional/function_ref.h"
 #include "kernels/values.h"
+#include "plan/program.h"
 #include "plan/state_shards.h"
 #include "worker/collective/communicator.h"
 #include "worker/device/device.h"
@@ -57,8 +58,6 @@ class WeightGather {
   // Events that it needs: one for each place, or for the embedding, each layer and the head.
   static size_t EventsOf(const plan::RankShards& shards);
 
-  // Whether layers are gathered before each pass.
-  bool GathersForEachPass() const { return shards_.gathers_weights; }
   // Whether there is anything to do: the model does not read what this rank updates.
   bool IsNeeded() const {
     return shards_.divided() || shards_.gathers_weights || packed_.packs_weights();
@@ -66,21 +65,22 @@ class WeightGather {
 
   // The weights of this rank's shard have changed where the compute stream is: they have to reach
   // the others before the next pass.
-  void OnUpdate();
+  void OnUpdate() { is_current_ = false; }
   // Starts sending them, if they have changed. Collective over the ranks that divide the state.
   void Begin();
   // All weights, but for those of layers that are gathered before each pass, are complete where the
   // compute stream is after this; if Begin was called.
   void Await();
 
-  // Before a pass through a layer, counted on the stage: its weights are complete where the compute
-  // stream is after this. Where layers are gathered before each pass, this holds until the next
-  // call, and begins to gather those that the pass comes to after it, as far as there are places;
-  // `last` is where it ends. Elsewhere the weights of the next layer, or of the head, are complete,
-  // too. Collective as Begin.
-  void Use(size_t layer, size_t last);
-  // The same for the embedding.
-  void UseEmbedding();
+  // Gathers a layer of the stage into its place, for all passes until another one is gathered
+  // there: from the ranks that divide the state, or, once that was done since the last update, from
+  // the neighbours that keep it. REQUIRES: layers are gathered (plan/program.h says when).
+  // Collective.
+  void GatherLayer(size_t layer, bool kept);
+
+  // The weights that a unit of the stage (plan/program.h) reads are complete where the compute
+  // stream is after this.
+  void AwaitUnit(int unit);
 
  private:
   void Gather(const plan::StateUnit& unit);
@@ -108,9 +108,7 @@ class WeightGather {
   StepTrace& trace_;
   progress::Whereabouts& where_;
   std::vector<std::vector<const plan::StateUnit*>> layers_;  // units of each
-  std::vector<int64_t> there_;                               // the layer in each place; -1: none
-  std::vector<bool> is_kept_;  // layers whose parts neighbours have since the last update
-  bool is_current_ = false;    // ranks start, and load, with their shards
+  bool is_current_ = false;  // ranks start, and load, with their shards
   bool under_way_ = false;
   size_t first_layer_ = 0;  // index of its event, where layers are not gathered for each pass
   size_t awaited_ = 0;      // events of this gathering that were waited for

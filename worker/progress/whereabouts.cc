@@ -29,13 +29,13 @@ void Whereabouts::EndStep(int64_t step, double step_seconds, double compute_seco
   if (page_ != nullptr) page_->EndStep(step, step_seconds, compute_seconds);
 }
 
-void Whereabouts::BeginJoin(const std::string& group) {
+void Whereabouts::BeginJoin(const std::string& group, const std::string& other) {
   if (page_ == nullptr) return;
   MutexLock lock(mutex_);
-  joining_ = group;
+  joining_ = {group, other};
   // The other thread may have been waiting before the engine came to wait for it.
   for (const auto& [thread, position] : beside_) {
-    if (position.group == group) page_->BeginWait(position);
+    if (IsJoining(position.group)) page_->BeginWait(position);
   }
 }
 
@@ -43,7 +43,7 @@ void Whereabouts::EndJoin(double seconds) {
   CountWait(seconds);
   if (page_ == nullptr) return;
   MutexLock lock(mutex_);
-  joining_.clear();
+  joining_ = {};
   page_->EndWait();
 }
 
@@ -53,7 +53,7 @@ void Whereabouts::BeginWait(const CollectivePosition& position) {
   MutexLock lock(mutex_);
   beside_[std::this_thread::get_id()] = position;
   // While the engine works, the wait of another thread holds nothing up.
-  if (position.group == joining_) page_->BeginWait(position);
+  if (IsJoining(position.group)) page_->BeginWait(position);
 }
 
 void Whereabouts::EndWait(double seconds) {
@@ -65,7 +65,7 @@ void Whereabouts::EndWait(double seconds) {
   const auto mine = beside_.find(std::this_thread::get_id());
   // Without an entry the page shows no wait of this thread.
   if (mine == beside_.end()) return;
-  if (mine->second.group == joining_) page_->EndWait();
+  if (IsJoining(mine->second.group)) page_->EndWait();
   beside_.erase(mine);
 }
 

@@ -8,6 +8,7 @@
 // all methods from any thread, except those of the engine. A call costs nanoseconds.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <map>
@@ -40,8 +41,8 @@ class Whereabouts {
     BeginAction(name, index);
   }
   void EndStep(int64_t step, double step_seconds, double compute_seconds);
-  // Brackets waiting for the thread of this rank that runs the calls of a group.
-  void BeginJoin(const std::string& group);
+  // Brackets waiting for a thread of this rank that runs the calls of one or two groups.
+  void BeginJoin(const std::string& group, const std::string& other);
   void EndJoin(double seconds);
   class Join;
   // The clock of the training loop. Waits of the engine's thread are subtracted from its phases.
@@ -59,6 +60,9 @@ class Whereabouts {
   std::string action() const;
 
  private:
+  bool IsJoining(const std::string& group) const TERCIO_REQUIRES(mutex_) {
+    return group == joining_[0] || group == joining_[1];
+  }
   bool OnEngineThread() const { return std::this_thread::get_id() == engine_.load(); }
 
   void CountWait(double seconds) {
@@ -77,14 +81,15 @@ class Whereabouts {
   Mutex mutex_;
   // The waits of other threads.
   std::map<std::thread::id, CollectivePosition> beside_ TERCIO_GUARDED_BY(mutex_);
-  std::string joining_ TERCIO_GUARDED_BY(mutex_);  // group; empty: none
+  std::array<std::string, 2> joining_ TERCIO_GUARDED_BY(mutex_);  // groups; empty: none
 };
 
 // Joins for as long as it lives.
 class Whereabouts::Join {
  public:
-  Join(Whereabouts& where, const std::string& group) : where_(where), start_(SteadyNow()) {
-    where_.BeginJoin(group);
+  Join(Whereabouts& where, const std::string& group, const std::string& other = "")
+      : where_(where), start_(SteadyNow()) {
+    where_.BeginJoin(group, other);
   }
   ~Join() { where_.EndJoin(absl::ToDoubleSeconds(SteadyNow() - start_)); }
   Join(const Join&) = delete;

@@ -58,10 +58,10 @@ TEST_F(WhereaboutsTest, TheOtherThreadCountsWhileTheEngineWaitsForIt) {
   whereabouts_.BeginWait(tensor_);
   EXPECT_EQ(Seen().waiting.group, "tensor.0");
   whereabouts_.EndWait(1);
-  whereabouts_.BeginJoin("tensor.0");
+  whereabouts_.BeginJoin("tensor.0", "");
   EXPECT_EQ(Seen().waiting.operation, "");  // another thread's
   whereabouts_.EndJoin(0);
-  whereabouts_.BeginJoin("data.1");
+  whereabouts_.BeginJoin("replica.1", "data.1");
   EXPECT_EQ(Seen().waiting.group, "data.1");
   turn.arrive_and_wait();
   turn.arrive_and_wait();
@@ -79,7 +79,7 @@ TEST(NoPageTest, IsQuiet) {
   whereabouts.BeginStep(1);
   whereabouts.BeginWait({});
   whereabouts.EndWait(1);
-  whereabouts.BeginJoin("data.0");
+  whereabouts.BeginJoin("data.0", "");
   whereabouts.EndJoin(1);
   whereabouts.EndStep(1, 3, 1);
   EXPECT_EQ(whereabouts.engine_wait_seconds(), 2);

@@ -29,7 +29,8 @@ class Backend {
 
   // This rank's part of a process group, for memory of its device; all ranks of the job join their
   // groups in the order of their plans. Waits for the others: DEADLINE_EXCEEDED | UNAVAILABLE if
-  // one does not join. `rendezvous` is used during the call only; after OpenDevice.
+  // one does not join. `rendezvous` is used during the call only; after OpenDevice. Null: the calls
+  // of the group are to go through that of the same ranks (Communicators::sums).
   virtual absl::StatusOr<std::unique_ptr<collective::Communicator>> JoinGroup(
       const v1::ProcessGroup& group, collective::CommunicatorOptions options,
       collective::RendezvousStore& rendezvous) = 0;

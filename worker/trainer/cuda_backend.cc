@@ -67,6 +67,9 @@ class CudaBackend : public Backend {
     if (assignment_.plan().collectives() == v1::COLLECTIVES_NCCL) {
       // All groups are split from one communicator, which the first of them makes.
       if (nccl_ == nullptr) TERCIO_RETURN_IF_ERROR(JoinNccl(rendezvous));
+      // Two communicators that a GPU works on at once may block each other, where ranks start their
+      // kernels in different orders.
+      if (group.kind() == v1::GROUP_KIND_SUMS) return nullptr;
       const bool pipeline = group.kind() == v1::GROUP_KIND_PIPELINE;
       return nccl_->Group(
           pipeline ? collective::NcclMessages::kNeighbours : collective::NcclMessages::kNone,

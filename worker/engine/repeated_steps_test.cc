@@ -1,4 +1,4 @@
-#include "worker/engine/repeated_actions.h"
+#include "worker/engine/repeated_steps.h"
 
 #include "gtest/gtest.h"
 

@@ -1,0 +1,248 @@
+#include "plan/program.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "model/architecture.h"
+#include "plan/lanes.h"
+#include "plan/reproducibility.h"
+#include "plan/state_shards.h"
+
+namespace tercio::plan {
+namespace {
+
+using Kind = ProgramStep::Kind;
+
+bool IsLayer(const ProgramShape& shape, int unit) { return unit >= 0 && unit < shape.head(); }
+
+// The units of a chunk, in the order of its forward pass.
+std::vector<int> UnitsOfChunk(const ProgramShape& shape, int chunk) {
+  std::vector<int> units;
+  const int of_chunk = shape.layers / shape.chunks;
+  if (shape.first && chunk == 0) units.push_back(kEmbeddingUnit);
+  for (int i = 0; i < of_chunk; ++i) units.push_back(chunk * of_chunk + i);
+  if (shape.last && chunk + 1 == shape.chunks) units.push_back(shape.head());
+  return units;
+}
+
+// Passes taken apart; no weights are gathered yet.
+class Expansion {
+ public:
+  explicit Expansion(const ProgramShape& shape) : shape_(shape) {}
+
+  void Add(Kind kind, const v1::Action& action) {
+    program_.push_back({.kind = kind,
+                        .micro_batch = action.micro_batch(),
+                        .chunk = action.chunk(),
+                        .slot = action.slot(),
+                        .flow = action.flow()});
+  }
+
+  void AddForward(const v1::Action& action) {
+    Add(Kind::kBeginForward, action);
+    for (const int unit : UnitsOfChunk(shape_, action.chunk())) {
+      Add(Kind::kForward, action);
+      program_.back().unit = unit;
+    }
+    Add(Kind::kEndForward, action);
+  }
+
+  void AddBackward(const v1::Action& action) {
+    const int of_round = shape_.micro_batches / shape_.rounds;
+    const bool ends_round = (action.micro_batch() + 1) % of_round == 0;
+    Add(Kind::kBeginBackward, action);
+    std::vector<int> units = UnitsOfChunk(shape_, action.chunk());
+    std::reverse(units.begin(), units.end());
+    for (const int unit : units) {
+      Add(Kind::kBackward, action);
+      program_.back().unit = unit;
+      if (!shape_.reduces || !ends_round) continue;
+      Add(Kind::kReduce, action);
+      program_.back().unit = unit;
+      program_.back().round = action.micro_batch() / of_round;
+    }
+    Add(Kind::kEndBackward, action);
+  }
+
+  Program Take() { return std::move(program_); }
+
+ private:
+  const ProgramShape& shape_;
+  Program program_;
+};
+
+// Puts in when layers are gathered: each before it is computed, unless it is in its place still,
+// and those that are computed after it as soon as their places are free.
+class Gathers {
+ public:
+  Gathers(const ProgramShape& shape, const Program& program)
+      : shape_(shape),
+        program_(program),
+        there_(static_cast<size_t>(shape.places), -1),
+        is_kept_(static_cast<size_t>(shape.layers)) {
+    for (const ProgramStep& step : program) {
+      if (IsUse(step)) uses_.push_back(step.unit);
+    }
+  }
+
+  Program Insert() {
+    Program with;
+    size_t use = 0;
+    for (const ProgramStep& step : program_) {
+      if (IsUse(step)) GatherFor(use++, step, &with);
+      with.push_back(step);
+    }
+    return with;
+  }
+
+ private:
+  bool IsUse(const ProgramStep& step) const {
+    const bool computes = step.kind == Kind::kForward || step.kind == Kind::kBackward;
+    return computes && IsLayer(shape_, step.unit);
+  }
+  int& PlaceOf(int layer) { return there_[static_cast<size_t>(layer) % there_.size()]; }
+
+  void GatherFor(size_t use, const ProgramStep& step, Program* with) {
+    const size_t end = std::min(uses_.size(), use + there_.size());
+    for (size_t next = use; next < end; ++next) {
+      const int layer = uses_[next];
+      // What is computed before it needs the place.
+      const bool is_taken = std::any_of(
+          uses_.begin() + static_cast<std::ptrdiff_t>(use),
+          uses_.begin() + static_cast<std::ptrdiff_t>(next),
+          [&](int before) { return before != layer && &PlaceOf(before) == &PlaceOf(layer); });
+      if (is_taken) return;
+      if (PlaceOf(layer) == layer) continue;
+      PlaceOf(layer) = layer;
+      ProgramStep gather = step;
+      gather.kind = Kind::kGather;
+      gather.unit = layer;
+      gather.kept = shape_.keeps && is_kept_[static_cast<size_t>(layer)];
+      is_kept_[static_cast<size_t>(layer)] = true;
+      with->push_back(gather);
+    }
+  }
+
+  const ProgramShape& shape_;
+  const Program& program_;
+  std::vector<int> uses_;   // layers, in the order in which they are computed
+  std::vector<int> there_;  // the layer in each place; -1: none
+  std::vector<bool> is_kept_;
+};
+
+Program WithGathers(const ProgramShape& shape, Program program) {
+  return shape.places == 0 ? program : Gathers(shape, program).Insert();
+}
+
+}  // namespace
+
+ProgramShape ShapeOfProgram(const v1::JobSpec& job, const v1::Layout& layout, int stage) {
+  ProgramShape shape;
+  shape.layers = model::LayersOf(job.model()) / layout.pipeline();
+  shape.chunks = std::max(1, layout.virtual_pipeline());
+  shape.first = stage == 0;
+  shape.last = stage + 1 == layout.pipeline();
+  shape.micro_batches = layout.micro_batches();
+  shape.rounds = RoundsOf(layout, LanesOf(job, layout));
+  shape.reduces = layout.data() > 1;
+  if (!GathersWeights(job, layout)) return shape;
+  shape.places = PlacesOfLayers(layout);
+  shape.keeps = SecondaryRanks(layout) > 0;
+  return shape;
+}
+
+Program TrainingProgram(const ProgramShape& shape, const std::vector<v1::Action>& actions) {
+  Expansion expansion(shape);
+  for (const v1::Action& action : actions) {
+    switch (action.kind()) {
+      case v1::ACTION_KIND_RECEIVE_ACTIVATION:
+        expansion.Add(Kind::kReceiveActivation, action);
+        break;
+      case v1::ACTION_KIND_FORWARD:
+        expansion.AddForward(action);
+        break;
+      case v1::ACTION_KIND_SEND_ACTIVATION:
+        expansion.Add(Kind::kSendActivation, action);
+        break;
+      case v1::ACTION_KIND_RECEIVE_GRADIENT:
+        expansion.Add(Kind::kReceiveGradient, action);
+        break;
+      case v1::ACTION_KIND_BACKWARD:
+        expansion.AddBackward(action);
+        break;
+      case v1::ACTION_KIND_SEND_GRADIENT:
+        expansion.Add(Kind::kSendGradient, action);
+        break;
+      case v1::ACTION_KIND_REDUCE_GRADIENTS:
+        expansion.Add(Kind::kFinish, action);
+        break;
+      case v1::ACTION_KIND_OPTIMIZER_STEP:
+        expansion.Add(Kind::kUpdate, action);
+        break;
+      case v1::ACTION_KIND_UNSPECIFIED:
+      case v1::ActionKind_INT_MIN_SENTINEL_DO_NOT_USE_:
+      case v1::ActionKind_INT_MAX_SENTINEL_DO_NOT_USE_:
+        break;
+    }
+  }
+  return WithGathers(shape, expansion.Take());
+}
+
+Program EvaluationProgram(const ProgramShape& shape) {
+  Expansion expansion(shape);
+  for (int m = 0; m < shape.micro_batches; ++m) {
+    for (int chunk = 0; chunk < shape.chunks; ++chunk) {
+      v1::Action action;
+      action.set_micro_batch(m);
+      action.set_chunk(chunk);
+      if (!shape.first || chunk > 0) expansion.Add(Kind::kReceiveActivation, action);
+      expansion.AddForward(action);
+      if (!shape.last || chunk + 1 < shape.chunks) expansion.Add(Kind::kSendActivation, action);
+    }
+  }
+  return WithGathers(shape, expansion.Take());
+}
+
+std::string TextOf(const ProgramShape& shape, const ProgramStep& step) {
+  const std::string unit = step.unit == kEmbeddingUnit ? "embedding"
+                           : step.unit == shape.head() ? "head"
+                                                       : absl::StrCat("layers.", step.unit);
+  const std::string pass =
+      absl::StrCat("micro-batch ", step.micro_batch,
+                   shape.chunks > 1 ? absl::StrCat(" chunk ", step.chunk) : "");
+  switch (step.kind) {
+    case Kind::kReceiveActivation:
+      return absl::StrCat("receive activation, ", pass);
+    case Kind::kBeginForward:
+      return absl::StrCat("begin forward, ", pass);
+    case Kind::kForward:
+      return absl::StrCat("forward ", unit, ", ", pass);
+    case Kind::kEndForward:
+      return absl::StrCat("end forward, ", pass);
+    case Kind::kSendActivation:
+      return absl::StrCat("send activation, ", pass);
+    case Kind::kReceiveGradient:
+      return absl::StrCat("receive gradient, ", pass);
+    case Kind::kBeginBackward:
+      return absl::StrCat("begin backward, ", pass);
+    case Kind::kBackward:
+      return absl::StrCat("backward ", unit, ", ", pass);
+    case Kind::kEndBackward:
+      return absl::StrCat("end backward, ", pass);
+    case Kind::kSendGradient:
+      return absl::StrCat("send gradient, ", pass);
+    case Kind::kGather:
+      return absl::StrCat("gather ", unit, step.kept ? " from neighbours" : "", " into place ",
+                          step.unit % shape.places);
+    case Kind::kReduce:
+      return absl::StrCat("sum ", unit, ", round ", step.round);
+    case Kind::kFinish:
+      return "finish sums";
+    case Kind::kUpdate:
+      return "update";
+  }
+  return "";
+}
+
+}  // namespace tercio::plan

@@ -1,0 +1,172 @@
+#include <map>
+#include <set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "plan/program.h"
+
+namespace tercio::plan {
+namespace {
+
+using Kind = ProgramStep::Kind;
+
+class Checker {
+ public:
+  explicit Checker(const ProgramShape& shape)
+      : shape_(shape), there_(static_cast<size_t>(shape.places), -1) {}
+
+  absl::Status Check(const ProgramStep& step) {
+    const absl::Status status = CheckStep(step);
+    if (status.ok()) return status;
+    return absl::InternalError(
+        absl::StrCat("program: ", TextOf(shape_, step), ": ", std::string(status.message())));
+  }
+
+  absl::Status CheckEnd(bool trains) const {
+    const int units = shape_.layers + (shape_.first ? 1 : 0) + (shape_.last ? 1 : 0);
+    const auto passes = static_cast<size_t>(shape_.micro_batches * units);
+    if (forward_.size() != passes) return Missing("forward passes");
+    if (!trains) return absl::OkStatus();
+    if (backward_.size() != passes) return Missing("backward passes");
+    const auto sums = static_cast<size_t>(shape_.reduces ? units * shape_.rounds : 0);
+    if (reduced_ != sums) return Missing("sums");
+    if (!updated_) return Missing("the update");
+    return absl::OkStatus();
+  }
+
+ private:
+  using Pass = std::pair<int, int>;  // micro-batch, unit
+
+  static absl::Status Missing(const char* what) {
+    return absl::InternalError(absl::StrCat("program: ", what, " are not complete"));
+  }
+  static absl::Status Wrong(const char* why) { return absl::InternalError(why); }
+  int LayersOfChunk() const { return shape_.layers / shape_.chunks; }
+  int ChunkOf(int unit) const {
+    if (unit == kEmbeddingUnit) return 0;
+    return unit == shape_.head() ? shape_.chunks - 1 : unit / LayersOfChunk();
+  }
+  // Whether the unit before it in the model is in the same pass.
+  bool HasBefore(int unit) const {
+    if (unit == kEmbeddingUnit) return false;
+    if (unit == shape_.head() || unit % LayersOfChunk() > 0) return true;
+    return unit == 0 && shape_.first;
+  }
+  bool HasAfter(int unit) const {
+    if (unit == shape_.head()) return false;
+    if (unit == kEmbeddingUnit || (unit + 1) % LayersOfChunk() > 0) return true;
+    return unit + 1 == shape_.head() && shape_.last;
+  }
+  bool IsThere(int unit) const {
+    if (shape_.places == 0 || unit < 0 || unit >= shape_.head()) return true;
+    return there_[static_cast<size_t>(unit % shape_.places)] == unit;
+  }
+  int RoundOf(int micro_batch) const {
+    return micro_batch / (shape_.micro_batches / shape_.rounds);
+  }
+
+  absl::Status CheckStep(const ProgramStep& step) {
+    switch (step.kind) {
+      case Kind::kForward:
+        return Forward(step);
+      case Kind::kBackward:
+        return Backward(step);
+      case Kind::kGather:
+        return Gather(step);
+      case Kind::kReduce:
+        return Reduce(step);
+      case Kind::kFinish:
+        finished_ = true;
+        return absl::OkStatus();
+      case Kind::kUpdate:
+        if (!finished_) return Wrong("sums are not finished");
+        if (updated_) return Wrong("a second one");
+        updated_ = true;
+        return absl::OkStatus();
+      case Kind::kReceiveActivation:
+      case Kind::kBeginForward:
+      case Kind::kEndForward:
+      case Kind::kSendActivation:
+      case Kind::kReceiveGradient:
+      case Kind::kBeginBackward:
+      case Kind::kEndBackward:
+      case Kind::kSendGradient:
+        break;  // those of actions, which CheckSchedule proves
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Forward(const ProgramStep& step) {
+    const Pass pass = {step.micro_batch, step.unit};
+    if (step.chunk != ChunkOf(step.unit)) return Wrong("the unit is in another chunk");
+    if (!IsThere(step.unit)) return Wrong("its weights are not in their place");
+    if (HasBefore(step.unit) && forward_.count({step.micro_batch, step.unit - 1}) == 0) {
+      return Wrong("the unit before it was not computed");
+    }
+    return forward_.insert(pass).second ? absl::OkStatus() : Wrong("a second time");
+  }
+
+  absl::Status Backward(const ProgramStep& step) {
+    const Pass pass = {step.micro_batch, step.unit};
+    if (forward_.count(pass) == 0) return Wrong("before its forward pass");
+    if (!IsThere(step.unit)) return Wrong("its weights are not in their place");
+    if (HasAfter(step.unit) && backward_.count({step.micro_batch, step.unit + 1}) == 0) {
+      return Wrong("the unit behind it was not computed");
+    }
+    const int round = RoundOf(step.micro_batch);
+    if (shape_.reduces && round != rounds_[step.unit]) {
+      return Wrong("gradients of another round are not summed yet");
+    }
+    ++of_round_[step.unit];
+    return backward_.insert(pass).second ? absl::OkStatus() : Wrong("a second time");
+  }
+
+  absl::Status Gather(const ProgramStep& step) {
+    if (shape_.places == 0) return Wrong("no weights are gathered");
+    if (IsThere(step.unit)) return Wrong("it is there already");
+    if (step.kept && (!shape_.keeps || gathered_.count(step.unit) == 0)) {
+      return Wrong("no neighbour keeps it yet");
+    }
+    gathered_.insert(step.unit);
+    there_[static_cast<size_t>(step.unit % shape_.places)] = step.unit;
+    return absl::OkStatus();
+  }
+
+  absl::Status Reduce(const ProgramStep& step) {
+    if (!shape_.reduces) return Wrong("there are no other ranks");
+    if (finished_) return Wrong("sums are finished");
+    if (rounds_[step.unit] != step.round) return Wrong("rounds are not summed in their order");
+    if (of_round_[step.unit] != shape_.micro_batches / shape_.rounds) {
+      return Wrong("the round's backward passes are not complete");
+    }
+    of_round_[step.unit] = 0;
+    ++rounds_[step.unit];
+    ++reduced_;
+    return absl::OkStatus();
+  }
+
+  const ProgramShape& shape_;
+  std::set<Pass> forward_;
+  std::set<Pass> backward_;
+  std::set<int> gathered_;       // units that neighbours may keep
+  std::map<int, int> rounds_;    // by unit: the round that is being written
+  std::map<int, int> of_round_;  // by unit: its backward passes in that round
+  std::vector<int> there_;       // the layer in each place
+  size_t reduced_ = 0;
+  bool finished_ = false;
+  bool updated_ = false;
+};
+
+}  // namespace
+
+absl::Status CheckProgram(const ProgramShape& shape, const Program& program) {
+  Checker checker(shape);
+  bool trains = false;
+  for (const ProgramStep& step : program) {
+    trains = trains || step.kind == Kind::kBackward;
+    if (const absl::Status status = checker.Check(step); !status.ok()) return status;
+  }
+  return checker.CheckEnd(trains);
+}
+
+}  // namespace tercio::plan

@@ -1,0 +1,198 @@
+// Programs of all small layouts hold what CheckProgram proves, and every change of one is noticed.
+#include "plan/program.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/strings/str_cat.h"
+#include "gtest/gtest.h"
+#include "plan/schedule.h"
+
+namespace tercio::plan {
+namespace {
+
+using Kind = ProgramStep::Kind;
+
+struct Drawn {
+  ProgramShape shape;
+  Program program;
+  std::string name;
+};
+
+// The program of each stage of each small layout.
+void ForAll(absl::FunctionRef<void(const Drawn&)> body) {
+  for (const auto schedule : {v1::PIPELINE_SCHEDULE_GPIPE, v1::PIPELINE_SCHEDULE_1F1B,
+                              v1::PIPELINE_SCHEDULE_INTERLEAVED}) {
+    for (const int stages : {1, 2, 4}) {
+      const bool interleaved = schedule == v1::PIPELINE_SCHEDULE_INTERLEAVED;
+      if (interleaved && stages == 1) continue;
+      for (const int micro_batches : {1, 2, 4}) {
+        if (interleaved && micro_batches % stages != 0) continue;
+        for (const int chunks : interleaved ? std::vector<int>{2, 3} : std::vector<int>{1}) {
+          for (const int places : {0, 1, 2, 3}) {
+            for (const int rounds : {1, micro_batches}) {
+              for (int stage = 0; stage < stages; ++stage) {
+                Drawn drawn;
+                drawn.shape = {.layers = 2 * chunks,
+                               .chunks = chunks,
+                               .first = stage == 0,
+                               .last = stage + 1 == stages,
+                               .micro_batches = micro_batches,
+                               .rounds = rounds,
+                               .reduces = rounds == micro_batches,
+                               .places = places,
+                               .keeps = places == 2};
+                if (!drawn.shape.reduces && rounds > 1) continue;
+                drawn.program = TrainingProgram(
+                    drawn.shape, StageActions({schedule, stages, micro_batches, chunks}, stage));
+                drawn.name = absl::StrCat("schedule ", schedule, " stage ", stage, "/", stages,
+                                          " micro-batches ", micro_batches, " chunks ", chunks,
+                                          " places ", places, " rounds ", rounds);
+                body(drawn);
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Program, IsCorrectInEveryLayout) {
+  int programs = 0;
+  ForAll([&](const Drawn& drawn) {
+    SCOPED_TRACE(drawn.name);
+    EXPECT_TRUE(CheckProgram(drawn.shape, drawn.program).ok())
+        << CheckProgram(drawn.shape, drawn.program);
+    const Program evaluation = EvaluationProgram(drawn.shape);
+    EXPECT_TRUE(CheckProgram(drawn.shape, evaluation).ok())
+        << CheckProgram(drawn.shape, evaluation);
+    ++programs;
+  });
+  EXPECT_GT(programs, 200);
+}
+
+bool IsProven(Kind kind) {
+  return kind == Kind::kForward || kind == Kind::kBackward || kind == Kind::kGather ||
+         kind == Kind::kReduce || kind == Kind::kFinish || kind == Kind::kUpdate;
+}
+
+// A gather that comes for the next pass may be missed by nothing that is left of the step.
+bool IsUsed(const Program& program, size_t gather) {
+  return std::any_of(program.begin() + static_cast<std::ptrdiff_t>(gather), program.end(),
+                     [&](const ProgramStep& step) {
+                       const bool computes =
+                           step.kind == Kind::kForward || step.kind == Kind::kBackward;
+                       return computes && step.unit == program[gather].unit;
+                     });
+}
+
+TEST(Program, AStepThatIsMissingIsNoticed) {
+  ForAll([](const Drawn& drawn) {
+    for (size_t i = 0; i < drawn.program.size(); ++i) {
+      if (!IsProven(drawn.program[i].kind)) continue;
+      EXPECT_TRUE(drawn.program[i].kind != Kind::kGather || IsUsed(drawn.program, i));
+      Program changed = drawn.program;
+      changed.erase(changed.begin() + static_cast<std::ptrdiff_t>(i));
+      EXPECT_FALSE(CheckProgram(drawn.shape, changed).ok())
+          << drawn.name << " without " << TextOf(drawn.shape, drawn.program[i]);
+    }
+  });
+}
+
+TEST(Program, AStepThatIsThereTwiceIsNoticed) {
+  ForAll([](const Drawn& drawn) {
+    for (size_t i = 0; i < drawn.program.size(); ++i) {
+      // The end of sums may be waited for twice.
+      if (!IsProven(drawn.program[i].kind) || drawn.program[i].kind == Kind::kFinish) continue;
+      Program changed = drawn.program;
+      changed.insert(changed.begin() + static_cast<std::ptrdiff_t>(i), drawn.program[i]);
+      EXPECT_FALSE(CheckProgram(drawn.shape, changed).ok())
+          << drawn.name << " with two of " << TextOf(drawn.shape, drawn.program[i]);
+    }
+  });
+}
+
+// Neighbours that touch the same unit, or place, may not change places.
+TEST(Program, AnOrderThatIsWrongIsNoticed) {
+  ForAll([](const Drawn& drawn) {
+    for (size_t i = 0; i + 1 < drawn.program.size(); ++i) {
+      const ProgramStep& one = drawn.program[i];
+      const ProgramStep& next = drawn.program[i + 1];
+      const bool touches = IsProven(one.kind) && IsProven(next.kind) && one.unit == next.unit &&
+                           one.kind != next.kind && next.kind != Kind::kGather;
+      if (!touches || next.kind == Kind::kUpdate || one.kind == Kind::kFinish) continue;
+      Program changed = drawn.program;
+      std::swap(changed[i], changed[i + 1]);
+      EXPECT_FALSE(CheckProgram(drawn.shape, changed).ok())
+          << drawn.name << ": " << TextOf(drawn.shape, next) << " before "
+          << TextOf(drawn.shape, one);
+    }
+  });
+}
+
+TEST(Program, TheErrorNamesTheStep) {
+  const ProgramShape shape = {.layers = 2, .places = 1};
+  Program program = TrainingProgram(shape, StageActions({.micro_batches = 1}, 0));
+  program.erase(std::find_if(program.begin(), program.end(), [](const ProgramStep& step) {
+    return step.kind == Kind::kGather && step.unit == 1;
+  }));
+  EXPECT_EQ(CheckProgram(shape, program).message(),
+            "program: forward layers.1, micro-batch 0: its weights are not in their place");
+}
+
+std::vector<std::string> TextsOf(const ProgramShape& shape, const Program& program) {
+  std::vector<std::string> texts;
+  for (const ProgramStep& step : program) texts.push_back(TextOf(shape, step));
+  return texts;
+}
+
+// The order that docs/parallelism.md describes: the next layer is gathered while one is computed,
+// and the last ones are still there for the way back.
+TEST(Program, LayersAreGatheredAheadAndKeptForTheWayBack) {
+  const ProgramShape shape = {.layers = 3, .reduces = true, .places = 2};
+  EXPECT_EQ(TextsOf(shape, TrainingProgram(shape, StageActions({.micro_batches = 1}, 0))),
+            (std::vector<std::string>{"begin forward, micro-batch 0",
+                                      "forward embedding, micro-batch 0",
+                                      "gather layers.0 into place 0",
+                                      "gather layers.1 into place 1",
+                                      "forward layers.0, micro-batch 0",
+                                      "gather layers.2 into place 0",
+                                      "forward layers.1, micro-batch 0",
+                                      "forward layers.2, micro-batch 0",
+                                      "forward head, micro-batch 0",
+                                      "end forward, micro-batch 0",
+                                      "begin backward, micro-batch 0",
+                                      "backward head, micro-batch 0",
+                                      "sum head, round 0",
+                                      "backward layers.2, micro-batch 0",
+                                      "sum layers.2, round 0",
+                                      "gather layers.0 into place 0",
+                                      "backward layers.1, micro-batch 0",
+                                      "sum layers.1, round 0",
+                                      "backward layers.0, micro-batch 0",
+                                      "sum layers.0, round 0",
+                                      "backward embedding, micro-batch 0",
+                                      "sum embedding, round 0",
+                                      "end backward, micro-batch 0",
+                                      "finish sums",
+                                      "update"}));
+}
+
+TEST(Program, NeighboursHaveALayerAfterItsFirstGather) {
+  const ProgramShape shape = {.layers = 2, .micro_batches = 2, .places = 1, .keeps = true};
+  const Program program =
+      TrainingProgram(shape, StageActions({v1::PIPELINE_SCHEDULE_GPIPE, 1, 2, 1}, 0));
+  std::vector<std::string> gathers;
+  for (const ProgramStep& step : program) {
+    if (step.kind == Kind::kGather)
+      gathers.push_back(absl::StrCat(step.unit, step.kept ? "k" : ""));
+  }
+  EXPECT_EQ(gathers, (std::vector<std::string>{"0", "1", "0k", "1k", "0k", "1k", "0k"}));
+}
+
+}  // namespace
+}  // namespace tercio::plan
