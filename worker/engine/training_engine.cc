@@ -19,7 +19,6 @@
 #include "worker/engine/arena.h"
 #include "worker/engine/gradient_rounds.h"
 #include "worker/engine/held_out_evaluation.h"
-#include "worker/engine/host_state.h"
 #include "worker/engine/initialization.h"
 #include "worker/engine/packed_exchange.h"
 #include "worker/engine/paged_update.h"
@@ -30,7 +29,9 @@
 #include "worker/engine/rank_batch.h"
 #include "worker/engine/repeated_steps.h"
 #include "worker/engine/stage_model.h"
+#include "worker/engine/state_parts.h"
 #include "worker/engine/state_slices.h"
+#include "worker/engine/state_store.h"
 #include "worker/engine/step_judge.h"
 #include "worker/engine/step_trace.h"
 #include "worker/engine/stream_links.h"
@@ -100,6 +101,7 @@ class Engine : public TrainingEngine {
         lanes_(arena_, plan, tensors_, shape_.sequences_per_rank, plan::GradientFormatOf(spec)),
         links_(communicators.pipeline(), *compute_),
         streams_(plan_, shape_, model_, links_),
+        store_(tensors_, shards_, arena_),
         guard_(spec),
         judge_(spec_, plan_, guard_),
         compared_(ComparedTensors(shards_)),
@@ -130,18 +132,14 @@ class Engine : public TrainingEngine {
                                          *compute_, trace_, where_}),
         evaluation_(spec_, plan_, shape_, source_, model_, batch_, executor_, links_,
                     communicators_, *compute_, where_),
-        to_save_(SlicesToSave(tensors_, shards_, plan)),
-        to_load_(SlicesToLoad(tensors_, shards_, plan)),
+        parts_(StatePartsOf(spec_, plan_, guard_, model_.products().scaling())),
+        to_save_(SlicesToSave(tensors_, shards_, plan_, store_, parts_)),
+        to_load_(SlicesToLoad(tensors_, plan_, store_, parts_)),
         keeps_copies_(plan::KeepsCopies(spec)) {
-    AddGuardSlices(spec, plan, &to_save_, &to_load_);
-    AddFp8Slices(spec, plan, &to_save_, &to_load_);
-    parameters_ = arena_.Floats("parameters");
     if (precision_.format != kernels::Format::kFloat32 && !shards_.gathers_weights &&
         !packed_.packs_weights()) {
       rounded_parameters_ = arena_.ValuesOf("parameters.compute", precision_);
     }
-    first_moments_ = arena_.Floats("adamw.m");
-    second_moments_ = arena_.Floats("adamw.v");
     snapshot_ = arena_.Floats("snapshot");
     before_update_ = std::move(options.before_update);
     // A checkpoint has the weights and the moments of each tensor side by side.
@@ -151,9 +149,7 @@ class Engine : public TrainingEngine {
     for (const StateSlice& state : to_load_) needed_slices_.push_back(state.slice);
     if (keeps_copies_) saved_in_needed_ = FindAmong(to_load_, to_save_);
     updates_.reserve(tensors_.tensors.size());
-    if (arena_.IsOnDisk(first_moments_) || arena_.IsOnDisk(parameters_)) {
-      paged_ = std::make_unique<PagedUpdate>(arena_);
-    }
+    if (store_.IsOnDisk(arena_)) paged_ = std::make_unique<PagedUpdate>(arena_);
   }
 
   // Initializes the weights from the seed.
@@ -216,7 +212,6 @@ class Engine : public TrainingEngine {
                             of_model ? precision_.bytes() : sizeof(float), *compute_);
   }
   void RoundParameters(const float* from, int64_t model_offset, int64_t count);
-  float* Buffer(StateKind kind) const;
   // None for what is on disk, whose pages come when they are used.
   absl::Span<std::byte> MemoryOf(const char* name) {
     auto* const begin = arena_.Get<std::byte>(name);
@@ -254,6 +249,7 @@ class Engine : public TrainingEngine {
   GradientLanes lanes_;
   PipelineLinks links_;
   StreamLinks streams_;
+  const StateStore store_;
   StepGuard guard_;
   StepJudge judge_;
   const plan::StageTensors compared_;
@@ -264,16 +260,14 @@ class Engine : public TrainingEngine {
   WeightGather gather_;
   ProgramExecutor executor_;
   HeldOutEvaluation evaluation_;
+  const StateParts parts_;
   std::vector<StateSlice> to_save_;
   std::vector<StateSlice> to_load_;
   const bool keeps_copies_;
   std::vector<size_t> saved_in_needed_;  // index in to_load_ of each of to_save_; for copies only
   std::vector<v1::TensorSlice> saved_slices_;
   std::vector<v1::TensorSlice> needed_slices_;
-  float* parameters_;
   kernels::Values rounded_parameters_;  // what the model reads, where no gather makes it
-  float* first_moments_;
-  float* second_moments_;
   double signal_ = 0;
   bool flips_before_check_ = false;
   // Lists of a step, kept so that a step allocates nothing.
@@ -287,19 +281,17 @@ class Engine : public TrainingEngine {
 };
 
 void Engine::Initialize() {
-  for (size_t i = 0; i < tensors_.tensors.size(); ++i) {
-    const plan::StageTensor& entry = tensors_.tensors[i];
-    if (!entry.own_parameter) continue;
+  for (const StateRange& range : store_.ranges()) {
+    const plan::StageTensor& entry = tensors_.tensors[range.tensor];
     const std::vector<float> values = InitialValues(entry.tensor, plan_, spec_.training().seed());
     TERCIO_CHECK_EQ(static_cast<int64_t>(values.size()), entry.elements);
-    // Weights of other ranks' shards come from them.
-    const bool of_shard = shards_.divides_master;
-    const plan::ShardPart part =
-        of_shard ? shards_.own.part(i) : plan::ShardPart{0, entry.elements, entry.parameter_offset};
-    float* const place = parameters_ + part.state_offset;
-    compute_->CopyFromHost(place, values.data() + part.begin,
-                           part.elements() * static_cast<int64_t>(sizeof(float)));
-    RoundParameters(place, entry.parameter_offset + part.begin, part.elements());
+    // Where only some ranks update a tensor, all have its weights: those that others own, too.
+    const int64_t begin = shards_.divides_master ? range.part.begin : 0;
+    const int64_t end = shards_.divides_master ? range.part.end : entry.elements;
+    float* const place = range.weights - (range.part.begin - begin);
+    compute_->CopyFromHost(place, values.data() + begin,
+                           (end - begin) * static_cast<int64_t>(sizeof(float)));
+    RoundParameters(place, entry.parameter_offset + begin, end - begin);
   }
 }
 
@@ -403,8 +395,7 @@ absl::Status Engine::UpdateWeights(int64_t taken_step, const StepResult& result)
   const double clip = limit > 0 ? std::min(1.0, limit / (result.grad_norm + 1e-6)) : 1.0;
   const double unscale = result.loss_scale > 0 ? 1.0 / result.loss_scale : 1.0;
   TERCIO_RETURN_IF_ERROR(UpdateStageWeights(
-      spec_.training(), tensors_, shards_,
-      {parameters_, rounded_parameters_, rounds_.sums(), first_moments_, second_moments_},
+      spec_.training(), tensors_, store_, {rounds_.sums(), rounded_parameters_},
       {taken_step, result.learning_rate, clip * unscale}, updates_, paged_.get(), compute_->ops()));
   gather_.OnUpdate();
   gather_.Begin();
@@ -431,33 +422,18 @@ absl::StatusOr<std::vector<uint64_t>> Engine::WeightDigests() {
   const auto floats = [](const float* begin) {
     return ReplicaCheck::Buffer{reinterpret_cast<const std::byte*>(begin), sizeof(float)};
   };
-  return replicas_.DigestsOf({floats(parameters_), floats(first_moments_), floats(second_moments_)},
-                             parts, *compute_);
-}
-
-float* Engine::Buffer(StateKind kind) const {
-  switch (kind) {
-    case StateKind::kFirstMoment:
-      return first_moments_;
-    case StateKind::kSecondMoment:
-      return second_moments_;
-    case StateKind::kParameter:
-    case StateKind::kGuard:  // this and those below are in no buffer (IsHostState)
-    case StateKind::kSpikes:
-    case StateKind::kFp8:
-      break;
-  }
-  return parameters_;
+  return replicas_.DigestsOf(
+      {floats(store_.weights()), floats(store_.first_moments()), floats(store_.second_moments())},
+      parts, *compute_);
 }
 
 void Engine::CopyAside(const StateSlice& state, float* to) {
-  if (IsHostState(state.kind)) {
-    const std::vector<float> values = HostState(state, guard_, model_.products().scaling());
+  if (state.part != nullptr) {
+    const std::vector<float> values = state.part->Values();
     std::copy(values.begin(), values.end(), to);
     return;
   }
-  compute_->CopyToHost(to, Buffer(state.kind) + state.offset,
-                       state.elements * static_cast<int64_t>(sizeof(float)));
+  compute_->CopyToHost(to, state.values, state.elements * static_cast<int64_t>(sizeof(float)));
 }
 
 absl::StatusOr<StateSnapshot> Engine::Snapshot() {
@@ -469,8 +445,8 @@ absl::StatusOr<StateSnapshot> Engine::Snapshot() {
   int64_t at = 0;
   // A rank resumes from a copy alone, so copies hold all that it needs, not only what it saves.
   for (const StateSlice& state : keeps_copies_ ? to_load_ : to_save_) {
-    if (plan::SavesInPlace(spec_) && !IsHostState(state.kind)) {
-      parts.emplace_back(Buffer(state.kind) + state.offset, static_cast<size_t>(state.elements));
+    if (plan::SavesInPlace(spec_) && state.part == nullptr) {
+      parts.emplace_back(state.values, static_cast<size_t>(state.elements));
       continue;
     }
     CopyAside(state, snapshot_ + at);
@@ -495,20 +471,18 @@ absl::Status Engine::Load(int64_t slice_index, int64_t first, absl::Span<const f
   const auto count = static_cast<int64_t>(values.size());
   const bool whole = first == 0 && count == state.elements;
   const bool inside = first >= 0 && count <= state.elements && first <= state.elements - count;
-  if (!whole && (!inside || IsOptionalState(state.slice.tensor()))) {
+  if (!whole && (!inside || state.part != nullptr)) {
     return absl::InvalidArgumentError(absl::StrCat("tensor ", state.slice.tensor(), ": got ", count,
                                                    " values from ", first, ", but it has ",
                                                    state.elements));
   }
-  if (IsHostState(state.kind)) {
-    return RestoreHostState(state, values, guard_, model_.products().scaling());
-  }
-  float* const place = Buffer(state.kind) + state.offset + first;
+  if (state.part != nullptr) return state.part->Restore(values);
+  float* const place = state.values + first;
   if (values.data() != place) {
     compute_->CopyFromHost(place, values.data(), count * static_cast<int64_t>(sizeof(float)));
   }
   if (paged_ != nullptr) paged_->Forget();
-  if (state.kind == StateKind::kParameter) {
+  if (state.is_weight()) {
     RoundParameters(place, state.model_offset + first, count);
     gather_.OnUpdate();
   }
@@ -517,8 +491,8 @@ absl::Status Engine::Load(int64_t slice_index, int64_t first, absl::Span<const f
 
 std::shared_ptr<float> Engine::LoadPlace(int64_t slice_index) {
   const StateSlice& state = to_load_.at(static_cast<size_t>(slice_index));
-  if (IsOptionalState(state.slice.tensor())) return nullptr;
-  return arena_.OnHost(Buffer(state.kind) + state.offset);
+  if (state.part != nullptr) return nullptr;
+  return arena_.OnHost(state.values);
 }
 
 }  // namespace

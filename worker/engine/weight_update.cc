@@ -8,29 +8,26 @@
 namespace tercio::engine {
 
 absl::Status UpdateStageWeights(const v1::TrainingSpec& training, const plan::StageTensors& tensors,
-                                const plan::RankShards& shards, const StageState& state,
+                                const StateStore& store, const UpdateBuffers& buffers,
                                 const UpdateNumbers& numbers,
                                 std::vector<kernels::AdamWTensor>& list, PagedUpdate* paged,
                                 kernels::Ops& ops) {
   const v1::OptimizerSpec& optimizer = training.optimizer();
   list.clear();
-  for (size_t i = 0; i < tensors.tensors.size(); ++i) {
-    const plan::StageTensor& entry = tensors.tensors[i];
-    const plan::ShardPart& part = shards.own.part(i);
-    // Further uses share the memory of the first one, which would be updated twice.
-    if (!entry.own_parameter || part.elements() == 0) continue;
-    const plan::TensorPolicy policy = plan::PolicyOf(entry.tensor, training);
+  for (const StateRange& range : store.ranges()) {
+    if (range.part.elements() == 0) continue;
+    const plan::TensorPolicy policy =
+        plan::PolicyOf(tensors.tensors[range.tensor].tensor, training);
     // Even with a zero gradient the update would let a frozen weight decay.
     if (policy.frozen) continue;
     kernels::AdamWTensor tensor{};
-    const int64_t place = entry.parameter_offset + part.begin;  // in what the model reads
-    tensor.parameter = state.parameters + (shards.divides_master ? part.state_offset : place);
-    tensor.gradient = state.gradients + part.sum_offset;
-    tensor.m = state.first_moments + part.state_offset;
-    tensor.v = state.second_moments + part.state_offset;
-    tensor.count = part.elements();
+    tensor.parameter = range.weights;
+    tensor.gradient = buffers.gradients + range.part.sum_offset;
+    tensor.m = range.first_moment;
+    tensor.v = range.second_moment;
+    tensor.count = range.part.elements();
     tensor.weight_decay = policy.weight_decay ? static_cast<float>(optimizer.weight_decay()) : 0.0f;
-    if (state.rounded != nullptr) tensor.rounded = state.rounded + place;
+    if (buffers.rounded != nullptr) tensor.rounded = buffers.rounded + range.model_offset;
     list.push_back(tensor);
   }
   kernels::AdamWArgs args{};

@@ -7,21 +7,17 @@
 #include "absl/status/status.h"
 #include "kernels/ops.h"
 #include "plan/model_tensors.h"
-#include "plan/state_shards.h"
 #include "proto/tercio/v1/job.pb.h"
 #include "worker/engine/paged_update.h"
+#include "worker/engine/state_store.h"
 
 namespace tercio::engine {
 
-// Flat buffers of the stage; their layout is that of plan/model_tensors.h, but what a rank has of
-// its own shard only is at ShardPart::state_offset: moments and, where they are divided
-// (RankShards::divides_master), parameters. Gradients are at ShardPart::sum_offset.
-struct StageState {
-  float* parameters;
-  kernels::Values rounded;  // the weights that the model reads; null if those are the parameters
-  const float* gradients;
-  float* first_moments;
-  float* second_moments;
+// What an update reads and writes beside the state.
+struct UpdateBuffers {
+  const float* gradients;   // of each range at ShardPart::sum_offset
+  kernels::Values rounded;  // the weights that the model reads, at StateRange::model_offset; null:
+                            // it reads those of the state, or others make them
 };
 
 struct UpdateNumbers {
@@ -34,7 +30,7 @@ struct UpdateNumbers {
 // tensors stay as they are. `list` is scratch memory, kept from step to step. `paged`: for state in
 // a scratch file, whose errors it returns; null: there is none.
 absl::Status UpdateStageWeights(const v1::TrainingSpec& training, const plan::StageTensors& tensors,
-                                const plan::RankShards& shards, const StageState& state,
+                                const StateStore& store, const UpdateBuffers& buffers,
                                 const UpdateNumbers& numbers,
                                 std::vector<kernels::AdamWTensor>& list, PagedUpdate* paged,
                                 kernels::Ops& ops);

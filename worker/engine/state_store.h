@@ -1,0 +1,63 @@
+// The training state that a rank holds between steps: of each of its tensors the part that is in
+// its shard, as fp32 weights and both moments, wherever the memory table has put them (the device,
+// the host, a file). Updates, snapshots, loading and digests walk its ranges, and know no offsets.
+//
+// Threads: that of the engine; it does not change once it is made.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "plan/model_tensors.h"
+#include "plan/state_shards.h"
+#include "worker/engine/arena.h"
+
+namespace tercio::engine {
+
+// This rank's part of a tensor, elements [part.begin, part.end) of it. Ranks that read each other's
+// master weights (RankShards::divides_master) have them for no more than that; the others have all
+// of the tensor, of which `weights` is the part.
+struct StateRange {
+  size_t tensor = 0;  // index in StageTensors.tensors
+  plan::ShardPart part;
+  float* weights = nullptr;
+  float* first_moment = nullptr;
+  float* second_moment = nullptr;
+  int64_t model_offset = 0;  // elements, in weights of the stage as they lie undivided
+};
+
+class StateStore {
+ public:
+  // The buffers "parameters", "adamw.m" and "adamw.v" of the arena, which outlives it.
+  StateStore(const plan::StageTensors& tensors, const plan::RankShards& shards, Arena& arena);
+
+  // One for each tensor that has its parameter on this stage, in the order of the tensors; without
+  // elements where the shard has none.
+  const std::vector<StateRange>& ranges() const { return ranges_; }
+  // Null: the parameter is another entry's.
+  const StateRange* Find(size_t tensor) const {
+    const int index = by_tensor_[tensor];
+    return index < 0 ? nullptr : &ranges_[static_cast<size_t>(index)];
+  }
+
+  // The buffers as a whole, for digests of state that is not divided: each tensor at its
+  // parameter_offset.
+  const float* weights() const { return weights_; }
+  const float* first_moments() const { return first_moments_; }
+  const float* second_moments() const { return second_moments_; }
+
+  // Whether any of it lies in a file.
+  bool IsOnDisk(const Arena& arena) const {
+    return arena.IsOnDisk(weights_) || arena.IsOnDisk(first_moments_);
+  }
+
+ private:
+  float* const weights_;
+  float* const first_moments_;
+  float* const second_moments_;
+  std::vector<StateRange> ranges_;
+  std::vector<int> by_tensor_;
+};
+
+}  // namespace tercio::engine
