@@ -427,6 +427,20 @@ TEST(Sharding, CopiesOfARankAreItsShard) {
   EXPECT_LT(std::max(halves[0], halves[1]), whole[0] * 6 / 10);
 }
 
+// Groups hold the same shards: the rank whose shard differs is named among those that have gathered
+// its weights.
+TEST(Sharding, ShardsThatDifferAreFound) {
+  for (const int stage : {1, 2, 3}) {
+    SCOPED_TRACE(stage);
+    RunOptions options;
+    options.flip_bit_rank = 3;
+    const RunResult result = Train(With(SmallJob(), v1::PRECISION_BF16),
+                                   InGroups({1, 1, 8, 1, 1, k1f1b}, stage, 2), options);
+    EXPECT_FALSE(result.replicas.equal);
+    EXPECT_EQ(result.replicas.odd_rank, 3) << result.replicas.text;
+  }
+}
+
 TEST(Sharding, WeightsThatDifferAreFound) {
   for (const v1::Precision precision : {v1::PRECISION_FP32, v1::PRECISION_BF16}) {
     RunOptions options;

@@ -16,6 +16,16 @@ namespace {
 // A sum of doubles carries half a digest exactly.
 constexpr uint64_t kHalf = uint64_t{1} << 32;
 
+constexpr auto kWord = static_cast<int64_t>(sizeof(float));
+
+void FlipWord(std::byte* place, device::Stream& stream) {
+  uint32_t bits = 0;
+  stream.CopyToHost(&bits, place, sizeof(bits));
+  stream.Synchronize().IgnoreError();  // reported by the next step
+  bits ^= uint32_t{1} << 20;
+  stream.CopyFromHost(place, &bits, sizeof(bits));
+}
+
 // The order of the tensors counts, so two that have changed places do not cancel out.
 uint64_t DigestOfAll(absl::Span<const uint64_t> digests) {
   uint64_t all = 0;
@@ -79,14 +89,31 @@ void FlipBit(const plan::StageTensors& tensors, std::byte* weights, int64_t elem
                                           };
                                           return size(a) < size(b);
                                         });
-  uint32_t bits = 0;
   const int64_t middle = (largest->parameter_offset + largest->elements / 2) * element_bytes;
   // Two values of 16 bits are one word.
-  std::byte* const place = weights + middle / int64_t{sizeof(bits)} * int64_t{sizeof(bits)};
-  stream.CopyToHost(&bits, place, sizeof(bits));
-  stream.Synchronize().IgnoreError();  // reported by the next step
-  bits ^= uint32_t{1} << 20;
-  stream.CopyFromHost(place, &bits, sizeof(bits));
+  FlipWord(weights + middle / kWord * kWord, stream);
+}
+
+void FlipBitOfShard(const StateStore& store, device::Stream& stream) {
+  const auto largest = std::max_element(store.ranges().begin(), store.ranges().end(),
+                                        [](const StateRange& a, const StateRange& b) {
+                                          return a.part.elements() < b.part.elements();
+                                        });
+  FlipWord(reinterpret_cast<std::byte*>(largest->weights + largest->part.elements() / 2), stream);
+}
+
+ReplicaCheck::ReplicaCheck(const v1::RankPlan& plan, const plan::StageTensors& tensors,
+                           double* exchange, const Communicators& communicators)
+    : plan_(plan), tensors_(tensors), exchange_(exchange), world_(communicators.world()) {
+  groups_.push_back({v1::GROUP_KIND_DATA, &communicators.data()});
+  // Tensor ranks have copies of tensors that are not cut. This second group can tell which of two
+  // data replicas is the faulty one.
+  if (communicators.tensor().size() > 1) {
+    groups_.push_back({v1::GROUP_KIND_TENSOR, &communicators.tensor()});
+  }
+  if (communicators.replicas() != nullptr) {
+    groups_.push_back({v1::GROUP_KIND_REPLICA, communicators.replicas()});
+  }
 }
 
 bool ReplicaCheck::HasReplicas() const { return plan_.layout().data() > 1; }
@@ -97,11 +124,8 @@ absl::StatusOr<std::vector<uint64_t>> ReplicaCheck::DigestsOf(absl::Span<const B
                                                               uint64_t* parts,
                                                               device::Stream& stream) const {
   TERCIO_CHECK_LE(buffers.size(), kMostBuffers);
-  constexpr auto kWord = static_cast<int64_t>(sizeof(float));
-  std::vector<std::array<uint64_t, kMostBuffers>> known(tensors_.tensors.size());
-  const auto bytes = static_cast<int64_t>(known.size() * sizeof(known[0]));
-  stream.SetZero(parts, bytes);
-  for (size_t i = 0; i < known.size(); ++i) {
+  stream.SetZero(parts, static_cast<int64_t>(tensors_.tensors.size() * sizeof(Parts)));
+  for (size_t i = 0; i < tensors_.tensors.size(); ++i) {
     const plan::StageTensor& entry = tensors_.tensors[i];
     // The uses of a tied tensor on a stage are one parameter.
     if (!entry.own_parameter) continue;
@@ -115,7 +139,26 @@ absl::StatusOr<std::vector<uint64_t>> ReplicaCheck::DigestsOf(absl::Span<const B
                           parts + i * kMostBuffers + kind);
     }
   }
-  stream.CopyToHost(known.data(), parts, bytes);
+  return Joined(parts, stream);
+}
+
+absl::StatusOr<std::vector<uint64_t>> ReplicaCheck::DigestsOf(const StateStore& store,
+                                                              uint64_t* parts,
+                                                              device::Stream& stream) const {
+  stream.SetZero(parts, static_cast<int64_t>(tensors_.tensors.size() * sizeof(Parts)));
+  for (const StateRange& range : store.ranges()) {
+    uint64_t* part = parts + range.tensor * kMostBuffers;
+    for (const float* values : {range.weights, range.first_moment, range.second_moment}) {
+      stream.ops().Digest(values, range.part.elements(), part++);
+    }
+  }
+  return Joined(parts, stream);
+}
+
+absl::StatusOr<std::vector<uint64_t>> ReplicaCheck::Joined(uint64_t* parts,
+                                                           device::Stream& stream) const {
+  std::vector<Parts> known(tensors_.tensors.size());
+  stream.CopyToHost(known.data(), parts, static_cast<int64_t>(known.size() * sizeof(Parts)));
   TERCIO_RETURN_IF_ERROR(stream.Synchronize());
   // Replicas differ or not as a whole, so the parts of a tensor's state become one number.
   std::vector<uint64_t> digests(known.size());
@@ -127,7 +170,11 @@ absl::StatusOr<std::vector<uint64_t>> ReplicaCheck::DigestsOf(absl::Span<const B
 
 int ReplicaCheck::RankOf(v1::GroupKind kind, int member) const {
   const v1::RankPlacement& at = plan_.placement();
-  if (kind == v1::GROUP_KIND_DATA) {
+  if (kind == v1::GROUP_KIND_REPLICA) {
+    const int shards = plan::ShardRanks(plan_.layout());
+    member = member * shards + at.data_index() % shards;
+  }
+  if (kind != v1::GROUP_KIND_TENSOR) {
     return plan::RankOfCoordinates(plan_.layout(),
                                    {at.tensor_index(), member, at.pipeline_index()});
   }
@@ -175,51 +222,61 @@ absl::StatusOr<std::vector<int>> ReplicaCheck::CompareGroup(
 }
 
 absl::StatusOr<ReplicaVerdict> ReplicaCheck::Compare(device::Stream& stream,
-                                                     absl::Span<const uint64_t> digests) {
-  TERCIO_ASSIGN_OR_RETURN(const std::vector<int> odd_of_data, CompareGroup(data_, stream, digests));
-  // Tensor ranks have copies of tensors that are not cut. This second
-  // group can tell which of two data replicas is the faulty one.
-  std::vector<int> odd_of_tensor;
-  if (tensor_.size() > 1) {
-    std::vector<uint64_t> whole;
-    for (size_t i = 0; i < digests.size(); ++i) {
-      if (tensors_.tensors[i].tensor.shard == plan::Shard::kWhole) whole.push_back(digests[i]);
-    }
-    TERCIO_ASSIGN_OR_RETURN(odd_of_tensor, CompareGroup(tensor_, stream, whole));
+                                                     absl::Span<const uint64_t> digests,
+                                                     absl::Span<const uint64_t> of_shard) {
+  std::vector<uint64_t> whole;
+  for (size_t i = 0; i < digests.size(); ++i) {
+    if (tensors_.tensors[i].tensor.shard == plan::Shard::kWhole) whole.push_back(digests[i]);
   }
-  double differing = (odd_of_data.empty() ? 0 : 1) + (odd_of_tensor.empty() ? 0 : 1);
+  double differing = 0;
+  for (Group& group : groups_) {
+    const absl::Span<const uint64_t> compared = group.kind == v1::GROUP_KIND_TENSOR    ? whole
+                                                : group.kind == v1::GROUP_KIND_REPLICA ? of_shard
+                                                                                       : digests;
+    TERCIO_ASSIGN_OR_RETURN(group.odd, CompareGroup(*group.ranks, stream, compared));
+    differing += group.odd.empty() ? 0 : 1;
+  }
   // Locate is collective, so ranks whose own groups agree must learn that others do not.
   TERCIO_RETURN_IF_ERROR(Sum(world_, stream, {&differing, 1}));
   if (differing == 0) return ReplicaVerdict{};
-  return Locate(stream, digests, odd_of_data, odd_of_tensor);
+  return Locate(stream, digests, of_shard);
+}
+
+absl::StatusOr<int> ReplicaCheck::FirstDifference(const Group& group, device::Stream& stream,
+                                                  absl::Span<const uint64_t> digests) const {
+  TERCIO_ASSIGN_OR_RETURN(const Rows rows, Exchange(*group.ranks, stream, digests));
+  for (size_t i = 0; i < digests.size(); ++i) {
+    const bool same = std::all_of(rows.begin(), rows.end(),
+                                  [&](const auto& row) { return row[i] == rows.front()[i]; });
+    if (!same) return tensors_.tensors[i].tensor.index;
+  }
+  return -1;
 }
 
 // One vote of each differing group for each rank that it suspects, and the tensor where it differs:
 // both come from the group's first member.
 absl::StatusOr<ReplicaVerdict> ReplicaCheck::Locate(device::Stream& stream,
                                                     absl::Span<const uint64_t> digests,
-                                                    const std::vector<int>& odd_of_data,
-                                                    const std::vector<int>& odd_of_tensor) {
+                                                    absl::Span<const uint64_t> of_shard) {
   const auto world = static_cast<size_t>(world_.size());
   std::vector<double> votes(world + 2);
   double& groups = votes[world];
   double& tensor = votes[world + 1];
-  // All members of a group have seen the same digests, so all of them enter this exchange, or none.
-  if (!odd_of_data.empty()) {
-    TERCIO_ASSIGN_OR_RETURN(const Rows rows, Exchange(data_, stream, digests));
-    for (size_t i = 0; i < digests.size() && data_.rank() == 0 && groups == 0; ++i) {
-      const bool same = std::all_of(rows.begin(), rows.end(),
-                                    [&](const auto& row) { return row[i] == rows.front()[i]; });
-      if (same) continue;
-      groups = 1;
-      tensor = tensors_.tensors[i].tensor.index;
+  for (const Group& group : groups_) {
+    // All members of a group have seen the same digests, so all of them enter this, or none.
+    if (group.odd.empty()) continue;
+    if (group.kind != v1::GROUP_KIND_TENSOR) {
+      TERCIO_ASSIGN_OR_RETURN(
+          const int first,
+          FirstDifference(group, stream,
+                          group.kind == v1::GROUP_KIND_REPLICA ? of_shard : digests));
+      if (group.ranks->rank() == 0 && first >= 0) {
+        groups += 1;
+        tensor = first;
+      }
     }
-  }
-  for (const int member : data_.rank() == 0 ? odd_of_data : std::vector<int>()) {
-    votes[static_cast<size_t>(RankOf(v1::GROUP_KIND_DATA, member))] += 1;
-  }
-  for (const int member : tensor_.rank() == 0 ? odd_of_tensor : std::vector<int>()) {
-    votes[static_cast<size_t>(RankOf(v1::GROUP_KIND_TENSOR, member))] += 1;
+    if (group.ranks->rank() != 0) continue;
+    for (const int member : group.odd) votes[static_cast<size_t>(RankOf(group.kind, member))] += 1;
   }
   TERCIO_RETURN_IF_ERROR(Sum(world_, stream, absl::MakeSpan(votes)));
   const std::vector<int> suspicions(votes.begin(), votes.begin() + world_.size());

@@ -1,8 +1,9 @@
 // Checks whether ranks that must hold the same bits still do: weights and moments of all
 // data-parallel replicas, and the tensors that every tensor rank has a copy of; where data ranks
-// divide the state (plan/state_shards.h), the weights that the model reads. They started alike
-// and have added the same gradients ever since, so a difference is a fault of memory, processor or
-// network that nothing else would show.
+// divide the state (plan/state_shards.h), the weights that the model reads, and, where there are
+// groups of them, shards that several have. They started alike and have added the same gradients
+// ever since, so a difference is a fault of memory, processor or network that nothing else would
+// show.
 //
 // Each rank has a digest of each of its tensors. The members of a group exchange one number; where
 // these differ, a digest of each tensor. All ranks of the job learn the same verdict.
@@ -24,6 +25,8 @@
 #include "proto/tercio/v1/plan.pb.h"
 #include "worker/collective/communicator.h"
 #include "worker/device/device.h"
+#include "worker/engine/communicators.h"
+#include "worker/engine/state_store.h"
 
 namespace tercio::engine {
 
@@ -49,6 +52,9 @@ ReplicaVerdict JudgeReplicas(absl::Span<const int> suspicions, const std::string
 void FlipBit(const plan::StageTensors& tensors, std::byte* weights, int64_t element_bytes,
              device::Stream& stream);
 
+// The same in the weights of the largest part of this rank's shard.
+void FlipBitOfShard(const StateStore& store, device::Stream& stream);
+
 // The tensors of a stage that ranks compare, at their places in what the model reads: all but those
 // of layers that are gathered and forgotten, which count as further uses of the parameter.
 plan::StageTensors ComparedTensors(const plan::RankShards& shards);
@@ -58,14 +64,7 @@ class ReplicaCheck {
   // The arguments must outlive it. `tensors`: ComparedTensors. `exchange`: memory of the device
   // (plan::ReplicaExchange doubles).
   ReplicaCheck(const v1::RankPlan& plan, const plan::StageTensors& tensors, double* exchange,
-               collective::Communicator& world, collective::Communicator& tensor,
-               collective::Communicator& data)
-      : plan_(plan),
-        tensors_(tensors),
-        exchange_(exchange),
-        world_(world),
-        tensor_(tensor),
-        data_(data) {}
+               const Communicators& communicators);
 
   // Whether there is anything to compare; the same on every rank.
   bool HasReplicas() const;
@@ -80,14 +79,29 @@ class ReplicaCheck {
   // for each tensor.
   absl::StatusOr<std::vector<uint64_t>> DigestsOf(absl::Span<const Buffer> buffers, uint64_t* parts,
                                                   device::Stream& stream) const;
+  // The same of weights and moments of this rank's shard.
+  absl::StatusOr<std::vector<uint64_t>> DigestsOf(const StateStore& store, uint64_t* parts,
+                                                  device::Stream& stream) const;
+  // Whether other ranks have the same shard.
+  bool ComparesShards() const { return groups_.back().kind == v1::GROUP_KIND_REPLICA; }
 
-  // digests[i] is that of tensors[i] with its moments. Collective over the whole job.
-  absl::StatusOr<ReplicaVerdict> Compare(device::Stream& stream,
-                                         absl::Span<const uint64_t> digests);
+  // digests[i] is that of tensors[i] with its moments; of_shard[i] the same of the shard, where
+  // these are compared. Collective over the whole job.
+  absl::StatusOr<ReplicaVerdict> Compare(device::Stream& stream, absl::Span<const uint64_t> digests,
+                                         absl::Span<const uint64_t> of_shard);
 
  private:
+  // Ranks that have the same, and those of them that differ.
+  struct Group {
+    v1::GroupKind kind;
+    collective::Communicator* ranks;
+    std::vector<int> odd = {};
+  };
+  using Parts = std::array<uint64_t, kMostBuffers>;  // digests of a tensor's buffers
+
   // The digests of a group's members, one row for each.
   using Rows = std::vector<std::vector<uint64_t>>;
+  absl::StatusOr<std::vector<uint64_t>> Joined(uint64_t* parts, device::Stream& stream) const;
   // Replaces each number by its sum over the group.
   absl::Status Sum(collective::Communicator& group, device::Stream& stream,
                    absl::Span<double> numbers) const;
@@ -98,16 +112,17 @@ class ReplicaCheck {
                                                 device::Stream& stream,
                                                 absl::Span<const uint64_t> digests) const;
   absl::StatusOr<ReplicaVerdict> Locate(device::Stream& stream, absl::Span<const uint64_t> digests,
-                                        const std::vector<int>& odd_of_data,
-                                        const std::vector<int>& odd_of_tensor);
+                                        absl::Span<const uint64_t> of_shard);
+  // The first tensor in which the members of a group differ.
+  absl::StatusOr<int> FirstDifference(const Group& group, device::Stream& stream,
+                                      absl::Span<const uint64_t> digests) const;
   int RankOf(v1::GroupKind kind, int member) const;
 
   const v1::RankPlan& plan_;
   const plan::StageTensors& tensors_;
   double* exchange_;
   collective::Communicator& world_;
-  collective::Communicator& tensor_;
-  collective::Communicator& data_;
+  std::vector<Group> groups_;  // data ranks, tensor ranks, those that have the same shard
 };
 
 }  // namespace tercio::engine

@@ -105,8 +105,7 @@ class Engine : public TrainingEngine {
         guard_(spec),
         judge_(spec_, plan_, guard_),
         compared_(ComparedTensors(shards_)),
-        replicas_(plan_, compared_, arena_.Get<double>("replica_exchange"), communicators.world(),
-                  communicators.tensor(), communicators.data()),
+        replicas_(plan_, compared_, arena_.Get<double>("replica_exchange"), communicators),
         packed_(shards_, tensors_, plan::WeightFormatOf(spec), plan::GradientFormatOf(spec), arena_,
                 communicators_.shard(), communicators_.sums()),
         rounds_(
@@ -162,13 +161,14 @@ class Engine : public TrainingEngine {
   }
   absl::StatusOr<ReplicaVerdict> CheckReplicas() override;
   void FlipBit() override {
+    // The weights may be on their way to where the model reads them.
+    gather_.Await();
+    if (replicas_.ComparesShards()) return FlipBitOfShard(store_, *compute_);
     // The next update gives every rank the weights of their owners, so that it would undo this.
     if (shards_.divided()) {
       flips_before_check_ = true;
       return;
     }
-    // The weights are being read where the model's are made from them.
-    gather_.Await();
     FlipWeightBit();
   }
   void SetTracing(bool on) override { trace_.Set(on); }
@@ -407,7 +407,12 @@ absl::StatusOr<ReplicaVerdict> Engine::CheckReplicas() {
   where_.BeginAction("replica check");
   CompleteWeights();
   TERCIO_ASSIGN_OR_RETURN(const std::vector<uint64_t> digests, WeightDigests());
-  return replicas_.Compare(*compute_, digests);
+  std::vector<uint64_t> of_shard;
+  if (replicas_.ComparesShards()) {
+    TERCIO_ASSIGN_OR_RETURN(
+        of_shard, replicas_.DigestsOf(store_, arena_.Get<uint64_t>("replica_digests"), *compute_));
+  }
+  return replicas_.Compare(*compute_, digests, of_shard);
 }
 
 absl::StatusOr<std::vector<uint64_t>> Engine::WeightDigests() {
