@@ -68,6 +68,19 @@ class Sharding(TercioTest):
         _, err = self.tercio("plan", self.path("job.yaml"), *divided(1, 1, 2, 1), "--set", "offload.parameters=nvme", code=2)
         self.assertIn("offload.parameters: the model's layers are read from there one by one; set parallelism.zero_stage: 3", err)
 
+    def test_block_formats(self):
+        formats = ["--set", "training.weight_format=int8", "--set", "training.gradient_format=int4"]
+        _, plain = self.trained("plain", *divided(1, 1, 1, 0))
+        _, whole = self.trained("whole", *divided(1, 1, 1, 0), *formats)
+        self.assertNotEqual(whole, plain)
+        for name, changes in (("two", divided(1, 1, 2, 0)), ("stage 2", divided(1, 1, 4, 2)), ("stage 3", divided(1, 2, 2, 3))):
+            _, curve = self.trained(name, *changes, *formats)
+            self.assertEqual(curve, whole, name)
+        sent = [self.json("plan", self.path("job.yaml"), *divided(1, 1, 4, 3), *more)["divisions"][3] for more in ([], formats)]
+        self.assertLess(sent[1]["sent_bytes_per_step"], 0.3 * sent[0]["sent_bytes_per_step"])
+        _, err = self.tercio("plan", self.path("job.yaml"), "--set", "training.weight_format=int4", code=2)
+        self.assertIn("training.weight_format: int4 is for gradients only; use int8 or none", err)
+
     def test_a_checkpoint_is_read_by_one_rank(self):
         job, _ = self.trained("state", *divided(2, 1, 2, 3))
         checkpoint = job["checkpoint"]["path"]
