@@ -81,7 +81,7 @@ class Architectures(TercioTest):
 
     def test_program(self):
         self.use("qwen3")
-        changes = ("--set", "parallelism.zero_stage=3", *layout(1, 2, 2))
+        changes = (*layout(1, 2, 2), "--set", "parallelism.zero_stage=3")
         out, _ = self.tercio("plan", self.path("job.yaml"), "--program", *changes)
         lines = out.splitlines()
         self.assertEqual(lines[:4], ["stage 0", "  begin forward, micro-batch 0", "  forward embedding, micro-batch 0",
