@@ -199,7 +199,8 @@ absl::StatusOr<ReplicaCheck::Rows> ReplicaCheck::Exchange(collective::Communicat
   double* own = halves.data() + width * static_cast<size_t>(group.rank());
   for (const uint64_t digest : mine) {
     // A digest has 64 bits, of which a double holds 53.
-    *own++ = static_cast<double>(digest / kHalf);
+    const uint64_t high = digest / kHalf;
+    *own++ = static_cast<double>(high);
     *own++ = static_cast<double>(digest % kHalf);
   }
   TERCIO_RETURN_IF_ERROR(Sum(group, stream, absl::MakeSpan(halves)));

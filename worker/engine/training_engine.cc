@@ -42,7 +42,6 @@ namespace tercio::engine {
 namespace {
 
 using blocks::GradientLanes;
-using blocks::MicroBatch;
 
 std::vector<v1::Action> ActionsOf(const v1::RankPlan& plan) {
   return {plan.stage().actions().begin(), plan.stage().actions().end()};
