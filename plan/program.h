@@ -24,41 +24,42 @@ inline constexpr int kEmbeddingUnit = -1;
 
 struct ProgramStep {
   enum class Kind {
-    kReceiveActivation,  // messages and passes: as actions
-    kBeginForward,       // waits for the message
-    kForward,            // of a unit
+    // Messages and passes, as the actions have them.
+    kReceiveActivation,
+    kBeginForward,  // waits for the message
+    kForward,       // computes a unit
     kEndForward,
     kSendActivation,
     kReceiveGradient,
-    kBeginBackward,
-    kBackward,
+    kBeginBackward,  // waits for the message
+    kBackward,       // computes a unit's gradients
     kEndBackward,
     kSendGradient,
-    kGather,  // of a layer's weights, into its place
-    kReduce,  // of a unit's gradients, in a round
-    kFinish,  // sums over data ranks are waited for, and the others follow
+    kGather,  // puts a layer's weights into its place
+    kReduce,  // sums a unit's gradients of a round over data ranks
+    kFinish,  // waits for sums over data ranks; the other sums follow
     kUpdate,
   };
   Kind kind;
   int micro_batch = 0;
   int chunk = 0;
-  int slot = 0;       // of activations
-  int flow = 0;       // of gradients
-  int unit = 0;       // of kForward, kBackward, kGather and kReduce
-  int round = 0;      // of kReduce
+  int slot = 0;       // the activations
+  int flow = 0;       // the gradients between stages
+  int unit = 0;       // what kForward, kBackward, kGather and kReduce work on
+  int round = 0;      // kReduce: which one
   bool kept = false;  // kGather: from neighbours that keep the layer
 };
 
 // What decides a stage's program beside its actions.
 struct ProgramShape {
-  int layers = 1;  // of the stage
+  int layers = 1;  // on the stage
   int chunks = 1;
   bool first = true;  // has the embedding
   bool last = true;   // has the head
   int micro_batches = 1;
   int rounds = 1;        // RoundsOf
   bool reduces = false;  // there are other data ranks
-  int places = 0;        // of gathered layers, each in its number modulo this; 0: none is gathered
+  int places = 0;        // for gathered layers, each in its number modulo this; 0: none is gathered
   bool keeps = false;    // SecondaryRanks
 
   int head() const { return layers; }

@@ -45,6 +45,7 @@ std::vector<LayerGathers> GathersOfLayers(const v1::JobSpec& job, const v1::Layo
                                           int stage) {
   const ProgramShape shape = ShapeOfProgram(job, layout, stage);
   std::vector<LayerGathers> gathers(static_cast<size_t>(shape.layers));
+  if (shape.places == 0) return gathers;
   for (const ProgramStep& step :
        TrainingProgram(shape, StageActions(ShapeOfSchedule(layout), stage))) {
     if (step.kind != ProgramStep::Kind::kGather) continue;

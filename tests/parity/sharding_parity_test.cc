@@ -40,6 +40,29 @@ v1::JobSpec InRounds(v1::JobSpec spec) {
   return spec;
 }
 
+// Cut after three steps in any of the layouts and continued in any other, a run has the state and
+// the loss of one that was not disturbed.
+void ExpectAnyResumption(const v1::JobSpec& spec, const std::vector<Case>& layouts) {
+  RunOptions whole;
+  whole.steps = 6;
+  const RunResult undisturbed = Train(spec, kOneRank, whole);
+  RunOptions first;
+  first.steps = 3;
+  for (const Case& before : layouts) {
+    const RunResult half = Train(spec, before, first);
+    for (const Case& after : layouts) {
+      SCOPED_TRACE(NameOf(before) + " then " + NameOf(after));
+      RunOptions second = first;
+      second.first_step = 4;
+      second.state = &half.state;
+      const RunResult rest = Train(spec, after, second);
+      ASSERT_EQ(rest.steps.size(), 3u);
+      EXPECT_EQ(rest.steps.back().loss, undisturbed.steps.back().loss);
+      EXPECT_EQ(rest.state, undisturbed.state);
+    }
+  }
+}
+
 TEST(Sharding, EveryModelAndPrecisionHasTheBitsOfOneRank) {
   for (const v1::JobSpec& model :
        {Wide(SmallJob()), Wide(SmallLlama()), SmallBert(kPost), SmallClassifier(), SmallT5()}) {
@@ -232,29 +255,10 @@ TEST(Sharding, BlockFormatsChangeWhatTheyAreFor) {
   EXPECT_NE(coarse.grad_norm, gradients.grad_norm);
 }
 
-// Master weights are in checkpoints: a run continues with the same bits wherever it is cut, and in
-// the same precision without the format.
 TEST(Sharding, ACheckpointOfBlockFormatsLoadsInAnyDivision) {
-  const v1::JobSpec spec =
-      InBlocks(InRounds(SmallJob()), v1::BLOCK_FORMAT_INT8, v1::BLOCK_FORMAT_INT8);
-  RunOptions whole;
-  whole.steps = 6;
-  const RunResult undisturbed = Train(spec, kOneRank, whole);
-  RunOptions first;
-  first.steps = 3;
-  const std::vector<Case> layouts = {kOneRank, Case{1, 1, 2, 2, 1, k1f1b},
-                                     Divided({1, 1, 4, 1, 1, k1f1b}, 1),
-                                     Divided({1, 2, 2, 1, 1, k1f1b}, 3)};
-  for (const Case& before : layouts) {
-    const RunResult half = Train(spec, before, first);
-    for (const Case& after : layouts) {
-      SCOPED_TRACE(NameOf(before) + " then " + NameOf(after));
-      RunOptions second = first;
-      second.first_step = 4;
-      second.state = &half.state;
-      EXPECT_EQ(Train(spec, after, second).state, undisturbed.state);
-    }
-  }
+  ExpectAnyResumption(InBlocks(InRounds(SmallJob()), v1::BLOCK_FORMAT_INT8, v1::BLOCK_FORMAT_INT8),
+                      {kOneRank, Case{1, 1, 2, 2, 1, k1f1b}, Divided({1, 1, 4, 1, 1, k1f1b}, 1),
+                       Divided({1, 2, 2, 1, 1, k1f1b}, 3)});
 }
 
 v1::JobSpec OnDisk(v1::JobSpec spec) {
@@ -358,28 +362,9 @@ TEST(Sharding, ThreeRanks) {
 
 TEST(Sharding, AnyCheckpointLoadsInAnyDivision) {
   for (const v1::Precision precision : {v1::PRECISION_FP32, v1::PRECISION_FP16}) {
-    const v1::JobSpec spec = With(SmallJob(), precision);
-    RunOptions whole;
-    whole.steps = 6;
-    const RunResult undisturbed = Train(spec, kOneRank, whole);
-    const std::vector<Case> layouts = {
-        kOneRank, Divided({1, 1, 4, 2, 1, k1f1b}), Divided({1, 2, 2, 1, 1, k1f1b}),
-        Divided({1, 1, 2, 1, 1, k1f1b}, 2), Divided({1, 2, 2, 1, 1, k1f1b}, 3)};
-    for (const Case& before : layouts) {
-      RunOptions first;
-      first.steps = 3;
-      const RunResult half = Train(spec, before, first);
-      for (const Case& after : layouts) {
-        SCOPED_TRACE(NameOf(before) + " then " + NameOf(after));
-        RunOptions second = first;
-        second.first_step = 4;
-        second.state = &half.state;
-        const RunResult rest = Train(spec, after, second);
-        ASSERT_EQ(rest.steps.size(), 3u);
-        EXPECT_EQ(rest.steps.back().loss, undisturbed.steps.back().loss);
-        EXPECT_EQ(rest.state, undisturbed.state);
-      }
-    }
+    ExpectAnyResumption(With(SmallJob(), precision),
+                        {kOneRank, Divided({1, 1, 4, 2, 1, k1f1b}), Divided({1, 2, 2, 1, 1, k1f1b}),
+                         Divided({1, 1, 2, 1, 1, k1f1b}, 2), Divided({1, 2, 2, 1, 1, k1f1b}, 3)});
   }
 }
 
