@@ -591,7 +591,8 @@ TEST_F(CheckpointServiceTest, WhatIsNoUploadIsRefused) {
 }
 
 TEST_F(CheckpointServiceTest, ManyReadersHaveNoThreadEach) {
-  constexpr size_t kReaders = 60;
+  // On a busy machine gRPC itself starts some 30 threads.
+  constexpr size_t kReaders = 240;
   const auto threads = [] { return ListDirectory("/proc/self/task").size(); };
   SaveAll(10, 1);
   const size_t before = threads();
