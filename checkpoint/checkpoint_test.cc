@@ -20,6 +20,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
+#include "plan/state_digest.h"
 
 namespace tercio::checkpoint {
 namespace {
@@ -87,7 +88,7 @@ class CheckpointTest : public ::testing::Test {
       parts.push_back(*part);
     }
     return store_.Commit(
-        {"job", step, 1, "{\"hidden\":10}", "{\"step\":1}", "{\"kind\":\"bytes\"}", parts});
+        {"job", step, 1, "{\"hidden\":10}", training_state_, "{\"kind\":\"bytes\"}", parts});
   }
 
   // The newest one whose every byte is right; 0: there is none.
@@ -112,6 +113,7 @@ class CheckpointTest : public ::testing::Test {
     return names;
   }
 
+  std::string training_state_ = R"({"step":1})";
   TempDir dir_;
   Store store_{dir_.path()};
 };
@@ -298,6 +300,27 @@ TEST_F(CheckpointTest, EveryDamageIsFoundAndTheOneBeforeIsUsed) {
     ASSERT_TRUE(WriteFileDurably(path, good).ok());
   }
   EXPECT_EQ(NewestGood(), 20);
+}
+
+// Files may hold to the byte what a faulty rank had in its memory.
+TEST_F(CheckpointTest, FilesOfAnotherStateAreFound) {
+  const std::string bytes = BytesOf(Slice(0, kRows, 0, kColumns));
+  std::vector<float> values(static_cast<size_t>(kRows * kColumns));
+  std::memcpy(values.data(), bytes.data(), bytes.size());
+  const uint64_t digest = plan::FactorOfTensor("w") * plan::DigestOfElements(values, 0);
+  const std::vector<v1::TensorSlice> slices = {Slice(0, 5, 0, 3), Slice(0, 5, 3, 10),
+                                               Slice(5, 12, 0, 10)};
+  for (const bool right : {true, false}) {
+    training_state_ = absl::StrCat(R"({"step": 1, "state_digest": ")",
+                                   plan::StateDigestText(right ? digest : digest + 1), "\"}");
+    const auto saved = Save(right ? 10 : 20, slices);
+    ASSERT_TRUE(saved.ok()) << saved.status();
+    EXPECT_EQ(saved->state_digest, right ? digest : digest + 1);
+    const std::vector<Finding> findings = VerifyCheckpoint(saved->path);
+    EXPECT_EQ(findings.front().damaged, !right);
+    EXPECT_EQ(findings.front().problem.empty(), right);
+    EXPECT_THAT(findings.front().problem, HasSubstr(right ? "" : "but its trainers had"));
+  }
 }
 
 // What a rank reads it verifies, and no more: nobody waits for all of it to be read.

@@ -11,6 +11,7 @@
 #include "common/status_macros.h"
 #include "nlohmann/json.hpp"
 #include "plan/numerics.h"
+#include "plan/state_digest.h"
 
 namespace tercio::checkpoint {
 namespace {
@@ -248,6 +249,13 @@ int NumericsOf(const Manifest& manifest) {
   // Another program may have written anything.
   if (found == state.end() || !found->is_number_integer()) return plan::RecordedNumerics(0);
   return plan::RecordedNumerics(found->get<int>());
+}
+
+std::optional<uint64_t> StateDigestOf(const Manifest& manifest) {
+  const Json state = Json::parse(manifest.training_state_json, nullptr, /*allow_exceptions=*/false);
+  const auto found = state.is_object() ? state.find("state_digest") : state.end();
+  if (found == state.end() || !found->is_string()) return std::nullopt;
+  return plan::ParseStateDigest(found->get_ref<const std::string&>());
 }
 
 absl::Status CheckTrainingState(const std::string& text) {

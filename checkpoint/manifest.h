@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -46,9 +47,10 @@ struct Manifest {
   std::string job;
   int64_t step = 0;
   int32_t attempt = 0;
-  std::string model_json;           // v1::ModelSpec
-  std::string training_state_json;  // step, tokens, seed, lanes, next_sample, numerics
-  std::string tokenizer_file;       // one of `files`; empty: none
+  std::string model_json;  // v1::ModelSpec
+  std::string
+      training_state_json;     // step, tokens, seed, lanes, next_sample, numerics, state_digest
+  std::string tokenizer_file;  // one of `files`; empty: none
   std::map<std::string, ManifestTensor> tensors;
   std::map<std::string, ManifestFile> files;
 };
@@ -64,6 +66,10 @@ absl::StatusOr<Manifest> ManifestFromJson(const std::string& json);
 
 // The numerics of the training state (plan/numerics.h), or 1 where it was not recorded.
 int NumericsOf(const Manifest& manifest);
+
+// The digest of weights and moments that the training state names (plan/state_digest.h); nullopt:
+// of an older version, or imported.
+std::optional<uint64_t> StateDigestOf(const Manifest& manifest);
 
 // Whether a training state that was received is one: a JSON object, not large, not deep.
 // INVALID_ARGUMENT names the fault.

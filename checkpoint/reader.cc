@@ -6,11 +6,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "checkpoint/block_digests.h"
+#include "checkpoint/file_state_digest.h"
 #include "common/checksum.h"
 #include "common/file.h"
 #include "common/machine.h"
 #include "common/ordered_parts.h"
 #include "common/status_macros.h"
+#include "plan/state_digest.h"
 #include "plan/text_form.h"
 
 namespace tercio::checkpoint {
@@ -53,7 +55,9 @@ absl::StatusOr<std::unique_ptr<const RandomAccessFile>> OpenFile(const std::stri
   return file;
 }
 
-absl::Status CheckDigest(const RandomAccessFile& file, const ManifestFile& expected) {
+// `state` may be null; else it gets all that was read.
+absl::Status CheckDigest(const RandomAccessFile& file, const ManifestFile& expected,
+                         FileStateDigest* state = nullptr) {
   Checksum checksum;
   // The buffer of an empty file is empty.
   std::vector<char> buffer(static_cast<size_t>(std::min(kReadBytes, expected.bytes)));
@@ -61,6 +65,7 @@ absl::Status CheckDigest(const RandomAccessFile& file, const ManifestFile& expec
     const int64_t bytes = std::min(kReadBytes, expected.bytes - at);
     TERCIO_RETURN_IF_ERROR(file.Read(at, bytes, buffer.data()));
     checksum.Update({buffer.data(), static_cast<size_t>(bytes)});
+    if (state != nullptr) state->Update(at, {buffer.data(), static_cast<size_t>(bytes)});
     // A checkpoint may be larger than memory, and reading it through must not push out the rest.
     file.ForgetPages(at, bytes);
   }
@@ -74,11 +79,32 @@ Finding FindingOf(const std::string& path, const absl::Status& status) {
   return {path, std::string(status.message()), absl::IsDataLoss(status)};
 }
 
+absl::Status ReadThrough(const std::string& path, const ManifestFile& expected,
+                         FileStateDigest* state) {
+  TERCIO_ASSIGN_OR_RETURN(const auto file, OpenFile(path, expected));
+  return CheckDigest(*file, expected, state);
+}
+
+// Files that are what was written may still not be what was trained. Empty: they are, or nobody
+// knows.
+std::string OtherState(const Manifest& manifest, const std::vector<FileStateDigest>& files) {
+  const std::optional<uint64_t> saved = StateDigestOf(manifest);
+  if (!saved.has_value()) return "";
+  uint64_t found = 0;
+  for (const FileStateDigest& file : files) {
+    if (!file.sum().has_value()) return "";
+    found += *file.sum();
+  }
+  if (found == *saved) return "";
+  return absl::StrCat("its files have the state ", plan::StateDigestText(found),
+                      ", but its trainers had ", plan::StateDigestText(*saved),
+                      ": it was changed before it was written");
+}
+
 }  // namespace
 
 absl::Status VerifyFile(const std::string& path, const ManifestFile& expected) {
-  TERCIO_ASSIGN_OR_RETURN(const auto file, OpenFile(path, expected));
-  return CheckDigest(*file, expected);
+  return ReadThrough(path, expected, nullptr);
 }
 
 std::vector<Finding> VerifyCheckpoint(const std::string& directory) {
@@ -86,16 +112,24 @@ std::vector<Finding> VerifyCheckpoint(const std::string& directory) {
   std::vector<Finding> findings = {FindingOf(directory + "/manifest.json", manifest.status())};
   if (!manifest.ok()) return findings;
   std::vector<const ManifestFile*> expected = {nullptr};
+  std::vector<FileStateDigest> states;
   // All findings exist before the threads start, so that none of them moves.
   for (const auto& [name, file] : manifest->files) {
     findings.push_back({absl::StrCat(directory, "/", name), "", false});
     expected.push_back(&file);
+    states.emplace_back(*manifest, name);
   }
   ForEachOnThreads(static_cast<int64_t>(findings.size()) - 1, MachineCores(), [&](int64_t i) {
     Finding& finding = findings[static_cast<size_t>(i + 1)];
     const ManifestFile& said = *expected[static_cast<size_t>(i + 1)];
-    finding = FindingOf(finding.path, VerifyFile(finding.path, said));
+    finding =
+        FindingOf(finding.path, ReadThrough(finding.path, said, &states[static_cast<size_t>(i)]));
   });
+  const bool good = std::all_of(findings.begin(), findings.end(),
+                                [](const Finding& finding) { return finding.problem.empty(); });
+  if (!good) return findings;
+  findings.front().problem = OtherState(*manifest, states);
+  findings.front().damaged = !findings.front().problem.empty();
   return findings;
 }
 

@@ -38,7 +38,8 @@ struct Finding {
 // Reads one file of a checkpoint and compares its size and digest. DATA_LOSS: it is damaged.
 absl::Status VerifyFile(const std::string& path, const ManifestFile& expected);
 
-// Reads everything and compares every digest; one finding per file.
+// Reads everything and compares every digest, that of the trainers' state (plan/state_digest.h)
+// with the manifest, too; one finding per file.
 std::vector<Finding> VerifyCheckpoint(const std::string& directory);
 
 class SliceCursor;

@@ -226,9 +226,13 @@ absl::StatusOr<Committed> Store::Commit(const CommitRequest& request,
     TERCIO_RETURN_IF_ERROR(
         WriteFileDurably(absl::StrCat(path, "/tokenizer.json"), request.tokenizer_json));
   }
-  return Committed{
-      request.step,           request.attempt,     path, StoredBytesOf(manifest, json.size()),
-      DigestOfManifest(json), NumericsOf(manifest)};
+  return Committed{request.step,
+                   request.attempt,
+                   path,
+                   StoredBytesOf(manifest, json.size()),
+                   DigestOfManifest(json),
+                   NumericsOf(manifest),
+                   StateDigestOf(manifest)};
 }
 
 // Removes everything in a step's directory that is not part of its checkpoint.
@@ -283,6 +287,7 @@ absl::StatusOr<Committed> Store::Find(const std::string& job, int64_t step) cons
   committed.bytes = StoredBytesOf(*manifest, text.size());
   committed.manifest_digest = DigestOfManifest(text);
   committed.numerics = NumericsOf(*manifest);
+  committed.state_digest = StateDigestOf(*manifest);
   return committed;
 }
 

@@ -21,6 +21,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -58,8 +59,9 @@ struct Committed {
   int32_t attempt = 0;
   std::string path;
   int64_t bytes = 0;
-  std::string manifest_digest;  // empty: of a version that has none
-  int32_t numerics = 0;         // NumericsOf; 0: the manifest cannot be read
+  std::string manifest_digest;                // empty: of a version that has none
+  int32_t numerics = 0;                       // NumericsOf; 0: the manifest cannot be read
+  std::optional<uint64_t> state_digest = {};  // StateDigestOf
 };
 
 // All that Commit needs besides the files.

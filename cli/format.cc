@@ -17,6 +17,7 @@
 #include "plan/names.h"
 #include "plan/numerics.h"
 #include "plan/quality.h"
+#include "plan/state_digest.h"
 #include "plan/state_shards.h"
 
 namespace tercio::cli {
@@ -265,6 +266,7 @@ Json StepToJson(const v1::StepRecord& step) {
   if (step.skipped()) json["skipped"] = true;
   if (!step.spike().empty()) json["spike"] = step.spike();
   if (step.has_loss_scale()) json["loss_scale"] = step.loss_scale();
+  if (step.has_state_digest()) json["state_digest"] = plan::StateDigestText(step.state_digest());
   return json;
 }
 
@@ -298,6 +300,10 @@ std::optional<v1::StepRecord> StepFromJson(const Json& json) {
   // A missing value must not become a point at zero.
   if (std::isfinite(NumberAt(json, "validation_loss"))) {
     step.set_validation_loss(NumberAt(json, "validation_loss"));
+  }
+  if (const auto digest = json.find("state_digest"); digest != json.end() && digest->is_string()) {
+    const auto known = plan::ParseStateDigest(digest->get_ref<const std::string&>());
+    if (known.has_value()) step.set_state_digest(*known);
   }
   const std::pair<const char*, void (v1::StepRecord::*)(double)> scores[] = {
       {"validation_accuracy", &v1::StepRecord::set_validation_accuracy},

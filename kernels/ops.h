@@ -435,6 +435,20 @@ struct Chain {
   std::optional<QuantizeArgs> quantize = std::nullopt;
 };
 
+// *digest = sum of bits(values[i]) * k(number of i) modulo 2^64, with the odd 32-bit numbers
+// k(n) = (2n + 1) * 0x9e3779b1 modulo 2^32: exact, and so the same for any number of threads and
+// any vector width. No change of a single element goes unseen, whatever it is: neither factor of
+// its part is zero, nor their product 2^64 or more. Digests of the parts of a tensor, numbered as
+// they are in it, add up to that of the tensor.
+struct DigestArgs {
+  const float* values = nullptr;  // (rows, columns)
+  int64_t columns = 0;
+  int64_t rows = 1;
+  int64_t first = 0;   // number of the first element
+  int64_t stride = 0;  // element (r, c) has the number first + r * stride + c
+  uint64_t* digest = nullptr;
+};
+
 class Ops {
  public:
   virtual ~Ops() = default;
@@ -497,11 +511,7 @@ class Ops {
   virtual void UnpackBlocks(Values to, const std::byte* packed, int64_t count,
                             BlockFormat format) = 0;
   virtual void SumsOfSquares(const SumsOfSquaresArgs& args) = 0;
-  // *digest = sum of bits(a[i]) * k(i) modulo 2^64, with the odd 32-bit numbers
-  // k(i) = (2i + 1) * 0x9e3779b1 modulo 2^32: exact, and so the same for any number of threads and
-  // any vector width. No change of a single element goes unseen, whatever it is: neither factor of
-  // its part is zero, nor their product 2^64 or more.
-  virtual void Digest(const float* a, int64_t count, uint64_t* digest) = 0;
+  virtual void Digest(const DigestArgs& args) = 0;
 
   // Whether operations of the shapes so far are computed as they always will be from now on, so
   // that they can be recorded: a backend may still be examining a library's results. Waits for

@@ -16,6 +16,10 @@ using Kind = ProgramStep::Kind;
 
 bool IsLayer(const ProgramShape& shape, int unit) { return unit >= 0 && unit < shape.head(); }
 
+bool IsPublished(const ProgramShape& shape, int unit) {
+  return std::binary_search(shape.published.begin(), shape.published.end(), unit);
+}
+
 // The units of a chunk, in the order of its forward pass.
 std::vector<int> UnitsOfChunk(const ProgramShape& shape, int chunk) {
   std::vector<int> units;
@@ -42,8 +46,7 @@ class Expansion {
   void AddForward(const v1::Action& action) {
     Add(Kind::kBeginForward, action);
     for (const int unit : UnitsOfChunk(shape_, action.chunk())) {
-      Add(Kind::kForward, action);
-      program_.back().unit = unit;
+      AddOfUnit(Kind::kForward, action, unit);
     }
     Add(Kind::kEndForward, action);
   }
@@ -55,19 +58,37 @@ class Expansion {
     std::vector<int> units = UnitsOfChunk(shape_, action.chunk());
     std::reverse(units.begin(), units.end());
     for (const int unit : units) {
-      Add(Kind::kBackward, action);
-      program_.back().unit = unit;
+      AddOfUnit(Kind::kBackward, action, unit);
       if (!shape_.reduces || !ends_round) continue;
-      Add(Kind::kReduce, action);
-      program_.back().unit = unit;
+      AddOfUnit(Kind::kReduce, action, unit);
       program_.back().round = action.micro_batch() / of_round;
     }
     Add(Kind::kEndBackward, action);
   }
 
+  // The first pass that reads the new weights begins with the first unit.
+  void AddUpdate(const v1::Action& action) {
+    Add(Kind::kJudge, action);
+    std::vector<int> units;
+    for (int chunk = 0; chunk < shape_.chunks; ++chunk) {
+      for (const int unit : UnitsOfChunk(shape_, chunk)) units.push_back(unit);
+    }
+    if (shape_.fetches) AddOfUnit(Kind::kFetch, action, units.front());
+    for (size_t i = 0; i < units.size(); ++i) {
+      if (shape_.fetches && i + 1 < units.size()) AddOfUnit(Kind::kFetch, action, units[i + 1]);
+      AddOfUnit(Kind::kUpdate, action, units[i]);
+      if (IsPublished(shape_, units[i])) AddOfUnit(Kind::kPublish, action, units[i]);
+    }
+  }
+
   Program Take() { return std::move(program_); }
 
  private:
+  void AddOfUnit(Kind kind, const v1::Action& action, int unit) {
+    Add(kind, action);
+    program_.back().unit = unit;
+  }
+
   const ProgramShape& shape_;
   Program program_;
 };
@@ -135,6 +156,24 @@ Program WithGathers(const ProgramShape& shape, Program program) {
   return shape.places == 0 ? program : Gathers(shape, program).Insert();
 }
 
+std::vector<int> PublishedUnits(const v1::JobSpec& job, const v1::Layout& layout, int stage) {
+  const bool gathers = GathersWeights(job, layout);
+  std::vector<int> published;
+  if (ShardRanks(layout) == 1 && !gathers && WeightFormatOf(job) == kernels::BlockFormat::kNone) {
+    return published;
+  }
+  const StageTensors tensors = TensorsOfStage(job.model(), layout, stage);
+  std::vector<StateUnit> units = StateUnitsOf(tensors, ShardRanks(layout));
+  if (gathers) PlaceWeights(tensors, PlacesOfLayers(layout), &units);
+  const std::vector<int> of_program = ProgramUnitsOf(units);
+  for (size_t i = 0; i < units.size(); ++i) {
+    // Further uses of a tensor read the same memory, and layers may be gathered for each pass.
+    if (!units[i].own_parameter || units[i].stage_layer >= 0) continue;
+    if (published.empty() || published.back() != of_program[i]) published.push_back(of_program[i]);
+  }
+  return published;
+}
+
 }  // namespace
 
 ProgramShape ShapeOfProgram(const v1::JobSpec& job, const v1::Layout& layout, int stage) {
@@ -146,10 +185,24 @@ ProgramShape ShapeOfProgram(const v1::JobSpec& job, const v1::Layout& layout, in
   shape.micro_batches = layout.micro_batches();
   shape.rounds = RoundsOf(layout, LanesOf(job, layout));
   shape.reduces = layout.data() > 1;
+  shape.fetches = job.offload().optimizer() == v1::OFFLOAD_TIER_NVME ||
+                  job.offload().parameters() == v1::OFFLOAD_TIER_NVME;
+  shape.published = PublishedUnits(job, layout, stage);
   if (!GathersWeights(job, layout)) return shape;
   shape.places = PlacesOfLayers(layout);
   shape.keeps = SecondaryRanks(layout) > 0;
   return shape;
+}
+
+// Units of the embedding, of a layer, or of the head follow each other.
+std::vector<int> ProgramUnitsOf(const std::vector<StateUnit>& units) {
+  std::vector<int> of_program;
+  int unit = !units.empty() && units.front().layer < 0 ? kEmbeddingUnit : 0;
+  for (size_t i = 0; i < units.size(); ++i) {
+    if (i > 0 && units[i].layer != units[i - 1].layer) ++unit;
+    of_program.push_back(unit);
+  }
+  return of_program;
 }
 
 Program TrainingProgram(const ProgramShape& shape, const std::vector<v1::Action>& actions) {
@@ -178,7 +231,7 @@ Program TrainingProgram(const ProgramShape& shape, const std::vector<v1::Action>
         expansion.Add(Kind::kFinish, action);
         break;
       case v1::ACTION_KIND_OPTIMIZER_STEP:
-        expansion.Add(Kind::kUpdate, action);
+        expansion.AddUpdate(action);
         break;
       case v1::ACTION_KIND_UNSPECIFIED:
       case v1::ActionKind_INT_MIN_SENTINEL_DO_NOT_USE_:
@@ -239,8 +292,14 @@ std::string TextOf(const ProgramShape& shape, const ProgramStep& step) {
       return absl::StrCat("sum ", unit, ", round ", step.round);
     case Kind::kFinish:
       return "finish sums";
+    case Kind::kJudge:
+      return "judge the step";
+    case Kind::kFetch:
+      return absl::StrCat("fetch ", unit);
     case Kind::kUpdate:
-      return "update";
+      return absl::StrCat("update ", unit);
+    case Kind::kPublish:
+      return absl::StrCat("publish ", unit);
   }
   return "";
 }

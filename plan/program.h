@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "plan/state_shards.h"
 #include "proto/tercio/v1/job.pb.h"
 #include "proto/tercio/v1/plan.pb.h"
 
@@ -38,17 +39,24 @@ struct ProgramStep {
     kGather,  // puts a layer's weights into its place
     kReduce,  // sums a unit's gradients of a round over data ranks
     kFinish,  // waits for sums over data ranks; the other sums follow
-    kUpdate,
+    kJudge,  // learns the norm of all gradients: whether the step is taken, and how they are scaled
+    // The following only where it is taken.
+    kFetch,    // reads a unit's optimizer state ahead
+    kUpdate,   // the weights of a unit that are in this rank's shard
+    kPublish,  // sends them to the other ranks, or makes what the model reads of them
   };
   Kind kind;
   int micro_batch = 0;
   int chunk = 0;
   int slot = 0;       // the activations
   int flow = 0;       // the gradients between stages
-  int unit = 0;       // what kForward, kBackward, kGather and kReduce work on
+  int unit = 0;       // what is computed, gathered, summed, fetched, updated or published
   int round = 0;      // kReduce: which one
   bool kept = false;  // kGather: from neighbours that keep the layer
 };
+
+// By units of a stage's state (plan/state_shards.h): the program's unit that each is a part of.
+std::vector<int> ProgramUnitsOf(const std::vector<StateUnit>& units);
 
 // What decides a stage's program beside its actions.
 struct ProgramShape {
@@ -61,6 +69,10 @@ struct ProgramShape {
   bool reduces = false;  // there are other data ranks
   int places = 0;        // for gathered layers, each in its number modulo this; 0: none is gathered
   bool keeps = false;    // SecondaryRanks
+  bool fetches = false;  // optimizer state is on disk
+  // Units whose new weights become what the model reads by more than the update, and before they
+  // are gathered for a pass; ascending.
+  std::vector<int> published = {};
 
   int head() const { return layers; }
 };
@@ -74,9 +86,11 @@ Program TrainingProgram(const ProgramShape& shape, const std::vector<v1::Action>
 Program EvaluationProgram(const ProgramShape& shape);
 
 // Proves that units are computed with their weights in place, each once in each micro-batch, in the
-// order of the model and back; that a kept layer was gathered before; and that the gradients of
-// each unit are summed once in each round, in ascending order, after its last backward pass in it
-// and before they are written again. INTERNAL names the step.
+// order of the model and back; that a kept layer was gathered before; that the gradients of each
+// unit are summed once in each round, in ascending order, after its last backward pass in it and
+// before they are written again; and that after the verdict each unit is updated once, in the order
+// in which it is read, fetched before and published behind where that is needed. INTERNAL names the
+// step.
 absl::Status CheckProgram(const ProgramShape& shape, const Program& program);
 
 // "forward layers.3, micro-batch 2"

@@ -1,6 +1,7 @@
 #include <map>
 #include <set>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "plan/program.h"
@@ -23,14 +24,15 @@ class Checker {
   }
 
   absl::Status CheckEnd(bool trains) const {
-    const int units = shape_.layers + (shape_.first ? 1 : 0) + (shape_.last ? 1 : 0);
+    const int units = UnitCount();
     const auto passes = static_cast<size_t>(shape_.micro_batches * units);
     if (forward_.size() != passes) return Missing("forward passes");
     if (!trains) return absl::OkStatus();
     if (backward_.size() != passes) return Missing("backward passes");
     const auto sums = static_cast<size_t>(shape_.reduces ? units * shape_.rounds : 0);
     if (reduced_ != sums) return Missing("sums");
-    if (!updated_) return Missing("the update");
+    if (updated_ != units) return Missing("updates");
+    if (published_ != shape_.published) return Missing("published units");
     return absl::OkStatus();
   }
 
@@ -41,6 +43,8 @@ class Checker {
     return absl::InternalError(absl::StrCat("program: ", what, " are not complete"));
   }
   static absl::Status Wrong(const char* why) { return absl::InternalError(why); }
+  int FirstUnit() const { return shape_.first ? kEmbeddingUnit : 0; }
+  int UnitCount() const { return shape_.layers + (shape_.first ? 1 : 0) + (shape_.last ? 1 : 0); }
   int LayersOfChunk() const { return shape_.layers / shape_.chunks; }
   int ChunkOf(int unit) const {
     if (unit == kEmbeddingUnit) return 0;
@@ -78,11 +82,17 @@ class Checker {
       case Kind::kFinish:
         finished_ = true;
         return absl::OkStatus();
-      case Kind::kUpdate:
+      case Kind::kJudge:
         if (!finished_) return Wrong("sums are not finished");
-        if (updated_) return Wrong("a second one");
-        updated_ = true;
+        if (judged_) return Wrong("a second time");
+        judged_ = true;
         return absl::OkStatus();
+      case Kind::kFetch:
+        return Fetch(step);
+      case Kind::kUpdate:
+        return Update(step);
+      case Kind::kPublish:
+        return Publish(step);
       case Kind::kReceiveActivation:
       case Kind::kBeginForward:
       case Kind::kEndForward:
@@ -145,6 +155,31 @@ class Checker {
     return absl::OkStatus();
   }
 
+  absl::Status Fetch(const ProgramStep& step) {
+    if (!shape_.fetches) return Wrong("its state is in memory");
+    if (!judged_) return Wrong("the step is not judged");
+    // More would push other pages out of memory.
+    if (step.unit > FirstUnit() + updated_ + 1) return Wrong("too far ahead");
+    return fetched_.insert(step.unit).second ? absl::OkStatus() : Wrong("a second time");
+  }
+
+  absl::Status Update(const ProgramStep& step) {
+    if (!judged_) return Wrong("the step is not judged");
+    if (step.unit != FirstUnit() + updated_) return Wrong("out of the order of the units");
+    if (shape_.fetches && fetched_.count(step.unit) == 0) return Wrong("it was not fetched");
+    ++updated_;
+    return absl::OkStatus();
+  }
+
+  absl::Status Publish(const ProgramStep& step) {
+    if (step.unit >= FirstUnit() + updated_) return Wrong("it is not updated yet");
+    const bool is_next = published_.size() < shape_.published.size() &&
+                         shape_.published[published_.size()] == step.unit;
+    if (!is_next) return Wrong("another unit is the next that is published, or none");
+    published_.push_back(step.unit);
+    return absl::OkStatus();
+  }
+
   const ProgramShape& shape_;
   std::set<Pass> forward_;
   std::set<Pass> backward_;
@@ -153,8 +188,11 @@ class Checker {
   std::map<int, int> of_round_;  // by unit: its backward passes in that round
   std::vector<int> there_;       // the layer in each place
   size_t reduced_ = 0;
+  std::set<int> fetched_;       // units
+  std::vector<int> published_;  // units
+  int updated_ = 0;             // units, the first ones
   bool finished_ = false;
-  bool updated_ = false;
+  bool judged_ = false;
 };
 
 }  // namespace

@@ -44,7 +44,14 @@ void ForAll(absl::FunctionRef<void(const Drawn&)> body) {
                                .rounds = rounds,
                                .reduces = rounds == micro_batches,
                                .places = places,
-                               .keeps = places == 2};
+                               .keeps = places == 2,
+                               .fetches = rounds == 1,
+                               .published = {}};
+                if (drawn.shape.first && rounds == micro_batches) {
+                  drawn.shape.published = {kEmbeddingUnit, drawn.shape.layers - 1};
+                } else if (rounds == micro_batches) {
+                  drawn.shape.published = {0};
+                }
                 if (!drawn.shape.reduces && rounds > 1) continue;
                 drawn.program = TrainingProgram(
                     drawn.shape, StageActions({schedule, stages, micro_batches, chunks}, stage));
@@ -77,7 +84,8 @@ TEST(Program, IsCorrectInEveryLayout) {
 
 bool IsProven(Kind kind) {
   return kind == Kind::kForward || kind == Kind::kBackward || kind == Kind::kGather ||
-         kind == Kind::kReduce || kind == Kind::kFinish || kind == Kind::kUpdate;
+         kind == Kind::kReduce || kind == Kind::kFinish || kind == Kind::kJudge ||
+         kind == Kind::kFetch || kind == Kind::kUpdate || kind == Kind::kPublish;
 }
 
 // A gather that comes for the next pass may be missed by nothing that is left of the step.
@@ -124,7 +132,8 @@ TEST(Program, AnOrderThatIsWrongIsNoticed) {
       const ProgramStep& next = drawn.program[i + 1];
       const bool touches = IsProven(one.kind) && IsProven(next.kind) && one.unit == next.unit &&
                            one.kind != next.kind && next.kind != Kind::kGather;
-      if (!touches || next.kind == Kind::kUpdate || one.kind == Kind::kFinish) continue;
+      // Only the first of the updates touches what has no unit.
+      if (!touches || one.kind == Kind::kFinish) continue;
       Program changed = drawn.program;
       std::swap(changed[i], changed[i + 1]);
       EXPECT_FALSE(CheckProgram(drawn.shape, changed).ok())
@@ -153,7 +162,8 @@ std::vector<std::string> TextsOf(const ProgramShape& shape, const Program& progr
 // The order that docs/parallelism.md describes: the next layer is gathered while one is computed,
 // and the last ones are still there for the way back.
 TEST(Program, LayersAreGatheredAheadAndKeptForTheWayBack) {
-  const ProgramShape shape = {.layers = 3, .reduces = true, .places = 2};
+  const ProgramShape shape = {
+      .layers = 3, .reduces = true, .places = 2, .published = {kEmbeddingUnit, 3}};
   EXPECT_EQ(TextsOf(shape, TrainingProgram(shape, StageActions({.micro_batches = 1}, 0))),
             (std::vector<std::string>{"begin forward, micro-batch 0",
                                       "forward embedding, micro-batch 0",
@@ -179,7 +189,39 @@ TEST(Program, LayersAreGatheredAheadAndKeptForTheWayBack) {
                                       "sum embedding, round 0",
                                       "end backward, micro-batch 0",
                                       "finish sums",
-                                      "update"}));
+                                      "judge the step",
+                                      "update embedding",
+                                      "publish embedding",
+                                      "update layers.0",
+                                      "update layers.1",
+                                      "update layers.2",
+                                      "update head",
+                                      "publish head"}));
+}
+
+// While a unit is updated, the state of the next is read, and the new weights of the last are sent.
+TEST(Program, UpdatesHaveOthersBesideThem) {
+  const ProgramShape shape = {
+      .layers = 1, .reduces = true, .fetches = true, .published = {kEmbeddingUnit, 0, 1}};
+  std::vector<std::string> texts =
+      TextsOf(shape, TrainingProgram(shape, StageActions({.micro_batches = 1}, 0)));
+  texts.erase(texts.begin(), std::find(texts.begin(), texts.end(), "judge the step"));
+  EXPECT_EQ(texts, (std::vector<std::string>{"judge the step", "fetch embedding", "fetch layers.0",
+                                             "update embedding", "publish embedding", "fetch head",
+                                             "update layers.0", "publish layers.0", "update head",
+                                             "publish head"}));
+}
+
+TEST(Program, PartsOfAUnitFollowEachOther) {
+  const auto unit = [](int layer) {
+    StateUnit state;
+    state.layer = layer;
+    return state;
+  };
+  EXPECT_EQ(ProgramUnitsOf({unit(-1), unit(-1), unit(0), unit(1), unit(1), unit(2), unit(2)}),
+            (std::vector<int>{kEmbeddingUnit, kEmbeddingUnit, 0, 1, 1, 2, 2}));
+  // A stage further back, whose layers are counted from 0.
+  EXPECT_EQ(ProgramUnitsOf({unit(4), unit(5), unit(8)}), (std::vector<int>{0, 1, 2}));
 }
 
 TEST(Program, NeighboursHaveALayerAfterItsFirstGather) {

@@ -14,6 +14,7 @@
 #include "cli/report/html.h"
 #include "cli/report/sections.h"
 #include "cli/report/texts.h"
+#include "plan/state_digest.h"
 
 namespace tercio::compare {
 namespace {
@@ -128,6 +129,14 @@ Cell SpreadCell(const Method& method) {
       absl::StrCat(SecondsText(*method.step_p10), " to ", SecondsText(*method.step_p90)));
 }
 
+// Equal ones mean the same bits of all weights and moments.
+std::string StateText(const Method& method) {
+  for (auto step = method.history.rbegin(); step != method.history.rend(); ++step) {
+    if (step->has_state_digest()) return plan::StateDigestText(step->state_digest());
+  }
+  return "";
+}
+
 Cell LargestCell(const Method& method) {
   if (!method.largest_parameters.has_value()) return NumberCell(report::kNotKnown);
   return NumberCell(absl::StrCat(ShortText(*method.largest_parameters), " parameters"),
@@ -210,6 +219,7 @@ void AddMethods(const Results& results, Page* page) {
   table.Number("sent to other ranks in a step, all ranks", &Method::sent_per_step, BytesText);
   table.Number("final loss", &Method::final_loss, Digits);
   table.Number("validation loss", &Method::validation_loss, Digits);
+  table.Text("digest of the last state", StateText);
   AddScores(results, &table);
   table.NumberIfKnown("cost", &Method::cost, [&](double cost) { return MoneyText(results, cost); });
   table.Row("largest model of the family that fits", LargestCell);

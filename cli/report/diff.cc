@@ -171,6 +171,10 @@ std::vector<std::vector<std::string>> DiffRows(const JobData& a, const JobData& 
   rows.push_back({"LOSSES"});
   rows.push_back({"  steps in common", CountText(compared.steps)});
   rows.push_back({"  bit-identical", CountText(compared.equal_steps)});
+  if (compared.states > 0) {
+    rows.push_back({"  digests of the state in common", CountText(compared.states)});
+    rows.push_back({"  equal", CountText(compared.equal_states)});
+  }
   // Without a difference there is no step to name.
   if (compared.largest_at > 0) {
     rows.push_back(

@@ -296,6 +296,10 @@ LossComparison CompareLosses(const JobData& base, const JobData& other) {
     if (k == other.steps.size() || other.steps[k].step() != step.step()) continue;
     ++comparison.steps;
     comparison.equal_steps += SameBits(step.loss(), other.steps[k].loss()) ? 1 : 0;
+    if (step.has_state_digest() && other.steps[k].has_state_digest()) {
+      ++comparison.states;
+      comparison.equal_states += step.state_digest() == other.steps[k].state_digest() ? 1 : 0;
+    }
     const double difference = std::abs(step.loss() - other.steps[k].loss());
     comparison.not_finite_steps += std::isfinite(difference) ? 0 : 1;
     // Two infinities differ by NaN, which is larger than nothing.

@@ -37,6 +37,8 @@ Json ComparisonToJson(const JobData& base, const JobData& other) {
   }
   json["steps_in_common"] = compared.steps;
   json["steps_with_equal_losses"] = compared.equal_steps;
+  json["states_in_common"] = compared.states;
+  json["equal_states"] = compared.equal_states;
   json["steps_not_finite"] = compared.not_finite_steps;
   // Without common steps there is no difference.
   json["largest_loss_difference"] =

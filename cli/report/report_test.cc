@@ -154,11 +154,29 @@ TEST(CompareLosses, BitsAndDifferences) {
   EXPECT_EQ(CompareLosses(a, b).largest_difference, 0);
   b.steps[6].set_loss(b.steps[6].loss() + 0.25);
   b.steps.erase(b.steps.begin());
+  EXPECT_EQ(CompareLosses(a, b).states, 0);
+  b.steps[2].set_state_digest(7);
   const LossComparison compared = CompareLosses(a, b);
   EXPECT_EQ(compared.steps, 9);
+  // Only one of them has a digest there.
+  EXPECT_EQ(compared.states, 0);
   EXPECT_EQ(compared.equal_steps, 8);
   EXPECT_DOUBLE_EQ(compared.largest_difference, 0.25);
   EXPECT_EQ(compared.largest_at, 7);
+}
+
+TEST(CompareLosses, DigestsOfTheState) {
+  JobData a = Job("a", 10, 1);
+  JobData b = Job("b", 10, 2);
+  for (const size_t i : {4, 9}) {
+    a.steps[i].set_state_digest(i);
+    b.steps[i].set_state_digest(4);
+  }
+  EXPECT_EQ(CompareLosses(a, b).states, 2);
+  EXPECT_EQ(CompareLosses(a, b).equal_states, 1);
+  const Json comparison = ReportData({a, b})["comparisons"][0];
+  EXPECT_EQ(comparison["states_in_common"], 2);
+  EXPECT_EQ(comparison["equal_states"], 1);
 }
 
 TEST(CompareLosses, WhatIsNotFiniteHasNoDifference) {

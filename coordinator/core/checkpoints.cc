@@ -243,6 +243,7 @@ void Stepper::Handle(const CheckpointCommitted& committed) {
     known.set_bytes(committed.bytes);
     known.set_manifest_digest(committed.manifest_digest);
     known.set_numerics(committed.numerics);
+    if (committed.state_digest.has_value()) known.set_state_digest(*committed.state_digest);
     if (committed.verified) known.set_verified_at(now_);
     TakeCandidate(record, &known);
     AddCheckpointRecord(record, known);

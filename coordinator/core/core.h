@@ -330,8 +330,9 @@ struct CheckpointCommitted {
   int64_t bytes = 0;
   double seconds = 0;  // since its first byte came; 0: unknown
   std::string manifest_digest;
-  bool verified = false;  // every byte was read back
-  int32_t numerics = 0;   // its manifest's (plan/numerics.h); 0: not known
+  bool verified = false;                      // every byte was read back
+  int32_t numerics = 0;                       // its manifest's (plan/numerics.h); 0: not known
+  std::optional<uint64_t> state_digest = {};  // its manifest's (plan/state_digest.h)
 };
 // The answer to VerifyCheckpoint.
 struct CheckpointVerified {

@@ -39,6 +39,7 @@ void Stepper::SendStart(JobState& job, const std::string& node) {
   if (known != nullptr && job.record.resume_attempt() == 0) {
     start->set_resume_manifest_digest(known->manifest_digest());
     start->set_resume_numerics(known->numerics());
+    if (known->has_state_digest()) start->set_resume_state_digest(known->state_digest());
   }
   // The part of a plan that the ranks of a stage share is as large as all the rest: sent once per
   // node.

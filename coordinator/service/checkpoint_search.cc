@@ -49,6 +49,7 @@ v1::CheckpointRecord RecordOf(const checkpoint::Committed& committed) {
   record.set_bytes(committed.bytes);
   record.set_manifest_digest(committed.manifest_digest);
   record.set_numerics(committed.numerics);
+  if (committed.state_digest.has_value()) record.set_state_digest(*committed.state_digest);
   return record;
 }
 

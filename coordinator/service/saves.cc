@@ -174,7 +174,8 @@ void Saves::CommitWhole(Save& save, const Whole& whole) {
                                    absl::ToDoubleSeconds(SteadyNow() - save.begun),
                                    committed->manifest_digest,
                                    /*verified=*/!save.terms.own_files,
-                                   committed->numerics};
+                                   committed->numerics,
+                                   committed->state_digest};
     // It may have been given up in the moment of its rename: it is there, whatever was answered.
     status = host_.Record(news);
   }

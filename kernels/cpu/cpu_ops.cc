@@ -255,9 +255,7 @@ class CpuOps : public Ops {
     UnpackBlocksCpu(to, packed, count, format, pool_);
   }
   void SumsOfSquares(const SumsOfSquaresArgs& a) override { SumsOfSquaresCpu(a, pool_); }
-  void Digest(const float* a, int64_t count, uint64_t* digest) override {
-    *digest = DigestCpu(a, count, pool_);
-  }
+  void Digest(const DigestArgs& a) override { *a.digest = DigestCpu(a, pool_); }
 
  private:
   // Rounds the results of an operation that does not round by itself.

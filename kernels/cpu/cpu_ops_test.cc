@@ -598,17 +598,51 @@ TEST_F(CpuOpsTest, DigestIsItsFormula) {
     const Floats values = Random(count);
     uint64_t two = 1;
     uint64_t one = 2;
-    ops_->Digest(values.data(), count, &two);
-    CreateCpuOps(1)->Digest(values.data(), count, &one);
+    ops_->Digest({.values = values.data(), .columns = count, .digest = &two});
+    CreateCpuOps(1)->Digest({.values = values.data(), .columns = count, .digest = &one});
     EXPECT_EQ(one, two) << count;
     EXPECT_EQ(one, PlainDigest(values)) << count;
   }
 }
 
+// A tensor of 300 x 701, cut into rectangles.
+TEST_F(CpuOpsTest, DigestsOfPartsAddUp) {
+  constexpr int64_t kRows = 300;
+  constexpr int64_t kColumns = 701;
+  const Floats values = Random(kRows * kColumns);
+  uint64_t sum = 0;
+  for (const auto& [row, rows] : {std::pair<int64_t, int64_t>{0, 1}, {1, 199}, {200, 100}}) {
+    for (const auto& [column, columns] : {std::pair<int64_t, int64_t>{0, 3}, {3, 698}}) {
+      Floats part;
+      for (int64_t r = row; r < row + rows; ++r) {
+        const auto begin = values.begin() + r * kColumns + column;
+        part.insert(part.end(), begin, begin + columns);
+      }
+      uint64_t digest = 0;
+      ops_->Digest({.values = part.data(),
+                    .columns = columns,
+                    .rows = rows,
+                    .first = row * kColumns + column,
+                    .stride = kColumns,
+                    .digest = &digest});
+      sum += digest;
+    }
+  }
+  EXPECT_EQ(sum, PlainDigest(values));
+  // Whole rows follow each other.
+  uint64_t digest = 0;
+  ops_->Digest({.values = values.data(),
+                .columns = kColumns,
+                .rows = kRows,
+                .stride = kColumns,
+                .digest = &digest});
+  EXPECT_EQ(digest, PlainDigest(values));
+}
+
 TEST_F(CpuOpsTest, DigestSeesEveryBit) {
   Floats values = Random(67);
   uint64_t before = 0;
-  ops_->Digest(values.data(), 67, &before);
+  ops_->Digest({.values = values.data(), .columns = 67, .digest = &before});
   for (size_t i = 0; i < values.size(); ++i) {
     for (int bit = 0; bit < 32; ++bit) {
       const float kept = values[i];
@@ -617,7 +651,7 @@ TEST_F(CpuOpsTest, DigestSeesEveryBit) {
       bits ^= uint32_t{1} << bit;
       std::memcpy(&values[i], &bits, sizeof(bits));
       uint64_t after = 0;
-      ops_->Digest(values.data(), 67, &after);
+      ops_->Digest({.values = values.data(), .columns = 67, .digest = &after});
       EXPECT_NE(before, after) << i << " " << bit;
       values[i] = kept;
     }

@@ -16,9 +16,10 @@ namespace tercio::kernels::HWY_NAMESPACE {
 
 constexpr uint32_t kFactor = 0x9e3779b1u;
 
-// Digests whole vectors from `begin` on, up to *reached; returns their part of the digest.
-uint64_t DigestVectors([[maybe_unused]] const float* a, int64_t begin, [[maybe_unused]] int64_t end,
-                       int64_t* reached) {
+// Digests whole vectors from `begin` on, up to *reached; returns their part of the digest. The
+// first element of `a` has the number `first`.
+uint64_t DigestVectors([[maybe_unused]] const float* a, [[maybe_unused]] int64_t first,
+                       int64_t begin, [[maybe_unused]] int64_t end, int64_t* reached) {
   *reached = begin;
 #if HWY_TARGET == HWY_SCALAR
   return 0;
@@ -30,9 +31,9 @@ uint64_t DigestVectors([[maybe_unused]] const float* a, int64_t begin, [[maybe_u
     return hn::BitCast(d32, hn::ShiftRight<32>(hn::BitCast(d64, v)));
   };
   const auto lanes = static_cast<uint32_t>(Lanes());
-  // k(begin), k(begin + 1), ...
+  // k(first + begin), k(first + begin + 1), ...
   auto k = hn::Mul(hn::Iota(d32, 0), hn::Set(d32, 2 * kFactor));
-  k = hn::Add(k, hn::Set(d32, (2 * static_cast<uint32_t>(begin) + 1) * kFactor));
+  k = hn::Add(k, hn::Set(d32, (2 * static_cast<uint32_t>(first + begin) + 1) * kFactor));
   const auto step = hn::Set(d32, 2 * lanes * kFactor);
   auto even_sum = hn::Zero(d64);
   auto odd_sum = hn::Zero(d64);
@@ -52,14 +53,14 @@ uint64_t DigestVectors([[maybe_unused]] const float* a, int64_t begin, [[maybe_u
 }
 
 // The part of elements [begin, end) in the digest of the whole.
-uint64_t DigestRange(const float* a, int64_t begin, int64_t end) {
+uint64_t DigestRange(const float* a, int64_t first, int64_t begin, int64_t end) {
   // The rest has the same formula, so the digest does not depend on the vectors.
   int64_t i = begin;
-  uint64_t sum = DigestVectors(a, begin, end, &i);
+  uint64_t sum = DigestVectors(a, first, begin, end, &i);
   for (; i < end; ++i) {
     uint32_t bits = 0;
     std::memcpy(&bits, a + i, sizeof(bits));
-    sum += uint64_t{bits} * ((2 * static_cast<uint32_t>(i) + 1) * kFactor);
+    sum += uint64_t{bits} * ((2 * static_cast<uint32_t>(first + i) + 1) * kFactor);
   }
   return sum;
 }
@@ -72,13 +73,28 @@ namespace tercio::kernels {
 
 HWY_EXPORT(DigestRange);
 
-uint64_t DigestCpu(const float* a, int64_t count, ThreadPool& pool) {
+uint64_t DigestCpu(const DigestArgs& args, ThreadPool& pool) {
   // Blocks of this size keep the threads busy without many additions to the shared sum.
   constexpr int64_t kBlock = 65536;
   std::atomic<uint64_t> sum{0};  // modulo 2^64 no order matters
-  pool.ParallelFor((count + kBlock - 1) / kBlock, [&](int64_t block, int) {
-    const int64_t begin = block * kBlock;
-    sum += HWY_DYNAMIC_DISPATCH(DigestRange)(a, begin, std::min(count, begin + kBlock));
+  if (args.rows == 1 || args.stride == args.columns) {
+    const int64_t count = args.rows * args.columns;
+    pool.ParallelFor((count + kBlock - 1) / kBlock, [&](int64_t block, int) {
+      const int64_t begin = block * kBlock;
+      sum += HWY_DYNAMIC_DISPATCH(DigestRange)(args.values, args.first, begin,
+                                               std::min(count, begin + kBlock));
+    });
+    return sum;
+  }
+  const int64_t of_block = std::max<int64_t>(1, kBlock / std::max<int64_t>(1, args.columns));
+  pool.ParallelFor((args.rows + of_block - 1) / of_block, [&](int64_t block, int) {
+    const int64_t end = std::min(args.rows, (block + 1) * of_block);
+    uint64_t part = 0;
+    for (int64_t row = block * of_block; row < end; ++row) {
+      part += HWY_DYNAMIC_DISPATCH(DigestRange)(args.values + row * args.columns,
+                                                args.first + row * args.stride, 0, args.columns);
+    }
+    sum += part;
   });
   return sum;
 }

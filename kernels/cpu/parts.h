@@ -93,6 +93,6 @@ struct RoundRowsArgs {
 };
 void RoundRowsCpu(const RoundRowsArgs& args, ThreadPool& pool);
 void SumsOfSquaresCpu(const SumsOfSquaresArgs& args, ThreadPool& pool);
-uint64_t DigestCpu(const float* a, int64_t count, ThreadPool& pool);
+uint64_t DigestCpu(const DigestArgs& args, ThreadPool& pool);
 
 }  // namespace tercio::kernels

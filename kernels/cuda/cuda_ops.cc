@@ -273,11 +273,12 @@ class CudaOps : public Ops {
   void SumsOfSquares(const SumsOfSquaresArgs& args) override {
     Run("SumsOfSquares", [&] { SumsOfSquaresCuda(args, context_); });
   }
-  void Digest(const float* a, int64_t count, uint64_t* digest) override {
+  void Digest(const DigestArgs& a) override {
     Run("Digest", [&] {
-      cuda::Digest(a, count,
+      const int64_t count = a.rows * a.columns;
+      cuda::Digest(a.values, count, {.columns = a.columns, .first = a.first, .stride = a.stride},
                    // The digests of blocks go to the workspace, which is free between operations.
-                   {.scratch = context_.Scratch<uint64_t>(DigestBytes(count)), .digest = digest},
+                   {.scratch = context_.Scratch<uint64_t>(DigestBytes(count)), .digest = a.digest},
                    context_.stream);
     });
   }

@@ -582,6 +582,7 @@ TEST_F(CudaOpsTest, AddScaleZeroCopySumsAndDigest) {
       const int not_finite = AddDoubles("not finite", 1);
       const int limbs = AddDoubles("limbs", kSumLimbs);
       const int digest = AddBits("digest");
+      const int digest_of_rows = AddBits("digest of rows");
       Check([&](Ops& ops, const Bound& t) {
         ops.Add(t.values(a), t.values(b), count);
         ops.Scale(t.values(scaled), 1.0f / 3, count);
@@ -591,7 +592,13 @@ TEST_F(CudaOpsTest, AddScaleZeroCopySumsAndDigest) {
         const SquaredTensor squares = {
             .values = t.floats(wide), .count = count, .not_finite = t.doubles(not_finite)};
         ops.SumsOfSquares({.tensors = &squares, .tensor_count = 1, .limbs = t.doubles(limbs)});
-        ops.Digest(t.floats(wide), count, t.bits(digest));
+        ops.Digest({.values = t.floats(wide), .columns = count, .digest = t.bits(digest)});
+        ops.Digest({.values = t.floats(wide),
+                    .columns = 3,
+                    .rows = count / 3,
+                    .first = 12345,
+                    .stride = 7,
+                    .digest = t.bits(digest_of_rows)});
       });
     }
   }

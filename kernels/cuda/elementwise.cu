@@ -123,14 +123,17 @@ __device__ __forceinline__ uint64_t BlockSum(uint64_t value) {
   return total;
 }
 
-template <typename T>
+// kRows: rows do not follow each other in the numbers of elements.
+template <typename T, bool kRows>
 __global__ void __launch_bounds__(kThreads)
-    DigestKernel(const T* a, int64_t count, uint64_t* parts) {
+    DigestKernel(const T* a, int64_t count, ElementNumbers numbers, uint64_t* parts) {
   const int64_t first = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
   uint64_t sum = 0;
   for (int64_t i = first; i < count; i += step) {
-    const uint32_t factor = (2 * static_cast<uint32_t>(i) + 1) * kFactor;
+    int64_t number = numbers.first + i;
+    if constexpr (kRows) number += i / numbers.columns * (numbers.stride - numbers.columns);
+    const uint32_t factor = (2 * static_cast<uint32_t>(number) + 1) * kFactor;
     sum += static_cast<uint64_t>(BitsOf(a[i])) * factor;
   }
   const uint64_t total = BlockSum(sum);
@@ -181,10 +184,13 @@ void Convert(To* to, const From* from, int64_t count, cudaStream_t stream) {
 }
 
 template <typename T>
-void Digest(const T* a, int64_t count, const DigestMemory& memory, cudaStream_t stream) {
+void Digest(const T* a, int64_t count, const ElementNumbers& numbers, const DigestMemory& memory,
+            cudaStream_t stream) {
   const int64_t blocks = DigestBlocks(count);
   if (blocks > 0) {
-    Launch(DigestKernel<T>, {dim3(static_cast<unsigned>(blocks)), kThreads}, stream, a, count,
+    const bool follow = count == numbers.columns || numbers.stride == numbers.columns;
+    Launch(follow ? DigestKernel<T, false> : DigestKernel<T, true>,
+           {dim3(static_cast<unsigned>(blocks)), kThreads}, stream, a, count, numbers,
            memory.scratch);
   }
   Launch(AddDigestsKernel, {1, kThreads}, stream, memory.scratch, blocks, memory.digest);
@@ -195,7 +201,7 @@ void Digest(const T* a, int64_t count, const DigestMemory& memory, cudaStream_t 
   template void MultiplyBy(T*, float, int64_t, cudaStream_t);     \
   template void Zero(T*, int64_t, cudaStream_t);                  \
   template void Convert(T*, const float*, int64_t, cudaStream_t); \
-  template void Digest(const T*, int64_t, const DigestMemory&, cudaStream_t)
+  template void Digest(const T*, int64_t, const ElementNumbers&, const DigestMemory&, cudaStream_t)
 INSTANTIATE(float);
 INSTANTIATE(__nv_bfloat16);
 INSTANTIATE(__half);

@@ -34,7 +34,14 @@ struct DigestMemory {
   uint64_t* scratch;  // DigestBytes (scratch.h)
   uint64_t* digest;
 };
+// The numbers of elements, as DigestArgs has them.
+struct ElementNumbers {
+  int64_t columns;
+  int64_t first;
+  int64_t stride;
+};
 template <typename T>
-void Digest(const T* a, int64_t count, const DigestMemory& memory, cudaStream_t stream);
+void Digest(const T* a, int64_t count, const ElementNumbers& numbers, const DigestMemory& memory,
+            cudaStream_t stream);
 
 }  // namespace tercio::kernels::cuda

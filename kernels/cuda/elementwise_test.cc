@@ -131,13 +131,14 @@ TYPED_TEST(Elementwise, DigestsFollowTheFormula) {
     }
     if constexpr (std::is_same_v<T, float>) {
       uint64_t of_cpu = 0;
-      CreateCpuOps(1)->Digest(values.data(), size, &of_cpu);
+      CreateCpuOps(1)->Digest({.values = values.data(), .columns = size, .digest = &of_cpu});
       EXPECT_EQ(of_cpu, expected);
     }
     const auto digest = this->SameInEveryOrder([&] {
       DeviceBuffer<T> a(values, 3);
       DeviceBuffer<uint64_t> scratch(DigestBytes(size) / 8), result(1);
-      Digest(a.data(), size, {.scratch = scratch.data(), .digest = result.data()}, this->stream_);
+      Digest(a.data(), size, {.columns = size, .first = 0, .stride = 0},
+             {.scratch = scratch.data(), .digest = result.data()}, this->stream_);
       return result.Read(this->stream_);
     });
     EXPECT_EQ(digest[0], expected) << size;

@@ -1,9 +1,11 @@
 """GPT-2 in PyTorch as people write it (nn.Linear, scaled_dot_product_attention, AdamW), timed: what Tercio is
 compared with. Prints one JSON line.
 
-    python torch_gpt.py --model nanogpt|gpt2-124m --steps N [--threads N] [--processes N] [--batch N] [--fsdp] [--compile] [--gemm]
+    python torch_gpt.py --model nanogpt|gpt2-124m --steps N [--threads N] [--processes N] [--batch N] [--fsdp]
+                        [--zero-stage N] [--compile] [--gemm]
 
---processes N > 1 is DistributedDataParallel over Gloo, the batch divided among the processes; with --fsdp it is FSDP2.
+--processes N > 1 is DistributedDataParallel over Gloo, the batch divided among the processes; with --fsdp it is FSDP2, with
+--zero-stage DeepSpeed's ZeRO.
 """
 
 import argparse
@@ -81,6 +83,15 @@ def gemm_rate():
     return 2 * n**3 / best / 1e9
 
 
+def with_deepspeed(model, optimizer, options, batch):
+    """DeepSpeed's engine, in fp32, with its defaults beside the stage."""
+    import deepspeed  # pylint: disable=import-outside-toplevel  # only this option needs it
+    config = {"train_micro_batch_size_per_gpu": batch, "gradient_clipping": 1.0, "zero_allow_untested_optimizer": True,
+              "zero_optimization": {"stage": options.zero_stage}}
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config, dist_init_required=False)
+    return engine
+
+
 def train(rank, options, results):
     torch.set_num_threads(options.threads)
     m = MODELS[options.model]
@@ -96,7 +107,7 @@ def train(rank, options, results):
         for block in model.blocks:
             fully_shard(block, mesh=mesh)
         fully_shard(model, mesh=mesh)
-    elif options.processes > 1:
+    elif options.processes > 1 and options.zero_stage is None:
         model = nn.parallel.DistributedDataParallel(model)
     parameters = list(model.parameters())
     optimizer = torch.optim.AdamW(
@@ -105,14 +116,21 @@ def train(rank, options, results):
     generator = torch.Generator().manual_seed(rank)
     seconds = []
     batch = (options.batch or m["batch"]) // options.processes
+    engine = None if options.zero_stage is None else with_deepspeed(model, optimizer, options, batch)
     for _ in range(options.steps):
         tokens = torch.randint(m["vocab"], (batch, m["context"] + 1), generator=generator)
         begin = time.perf_counter()
-        loss = model(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.step()
+        inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+        if engine is not None:
+            loss = engine(inputs, targets)
+            engine.backward(loss)
+            engine.step()
+        else:
+            loss = model(inputs, targets)
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+            optimizer.step()
         loss.item()
         seconds.append(time.perf_counter() - begin)
     if rank == 0:
@@ -130,6 +148,7 @@ def main():
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--batch", type=int, help="sequences of a step, of all processes; default: the model's")
     parser.add_argument("--fsdp", action="store_true", help="FSDP2 in place of DistributedDataParallel")
+    parser.add_argument("--zero-stage", type=int, choices=range(4), help="DeepSpeed's engine with this stage")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--gemm", action="store_true")
     options = parser.parse_args()
@@ -137,6 +156,8 @@ def main():
         torch.set_num_threads(options.threads)
         print(json.dumps({"gemm_gflops": gemm_rate(), "version": torch.__version__}))
         return
+    # DeepSpeed looks the rank's device up there.
+    os.environ.setdefault("LOCAL_RANK", "0")
     results = torch.multiprocessing.get_context("spawn").SimpleQueue()
     if options.processes == 1:
         train(0, options, results)

@@ -87,7 +87,8 @@ class Architectures(TercioTest):
         self.assertEqual(lines[:4], ["stage 0", "  begin forward, micro-batch 0", "  forward embedding, micro-batch 0",
                                      "  gather layers.0 into place 0"])
         self.assertIn("stage 1", lines)
-        self.assertEqual(lines[-2:], ["  finish sums", "  update"])
+        self.assertIn("  judge the step", lines)
+        self.assertEqual(lines[-2:], ["  update head", "  publish head"])
         answer = self.json("plan", self.path("job.yaml"), "--program", *changes)
         self.assertEqual(answer["layout"], {"tensor": 1, "pipeline": 2, "data": 2})
         self.assertEqual(answer["stages"][0], [line.strip() for line in lines[1:lines.index("stage 1")]])

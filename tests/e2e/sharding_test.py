@@ -1,6 +1,7 @@
 """Data ranks that divide the training state, as processes: the bits of ranks that have all of it, through a kill and a resumption in
 any other division; and what the state takes."""
 
+import json
 import os
 import re
 import signal
@@ -27,6 +28,38 @@ class Sharding(TercioTest):
         job = self.run_job(self.path(name), *changes)
         self.assertEqual((job["state"], job["step"]), ("succeeded", STEPS), name)
         return job, self.curve(job["id"], self.path(name))
+
+    def digests(self, job, state):
+        """By step, of the steps that have one."""
+        history = self.json("history", job["id"], "--state-dir", state)
+        return {step["step"]: step["state_digest"] for step in history if "state_digest" in step}
+
+    def saved_digest(self, job):
+        with open(os.path.join(job["checkpoint"]["path"], "manifest.json"), encoding="utf-8") as file:
+            return json.load(file)["training_state"]["state_digest"]
+
+    def test_one_number_for_a_state(self):
+        every = ["--set", "fault_tolerance.check_replicas_every=20"]
+        found = {}
+        for name, degrees in (("whole", (1, 1, 1, 0)), ("stages", (1, 2, 2, 3)), ("tensor", (2, 1, 2, 1)), ("tensor whole", (2, 1, 1, 0))):
+            job, _ = self.trained(name, *divided(*degrees), *every)
+            found[name] = self.digests(job, self.path(name))
+            self.assertEqual(list(found[name]), [20, 40, 60], name)
+            self.assertEqual(self.saved_digest(job), found[name][60], name)
+            verified = self.json("checkpoint", "verify", job["id"], "--state-dir", self.path(name))
+            self.assertTrue(all(each["ok"] for each in verified), verified)
+        self.assertEqual(found["stages"], found["whole"])
+        # Sums over tensor ranks have bits of their own.
+        self.assertEqual(found["tensor"], found["tensor whole"])
+        self.assertNotEqual(found["tensor"], found["whole"])
+        # What is loaded in another layout is what was saved, and training goes on from there with equal bits.
+        state = self.path("parts")
+        longer = ("--set", f"training.schedule.decay_steps={STEPS}", *every)
+        first = self.run_job(state, "--set", "training.steps=20", *longer, *divided(1, 2, 2, 3))
+        last = self.json("resume", first["id"], "--state-dir", state, "--set", f"training.steps={STEPS}", *divided(1, 1, 2, 1))
+        self.assertEqual(self.digests(last, state), found["whole"])
+        logs, _ = self.tercio("logs", first["id"], "--state-dir", state)
+        self.assertIn(f"the state of step 20 is what was saved: digest {found['whole'][20]}", logs)
 
     def test_equal_bits_and_any_resumption(self):
         _, whole = self.trained("whole", *divided(1, 1, 1, 0))

@@ -11,6 +11,7 @@
 #include "plan/lanes.h"
 #include "plan/plan_builder.h"
 #include "plan/rank_layout.h"
+#include "plan/state_digest.h"
 #include "worker/collective/thread_transport.h"
 #include "worker/device/cpu_device.h"
 #include "worker/engine/state_slices.h"
@@ -186,6 +187,7 @@ absl::Status RunRank(int rank, Shared& shared) {
     TERCIO_ASSIGN_OR_RETURN(test, engine->Evaluate(data::HeldOut::kTest));
   }
   TERCIO_ASSIGN_OR_RETURN(const engine::StateSnapshot snapshot, engine->Snapshot());
+  TERCIO_ASSIGN_OR_RETURN(const uint64_t digest, engine->StateDigest());
   std::vector<engine::BufferUse> memory;
   if (shared.options.fill_pattern) {
     TERCIO_ASSIGN_OR_RETURN(memory, engine->HighWaterMarks());
@@ -197,6 +199,7 @@ absl::Status RunRank(int rank, Shared& shared) {
   }
   TERCIO_CHECK(shared.result.replicas.equal || shared.result.replicas.text == replicas.text);
   shared.result.replicas = replicas;
+  shared.result.state_digest = digest;
   shared.result.memory[rank] = std::move(memory);
   shared.result.stages[rank] = plan.placement().pipeline_index();
   shared.result.sent[rank] = sent;
@@ -205,6 +208,16 @@ absl::Status RunRank(int rank, Shared& shared) {
   shared.result.validation_loss = validation.loss();
   if (rank == 0) shared.result.steps = steps;
   return absl::OkStatus();
+}
+
+// By its definition, of whole tensors.
+uint64_t DigestOf(const std::map<std::string, std::vector<float>>& state) {
+  uint64_t digest = 0;
+  for (const auto& [name, values] : state) {
+    if (engine::IsOptionalState(name)) continue;
+    digest += plan::FactorOfTensor(name) * plan::DigestOfElements(values, 0);
+  }
+  return digest;
 }
 
 }  // namespace
@@ -373,6 +386,8 @@ absl::StatusOr<RunResult> TrainWithThreads(const v1::JobSpec& spec, const RunOpt
   }
   for (std::thread& thread : threads) thread.join();
   TERCIO_RETURN_IF_ERROR(shared.status);
+  // Ranks sum up the digests of their parts.
+  TERCIO_CHECK_EQ(shared.result.state_digest, DigestOf(shared.result.state));
   return std::move(shared.result);
 }
 

@@ -46,22 +46,33 @@ std::vector<std::vector<kernels::AdamWTensor>> PiecesOf(absl::Span<const kernels
   return pieces;
 }
 
+void PagedUpdate::Cut(absl::Span<const kernels::AdamWTensor> list) {
+  if (pieces_.empty()) pieces_ = PiecesOf(list, kPieceElements);
+}
+
+void PagedUpdate::ReadAhead(absl::Span<const kernels::AdamWTensor> list) {
+  Cut(list);
+  ReadAheadPiece(0);
+}
+
+void PagedUpdate::ReadAheadPiece(size_t piece) const {
+  if (piece >= pieces_.size()) return;
+  ForParts(pieces_[piece],
+           [this](const float* part, int64_t count) { arena_->ReadAhead(part, count); });
+}
+
 absl::Status PagedUpdate::Run(absl::Span<const kernels::AdamWTensor> list,
                               absl::FunctionRef<void(absl::Span<kernels::AdamWTensor>)> update) {
-  if (pieces_.empty()) pieces_ = PiecesOf(list, kPieceElements);
+  Cut(list);
   const bool is_known = !checksums_.empty();
   checksums_.resize(pieces_.size());
-  const auto read_ahead = [this](const float* part, int64_t count) {
-    arena_.ReadAhead(part, count);
-  };
   for (size_t i = 0; i < pieces_.size(); ++i) {
-    if (i == 0) ForParts(pieces_[i], read_ahead);
-    if (i + 1 < pieces_.size()) ForParts(pieces_[i + 1], read_ahead);
+    ReadAheadPiece(i + 1);
     if (is_known) TERCIO_RETURN_IF_ERROR(Check(i));
     update(absl::MakeSpan(pieces_[i]));
     checksums_[i] = ChecksumOf(pieces_[i]);
     ForParts(pieces_[i],
-             [this](const float* part, int64_t count) { arena_.WriteBehind(part, count); });
+             [this](const float* part, int64_t count) { arena_->WriteBehind(part, count); });
   }
   return absl::OkStatus();
 }
@@ -75,7 +86,7 @@ void PagedUpdate::ForParts(const Piece& piece,
                            absl::FunctionRef<void(const float*, int64_t)> body) const {
   for (const kernels::AdamWTensor& tensor : piece) {
     for (const float* part : {tensor.parameter, tensor.m, tensor.v}) {
-      if (arena_.IsOnDisk(part)) body(part, tensor.count);
+      if (arena_->IsOnDisk(part)) body(part, tensor.count);
     }
   }
 }

@@ -23,7 +23,10 @@ std::vector<std::vector<kernels::AdamWTensor>> PiecesOf(absl::Span<const kernels
 
 class PagedUpdate {
  public:
-  explicit PagedUpdate(const Arena& arena) : arena_(arena) {}
+  explicit PagedUpdate(const Arena& arena) : arena_(&arena) {}
+
+  // Starts to read the first pieces of the list.
+  void ReadAhead(absl::Span<const kernels::AdamWTensor> list);
 
   // Calls `update` for each piece of the list, which is the same in each step. DATA_LOSS: a piece
   // is not what the last update wrote.
@@ -42,7 +45,10 @@ class PagedUpdate {
   std::string ChecksumOf(const Piece& piece) const;
   absl::Status Check(size_t piece) const;
 
-  const Arena& arena_;
+  void Cut(absl::Span<const kernels::AdamWTensor> list);
+  void ReadAheadPiece(size_t piece) const;
+
+  const Arena* arena_;
   std::vector<Piece> pieces_;
   std::vector<std::string> checksums_;  // by piece; empty: none yet
 };

@@ -65,7 +65,10 @@ void ProgramExecutor::RunStep(const ProgramStep& step, const MicroBatch& batch) 
     case Kind::kReduce:
       return parts_.rounds.Reduce(LayerOf(step.unit), step.round);
     case Kind::kFinish:
+    case Kind::kJudge:
+    case Kind::kFetch:
     case Kind::kUpdate:
+    case Kind::kPublish:
       TERCIO_CHECK(false);
   }
 }

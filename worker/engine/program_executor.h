@@ -50,8 +50,8 @@ class ProgramExecutor {
                   std::array<kernels::Values, kGradientFlows> flows, Parts parts)
       : plan_(plan), shape_(shape), flows_(flows), parts_(parts) {}
 
-  // Enqueues a step of the training step `number`. REQUIRES: it is not kFinish or kUpdate, which
-  // are the engine's.
+  // Enqueues a step of the training step `number`. REQUIRES: it is before kFinish; that and what
+  // follows are the engine's.
   void Run(const plan::ProgramStep& step, int64_t number);
 
   // Enqueues a step of an evaluation: without dropout.

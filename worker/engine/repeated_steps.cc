@@ -47,7 +47,10 @@ int RepeatedSteps(const v1::JobSpec& job, const v1::Layout& layout, const plan::
       case Kind::kGather:
       case Kind::kReduce:
       case Kind::kFinish:
+      case Kind::kJudge:
+      case Kind::kFetch:
       case Kind::kUpdate:
+      case Kind::kPublish:
         return whole;
     }
   }

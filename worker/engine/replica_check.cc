@@ -135,8 +135,9 @@ absl::StatusOr<std::vector<uint64_t>> ReplicaCheck::DigestsOf(absl::Span<const B
       const int64_t begin = entry.parameter_offset * buffer.element_bytes;
       const int64_t first = (begin + kWord - 1) / kWord;
       const int64_t end = (begin + entry.elements * buffer.element_bytes) / kWord;
-      stream.ops().Digest(reinterpret_cast<const float*>(buffer.begin) + first, end - first,
-                          parts + i * kMostBuffers + kind);
+      stream.ops().Digest({.values = reinterpret_cast<const float*>(buffer.begin) + first,
+                           .columns = end - first,
+                           .digest = parts + i * kMostBuffers + kind});
     }
   }
   return Joined(parts, stream);
@@ -149,7 +150,7 @@ absl::StatusOr<std::vector<uint64_t>> ReplicaCheck::DigestsOf(const StateStore& 
   for (const StateRange& range : store.ranges()) {
     uint64_t* part = parts + range.tensor * kMostBuffers;
     for (const float* values : {range.weights, range.first_moment, range.second_moment}) {
-      stream.ops().Digest(values, range.part.elements(), part++);
+      stream.ops().Digest({.values = values, .columns = range.part.elements(), .digest = part++});
     }
   }
   return Joined(parts, stream);

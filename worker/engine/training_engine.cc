@@ -21,7 +21,6 @@
 #include "worker/engine/held_out_evaluation.h"
 #include "worker/engine/initialization.h"
 #include "worker/engine/packed_exchange.h"
-#include "worker/engine/paged_update.h"
 #include "worker/engine/pages_ahead.h"
 #include "worker/engine/pipeline_links.h"
 #include "worker/engine/program_executor.h"
@@ -29,6 +28,7 @@
 #include "worker/engine/rank_batch.h"
 #include "worker/engine/repeated_steps.h"
 #include "worker/engine/stage_model.h"
+#include "worker/engine/state_digest.h"
 #include "worker/engine/state_parts.h"
 #include "worker/engine/state_slices.h"
 #include "worker/engine/state_store.h"
@@ -146,8 +146,9 @@ class Engine : public TrainingEngine {
     for (const StateSlice& state : to_save_) saved_slices_.push_back(state.slice);
     for (const StateSlice& state : to_load_) needed_slices_.push_back(state.slice);
     if (keeps_copies_) saved_in_needed_ = FindAmong(to_load_, to_save_);
-    updates_.reserve(tensors_.tensors.size());
-    if (store_.IsOnDisk(arena_)) paged_ = std::make_unique<PagedUpdate>(arena_);
+    update_ =
+        std::make_unique<WeightUpdate>(spec_.training(), tensors_, shards_, store_,
+                                       UpdateBuffers{rounds_.sums(), rounded_parameters_}, arena_);
   }
 
   // Initializes the weights from the seed.
@@ -159,6 +160,14 @@ class Engine : public TrainingEngine {
     return evaluation_.Run(set);
   }
   absl::StatusOr<ReplicaVerdict> CheckReplicas() override;
+  absl::StatusOr<uint64_t> StateDigest() override {
+    where_.BeginAction("state digest");
+    // The exchange is free between steps, once nothing else is under way.
+    gather_.Await();
+    const ExchangeVector& exchange = batch_.exchange();
+    return DigestOfState(to_save_, arena_, communicators_.world(), *compute_,
+                         {exchange.begin(), exchange.count()});
+  }
   void FlipBit() override {
     // The weights may be on their way to where the model reads them.
     gather_.Await();
@@ -269,9 +278,7 @@ class Engine : public TrainingEngine {
   kernels::Values rounded_parameters_;  // what the model reads, where no gather makes it
   double signal_ = 0;
   bool flips_before_check_ = false;
-  // Lists of a step, kept so that a step allocates nothing.
-  std::vector<kernels::AdamWTensor> updates_;
-  std::unique_ptr<PagedUpdate> paged_;  // null: no state is on disk
+  std::unique_ptr<WeightUpdate> update_;
   float* snapshot_;
   std::function<absl::Status()> before_update_;
   std::unique_ptr<PagesAhead> state_pages_;
@@ -353,8 +360,7 @@ absl::StatusOr<StepResult> Engine::Step(int64_t step, double signal) {
   model_.products().BeginStep();
   const auto launched = static_cast<size_t>(LaunchRepeatedSteps(step));
   for (const plan::ProgramStep& each : absl::MakeSpan(program_).subspan(launched)) {
-    // The update needs the norm, which all ranks have to know first.
-    if (each.kind == plan::ProgramStep::Kind::kUpdate) break;
+    if (each.kind == plan::ProgramStep::Kind::kJudge) break;
     if (each.kind == plan::ProgramStep::Kind::kFinish) {
       executor_.Measure("finish reduction", 0, 0, [&] { FinishReduction(); });
     } else {
@@ -393,11 +399,17 @@ absl::Status Engine::UpdateWeights(int64_t taken_step, const StepResult& result)
   // The 1e-6 is that of PyTorch's clip_grad_norm_, so that runs with the same limit clip alike.
   const double clip = limit > 0 ? std::min(1.0, limit / (result.grad_norm + 1e-6)) : 1.0;
   const double unscale = result.loss_scale > 0 ? 1.0 / result.loss_scale : 1.0;
-  TERCIO_RETURN_IF_ERROR(UpdateStageWeights(
-      spec_.training(), tensors_, store_, {rounds_.sums(), rounded_parameters_},
-      {taken_step, result.learning_rate, clip * unscale}, updates_, paged_.get(), compute_->ops()));
-  gather_.OnUpdate();
-  gather_.Begin();
+  const UpdateNumbers numbers = {taken_step, result.learning_rate, clip * unscale};
+  gather_.BeginPublishing();
+  for (const plan::ProgramStep& each : program_) {
+    if (each.kind == plan::ProgramStep::Kind::kFetch) {
+      update_->Fetch(each.unit);
+    } else if (each.kind == plan::ProgramStep::Kind::kUpdate) {
+      TERCIO_RETURN_IF_ERROR(update_->Update(each.unit, numbers, compute_->ops()));
+    } else if (each.kind == plan::ProgramStep::Kind::kPublish) {
+      gather_.Publish(each.unit);
+    }
+  }
   return absl::OkStatus();
 }
 
@@ -444,7 +456,7 @@ absl::StatusOr<StateSnapshot> Engine::Snapshot() {
   where_.BeginAction("snapshot");
   // A rank whose run ends here has sent its weights to the others by then.
   gather_.Await();
-  if (paged_ != nullptr) TERCIO_RETURN_IF_ERROR(paged_->Verify());
+  TERCIO_RETURN_IF_ERROR(update_->Verify());
   std::vector<absl::Span<const float>> parts;
   int64_t at = 0;
   // A rank resumes from a copy alone, so copies hold all that it needs, not only what it saves.
@@ -485,7 +497,7 @@ absl::Status Engine::Load(int64_t slice_index, int64_t first, absl::Span<const f
   if (values.data() != place) {
     compute_->CopyFromHost(place, values.data(), count * static_cast<int64_t>(sizeof(float)));
   }
-  if (paged_ != nullptr) paged_->Forget();
+  update_->Forget();
   if (state.is_weight()) {
     RoundParameters(place, state.model_offset + first, count);
     gather_.OnUpdate();

@@ -115,6 +115,9 @@ class TrainingEngine {
   // Whether all replicas of the weights are equal (worker/engine/replica_check.h). Collective:
   // every rank calls it. Costs nothing if there are none.
   virtual absl::StatusOr<ReplicaVerdict> CheckReplicas() = 0;
+  // The digest of the training state of all ranks (plan/state_digest.h): the same in every layout.
+  // Collective: every rank calls it, and learns the same. Reads all of the state once.
+  virtual absl::StatusOr<uint64_t> StateDigest() = 0;
   // A drill: flips one bit of this rank's weights.
   virtual void FlipBit() = 0;
 

@@ -7,14 +7,6 @@
 #include "absl/strings/str_cat.h"
 
 namespace tercio::engine {
-namespace {
-
-// Units of the embedding, of a layer, or of the head follow each other.
-bool EndsRun(const std::vector<plan::StateUnit>& units, size_t index) {
-  return index + 1 == units.size() || units[index + 1].layer != units[index].layer;
-}
-
-}  // namespace
 
 WeightGather::WeightGather(const plan::RankShards& shards, const plan::StageTensors& tensors,
                            Weights weights, Groups groups, PackedExchange& packed, Arena& arena,
@@ -33,36 +25,46 @@ WeightGather::WeightGather(const plan::RankShards& shards, const plan::StageTens
     layers_.resize(static_cast<size_t>(unit.stage_layer) + 1);
     layers_.back().push_back(&unit);
   }
-  if (!shards.units.empty() && shards.units.front().layer < 0) first_layer_ = 1;
+  const std::vector<int> of_program = plan::ProgramUnitsOf(shards.units);
+  if (!of_program.empty() && of_program.front() == plan::kEmbeddingUnit) first_layer_ = 1;
+  for (size_t i = 0; i < of_program.size(); ++i) {
+    runs_.resize(RunOf(of_program[i]) + 1);
+    runs_.back().push_back(&shards.units[i]);
+  }
 }
 
 size_t WeightGather::EventsOf(const plan::RankShards& shards) {
   if (shards.gathers_weights) return static_cast<size_t>(shards.places);
-  size_t runs = 0;
-  for (size_t i = 0; i < shards.units.size(); ++i) {
-    if (EndsRun(shards.units, i)) ++runs;
-  }
-  return runs;
+  const std::vector<int> of_program = plan::ProgramUnitsOf(shards.units);
+  return of_program.empty() ? 0 : static_cast<size_t>(of_program.back() - of_program.front()) + 1;
 }
 
 void WeightGather::Begin() {
   if (!IsNeeded() || is_current_) return;
-  const device::Range range(streams_.communication, "gather weights", 0);
-  Follow();
-  Traced("weights", [&] {
-    size_t run = 0;
-    for (size_t i = 0; i < shards_.units.size(); ++i) {
-      const plan::StateUnit& unit = shards_.units[i];
-      // Further uses of a tensor read the same memory.
-      if (unit.own_parameter && unit.stage_layer < 0) Gather(unit);
-      if (!shards_.gathers_weights && EndsRun(shards_.units, i)) {
-        streams_.communication.Record(*streams_.gathered[run++]);
-      }
-    }
-  });
+  BeginPublishing();
+  for (size_t run = 0; run < runs_.size(); ++run) {
+    Publish(static_cast<int>(run) - first_layer_);
+  }
+}
+
+void WeightGather::BeginPublishing() {
+  if (!IsNeeded()) return;
   is_current_ = true;
   under_way_ = true;
   awaited_ = 0;
+}
+
+void WeightGather::Publish(int unit) {
+  const size_t run = RunOf(unit);
+  const device::Range range(streams_.communication, "gather weights", unit);
+  Follow();
+  Traced(runs_[run].front()->name, [&] {
+    for (const plan::StateUnit* each : runs_[run]) {
+      // Further uses of a tensor read the same memory.
+      if (each->own_parameter && each->stage_layer < 0) Gather(*each);
+    }
+  });
+  if (!shards_.gathers_weights) streams_.communication.Record(*streams_.gathered[run]);
 }
 
 void WeightGather::Await() {
@@ -88,8 +90,7 @@ void WeightGather::Waited(absl::FunctionRef<void()> wait) {
 void WeightGather::AwaitUnit(int unit) {
   if (!shards_.gathers_weights) {
     // A layer reads weights of the next one, or of the head, as well.
-    return AwaitUpTo(unit == plan::kEmbeddingUnit ? 0
-                                                  : first_layer_ + static_cast<size_t>(unit) + 1);
+    return AwaitUpTo(unit == plan::kEmbeddingUnit ? 0 : RunOf(unit) + 1);
   }
   if (unit == plan::kEmbeddingUnit || unit >= static_cast<int>(layers_.size())) return;
   const auto place = static_cast<size_t>(unit % shards_.places);

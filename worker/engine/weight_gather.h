@@ -68,6 +68,9 @@ class WeightGather {
   void OnUpdate() { is_current_ = false; }
   // Starts sending them, if they have changed. Collective over the ranks that divide the state.
   void Begin();
+  // The same by steps of a program, which publishes its units in their order.
+  void BeginPublishing();
+  void Publish(int unit);
   // All weights, but for those of layers that are gathered before each pass, are complete where the
   // compute stream is after this; if Begin was called.
   void Await();
@@ -83,10 +86,10 @@ class WeightGather {
   void AwaitUnit(int unit);
 
  private:
+  size_t RunOf(int unit) const { return static_cast<size_t>(unit + first_layer_); }
   void Gather(const plan::StateUnit& unit);
   void GatherKept(const plan::StateUnit& unit);
   void Keep(const plan::StateUnit& unit);
-  void Fetch(size_t layer);
   // What Begin has sent last up to the event of this index.
   void AwaitUpTo(size_t event);
   // Enqueues work; where the step is traced, its time becomes an event.
@@ -107,11 +110,13 @@ class WeightGather {
   const Streams streams_;
   StepTrace& trace_;
   progress::Whereabouts& where_;
-  std::vector<std::vector<const plan::StateUnit*>> layers_;  // units of each
-  bool is_current_ = false;  // ranks start, and load, with their shards
+  using Units = std::vector<const plan::StateUnit*>;
+  std::vector<Units> layers_;  // of each that is gathered
+  std::vector<Units> runs_;    // of the embedding, each layer, the head
+  int first_layer_ = 0;        // its index there
+  bool is_current_ = false;    // ranks start, and load, with their shards
   bool under_way_ = false;
-  size_t first_layer_ = 0;  // index of its event, where layers are not gathered for each pass
-  size_t awaited_ = 0;      // events of this gathering that were waited for
+  size_t awaited_ = 0;  // events of this gathering that were waited for
 };
 
 }  // namespace tercio::engine

@@ -1,4 +1,6 @@
-// The optimizer's step over all tensors of a stage.
+// The optimizer's step over the tensors of a stage, unit by unit (plan/program.h).
+//
+// Threads: that of the engine.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +9,9 @@
 #include "absl/status/status.h"
 #include "kernels/ops.h"
 #include "plan/model_tensors.h"
+#include "plan/state_shards.h"
 #include "proto/tercio/v1/job.pb.h"
+#include "worker/engine/arena.h"
 #include "worker/engine/paged_update.h"
 #include "worker/engine/state_store.h"
 
@@ -27,12 +31,35 @@ struct UpdateNumbers {
 };
 
 // Updates a rank's shard of the weights of a pipeline stage, those of tied tensors once; frozen
-// tensors stay as they are. `list` is scratch memory, kept from step to step. `paged`: for state in
-// a scratch file, whose errors it returns; null: there is none.
-absl::Status UpdateStageWeights(const v1::TrainingSpec& training, const plan::StageTensors& tensors,
-                                const StateStore& store, const UpdateBuffers& buffers,
-                                const UpdateNumbers& numbers,
-                                std::vector<kernels::AdamWTensor>& list, PagedUpdate* paged,
-                                kernels::Ops& ops);
+// tensors stay as they are.
+class WeightUpdate {
+ public:
+  // `training` and `arena` outlive it.
+  WeightUpdate(const v1::TrainingSpec& training, const plan::StageTensors& tensors,
+               const plan::RankShards& shards, const StateStore& store,
+               const UpdateBuffers& buffers, const Arena& arena);
+
+  // Starts to read a unit's state that is in a scratch file.
+  void Fetch(int unit);
+  // DATA_LOSS: its state in the scratch file is not what the last update wrote there.
+  absl::Status Update(int unit, const UpdateNumbers& numbers, kernels::Ops& ops);
+
+  // The errors of Update for all units, without an update: before they are saved.
+  absl::Status Verify() const;
+  // The state was written by something else: it is as it should be.
+  void Forget();
+
+ private:
+  struct Unit {
+    std::vector<kernels::AdamWTensor> list;
+    PagedUpdate paged;
+  };
+  Unit& UnitAt(int unit) { return units_[static_cast<size_t>(unit - first_unit_)]; }
+
+  const v1::OptimizerSpec& optimizer_;
+  const bool is_paged_;  // whether any state is in a scratch file
+  int first_unit_ = 0;
+  std::vector<Unit> units_;  // as a program counts them
+};
 
 }  // namespace tercio::engine

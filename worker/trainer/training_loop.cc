@@ -17,7 +17,6 @@
 #include "common/status_macros.h"
 #include "common/steady_time.h"
 #include "data/sample_sources.h"
-#include "nlohmann/json.hpp"
 #include "plan/data_position.h"
 #include "plan/epochs.h"
 #include "plan/gpu_figures.h"
@@ -39,7 +38,9 @@
 #include "worker/trainer/initial_weights.h"
 #include "worker/trainer/memory_meter.h"
 #include "worker/trainer/rank_figures.h"
+#include "worker/trainer/rank_trace.h"
 #include "worker/trainer/snapshot_client.h"
+#include "worker/trainer/state_attestation.h"
 #include "worker/trainer/state_loader.h"
 #include "worker/trainer/step_record.h"
 #include "worker/trainer/tensorboard.h"
@@ -72,6 +73,7 @@ class TrainingLoop {
         whereabouts_(page),
         figures_(identity.rank, whereabouts_.phases()),
         best_(training().evaluate().keep_best(), assignment_.best()),
+        attestation_(assignment_),
         backend_(CreateBackend(assignment_)) {}
 
   // A thread that hangs in the kernel reads from the engine's memory.
@@ -167,6 +169,7 @@ class TrainingLoop {
   progress::Whereabouts whereabouts_;
   FiguresKeeper figures_;
   BestStep best_;
+  StateAttestation attestation_;
   std::atomic<bool> candidate_committed_ = false;  // as this rank was told
   int64_t train_samples_ = 0;                      // samples of an epoch
   std::string tokenizer_json_;
@@ -293,7 +296,8 @@ absl::Status TrainingLoop::LoadState() {
     if (!numerics.empty()) LogWarning(numerics);
     TERCIO_ASSIGN_OR_RETURN(const auto checkpoint,
                             OpenCheckpoint(step, assignment_.resume_manifest_digest()));
-    return LoadFrom(checkpoint);
+    TERCIO_RETURN_IF_ERROR(LoadFrom(checkpoint));
+    return attestation_.CheckLoaded(*engine_);
   }
   if (assignment_.spec().model().from().empty()) return absl::OkStatus();
   EnterPhase(v1::TRAINER_PHASE_LOADING);
@@ -394,6 +398,10 @@ absl::StatusOr<TrainingLoop::StepEnd> TrainingLoop::TrainStep(int64_t step) {
     TERCIO_ASSIGN_OR_RETURN(validation, engine_->Evaluate(data::HeldOut::kValidation));
     validation->set_step(step);
     plan::AddValidation(*validation, training().evaluate().metrics(), &end.record);
+  }
+  if (attestation_.IsRecorded(step) && !result.rolls_back) {
+    TERCIO_ASSIGN_OR_RETURN(const uint64_t digest, attestation_.After(step, *engine_));
+    end.record.set_state_digest(digest);
   }
   Report(end.record, result.communication_seconds, validation.has_value() ? &*validation : nullptr);
   if (step == training().trace_step()) ReportTrace(step);
@@ -620,13 +628,8 @@ absl::Status TrainingLoop::Save(int64_t step) {
   saved_step_ = step;
   TERCIO_RETURN_IF_ERROR(AwaitAllRanks());
   TERCIO_ASSIGN_OR_RETURN(const engine::StateSnapshot snapshot, engine_->Snapshot());
-  const nlohmann::json state = {{"step", step},
-                                {"tokens", step * TokensPerStep()},
-                                {"seed", training().seed()},
-                                {"lanes", assignment_.plan().lanes()},
-                                {"numerics", plan::kNumerics},
-                                {"next_sample", plan::FirstSampleOfStep(training(), step + 1)}};
-  CheckpointTexts texts{state.dump(),
+  TERCIO_ASSIGN_OR_RETURN(const uint64_t digest, attestation_.After(step, *engine_));
+  CheckpointTexts texts{TrainingStateJson(assignment_, step, step * TokensPerStep(), digest),
                         IsRankZero() ? tokenizer_json_ : "",
                         {unsaved_steps_.begin(), unsaved_steps_.end()}};
   const bool candidate = best_.candidate() == step;
@@ -719,19 +722,8 @@ void TrainingLoop::ReportTrace(int64_t step) {
       std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
   const double offset = absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch()) - monotonic;
   v1::TrainerMessage message;
-  v1::RankTrace* trace = message.mutable_trace();
-  trace->set_attempt(identity_.run.attempt());
-  trace->set_step(step);
-  trace->set_rank(identity_.rank);
-  for (const engine::TraceEvent& event : engine_->TakeTrace()) {
-    v1::TraceEvent* out = trace->add_events();
-    out->set_name(event.name);
-    out->set_micro_batch(event.micro_batch);
-    out->set_chunk(event.chunk);
-    out->set_start_seconds(event.start + offset);
-    out->set_seconds(event.seconds);
-    out->set_communication(event.communication);
-  }
+  *message.mutable_trace() =
+      TraceOfRank(identity_.run.attempt(), step, identity_.rank, engine_->TakeTrace(), offset);
   link_.Send(message);
 }
 

@@ -458,6 +458,9 @@ absl::StatusOr<RunManager::Attachment> RunManager::Attach(const v1::TrainerHello
   assignment.set_threads(plan.threads());
   assignment.set_resume_manifest_digest(start.resume_manifest_digest());
   assignment.set_resume_numerics(start.resume_numerics());
+  if (start.has_resume_state_digest()) {
+    assignment.set_resume_state_digest(start.resume_state_digest());
+  }
   if (start.has_best()) *assignment.mutable_best() = start.best();
   AssignSnapshots(start, hello.rank(), &assignment);
   return attachment;

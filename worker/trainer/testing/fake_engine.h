@@ -33,6 +33,7 @@ class FakeEngine : public engine::TrainingEngine {
   absl::StatusOr<engine::ReplicaVerdict> CheckReplicas() override {
     return engine::ReplicaVerdict();
   }
+  absl::StatusOr<uint64_t> StateDigest() override { return digest; }
   void FlipBit() override {}
   const std::vector<v1::TensorSlice>& SavedSlices() const override { return slices; }
   absl::StatusOr<engine::StateSnapshot> Snapshot() override { return engine::StateSnapshot(); }
@@ -61,6 +62,7 @@ class FakeEngine : public engine::TrainingEngine {
   std::vector<v1::TensorSlice> slices;
   std::vector<std::shared_ptr<float>> places;  // by slice; empty: there are none
   int loaded_in_place = 0;                     // parts
+  uint64_t digest = 0;
   std::vector<std::pair<int64_t, std::vector<float>>> loaded;
 };
 
