@@ -521,9 +521,6 @@ absl::StatusOr<v1::JobSpec> ParseTree(
   }
 }
 
-// The shortest text that reads back as the same number.
-std::string Number(double value) { return nlohmann::json(value).dump(); }
-
 }  // namespace
 
 absl::StatusOr<v1::JobSpec> ParseJobText(const std::string& text, const std::string& name,

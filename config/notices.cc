@@ -43,6 +43,10 @@ bool GathersNothing(const Job& job) {
   return KeepsWeights(job) || job.parallelism().reshard_after_forward() == plan::kKeepsWeights;
 }
 bool IsHost(v1::OffloadTier tier) { return tier == v1::OFFLOAD_TIER_HOST; }
+bool MovesNoOptimizer(const Job& job) {
+  const v1::OffloadTier tier = job.offload().optimizer();
+  return !plan::IsOffloaded(tier) || (IsHost(tier) && IsOnCpus(job));
+}
 constexpr char kSameMemory[] = "on CPUs host is the memory of the ranks themselves";
 // Without the key a job never continues on fewer ranks.
 bool NeverShrinks(const Job& job) { return job.fault_tolerance().elastic_min_ranks() == 0; }
@@ -78,6 +82,8 @@ constexpr Row kRows[] = {
      IsOnCpus, kSameMemory},
     {"offload.activations", [](const Job& job) { return IsHost(job.offload().activations()); },
      IsOnCpus, kSameMemory},
+    {"offload.share", [](const Job& job) { return job.offload().has_share(); }, MovesNoOptimizer,
+     "offload.optimizer leaves the state where it is"},
     {"resources.cuda_graphs", [](const Job& job) { return job.resources().no_cuda_graphs(); },
      IsOnCpus, "resources.device is cpu"},
     {"training.lanes", [](const Job& job) { return plan::ChoosesLanes(job.training()); },

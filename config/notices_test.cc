@@ -40,6 +40,14 @@ TEST(Notices, KeysThatCannotHaveAnEffectAreNamed) {
   EXPECT_THAT(NoticesOf({"fault_tolerance.elastic_wait=1m"}),
               ElementsAre("fault_tolerance.elastic_wait has no effect: without "
                           "fault_tolerance.elastic_min_ranks the job waits for all of its ranks"));
+  EXPECT_THAT(NoticesOf({"offload={share: auto}"}),
+              ElementsAre("offload.share has no effect: offload.optimizer leaves the state where "
+                          "it is"));
+  EXPECT_THAT(NoticesOf({"offload={optimizer: host, share: 0.5}"}),
+              ElementsAre("offload.optimizer has no effect: on CPUs host is the memory of the "
+                          "ranks themselves",
+                          "offload.share has no effect: offload.optimizer leaves the state where "
+                          "it is"));
   EXPECT_THAT(
       NoticesOf({"training.evaluate={every_steps: 5, every_epochs: 1, batches: 2}"}),
       ElementsAre("training.evaluate.every_steps has no effect: there is no data.validation",
@@ -63,6 +71,9 @@ TEST(Notices, KeysWithAnEffectAreNot) {
   EXPECT_THAT(NoticesOf({"resources.cuda_graphs=false", "resources.device=cuda"}), IsEmpty());
   EXPECT_THAT(NoticesOf({"resources.cuda_graphs=false", "resources.device=auto"}), IsEmpty());
   EXPECT_THAT(NoticesOf({"checkpoint.snapshot=in_place"}), IsEmpty());
+  EXPECT_THAT(NoticesOf({"offload={optimizer: nvme, share: 0.5}"}), IsEmpty());
+  EXPECT_THAT(NoticesOf({"offload={optimizer: host, share: auto}", "resources.device=auto"}),
+              IsEmpty());
   EXPECT_THAT(NoticesOf({"training.lanes=2"}), IsEmpty());
   EXPECT_THAT(
       NoticesOf({"training.lanes=2", "resources.device=cuda", "training.reproducibility=exact"}),

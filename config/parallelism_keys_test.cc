@@ -56,6 +56,31 @@ TEST(ParallelismKeys, HowTheStateIsDividedAndWhereItLies) {
   EXPECT_THAT(FaultOf({"offload.gradients=host"}), HasSubstr("offload.gradients"));
 }
 
+TEST(ParallelismKeys, HowMuchOfTheOptimizersStateLiesElsewhere) {
+  for (const auto& [text, share] :
+       {std::pair("0.5", 0.5), {"auto", 0.0}, {"0.1234567890123", 0.1234567890123}}) {
+    const auto job = Parse({absl::StrCat("offload={optimizer: nvme, share: ", text, "}")});
+    ASSERT_TRUE(job.ok()) << job.status();
+    EXPECT_TRUE(job->offload().has_share());
+    EXPECT_EQ(job->offload().share(), share);
+    EXPECT_THAT(EffectiveYaml(*job), HasSubstr(absl::StrCat("share: ", text, "}")));
+    const auto again = ParseJobText(EffectiveYaml(*job), "job", "/", {});
+    ASSERT_TRUE(again.ok()) << again.status();
+    EXPECT_EQ(again->SerializeAsString(), job->SerializeAsString());
+  }
+  for (const char* all : {"1", "1.0"}) {
+    const auto job = Parse({absl::StrCat("offload={optimizer: nvme, share: ", all, "}")});
+    ASSERT_TRUE(job.ok()) << job.status();
+    EXPECT_FALSE(job->offload().has_share());
+    EXPECT_EQ(job->SerializeAsString(), Parse({"offload={optimizer: nvme}"})->SerializeAsString());
+  }
+  for (const char* wrong : {"0", "-0.5", "1.1", "nan", "half", "[1]"}) {
+    EXPECT_THAT(FaultOf({absl::StrCat("offload={optimizer: nvme, share: ", wrong, "}")}),
+                HasSubstr("offload.share: expected auto, or a number above 0 and at most 1"))
+        << wrong;
+  }
+}
+
 TEST(ParallelismKeys, FormatsInWhichTheStateTravels) {
   const auto spec = Parse({"training.weight_format=int8", "training.gradient_format=int4"});
   ASSERT_TRUE(spec.ok()) << spec.status();

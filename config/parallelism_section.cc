@@ -4,8 +4,10 @@
 #include <cstdint>
 
 #include "absl/strings/str_cat.h"
+#include "config/yaml_text.h"
 #include "plan/limits.h"
 #include "plan/names.h"
+#include "plan/offload.h"
 #include "plan/state_shards.h"
 #include "yaml-cpp/yaml.h"
 
@@ -41,6 +43,26 @@ void ParseDivision(Section& section, v1::ParallelismSpec* out) {
   }
   out->set_reshard_after_forward(ReshardAfterForward(section));
   out->set_prefetch(static_cast<int32_t>(section.Integer("prefetch", 1, 0, kMostPrefetch)));
+}
+
+// A part of the optimizer's state, or `auto`. All of it is the default, which no message holds.
+void ParseShare(Section& section, v1::OffloadSpec* out) {
+  const char* key = "share";
+  const YAML::Node node = section.Get(key);
+  if (!node.IsDefined()) return;
+  if (node.IsScalar() && node.Scalar() == "auto") return out->set_share(plan::kLeastShare);
+  double share = 0;
+  const bool is_number = node.IsScalar() && YAML::convert<double>::decode(node, share);
+  // Not a number is neither.
+  if (!is_number || !(share > plan::kLeastShare && share <= plan::kWholeShare)) {
+    return section.Fault(key, "expected auto, or a number above 0 and at most 1");
+  }
+  if (share != plan::kWholeShare) out->set_share(share);
+}
+
+std::string ShareText(const v1::OffloadSpec& offload) {
+  if (!offload.has_share()) return Number(plan::kWholeShare);
+  return offload.share() == plan::kLeastShare ? "auto" : Number(offload.share());
 }
 
 std::string TierText(v1::OffloadTier tier) {
@@ -83,6 +105,7 @@ void ParseOffload(Section offload, v1::OffloadSpec* out) {
   out->set_optimizer(offload.OneOf("optimizer", v1::OFFLOAD_TIER_NONE));
   out->set_parameters(offload.OneOf("parameters", v1::OFFLOAD_TIER_NONE));
   out->set_activations(offload.OneOf("activations", v1::OFFLOAD_TIER_NONE));
+  ParseShare(offload, out);
   offload.Finish();
 }
 
@@ -113,7 +136,8 @@ std::string ReshardText(int ranks) {
 std::string OffloadYaml(const v1::OffloadSpec& offload) {
   return absl::StrCat("offload: {optimizer: ", TierText(offload.optimizer()),
                       ", parameters: ", TierText(offload.parameters()),
-                      ", activations: ", TierText(offload.activations()), "}\n");
+                      ", activations: ", TierText(offload.activations()),
+                      ", share: ", ShareText(offload), "}\n");
 }
 
 }  // namespace tercio::config

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/utf8.h"
+#include "nlohmann/json.hpp"
 #include "yaml-cpp/eventhandler.h"
 #include "yaml-cpp/yaml.h"
 
@@ -54,5 +55,7 @@ int LineOfSecondDocument(const std::string& text) {
   if (!parser.HandleNextDocument(starts) || !parser.HandleNextDocument(starts)) return 0;
   return starts.line;
 }
+
+std::string Number(double value) { return nlohmann::json(value).dump(); }
 
 }  // namespace tercio::config

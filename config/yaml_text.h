@@ -1,4 +1,4 @@
-// Texts of YAML files before they are parsed. Pure.
+// Texts of YAML files before they are parsed, and of numbers in them. Pure.
 #pragma once
 
 #include <cstddef>
@@ -19,5 +19,8 @@ absl::Status CheckUtf8(std::string_view text, const std::string& name);
 // The line where a second document begins, which YAML::Load would ignore; 0: there is none.
 // YAML::Exception for text that is not YAML.
 int LineOfSecondDocument(const std::string& text);
+
+// The shortest text that reads back as the same number.
+std::string Number(double value);
 
 }  // namespace tercio::config

@@ -102,13 +102,41 @@ Places PlacesOf(const v1::JobSpec& job, const v1::Layout& layout) {
   };
   const v1::OffloadSpec& offload = job.offload();
   Places places = {Place::kDevice, place_of(offload.optimizer()), place_of(offload.activations())};
+  if (OffloadedShare(job, layout) == kLeastShare) places.moments = Place::kDevice;
   if (GathersWeights(job, layout)) {
     places.master = place_of(offload.parameters());
-  } else if (RoundsWeights(job)) {
-    // Master weights that only the optimizer reads are part of its state.
+  } else if (OptimizerHasMasterWeights(job, layout)) {
     places.master = places.moments;
   }
   return places;
+}
+
+// Elements of the state's buffers. What is not split is wholly in the first one.
+struct StateSizes {
+  SplitElements master;
+  SplitElements moments;
+};
+StateSizes SizesOfState(const v1::JobSpec& job, const v1::Layout& layout,
+                        const StageTensors& tensors) {
+  std::vector<StateUnit> units = StateUnitsOf(tensors, ShardRanks(layout));
+  KeepNear(tensors, OffloadedShare(job, layout), &units);
+  StateSizes sizes;
+  sizes.moments = SplitElementsOf(tensors, units);
+  if (OptimizerHasMasterWeights(job, layout)) {
+    sizes.master = sizes.moments;
+  } else {
+    sizes.master.far = DividesMasterWeights(job, layout)
+                           ? ShardElements(tensors, ShardRanks(layout))
+                           : tensors.parameter_elements;
+  }
+  return sizes;
+}
+
+// A buffer at its place, and beside it that of the units that stay in the device's memory.
+void AddSplit(Place place, const std::string& name, v1::BufferKind kind, const SplitElements& size,
+              TableBuilder* table) {
+  table->AddAt(place, name, kind, kFloat * size.far);
+  table->Floats(absl::StrCat(name, kNearSuffix), kind, size.near);
 }
 
 // Elements of the first tensor rank's part of a tensor, which has the most: without rows that pad
@@ -544,11 +572,9 @@ v1::MemoryTable MemoryOfStage(const v1::JobSpec& job, const v1::Layout& layout, 
   const std::unique_ptr<DeviceMemory> device = DeviceMemoryOf(job);
   const int slots = ActivationSlots(ShapeOfSchedule(layout), stage);
   TableBuilder table;
-  const int64_t state_elements = ShardElements(tensors, ShardRanks(layout));
   const Places places = PlacesOf(job, layout);
-  table.AddAt(
-      places.master, "parameters", v1::BUFFER_KIND_PARAMETER,
-      kFloat * (DividesMasterWeights(job, layout) ? state_elements : tensors.parameter_elements));
+  const StateSizes state = SizesOfState(job, layout, tensors);
+  AddSplit(places.master, "parameters", v1::BUFFER_KIND_PARAMETER, state.master, &table);
   // In fp32 the model reads the master weights themselves, where all of them are there.
   int64_t kept = 0;  // elements of gathered layers that this rank keeps
   if (GathersWeights(job, layout)) {
@@ -565,7 +591,7 @@ v1::MemoryTable MemoryOfStage(const v1::JobSpec& job, const v1::Layout& layout, 
   table.Values("parameters.secondary", v1::BUFFER_KIND_PARAMETER, shape.precision, kept);
   AddGradients(job, layout, shape, tensors, stage, &table);
   for (const char* name : {"adamw.m", "adamw.v"}) {
-    table.AddAt(places.moments, name, v1::BUFFER_KIND_OPTIMIZER, kFloat * state_elements);
+    AddSplit(places.moments, name, v1::BUFFER_KIND_OPTIMIZER, state.moments, &table);
   }
   for (int slot = 0; slot < slots; ++slot) {
     table.AddAt(places.activations, absl::StrCat("activations.", slot), v1::BUFFER_KIND_ACTIVATION,

@@ -16,6 +16,10 @@
 
 namespace tercio::plan {
 
+// What stays of the optimizer's state in the device's memory is in a buffer of its own: "adamw.m"
+// and "adamw.m.near" (plan/state_shards.h, KeepNear).
+inline constexpr char kNearSuffix[] = ".near";
+
 // Doubles per sequence of the global batch that all ranks learn after a step: the sum of its
 // tokens' losses, and, where the architecture does not fix them, how many tokens were predicted,
 // and the loss of the sequence as a whole.

@@ -4,6 +4,7 @@
 
 #include "plan/precision.h"
 #include "proto/tercio/v1/job.pb.h"
+#include "proto/tercio/v1/plan.pb.h"
 
 namespace tercio::plan {
 
@@ -19,6 +20,23 @@ inline bool IsElsewhere(const v1::JobSpec& job, v1::OffloadTier tier) {
 // Weights lie where the model cannot read them, or should not: it reads copies.
 inline bool OffloadsParameters(const v1::JobSpec& job) {
   return IsElsewhere(job, job.offload().parameters());
+}
+
+// OffloadSpec.share and Layout.offload_share, which both stand for all where they are absent.
+inline constexpr double kWholeShare = 1;
+// OffloadSpec.share of a job that leaves it to the planner. In a layout: nothing lies elsewhere.
+inline constexpr double kLeastShare = 0;
+
+// Whether the planner chooses how much of the optimizer's state lies elsewhere.
+inline bool ChoosesOffloadShare(const v1::JobSpec& job) {
+  return IsElsewhere(job, job.offload().optimizer()) && job.offload().has_share() &&
+         job.offload().share() == kLeastShare;
+}
+
+// The fraction of the optimizer's state that lies elsewhere (plan/state_shards.h, KeepNear).
+inline double OffloadedShare(const v1::JobSpec& job, const v1::Layout& layout) {
+  if (!IsElsewhere(job, job.offload().optimizer())) return kLeastShare;
+  return layout.has_offload_share() ? layout.offload_share() : kWholeShare;
 }
 
 }  // namespace tercio::plan

@@ -231,7 +231,7 @@ absl::StatusOr<v1::Layout> LayoutOfJob(const v1::JobSpec& job) {
   layout.set_pipeline(std::max(1, wanted.pipeline()));
   layout.set_virtual_pipeline(std::max(1, wanted.virtual_pipeline()));
   layout.set_context_parallel(1);
-  SetChoices(wanted, &layout);
+  SetChoices(job, &layout);
   const int model_ranks = layout.tensor() * layout.pipeline();
   const int ranks = job.resources().ranks() > 0 ? job.resources().ranks()
                                                 : model_ranks * std::max(1, wanted.data());

@@ -163,6 +163,15 @@ TEST(RankLayout, TheExampleOfTheHeader) {
               ElementsAre(std::vector<int>{1, 5}, std::vector<int>{4, 5}, std::vector<int>{5, 7}));
 }
 
+TEST(RankLayout, WhereTheStateLiesDoesNotDivideIt) {
+  const v1::Layout layout = LayoutOf(2, 2, 2);
+  v1::Layout other = layout;
+  other.set_offload_share(0.5);
+  EXPECT_TRUE(DivideAlike(layout, other));
+  other.set_zero_stage(1);
+  EXPECT_FALSE(DivideAlike(layout, other));
+}
+
 TEST(Lanes, EverySequenceIsInOneMicroBatchOfOneDataRank) {
   const BatchShape shape = {.micro_batch = 3, .micro_batches = 2, .data = 4};
   std::vector<int> owners;

@@ -11,6 +11,7 @@
 #include "model/architecture.h"
 #include "plan/lanes.h"
 #include "plan/names.h"
+#include "plan/offload.h"
 #include "plan/reproducibility.h"
 #include "plan/state_shards.h"
 
@@ -176,7 +177,8 @@ int IndexInGroup(const v1::ProcessGroup& group, int rank) {
   return index < group.size() ? index : -1;
 }
 
-void SetChoices(const v1::ParallelismSpec& wanted, v1::Layout* layout) {
+void SetChoices(const v1::JobSpec& job, v1::Layout* layout) {
+  const v1::ParallelismSpec& wanted = job.parallelism();
   layout->set_schedule(wanted.schedule() == v1::PIPELINE_SCHEDULE_UNSPECIFIED
                            ? v1::PIPELINE_SCHEDULE_1F1B
                            : wanted.schedule());
@@ -188,6 +190,16 @@ void SetChoices(const v1::ParallelismSpec& wanted, v1::Layout* layout) {
   layout->set_shard(wanted.shard());
   layout->set_reshard_after_forward(wanted.reshard_after_forward());
   layout->set_prefetch(PrefetchOf(wanted));
+  // One that the planner chooses is the least, until it has to be more.
+  if (IsElsewhere(job, job.offload().optimizer()) && job.offload().has_share()) {
+    layout->set_offload_share(job.offload().share());
+  }
+}
+
+bool DivideAlike(v1::Layout a, v1::Layout b) {
+  a.clear_offload_share();
+  b.clear_offload_share();
+  return a.SerializeAsString() == b.SerializeAsString();
 }
 
 absl::Status CheckLayout(const v1::JobSpec& job, const v1::Layout& layout, int ranks) {

@@ -45,8 +45,11 @@ std::vector<int> RanksOf(const v1::ProcessGroup& group);
 int IndexInGroup(const v1::ProcessGroup& group, int rank);
 
 // Sets what a job chooses beside the degrees and the micro-batches: schedule, recomputation,
-// sequence parallelism, overlap, with the defaults of what it leaves open.
-void SetChoices(const v1::ParallelismSpec& wanted, v1::Layout* layout);
+// sequence parallelism, overlap, offload.share, with the defaults of what it leaves open.
+void SetChoices(const v1::JobSpec& job, v1::Layout* layout);
+
+// Whether ranks have the same parts of the state, and compute alike: wherever the state lies.
+bool DivideAlike(v1::Layout a, v1::Layout b);
 
 // Whether the model can be cut that way. Errors are INVALID_ARGUMENT, naming every number and the
 // rule: heads and ffn_hidden divisible by tensor, layers by pipeline, global_batch by data *

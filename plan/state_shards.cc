@@ -113,6 +113,10 @@ bool DividesMasterWeights(const v1::JobSpec& job, const v1::Layout& layout) {
   return GathersWeights(job, layout) || (ShardRanks(layout) > 1 && RoundsWeights(job));
 }
 
+bool OptimizerHasMasterWeights(const v1::JobSpec& job, const v1::Layout& layout) {
+  return RoundsWeights(job) && !GathersWeights(job, layout);
+}
+
 std::string WeightsBuffer(const v1::JobSpec& job, const v1::Layout& layout) {
   if (GathersWeights(job, layout)) return "parameters.places";
   return RoundsWeights(job) ? "parameters.compute" : "parameters";
@@ -145,6 +149,27 @@ std::vector<StateUnit> StateUnitsOf(const StageTensors& tensors, int shards) {
   return units;
 }
 
+void KeepNear(const StageTensors& tensors, double share, std::vector<StateUnit>* units) {
+  if (share <= kLeastShare || share >= kWholeShare) return;
+  const auto is_of_layer = [&](const StateUnit& unit) {
+    return tensors.tensors[unit.first_tensor].in_layer;
+  };
+  int64_t all = 0;
+  for (const StateUnit& unit : *units) all += unit.own_parameter ? unit.elements() : 0;
+  auto room = static_cast<int64_t>((1 - share) * static_cast<double>(all));
+  const auto keep = [&](StateUnit& unit) {
+    if (!unit.own_parameter || unit.elements() > room) return;
+    unit.near = true;
+    room -= unit.elements();
+  };
+  for (auto unit = units->rbegin(); unit != units->rend(); ++unit) {
+    if (is_of_layer(*unit)) keep(*unit);
+  }
+  for (StateUnit& unit : *units) {
+    if (!is_of_layer(unit)) keep(unit);
+  }
+}
+
 int64_t LargestPart(const std::vector<StateUnit>& units) {
   int64_t largest = 0;
   for (const StateUnit& unit : units) {
@@ -167,6 +192,8 @@ StateShard ShardOf(const StageTensors& tensors, const std::vector<StateUnit>& un
     };
     const int64_t place = place_behind(result.elements);
     const int64_t sum = place_behind(result.sum_elements);
+    int64_t& split_elements = unit.near ? result.near_elements : result.far_elements;
+    const int64_t split = place_behind(split_elements);
     for (size_t i = unit.first_tensor; i < unit.first_tensor + unit.tensor_count; ++i) {
       const StageTensor& entry = tensors.tensors[i];
       const int64_t at = entry.gradient_offset - unit.gradient_offset;
@@ -174,11 +201,18 @@ StateShard ShardOf(const StageTensors& tensors, const std::vector<StateUnit>& un
       part.begin = std::clamp<int64_t>(begin - at, 0, entry.elements);
       part.end = std::clamp<int64_t>(end - at, 0, entry.elements);
       const int64_t in_shard = std::max<int64_t>(0, at - begin);
-      if (unit.own_parameter) part.state_offset = place + in_shard;
+      if (unit.own_parameter) {
+        part.state_offset = place + in_shard;
+        part.split_offset = split + in_shard;
+        part.near = unit.near;
+      }
       part.sum_offset = sum + in_shard;
     }
     if (end == begin) continue;
-    if (unit.own_parameter) result.elements = place + end - begin;
+    if (unit.own_parameter) {
+      result.elements = place + end - begin;
+      split_elements = split + end - begin;
+    }
     result.sum_elements = sum + end - begin;
   }
   return result;
@@ -189,6 +223,18 @@ int64_t ShardElements(const StageTensors& tensors, int shards) {
   int64_t most = 0;
   for (int shard = 0; shard < shards; ++shard) {
     most = std::max(most, ShardOf(tensors, units, shard).elements);
+  }
+  return most;
+}
+
+SplitElements SplitElementsOf(const StageTensors& tensors, const std::vector<StateUnit>& units) {
+  SplitElements most;
+  if (units.empty()) return most;
+  const auto shards = static_cast<int>(units.front().bounds.size()) - 1;
+  for (int rank = 0; rank < shards; ++rank) {
+    const StateShard shard = ShardOf(tensors, units, rank);
+    most.near = std::max(most.near, shard.near_elements);
+    most.far = std::max(most.far, shard.far_elements);
   }
   return most;
 }
@@ -262,6 +308,7 @@ ShardRange RankShards::RangeOf(const StageTensors& tensors, const StateUnit& uni
       tensors.tensors[first].gradient_offset + part.begin - (unit.gradient_offset + range.begin);
   range.state_offset = part.state_offset - skipped;
   range.sum_offset = part.sum_offset - skipped;
+  range.split_offset = part.split_offset - skipped;
   return range;
 }
 
@@ -270,6 +317,10 @@ RankShards ShardsOfRank(const v1::JobSpec& job, const v1::RankPlan& plan,
   RankShards result;
   result.shards = ShardRanks(plan.layout());
   result.units = StateUnitsOf(tensors, result.shards);
+  KeepNear(tensors, OffloadedShare(job, plan.layout()), &result.units);
+  result.splits_moments = std::any_of(result.units.begin(), result.units.end(),
+                                      [](const StateUnit& unit) { return unit.near; });
+  result.splits_master = result.splits_moments && OptimizerHasMasterWeights(job, plan.layout());
   result.replicas = ReplicasOf(plan.layout());
   if (result.shards > 1) result.replica = plan.placement().data_index() / result.shards;
   result.own = ShardOf(tensors, result.units, plan.placement().data_index() % result.shards);

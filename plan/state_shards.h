@@ -10,6 +10,10 @@
 //
 // The cut follows from the tensors' shapes and the number of shards, so that every rank, and every
 // stage that has a use of a tensor, computes the same.
+//
+// With offload.share a part of the optimizer's state stays near, in the device's memory, and the
+// rest is far (the Twin-Flow of DeepSpeed's ZeRO-Offload++): whole units, the same ones on every
+// rank of a stage.
 #pragma once
 
 #include <cstddef>
@@ -65,6 +69,10 @@ bool GathersWeights(const v1::JobSpec& job, const v1::Layout& layout);
 // reads, and so all ranks have them whole.
 bool DividesMasterWeights(const v1::JobSpec& job, const v1::Layout& layout);
 
+// Whether the fp32 weights are part of the optimizer's state: nothing else reads them but what
+// gathers them after an update.
+bool OptimizerHasMasterWeights(const v1::JobSpec& job, const v1::Layout& layout);
+
 // A run of a stage's tensors that is divided on its own: a layer; the token table; the rest of the
 // embedding or of the head; one use of a tensor that has several.
 struct StateUnit {
@@ -86,10 +94,20 @@ struct StateUnit {
   // buffer of its own (KeepOverNeighbours); empty: they do not.
   std::vector<int64_t> secondary_bounds;
   int64_t secondary_offset = 0;
+  // KeepNear: its part of the optimizer's state is in the device's memory, where that of other
+  // units is not.
+  bool near = false;
 
   int64_t elements() const { return bounds.back(); }
 };
 std::vector<StateUnit> StateUnitsOf(const StageTensors& tensors, int shards);
+
+// Chooses the units that stay near where `share` of the optimizer's state lies elsewhere: layers
+// from the last to the first, then the others in their order, each that still fits into the rest of
+// 1 - share of all elements. Layers come first because they are alike, and many: the share is met
+// to within one of them. None for a share of 0 or 1, where the state is in one place. With a
+// larger share as much is far, or more.
+void KeepNear(const StageTensors& tensors, double share, std::vector<StateUnit>* units);
 
 // Elements of the largest shard of any of the units.
 int64_t LargestPart(const std::vector<StateUnit>& units);
@@ -101,6 +119,10 @@ struct ShardPart {
   int64_t end = 0;
   int64_t state_offset = 0;  // elements, in buffers that hold a shard; 0 without own_parameter
   int64_t sum_offset = 0;    // elements, in the buffer of summed gradients
+  // In the one of two buffers of a shard's state that has the unit: state_offset where no unit is
+  // near.
+  int64_t split_offset = 0;
+  bool near = false;  // StateUnit.near
 
   int64_t elements() const { return end - begin; }
 };
@@ -110,6 +132,8 @@ struct StateShard {
   std::vector<ShardPart> parts;  // by StageTensors.tensors
   int64_t elements = 0;          // size of a buffer that holds the shard
   int64_t sum_elements = 0;      // size of one that holds the gradients of all uses
+  int64_t near_elements = 0;     // of one that holds the units that are near
+  int64_t far_elements = 0;      // of one that holds the others
 
   const ShardPart& part(size_t tensor) const { return parts[tensor]; }
 };
@@ -117,6 +141,13 @@ StateShard ShardOf(const StageTensors& tensors, const std::vector<StateUnit>& un
 
 // Elements of a buffer that holds any of the shards; undivided: parameter_elements.
 int64_t ShardElements(const StageTensors& tensors, int shards);
+
+// The same for the buffers of units that are near, and of those that are not.
+struct SplitElements {
+  int64_t near = 0;
+  int64_t far = 0;
+};
+SplitElements SplitElementsOf(const StageTensors& tensors, const std::vector<StateUnit>& units);
 
 // Elements of a buffer that holds the gradients of any of the shards.
 int64_t SumElements(const StageTensors& tensors, int shards);
@@ -144,6 +175,7 @@ struct ShardRange {
   int64_t elements = 0;
   int64_t state_offset = 0;  // as those of ShardPart
   int64_t sum_offset = 0;
+  int64_t split_offset = 0;
 };
 
 // What a rank has, and what it updates.
@@ -154,6 +186,8 @@ struct RankShards {
   bool divides_master = false;     // DividesMasterWeights
   bool divides_gradients = false;  // DividesGradients: else sums are where gradients are
   bool gathers_weights = false;    // GathersWeights
+  bool splits_moments = false;     // KeepNear: some units are near, and others are not
+  bool splits_master = false;      // the same of the fp32 weights
   int replicas = 1;                // ReplicasOf
   int replica = 0;                 // that of this rank
   int places = 0;                  // PlacesOfLayers

@@ -26,6 +26,8 @@
 #include "plan/epochs.h"
 #include "plan/gpu_figures.h"
 #include "plan/memory_map.h"
+#include "plan/names.h"
+#include "plan/offload.h"
 #include "plan/plan_builder.h"
 #include "plan/planner/planner.h"
 #include "plan/precision.h"
@@ -104,8 +106,8 @@ std::vector<std::string> NoticesOnAttention(v1::JobSpec spec, const v1::PlanRepo
 }
 
 // What the memory of a rank does not show.
-std::vector<std::string> NoticesOnDisk(v1::JobSpec spec, const v1::PlanReport& report,
-                                       const ClusterHere& here) {
+std::vector<std::string> NoticesOnOffload(v1::JobSpec spec, const v1::PlanReport& report,
+                                          const ClusterHere& here) {
   if (report.chosen() < 0) return {};
   if (spec.model().vocab_size() == 0) {
     spec.mutable_model()->set_vocab_size(plan::kUnknownVocabulary);
@@ -117,10 +119,19 @@ std::vector<std::string> NoticesOnDisk(v1::JobSpec spec, const v1::PlanReport& r
         plan::MemoryOfStage(spec, layout, stage, here.cluster.threads_per_rank);
     most = std::max(most, table.disk_bytes());
   }
-  if (most == 0) return {};
-  return {
-      absl::StrFormat("offload: each rank needs up to %.1f MiB in its agent's --scratch directory",
-                      static_cast<double>(most) / (1 << 20))};
+  std::vector<std::string> notices;
+  if (plan::ChoosesOffloadShare(spec)) {
+    notices.push_back(absl::StrCat("offload: ", 100 * plan::OffloadedShare(spec, layout),
+                                   " % of the optimizer's state lies there (",
+                                   plan::TextOf(spec.offload().optimizer()),
+                                   "), as little as lets the job fit"));
+  }
+  if (most > 0) {
+    notices.push_back(absl::StrFormat(
+        "offload: each rank needs up to %.1f MiB in its agent's --scratch directory",
+        static_cast<double>(most) / (1 << 20)));
+  }
+  return notices;
 }
 
 void PrintTensors(v1::ModelSpec model, const v1::Layout& layout, const PlanOptions& options) {
@@ -179,7 +190,7 @@ absl::StatusOr<int> PlanJob(const PlanOptions& options) {
   v1::PlanReport report = plan::PlanLayouts(spec, here.cluster);
   plan::AddDivisions(spec, here.cluster, &report);
   PrintNotices(NoticesOnAttention(spec, report, here));
-  PrintNotices(NoticesOnDisk(spec, report, here));
+  PrintNotices(NoticesOnOffload(spec, report, here));
   if (options.explain_tensors && report.chosen() >= 0) {
     PrintTensors(spec.model(), report.layouts(report.chosen()).layout(), options);
   } else if (options.program && report.chosen() >= 0) {

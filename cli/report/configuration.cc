@@ -36,25 +36,27 @@ KeyValues PlanOf(const v1::JobStatus& status) {
   if (!status.has_plan()) return {};
   const v1::Plan& plan = status.plan();
   const v1::Layout& layout = plan.layout();
-  KeyValues out = {{"ranks", absl::StrCat(plan.ranks_size())},
-                   {"tensor", absl::StrCat(layout.tensor())},
-                   {"pipeline", absl::StrCat(layout.pipeline())},
-                   {"data", absl::StrCat(layout.data())},
-                   {"virtual_pipeline", absl::StrCat(layout.virtual_pipeline())},
-                   {"schedule", plan::TextOf(layout.schedule())},
-                   {"micro_batch", absl::StrCat(layout.micro_batch())},
-                   {"micro_batches", absl::StrCat(layout.micro_batches())},
-                   {"sequence_parallel", layout.sequence_parallel() ? "true" : "false"},
-                   {"zero_stage", absl::StrCat(layout.zero_stage())},
-                   {"shard", layout.shard() > 0 ? absl::StrCat(layout.shard()) : ""},
-                   {"reshard_after_forward", config::ReshardText(layout.reshard_after_forward())},
-                   {"prefetch", absl::StrCat(plan::PrefetchOf(layout))},
-                   {"recompute", plan::TextOf(layout.recompute())},
-                   {"lanes", absl::StrCat(plan.lanes())},
-                   {"numerics", absl::StrCat(plan::RecordedNumerics(plan.numerics()))},
-                   {"threads_per_rank", absl::StrCat(plan.threads_per_rank())},
-                   {"collectives", plan::TextOf(plan.collectives())},
-                   {"placement", PlacementText(plan)}};
+  KeyValues out = {
+      {"ranks", absl::StrCat(plan.ranks_size())},
+      {"tensor", absl::StrCat(layout.tensor())},
+      {"pipeline", absl::StrCat(layout.pipeline())},
+      {"data", absl::StrCat(layout.data())},
+      {"virtual_pipeline", absl::StrCat(layout.virtual_pipeline())},
+      {"schedule", plan::TextOf(layout.schedule())},
+      {"micro_batch", absl::StrCat(layout.micro_batch())},
+      {"micro_batches", absl::StrCat(layout.micro_batches())},
+      {"sequence_parallel", layout.sequence_parallel() ? "true" : "false"},
+      {"zero_stage", absl::StrCat(layout.zero_stage())},
+      {"shard", layout.shard() > 0 ? absl::StrCat(layout.shard()) : ""},
+      {"reshard_after_forward", config::ReshardText(layout.reshard_after_forward())},
+      {"prefetch", absl::StrCat(plan::PrefetchOf(layout))},
+      {"offload_share", layout.has_offload_share() ? absl::StrCat(layout.offload_share()) : ""},
+      {"recompute", plan::TextOf(layout.recompute())},
+      {"lanes", absl::StrCat(plan.lanes())},
+      {"numerics", absl::StrCat(plan::RecordedNumerics(plan.numerics()))},
+      {"threads_per_rank", absl::StrCat(plan.threads_per_rank())},
+      {"collectives", plan::TextOf(plan.collectives())},
+      {"placement", PlacementText(plan)}};
   // An empty value is of a plan that had no such choice.
   std::erase_if(out, [](const auto& entry) { return entry.second.empty(); });
   // More stages than this would bury the rest.

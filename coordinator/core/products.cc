@@ -1,5 +1,6 @@
 // Which algorithms multiply a job's matrices: chosen once, by its first attempt, and kept.
 #include "coordinator/core/stepper.h"
+#include "plan/rank_layout.h"
 
 namespace tercio::coordinator {
 namespace {
@@ -18,7 +19,7 @@ bool MultiplyAlike(const v1::JobSpec& a, const v1::Plan& plan_a, const v1::JobSp
          a.training().tf32() == b.training().tf32() && a.training().fp8() == b.training().fp8() &&
          plan_a.lanes() == plan_b.lanes() &&
          plan_a.padded_vocabulary() == plan_b.padded_vocabulary() &&
-         plan_a.layout().SerializeAsString() == plan_b.layout().SerializeAsString() &&
+         plan::DivideAlike(plan_a.layout(), plan_b.layout()) &&
          plan_a.model().SerializeAsString() == plan_b.model().SerializeAsString();
 }
 

@@ -5,6 +5,7 @@
 #include "plan/limits.h"
 #include "plan/memory_map.h"
 #include "plan/model_tensors.h"
+#include "plan/offload.h"
 
 namespace tercio::plan {
 namespace {
@@ -63,8 +64,10 @@ std::optional<v1::JobSpec> FamilyMember(const v1::JobSpec& job, const v1::Layout
   return member;
 }
 
-std::optional<LargestModel> LargestModelThatFits(const v1::JobSpec& job, const v1::Layout& layout,
+std::optional<LargestModel> LargestModelThatFits(const v1::JobSpec& job, v1::Layout layout,
                                                  int threads, int64_t memory_bytes) {
+  // The planner would take more where the model needs it.
+  if (ChoosesOffloadShare(job)) layout.set_offload_share(kWholeShare);
   const auto fits = [&](int64_t number) {
     if (number == 0) return true;
     const std::optional<v1::JobSpec> member = FamilyMember(job, layout, number);

@@ -30,7 +30,7 @@ std::optional<v1::JobSpec> FamilyMember(const v1::JobSpec& job, const v1::Layout
 // The largest member that needs at most `memory_bytes` on each rank of the layout, with its
 // micro-batch; nullopt: not even the smallest fits. `threads` as in MemoryOfStage. REQUIRES: as
 // above.
-std::optional<LargestModel> LargestModelThatFits(const v1::JobSpec& job, const v1::Layout& layout,
+std::optional<LargestModel> LargestModelThatFits(const v1::JobSpec& job, v1::Layout layout,
                                                  int threads, int64_t memory_bytes);
 
 }  // namespace tercio::plan

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -32,6 +33,7 @@ constexpr double kFloatBytes = 4;
 // CPUs").
 constexpr double kCoreFlops = 60e9;
 constexpr double kMessageSeconds = 0.3e-3;
+constexpr int kOffloadParts = 8;  // shares that are tried are multiples of an eighth
 
 v1::JobSpec WithVocabulary(v1::JobSpec job) {
   // The data decides the size of the vocabulary later; a plan needs one now to compare layouts.
@@ -200,6 +202,25 @@ v1::LayoutCandidate JudgeFitting(const v1::JobSpec& job, v1::Layout layout,
   return candidate;
 }
 
+// The least share of the optimizer's state goes elsewhere with which the layout fits, where the
+// planner chooses it: every byte there is read and written in each step.
+v1::LayoutCandidate JudgeLeastOffloaded(const v1::JobSpec& job, v1::Layout layout,
+                                        const Cluster& cluster) {
+  if (!ChoosesOffloadShare(job)) return JudgeFitting(job, std::move(layout), cluster);
+  const auto judge = [&](int part) {
+    layout.set_offload_share(static_cast<double>(part) / kOffloadParts);
+    return JudgeFitting(job, layout, cluster);
+  };
+  v1::LayoutCandidate none = judge(0);
+  if (none.rejected().empty() || !none.predicted_valid()) return none;
+  v1::LayoutCandidate all = judge(kOffloadParts);
+  for (int part = 1; part < kOffloadParts && all.rejected().empty(); ++part) {
+    v1::LayoutCandidate some = judge(part);
+    if (some.rejected().empty()) return some;
+  }
+  return all;
+}
+
 // What the job needs for its offload (plan/combinations.h).
 int LeastStage(const v1::JobSpec& job) {
   if (plan::OffloadsParameters(job)) return 3;
@@ -235,7 +256,7 @@ v1::LayoutCandidate JudgeLeastDivided(v1::JobSpec job, v1::Layout layout, const 
     layout.set_zero_stage(least);
     SetMicroBatch(job, MicroBatchOf(job, layout.pipeline(), layout.data()), &layout);
   }
-  v1::LayoutCandidate candidate = JudgeFitting(job, layout, cluster);
+  v1::LayoutCandidate candidate = JudgeLeastOffloaded(job, layout, cluster);
   if (!job.parallelism().automatic() || !candidate.predicted_valid() || layout.data() == 1) {
     return candidate;
   }
@@ -244,7 +265,7 @@ v1::LayoutCandidate JudgeLeastDivided(v1::JobSpec job, v1::Layout layout, const 
     layout.set_zero_stage(stage);
     // From stage 2 on a micro-batch is a part of a lane.
     SetMicroBatch(job, MicroBatchOf(job, layout.pipeline(), layout.data()), &layout);
-    const v1::LayoutCandidate divided = JudgeFitting(job, layout, cluster);
+    const v1::LayoutCandidate divided = JudgeLeastOffloaded(job, layout, cluster);
     // A micro-batch that the job names may be impossible there.
     if (divided.predicted_valid()) candidate = divided;
   }
@@ -287,6 +308,11 @@ std::string WhatWouldFit(const v1::JobSpec& job, const v1::Layout& layout, const
     smaller.set_micro_batches(layout.micro_batches() * layout.micro_batch());
     attempt(smaller, "training.micro_batch=1");
   }
+  if (OffloadedShare(job, layout) > kLeastShare && OffloadedShare(job, layout) < kWholeShare) {
+    v1::Layout offloaded = layout;
+    offloaded.set_offload_share(kWholeShare);
+    attempt(offloaded, "offload.share=1");
+  }
   if (fitting.empty()) return "";
   return absl::StrCat("; it fits with ", absl::StrJoin(fitting, ", or "));
 }
@@ -305,7 +331,7 @@ std::vector<v1::Layout> AllLayouts(const v1::JobSpec& job, int ranks) {
       layout.set_virtual_pipeline(1);
       layout.set_context_parallel(1);
       layout.set_data(data);
-      SetChoices(job.parallelism(), &layout);
+      SetChoices(job, &layout);
       // The other one needs several runs of layers for each stage.
       if (layout.schedule() == v1::PIPELINE_SCHEDULE_INTERLEAVED) {
         layout.set_schedule(v1::PIPELINE_SCHEDULE_1F1B);
@@ -435,6 +461,11 @@ absl::Status CheckNumbers(const v1::JobSpec& job) {
         "training.global_batch and checkpoint.keep_last must be at least 1, training.micro_batch "
         "and resources.ranks not negative");
   }
+  // Not a number fails it, too.
+  const double share = job.offload().share();
+  if (!(share >= kLeastShare && share <= kWholeShare)) {
+    return absl::InvalidArgumentError("offload.share must be from 0 to 1");
+  }
   TERCIO_RETURN_IF_ERROR(CheckLength(job));
   TERCIO_RETURN_IF_ERROR(CheckEvaluation(job.training().evaluate()));
   // Products of sizes below are computed in 64 bits, which these bounds keep from overflowing.
@@ -478,7 +509,7 @@ void AddDivisions(const v1::JobSpec& given, const Cluster& cluster, v1::PlanRepo
     job.mutable_parallelism()->set_zero_stage(zero_stage);
     layout.set_zero_stage(zero_stage);
     SetMicroBatch(job, MicroBatchOf(job, layout.pipeline(), layout.data()), &layout);
-    const v1::LayoutCandidate candidate = JudgeFitting(job, layout, cluster);
+    const v1::LayoutCandidate candidate = JudgeLeastOffloaded(job, layout, cluster);
     v1::Division* division = report->add_divisions();
     division->set_zero_stage(zero_stage);
     division->set_rejected(candidate.rejected());

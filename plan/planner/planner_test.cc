@@ -1,11 +1,13 @@
 #include "plan/planner/planner.h"
 
 #include <algorithm>
+#include <cmath>
 #include <string>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "plan/gpu_reserve.h"
+#include "plan/offload.h"
 #include "plan/plan_builder.h"
 
 namespace tercio::plan {
@@ -207,6 +209,93 @@ TEST(Planner, TheStateIsDividedOnlyWhereItMustBe) {
               ::testing::Not(HasSubstr("it fits with")));
 }
 
+// As much of the optimizer's state goes elsewhere as must, in eighths.
+TEST(Planner, TheLeastShareIsOffloaded) {
+  v1::JobSpec job = Gpt(v1::DEVICE_KIND_CPU);
+  job.mutable_parallelism()->set_automatic(false);
+  job.mutable_training()->set_micro_batch(1);
+  job.mutable_offload()->set_optimizer(v1::OFFLOAD_TIER_NVME);
+  job.mutable_offload()->set_share(kLeastShare);
+  Cluster cluster;
+  // Nobody knows the memory.
+  EXPECT_EQ(Chosen(job, cluster).layout().offload_share(), 0);
+  cluster.memory_bytes = int64_t{1} << 40;
+  const v1::LayoutCandidate roomy = Chosen(job, cluster);
+  EXPECT_EQ(roomy.layout().offload_share(), 0);
+  v1::JobSpec named = job;
+  named.mutable_offload()->clear_share();
+  const v1::LayoutCandidate all = Chosen(named, cluster);
+  EXPECT_FALSE(all.layout().has_offload_share());
+  const auto peak = [](const v1::LayoutCandidate& candidate) {
+    return candidate.predicted().memory_bytes_peak();
+  };
+  EXPECT_LT(peak(all), peak(roomy));
+  for (int part = 1; part < 10; ++part) {
+    cluster.memory_bytes = peak(all) + (peak(roomy) - peak(all)) * part / 10;
+    const v1::LayoutCandidate some = Chosen(job, cluster);
+    const double share = some.layout().offload_share();
+    EXPECT_GT(share, 0);
+    EXPECT_LE(share, 1);
+    EXPECT_LE(peak(some), cluster.memory_bytes);
+    // The next smaller one does not fit.
+    named.mutable_offload()->set_share(share - 0.125);
+    if (share > 0.125) {
+      EXPECT_THAT(PlanLayouts(named, cluster).layouts(0).rejected(), HasSubstr("does not fit"));
+      EXPECT_THAT(std::string(ChooseLayout(named, cluster).status().message()),
+                  HasSubstr("offload.share=1 ("));
+    }
+    // The plan's ranks have it.
+    const auto plan = MakePlan(job, {{"here", 0}}, cluster);
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    EXPECT_EQ(plan->layout().offload_share(), share);
+    EXPECT_EQ(SliceForRank(*plan, 0).layout().offload_share(), share);
+    EXPECT_EQ(plan->stages(0).memory().total_bytes(), peak(some));
+  }
+  cluster.memory_bytes = peak(all) - 1;
+  const v1::PlanReport none = PlanLayouts(job, cluster);
+  EXPECT_EQ(none.chosen(), -1);
+  EXPECT_EQ(peak(none.layouts(0)), peak(all));
+}
+
+// Micro-batches become smaller before more is offloaded, and the state of several data ranks is
+// divided further only where all of it elsewhere is not enough.
+TEST(Planner, TheShareIsChosenForEveryLayout) {
+  v1::JobSpec job = Gpt(v1::DEVICE_KIND_CPU);
+  job.mutable_offload()->set_optimizer(v1::OFFLOAD_TIER_NVME);
+  job.mutable_offload()->set_share(kLeastShare);
+  job.mutable_training()->set_global_batch(16);
+  job.mutable_resources()->set_ranks(4);
+  Cluster cluster;
+  cluster.ranks = 4;
+  int offloaded = 0;
+  for (const int64_t memory : {int64_t{3} << 30, int64_t{2} << 30, int64_t{1} << 30}) {
+    cluster.memory_bytes = memory;
+    const v1::PlanReport report = PlanLayouts(job, cluster);
+    for (const v1::LayoutCandidate& candidate : report.layouts()) {
+      if (!candidate.rejected().empty()) continue;
+      EXPECT_TRUE(candidate.layout().has_offload_share());
+      EXPECT_LE(candidate.predicted().memory_bytes_peak(), memory);
+      if (candidate.layout().offload_share() == 0) continue;
+      // It does not fit with less.
+      v1::JobSpec less = job;
+      less.mutable_parallelism()->set_automatic(false);
+      less.mutable_parallelism()->set_tensor(candidate.layout().tensor());
+      less.mutable_parallelism()->set_pipeline(candidate.layout().pipeline());
+      less.mutable_parallelism()->set_zero_stage(candidate.layout().zero_stage());
+      less.mutable_offload()->set_share(candidate.layout().offload_share() - 0.125);
+      ++offloaded;
+      if (less.offload().share() == 0) continue;
+      EXPECT_FALSE(ChooseLayout(less, cluster).ok());
+    }
+    const absl::StatusOr<v1::Layout> chosen = ChooseLayout(job, cluster);
+    ASSERT_EQ(chosen.ok(), report.chosen() >= 0) << chosen.status();
+    if (!chosen.ok()) continue;
+    EXPECT_EQ(report.layouts(report.chosen()).layout().SerializeAsString(),
+              chosen->SerializeAsString());
+  }
+  EXPECT_GT(offloaded, 0);
+}
+
 TEST(Planner, WhatAJobNamesIsNotChanged) {
   v1::JobSpec job = Gpt(v1::DEVICE_KIND_CUDA);
   job.mutable_training()->set_micro_batch(64);
@@ -237,6 +326,10 @@ TEST(Planner, NumbersOfAStrangerAreRefused) {
             absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(refused([](auto& job) { job.mutable_model()->set_layers(1 << 30); }),
             absl::StatusCode::kInvalidArgument);
+  for (const double share : {-0.5, 1.5, std::nan("")}) {
+    EXPECT_EQ(refused([share](auto& job) { job.mutable_offload()->set_share(share); }),
+              absl::StatusCode::kInvalidArgument);
+  }
 }
 
 }  // namespace

@@ -10,7 +10,7 @@ import time
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import python_cases  # noqa: E402
-from harness import ClusterTest, TercioTest, wait_for  # noqa: E402
+from harness import ROOT, ClusterTest, TercioTest, wait_for  # noqa: E402
 
 STEPS = 60
 # What a rank waits in, where its peers share the state.
@@ -23,6 +23,14 @@ def divided(tensor, pipeline, data, stage, more=""):
 
 
 class Sharding(TercioTest):
+
+    memory = None  # bytes of the machine, for programs that start from now on; None: those that it has
+
+    def environment(self):
+        if self.memory is None:
+            return super().environment()
+        library = os.path.join(ROOT, "bazel-bin", "common", "testing", "small_machine", "libsmall_machine.so")
+        return {**super().environment(), "LD_PRELOAD": library, "SMALL_MACHINE": str(self.memory)}
 
     def trained(self, name, *changes):
         job = self.run_job(self.path(name), *changes)
@@ -100,6 +108,39 @@ class Sharding(TercioTest):
         self.assertEqual((report["layouts"][0]["shard"], report["layouts"][0]["reshard_after_forward"]), (2, True))
         _, err = self.tercio("plan", self.path("job.yaml"), *divided(1, 1, 2, 1), "--set", "offload.parameters=nvme", code=2)
         self.assertIn("offload.parameters: the model's layers are read from there one by one; set parallelism.zero_stage: 3", err)
+
+    def test_as_much_on_disk_as_must_be(self):
+        for name, changes in (("one rank", divided(1, 1, 1, 1)), ("two ranks", divided(1, 1, 2, 1) + ["--set", "training.precision=bf16"])):
+            self.memory = None
+            # A micro-batch that is left open becomes smaller first.
+            changes += ["--set", "model.hidden=64", "--set", "training.micro_batch=1"]
+            ranks = int(changes[3].rpartition("=")[2])
+            _, whole = self.trained(f"{name}, whole", *changes)
+
+            def planned(share, changes=changes):
+                offload = ("--set", f"offload={{optimizer: nvme, share: {share}}}")
+                report = self.json("plan", self.path("job.yaml"), *changes, *offload)
+                return report["layouts"][report["chosen"]]
+
+            # With the memory that there is, nothing has to be elsewhere.
+            self.assertEqual(planned("auto")["offload_share"], 0)
+            self.assertIsNone(planned(1)["offload_share"])
+            most, least = (planned(share)["predicted"]["memory_bytes_peak"] for share in (0.125, 1))
+            self.assertLess(least, most)
+            self.memory = ranks * (most + least) // 2
+            chosen = planned("auto")
+            print(name, "share", chosen["offload_share"], "of", self.memory, "bytes", file=sys.stderr)
+            self.assertTrue(0.125 < chosen["offload_share"] < 1, chosen)
+            self.assertLessEqual(chosen["predicted"]["memory_bytes_peak"], (most + least) // 2)
+            offload = ["--set", "offload={optimizer: nvme, share: auto}"]
+            _, said = self.tercio("plan", self.path("job.yaml"), *changes, *offload)
+            self.assertIn(f"offload: {100 * chosen['offload_share']:g} % of the optimizer's state lies there (nvme)", said)
+            self.assertIn("--scratch directory", said)
+            job, curve = self.trained(name, *changes, *offload)
+            self.assertEqual(curve, whole, name)
+            self.assertTrue(0 < job["plan"]["offload_share"] < 1, job["plan"])
+            # Without the offload it does not fit.
+            self.tercio("plan", self.path("job.yaml"), *changes, code=2)
 
     def test_block_formats(self):
         formats = ["--set", "training.weight_format=int8", "--set", "training.gradient_format=int4"]

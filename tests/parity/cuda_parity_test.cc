@@ -204,6 +204,8 @@ TEST_F(CudaParity, StateOnTheHost) {
     const RunResult on_host = OnGpus(spec);
     EXPECT_EQ(on_host.steps.back().loss, on_gpus.steps.back().loss);
     EXPECT_EQ(on_host.state, on_gpus.state);
+    spec.mutable_offload()->set_share(0.5);
+    EXPECT_EQ(OnGpus(spec).state, on_gpus.state);
   };
   check(With(In(SmallJob(), {1, 1, 1}), v1::PRECISION_BF16), 0, false);
   check(With(In(SmallLlama(), {1, 1, 2}), v1::PRECISION_BF16), 2, false);

@@ -122,6 +122,27 @@ TEST(MemoryPlan, GroupsKeptLayersAndStateOnDiskUseAllOfIt) {
   }
 }
 
+TEST(MemoryPlan, PartsOfTheStateOnDiskUseAllOfIt) {
+  for (const v1::Precision precision : {v1::PRECISION_FP32, v1::PRECISION_BF16}) {
+    v1::JobSpec spec = With(SmallJob(), precision);
+    spec.mutable_training()->set_lanes(4);
+    spec.mutable_offload()->set_optimizer(v1::OFFLOAD_TIER_NVME);
+    for (const double share : {0.25, 0.5, 0.75}) {
+      SCOPED_TRACE(share);
+      spec.mutable_offload()->set_share(share);
+      ExpectUsed(spec, kOneRank);
+      for (Case c : {Case{1, 1, 4, 1, 1, k1f1b}, Case{1, 2, 2, 1, 1, k1f1b}}) {
+        for (const int stage : {1, 3}) {
+          c.zero_stage = stage;
+          ExpectUsed(spec, c);
+        }
+        c.shard = 2;
+        ExpectUsed(spec, c);
+      }
+    }
+  }
+}
+
 TEST(MemoryPlan, BlockFormatsUseAllOfIt) {
   for (const v1::JobSpec& model : {SmallJob(), SmallBert(kPost), SmallT5()}) {
     v1::JobSpec spec = With(model, v1::PRECISION_BF16);

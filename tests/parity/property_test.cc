@@ -121,6 +121,7 @@ v1::JobSpec WithRandomLayout(v1::JobSpec spec, int tensor, Generator& g, std::st
   layout->set_prefetch(static_cast<int32_t>(g.Between(0, 3)));
   if ((zero_stage > 0 || data == 1) && g.Coin()) {
     spec.mutable_offload()->set_optimizer(v1::OFFLOAD_TIER_NVME);
+    if (g.Coin()) spec.mutable_offload()->set_share(static_cast<double>(g.Between(1, 7)) / 8);
   }
   if (g.Coin()) spec.mutable_offload()->set_activations(v1::OFFLOAD_TIER_NVME);
   if (zero_stage == 3 && layout->reshard_after_forward() != plan::kKeepsWeights && g.Coin()) {

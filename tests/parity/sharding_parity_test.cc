@@ -291,9 +291,39 @@ TEST(Sharding, StateOnDiskHasTheBitsOfStateInMemory) {
   }
 }
 
-TEST(Sharding, ACheckpointOfStateOnDiskLoadsInMemoryAndBack) {
+// A part of the optimizer's state, by units: moments, and in 16 bits or a block format the weights.
+TEST(Sharding, PartsOnDiskHaveTheBitsOfStateInMemory) {
+  for (const v1::JobSpec& model :
+       {Wide(SmallJob()),
+        InBlocks(Wide(SmallJob()), v1::BLOCK_FORMAT_INT8, v1::BLOCK_FORMAT_INT8)}) {
+    for (const v1::Precision precision : {v1::PRECISION_FP32, v1::PRECISION_BF16}) {
+      const v1::JobSpec spec = InRounds(With(model, precision));
+      SCOPED_TRACE(plan::TextOf(precision));
+      const RunResult in_memory = Train(spec, kOneRank);
+      for (const double share : {0.25, 0.5}) {
+        v1::JobSpec disk = OnDisk(spec);
+        disk.mutable_offload()->set_share(share);
+        SCOPED_TRACE(disk.offload().ShortDebugString());
+        for (const Case& c :
+             {kOneRank, Divided({1, 1, 2, 1, 1, k1f1b}, 1), Divided({1, 2, 2, 1, 1, k1f1b}, 2),
+              Divided(kOneRank, 3), Divided({1, 1, 2, 1, 1, k1f1b}, 3)}) {
+          SCOPED_TRACE(NameOf(c));
+          ExpectSameBits(in_memory, Train(disk, c));
+        }
+        disk.mutable_offload()->set_parameters(v1::OFFLOAD_TIER_NVME);
+        for (const Case& c : {Divided(kOneRank, 3), InGroups({1, 1, 4, 1, 1, k1f1b}, 3, 2, 0, 2)}) {
+          SCOPED_TRACE(NameOf(c));
+          ExpectSameBits(in_memory, Train(disk, c));
+        }
+      }
+    }
+  }
+}
+
+void ExpectCheckpointsLoadInMemoryAndBack(double share) {
   const v1::JobSpec spec = With(SmallJob(), v1::PRECISION_BF16);
   v1::JobSpec disk = OnDisk(spec);
+  if (share < 1) disk.mutable_offload()->set_share(share);
   disk.mutable_offload()->set_parameters(v1::OFFLOAD_TIER_NVME);
   disk.mutable_checkpoint()->set_peer_copies(1);
   const Case layout = Divided({1, 1, 2, 1, 1, k1f1b}, 3);
@@ -310,6 +340,13 @@ TEST(Sharding, ACheckpointOfStateOnDiskLoadsInMemoryAndBack) {
   second.state = nullptr;
   second.copies = &half.copies;
   EXPECT_EQ(Train(disk, layout, second).state, undisturbed.state);
+}
+
+TEST(Sharding, ACheckpointOfStateOnDiskLoadsInMemoryAndBack) {
+  for (const double share : {1.0, 0.5}) {
+    SCOPED_TRACE(share);
+    ExpectCheckpointsLoadInMemoryAndBack(share);
+  }
 }
 
 TEST(Sharding, AMicroBatchIsPartOfOneRound) {

@@ -40,7 +40,7 @@ class PagedUpdateTest : public ::testing::Test {
 
   PagedUpdateTest() {
     v1::MemoryTable table;
-    for (const char* name : {"adamw.m", "adamw.v", "parameters", "gradients"}) {
+    for (const char* name : {"adamw.m", "adamw.v", "parameters", "gradients", "near"}) {
       v1::Buffer* buffer = table.add_buffers();
       buffer->set_name(name);
       buffer->set_size_bytes(4 * kElements);
@@ -99,6 +99,28 @@ TEST_F(PagedUpdateTest, OnlyWhatIsOnDiskIsChecked) {
   ASSERT_TRUE(Step().ok());
   tensor_.parameter[0] = 3;
   EXPECT_TRUE(Step().ok());
+}
+
+// A unit that is near, in the same piece as one that is not, and on its own.
+TEST_F(PagedUpdateTest, WhatIsNearIsNotChecked) {
+  kernels::AdamWTensor near = tensor_;
+  near.m = arena_->Floats("near");
+  near.v = near.m;
+  near.count = kElements;
+  const auto step = [&](absl::Span<const kernels::AdamWTensor> list) {
+    return paged_->Run(list, [](absl::Span<kernels::AdamWTensor>) {});
+  };
+  ASSERT_TRUE(step({tensor_, near}).ok());
+  near.m[7] = 5;
+  EXPECT_TRUE(step({tensor_, near}).ok());
+  tensor_.m[7] = 5;
+  EXPECT_TRUE(absl::IsDataLoss(step({tensor_, near})));
+  // A piece without any part in the file has nothing to check.
+  paged_ = std::make_unique<PagedUpdate>(*arena_);
+  ASSERT_TRUE(step({near}).ok());
+  near.m[8] = 5;
+  EXPECT_TRUE(step({near}).ok());
+  EXPECT_TRUE(paged_->Verify().ok());
 }
 
 TEST_F(PagedUpdateTest, ALoadedStateIsAsItShouldBe) {

@@ -29,7 +29,8 @@ struct StateRange {
 
 class StateStore {
  public:
-  // The buffers "parameters", "adamw.m" and "adamw.v" of the arena, which outlives it.
+  // The buffers "parameters", "adamw.m" and "adamw.v" of the arena, which outlives it, and those of
+  // what is near.
   StateStore(const plan::StageTensors& tensors, const plan::RankShards& shards, Arena& arena);
 
   // One for each tensor that has its parameter on this stage, in the order of the tensors; without
@@ -41,14 +42,18 @@ class StateStore {
     return index < 0 ? nullptr : &ranges_[static_cast<size_t>(index)];
   }
 
+  // Whether tensors lie in two buffers each, by their units (plan/state_shards.h, KeepNear).
+  bool IsSplit() const { return is_split_; }
+
   // The buffers as a whole, for digests of state that is not divided: each tensor at its
-  // parameter_offset.
+  // parameter_offset. REQUIRES: !IsSplit().
   const float* weights() const { return weights_; }
   const float* first_moments() const { return first_moments_; }
   const float* second_moments() const { return second_moments_; }
 
   // Whether any of it lies in a file.
   bool IsOnDisk(const Arena& arena) const {
+    // What is near is in memory.
     return arena.IsOnDisk(weights_) || arena.IsOnDisk(first_moments_);
   }
 
@@ -56,6 +61,7 @@ class StateStore {
   float* const weights_;
   float* const first_moments_;
   float* const second_moments_;
+  const bool is_split_;
   std::vector<StateRange> ranges_;
   std::vector<int> by_tensor_;
 };

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -49,9 +50,12 @@ v1::RankPlan PlanOf(int zero_stage, int data, int data_index) {
   return plan;
 }
 
+// Runs of memory by the buffer that they are in.
+using Runs = std::map<std::string, std::vector<std::pair<const float*, int64_t>>>;
+
 // The buffer's elements that ranges take are its own, and no two ranges share one.
-void ExpectApart(std::vector<std::pair<const float*, int64_t>> runs, Arena& arena,
-                 const char* buffer) {
+void ExpectApart(Runs& all, Arena& arena, const std::string& buffer) {
+  std::vector<std::pair<const float*, int64_t>>& runs = all[buffer];
   std::sort(runs.begin(), runs.end());
   const float* at = arena.Floats(buffer);
   const float* const end = at + arena.Bytes(buffer) / static_cast<int64_t>(sizeof(float));
@@ -78,25 +82,80 @@ TEST(StateStore, RangesOfAllRanksAreTheState) {
         auto arena = Arena::Allocate(plan::MemoryOfStage(job, plan.layout(), 0, 1), *device, "");
         ASSERT_TRUE(arena.ok()) << arena.status();
         const StateStore store(tensors, shards, *arena);
-        std::vector<std::pair<const float*, int64_t>> weights, first, second;
+        EXPECT_FALSE(store.IsSplit());
+        Runs runs;
         for (const StateRange& range : store.ranges()) {
           EXPECT_EQ(store.Find(range.tensor), &range);
           if (range.part.elements() == 0) continue;
           EXPECT_EQ(range.part.begin,
                     covered[range.tensor] % tensors.tensors[range.tensor].elements);
           covered[range.tensor] += range.part.elements();
-          weights.emplace_back(range.weights, range.part.elements());
-          first.emplace_back(range.first_moment, range.part.elements());
-          second.emplace_back(range.second_moment, range.part.elements());
+          runs["parameters"].emplace_back(range.weights, range.part.elements());
+          runs["adamw.m"].emplace_back(range.first_moment, range.part.elements());
+          runs["adamw.v"].emplace_back(range.second_moment, range.part.elements());
         }
-        ExpectApart(weights, *arena, "parameters");
-        ExpectApart(first, *arena, "adamw.m");
-        ExpectApart(second, *arena, "adamw.v");
+        for (const auto& [buffer, of_buffer] : runs) ExpectApart(runs, *arena, buffer);
       }
       for (size_t i = 0; i < tensors.tensors.size(); ++i) {
         if (!tensors.tensors[i].own_parameter) continue;
         const int copies = zero_stage == 0 ? data : 1;
         EXPECT_EQ(covered[i], copies * tensors.tensors[i].elements) << tensors.tensors[i].use;
+      }
+    }
+  }
+}
+
+// With a share of the optimizer's state on disk each tensor is where its unit is, all of it.
+TEST(StateStore, PartsOfTheStateAreNear) {
+  for (const v1::Precision precision : {v1::PRECISION_FP32, v1::PRECISION_BF16}) {
+    for (const auto& [zero_stage, data] : {std::pair(0, 1), {1, 2}, {2, 4}, {3, 2}}) {
+      for (const double share : {0.25, 0.5, 0.75}) {
+        SCOPED_TRACE(absl::StrCat("stage ", zero_stage, " data ", data, " share ", share));
+        v1::JobSpec job = Job(precision);
+        job.mutable_offload()->set_optimizer(v1::OFFLOAD_TIER_NVME);
+        std::map<size_t, int64_t> covered;  // by tensor
+        std::set<std::string> buffers;
+        for (int rank = 0; rank < data; ++rank) {
+          v1::RankPlan plan = PlanOf(zero_stage, data, rank);
+          plan.mutable_layout()->set_offload_share(share);
+          const plan::StageTensors tensors = plan::TensorsOfStage(job.model(), plan.layout(), 0);
+          const plan::RankShards shards = plan::ShardsOfRank(job, plan, tensors);
+          const bool splits_weights = precision == v1::PRECISION_BF16 && zero_stage < 3;
+          EXPECT_TRUE(shards.splits_moments);
+          EXPECT_EQ(shards.splits_master, splits_weights);
+          const auto device = device::CreateCpuDevice(1);
+          auto arena = Arena::Allocate(plan::MemoryOfStage(job, plan.layout(), 0, 1), *device,
+                                       ::testing::TempDir());
+          ASSERT_TRUE(arena.ok()) << arena.status();
+          const StateStore store(tensors, shards, *arena);
+          EXPECT_TRUE(store.IsSplit());
+          EXPECT_TRUE(store.IsOnDisk(*arena));
+          Runs runs;
+          for (const StateRange& range : store.ranges()) {
+            if (range.part.elements() == 0) continue;
+            covered[range.tensor] += range.part.elements();
+            const std::string suffix = range.part.near ? ".near" : "";
+            EXPECT_EQ(arena->IsOnDisk(range.first_moment), !range.part.near);
+            EXPECT_EQ(arena->IsOnDisk(range.second_moment), !range.part.near);
+            EXPECT_EQ(arena->IsOnDisk(range.weights), splits_weights && !range.part.near);
+            runs["parameters" + (splits_weights ? suffix : "")].emplace_back(range.weights,
+                                                                             range.part.elements());
+            runs["adamw.m" + suffix].emplace_back(range.first_moment, range.part.elements());
+            runs["adamw.v" + suffix].emplace_back(range.second_moment, range.part.elements());
+          }
+          for (const auto& [buffer, of_buffer] : runs) {
+            ExpectApart(runs, *arena, buffer);
+            buffers.insert(buffer);
+          }
+        }
+        // A small unit is on one of the ranks only.
+        EXPECT_EQ(buffers.size(), precision == v1::PRECISION_BF16 && zero_stage < 3 ? 6u : 5u);
+        const plan::StageTensors tensors =
+            plan::TensorsOfStage(job.model(), PlanOf(zero_stage, data, 0).layout(), 0);
+        for (size_t i = 0; i < tensors.tensors.size(); ++i) {
+          if (!tensors.tensors[i].own_parameter) continue;
+          EXPECT_EQ(covered[i], tensors.tensors[i].elements) << tensors.tensors[i].use;
+        }
       }
     }
   }

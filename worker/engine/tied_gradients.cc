@@ -1,7 +1,6 @@
 #include "worker/engine/tied_gradients.h"
 
 #include <algorithm>
-#include <utility>
 
 namespace tercio::engine {
 
@@ -28,9 +27,11 @@ TiedGradients::TiedGradients(const v1::RankPlan& plan, const plan::StageTensors&
   });
   if (!comes_first_) return;
   // The sum over data ranks comes after it.
-  for (auto [part, use] : {std::pair(&lookup_part_, lookup_), std::pair(&head_part_, head_)}) {
-    *part = {.begin = 0, .end = use->elements, .sum_offset = use->gradient_offset};
-  }
+  const auto all_of = [](const plan::StageTensor& use) {
+    return plan::ShardPart{.begin = 0, .end = use.elements, .sum_offset = use.gradient_offset};
+  };
+  lookup_part_ = all_of(*lookup_);
+  head_part_ = all_of(*head_);
 }
 
 void TiedGradients::Join(float* gradients, PipelineLinks& links, device::Stream& stream) const {

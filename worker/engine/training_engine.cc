@@ -118,6 +118,7 @@ class Engine : public TrainingEngine {
         gather_(shards_, tensors_,
                 WeightGather::Weights{arena_.ValuesOf(WeightsName(), precision_),
                                       arena_.Floats("parameters"),
+                                      arena_.Floats(NearName("parameters")),
                                       arena_.ValuesOf("parameters.secondary", precision_)},
                 WeightGather::Groups{communicators_.shard(), communicators_.secondary()}, packed_,
                 arena_,
@@ -141,8 +142,7 @@ class Engine : public TrainingEngine {
     snapshot_ = arena_.Floats("snapshot");
     before_update_ = std::move(options.before_update);
     // A checkpoint has the weights and the moments of each tensor side by side.
-    state_pages_ = std::make_unique<PagesAhead>(
-        InTurns({MemoryOf("parameters"), MemoryOf("adamw.m"), MemoryOf("adamw.v")}));
+    state_pages_ = std::make_unique<PagesAhead>(StateMemory());
     for (const StateSlice& state : to_save_) saved_slices_.push_back(state.slice);
     for (const StateSlice& state : to_load_) needed_slices_.push_back(state.slice);
     if (keeps_copies_) saved_in_needed_ = FindAmong(to_load_, to_save_);
@@ -215,16 +215,28 @@ class Engine : public TrainingEngine {
   // In the weights that an update begins with, or, where these are divided, that the model reads.
   void FlipWeightBit() {
     const bool of_model = shards_.divided() || shards_.gathers_weights;
-    tercio::engine::FlipBit(compared_,
-                            arena_.Get<std::byte>(of_model ? WeightsName() : "parameters"),
-                            of_model ? precision_.bytes() : sizeof(float), *compute_);
+    if (!of_model) return FlipBitOfShard(store_, *compute_);
+    tercio::engine::FlipBit(compared_, arena_.Get<std::byte>(WeightsName()), precision_.bytes(),
+                            *compute_);
   }
   void RoundParameters(const float* from, int64_t model_offset, int64_t count);
   // None for what is on disk, whose pages come when they are used.
-  absl::Span<std::byte> MemoryOf(const char* name) {
+  absl::Span<std::byte> MemoryOf(const std::string& name) {
     auto* const begin = arena_.Get<std::byte>(name);
     if (arena_.IsOnDisk(begin)) return {};
     return absl::MakeSpan(begin, static_cast<size_t>(arena_.Bytes(name)));
+  }
+  static std::string NearName(const char* name) { return absl::StrCat(name, plan::kNearSuffix); }
+  // The state's memory in the order in which it is loaded: the last layers are near.
+  std::vector<absl::Span<std::byte>> StateMemory() {
+    std::vector<absl::Span<std::byte>> memory =
+        InTurns({MemoryOf("parameters"), MemoryOf("adamw.m"), MemoryOf("adamw.v")});
+    for (const absl::Span<std::byte>& near :
+         InTurns({MemoryOf(NearName("parameters")), MemoryOf(NearName("adamw.m")),
+                  MemoryOf(NearName("adamw.v"))})) {
+      memory.push_back(near);
+    }
+    return memory;
   }
   void CopyAside(const StateSlice& state, float* to);
 
@@ -435,6 +447,9 @@ absl::StatusOr<std::vector<uint64_t>> Engine::WeightDigests() {
     if (std::exchange(flips_before_check_, false)) FlipWeightBit();
     return replicas_.DigestsOf({{weights, precision_.bytes()}}, parts, *compute_);
   }
+  // Several data ranks have the whole state only where none of it is offloaded
+  // (plan/combinations.cc).
+  TERCIO_CHECK(!store_.IsSplit());
   const auto floats = [](const float* begin) {
     return ReplicaCheck::Buffer{reinterpret_cast<const std::byte*>(begin), sizeof(float)};
   };

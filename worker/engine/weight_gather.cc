@@ -136,6 +136,9 @@ void WeightGather::Follow() {
 
 const float* WeightGather::MasterOf(const plan::StateUnit& unit) const {
   const plan::ShardRange own = shards_.RangeOf(tensors_, unit, groups_.shard.rank());
+  if (shards_.splits_master) {
+    return (unit.near ? weights_.near : weights_.master) + own.split_offset;
+  }
   return weights_.master +
          (shards_.divides_master ? own.state_offset : unit.parameter_offset + own.begin);
 }

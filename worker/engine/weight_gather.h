@@ -38,11 +38,13 @@ class WeightGather {
     std::vector<device::Event*> gathered;
   };
   // `of_model`: those that the model reads, StateUnit::model_offset; `master`: the fp32 weights of
-  // the shard, or of the stage where it is not divided; `kept`: this
-  // rank's parts of gathered layers, StateUnit::secondary_offset.
+  // the shard, or of the stage where it is not divided; `near`: those of units that are near, where
+  // they are split (RankShards::splits_master); `kept`: this rank's parts of gathered layers,
+  // StateUnit::secondary_offset.
   struct Weights {
     kernels::Values of_model;
     const float* master;
+    const float* near;
     kernels::Values kept;
   };
   // Ranks that divide the state, and neighbours that keep gathered layers; null: none do.
