@@ -64,6 +64,14 @@ void AddLogOptions(CLI::App& app, AgentOptions* agent) {
                  "directory)")
       ->envname("TERCIO_SCRATCH")
       ->take_last();
+  app.add_option("--scratch-total", agent->scratch_total,
+                 "limit for what the ranks of all jobs on this node offload to disk; ranks beyond "
+                 "it are not started (e.g. 500GiB); 0: no limit")
+      ->envname("TERCIO_SCRATCH_TOTAL")
+      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true))
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 50))
+      ->capture_default_str()
+      ->take_last();
   add_size("--log-bytes", &agent->log_bytes, "TERCIO_LOG_BYTES",
            "rotate a trainer's log at this size, keeping one old file (e.g. 16MiB)");
   add_size("--log-quota", &agent->log_quota, "TERCIO_LOG_QUOTA",

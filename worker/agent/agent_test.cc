@@ -243,10 +243,11 @@ class AgentTest : public ::testing::Test {
 
   void SpawnAgent() {
     const std::string root = std::string(std::getenv("TEST_SRCDIR")) + "/tercio/worker/";
-    agent_ = Spawn({"tercio-agent", "--coordinator", coordinator_.address(), "--state-dir",
-                    directory_.path() + "/agent", "--name", "n1", "--slots", "2",
-                    "--metrics-listen", "127.0.0.1:0", "--agent-grace", agent_grace_,
-                    "--stop-grace", stop_grace_, "--trainer", root + "trainer/tercio-trainer"});
+    agent_ =
+        Spawn({"tercio-agent", "--coordinator", coordinator_.address(), "--state-dir",
+               directory_.path() + "/agent", "--name", "n1", "--slots", "2", "--metrics-listen",
+               "127.0.0.1:0", "--agent-grace", agent_grace_, "--stop-grace", stop_grace_,
+               "--scratch-total", scratch_total_, "--trainer", root + "trainer/tercio-trainer"});
   }
 
   // As the preStop hook of a pod.
@@ -287,6 +288,10 @@ class AgentTest : public ::testing::Test {
   void StartRun(int attempt, int64_t steps) {
     v1::JobSpec spec = SmallJob(directory_.path() + "/corpus.txt", steps);
     spec.mutable_model()->set_vocab_size(256);
+    if (offloads_) {
+      spec.mutable_parallelism()->set_zero_stage(1);
+      spec.mutable_offload()->set_optimizer(v1::OFFLOAD_TIER_NVME);
+    }
     const auto layout = plan::LayoutOfJob(spec);
     ASSERT_TRUE(layout.ok()) << layout.status();
     const auto plan = plan::BuildPlan(spec, *layout, {{"n1", 0}, {"n1", 1}}, 1);
@@ -365,6 +370,8 @@ class AgentTest : public ::testing::Test {
   FakeCoordinator coordinator_;
   std::string agent_grace_ = "1";
   std::string stop_grace_ = "2";
+  std::string scratch_total_ = "0";
+  bool offloads_ = false;  // the optimizer's state, to disk
   pid_t agent_ = -1;
   std::set<pid_t> trainers_;
 };
@@ -473,6 +480,23 @@ TEST_F(AgentTest, ReportsAKilledTrainerAndTheOthersEndByThemselves) {
            !m.rank_exited().exit().reason().empty() && !m.rank_exited().exit().permanent();
   }));
   EXPECT_TRUE(coordinator_.Hears(Stopped));
+}
+
+TEST_F(AgentTest, RanksWithoutRoomInTheScratchDirectoryAreNotStarted) {
+  scratch_total_ = "64KiB";
+  offloads_ = true;
+  StartAgent();
+  StartRun(1, kForever);
+  ASSERT_TRUE(coordinator_.Hears(Stopped));
+  int exits = 0;
+  for (const v1::AgentMessage& message : coordinator_.said()) {
+    if (!message.has_rank_exited()) continue;
+    ++exits;
+    EXPECT_EQ(message.rank_exited().exit().exit_code(), 127);
+    EXPECT_TRUE(message.rank_exited().exit().permanent());
+    EXPECT_THAT(message.rank_exited().exit().reason(), HasSubstr("the limit is 0.1 MiB"));
+  }
+  EXPECT_EQ(exits, 2);
 }
 
 TEST_F(AgentTest, StopsARunAtOnceEvenWhenFrozen) {

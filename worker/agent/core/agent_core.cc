@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <csignal>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+
 namespace tercio::agent {
 namespace {
 
@@ -30,6 +33,10 @@ v1::AgentMessage StoppedMessage(const RunKey& key) {
   v1::AgentMessage message;
   *message.mutable_run_stopped()->mutable_run() = ToRunId(key);
   return message;
+}
+
+std::string MiB(int64_t bytes) {
+  return absl::StrFormat("%.1f MiB", static_cast<double>(bytes) / (1 << 20));
 }
 
 // One object for each event, so that its handlers share the state, the time and the effects.
@@ -251,6 +258,7 @@ class Stepper {
     }
     RunState* run = FindRun(newest);
     if (run == nullptr) return;
+    const std::optional<v1::ExitRecord> refusal = RefusalOf(*run);
     std::vector<int> launched;
     for (auto& [index, rank] : run->ranks) {
       if (rank.life != RankState::Life::kWaiting) continue;
@@ -260,7 +268,40 @@ class Stepper {
       launched.push_back(index);
     }
     if (!launched.empty()) effects_.push_back(KeepRun{newest});
-    for (const int index : launched) effects_.push_back(StartTrainer{newest, index});
+    for (const int index : launched) {
+      if (refusal.has_value()) {
+        RankEnded(newest, index, *refusal);
+      } else {
+        effects_.push_back(StartTrainer{newest, index});
+      }
+    }
+  }
+
+  // How ranks of the run that wait end if their scratch files have no room here.
+  std::optional<v1::ExitRecord> RefusalOf(const RunState& run) const {
+    if (state_.scratch_total <= 0) return std::nullopt;
+    int64_t needed = 0;
+    for (const auto& [index, rank] : run.ranks) {
+      if (rank.life == RankState::Life::kWaiting) needed += ScratchBytes(run, rank);
+    }
+    int64_t in_use = 0;
+    for (const auto& [key, other] : state_.runs) {
+      for (const auto& [index, rank] : other.ranks) {
+        if (rank.life == RankState::Life::kLive) in_use += ScratchBytes(other, rank);
+      }
+    }
+    if (needed == 0 || needed + in_use <= state_.scratch_total) return std::nullopt;
+    v1::ExitRecord exit;
+    exit.set_exit_code(kCannotStart);
+    // What other jobs have is free when they end.
+    exit.set_permanent(needed > state_.scratch_total);
+    exit.set_reason(absl::StrCat(
+        "offload: this job's ranks on this node need ", MiB(needed),
+        " of scratch space, others have ", MiB(in_use), ", and the limit is ",
+        MiB(state_.scratch_total),
+        ": give the agent a larger --scratch-total, offload less (offload.share), or place fewer "
+        "ranks on the node"));
+    return exit;
   }
 
   void Stop(const v1::StopRun& request) {
@@ -343,6 +384,13 @@ bool RunState::Ended() const {
   return std::all_of(ranks.begin(), ranks.end(), [](const auto& entry) {
     return entry.second.life == RankState::Life::kEnded;
   });
+}
+
+int64_t ScratchBytes(const RunState& run, const RankState& rank) {
+  // The part of the plan that the ranks of a stage share is sent to a node once.
+  const auto stage = run.start.stages().find(rank.plan.placement().pipeline_index());
+  const v1::StagePlan& plan = stage != run.start.stages().end() ? stage->second : rank.plan.stage();
+  return plan.memory().disk_bytes();
 }
 
 const v1::StepRecord& RecordOf(const v1::TrainerStep& step) {

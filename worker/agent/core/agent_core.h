@@ -4,13 +4,15 @@
 //
 // A run is this node's part of an attempt. Its ranks go waiting -> live -> ended. They wait while
 // trainers of an older attempt of the same job still live here: two attempts never run side by
-// side. When its last rank has ended a run moves to a short memory of ended runs.
+// side. When its last rank has ended a run moves to a short memory of ended runs. Ranks whose
+// scratch files do not fit beside those of live ranks end without having been started.
 //
 // State that must survive the agent is kept by effects that come before the effects which it
 // explains, and restored by one event, Restored: the state is a function of what was kept. Trainers
 // that outlived the agent are adopted then.
 #pragma once
 
+#include <cstdint>
 #include <deque>
 #include <limits>
 #include <map>
@@ -60,6 +62,8 @@ struct AgentState {
   std::deque<EndedRun> ended;  // the latest ones, oldest first
   int highest_attempt = 0;
   bool leaving = false;  // no further run starts
+  // The most that all ranks may take in the scratch directory together; 0: no limit. Constant.
+  int64_t scratch_total = 0;
 };
 
 // ---- events ----
@@ -153,6 +157,9 @@ using AgentEffect = std::variant<KeepRun, StartTrainer, AdoptTrainer, SignalTrai
                                  SendToCoordinator, ReadData, ForgetRun>;
 
 std::vector<AgentEffect> Step(AgentState& state, const AgentEvent& event);
+
+// The size of the scratch file of a rank, which its plan decides.
+int64_t ScratchBytes(const RunState& run, const RankState& rank);
 
 // The step that a rank reports; step 0 if a trainer of another version reports none.
 const v1::StepRecord& RecordOf(const v1::TrainerStep& step);

@@ -13,11 +13,13 @@ namespace {
 
 using Life = RankState::Life;
 
-AgentEvent StartRun(int attempt, std::vector<int> ranks, const std::string& job = "job") {
+AgentEvent StartRun(int attempt, std::vector<int> ranks, const std::string& job = "job",
+                    int64_t scratch_bytes = 0) {
   CoordinatorSaid event;
   v1::StartRun* start = event.message.mutable_start_run();
   *start->mutable_run() = ToRunId({job, attempt});
   for (const int rank : ranks) start->add_ranks()->mutable_placement()->set_rank(rank);
+  (*start->mutable_stages())[0].mutable_memory()->set_disk_bytes(scratch_bytes);
   return {0, event};
 }
 
@@ -28,8 +30,8 @@ AgentEvent StopRun(int attempt, double grace, double now, const std::string& job
   return {now, event};
 }
 
-AgentEvent Ended(int attempt, int rank, int code, int signal = 0) {
-  return {0, TrainerEnded{{"job", attempt}, rank, code, signal, {"last words"}, "", false}};
+AgentEvent Ended(int attempt, int rank, int code, int signal = 0, const std::string& job = "job") {
+  return {0, TrainerEnded{{job, attempt}, rank, code, signal, {"last words"}, "", false}};
 }
 
 // One word per effect, for comparing.
@@ -395,11 +397,68 @@ TEST(AgentCore, WhatHasEndedIsNotStartedAgain) {
   EXPECT_EQ(Words(state, StartRun(1, {0, 1})), (Strings{"exited 0 0", "exited 1 0", "stopped 1"}));
 }
 
+TEST(AgentCore, ScratchFilesWithoutRoomAreNotBegun) {
+  AgentState state;
+  state.scratch_total = 100 << 20;
+  constexpr int64_t kOfRank = 30 << 20;
+  EXPECT_EQ(Words(state, StartRun(1, {0, 1}, "a", kOfRank)), (Strings{"start 1.0", "start 1.1"}));
+  const std::vector<AgentEffect> effects = Step(state, StartRun(2, {0, 1}, "b", kOfRank));
+  Strings words;
+  int exits = 0;
+  for (const AgentEffect& effect : effects) {
+    words.push_back(Word(effect));
+    const auto* said = std::get_if<SendToCoordinator>(&effect);
+    if (said == nullptr || !said->message.has_rank_exited()) continue;
+    const v1::ExitRecord& exit = said->message.rank_exited().exit();
+    ++exits;
+    EXPECT_EQ(exit.reason(),
+              "offload: this job's ranks on this node need 60.0 MiB of scratch space, others have "
+              "60.0 MiB, and the limit is 100.0 MiB: give the agent a larger --scratch-total, "
+              "offload less (offload.share), or place fewer ranks on the node");
+    // It is free when the other job has ended.
+    EXPECT_FALSE(exit.permanent());
+  }
+  EXPECT_EQ(exits, 2);
+  std::erase(words, "");
+  EXPECT_EQ(words, (Strings{"exited 0 127", "exited 1 127", "stopped 2", "forget 2"}));
+  // What needs none is not in its way, and no limit counts for it.
+  EXPECT_EQ(Words(state, StartRun(3, {0}, "c")), Strings{"start 3.0"});
+  // A newer attempt begins when the older one has ended, whose files are gone by then.
+  EXPECT_EQ(Words(state, StartRun(4, {0, 1, 2}, "a", kOfRank)),
+            (Strings{"signal 1.0 9", "signal 1.1 9"}));
+  EXPECT_EQ(Words(state, Ended(1, 0, 0, SIGKILL, "a")), Strings{"exited 0 s9"});
+  EXPECT_EQ(
+      Words(state, Ended(1, 1, 0, SIGKILL, "a")),
+      (Strings{"exited 1 s9", "stopped 1", "forget 1", "start 4.0", "start 4.1", "start 4.2"}));
+  // One of its ranks has ended, and leaves room for another one.
+  EXPECT_EQ(Words(state, Ended(4, 2, 0, 0, "a")), Strings{"exited 2 0"});
+  EXPECT_EQ(Words(state, StartRun(5, {0}, "b", kOfRank)), Strings{"start 5.0"});
+}
+
+TEST(AgentCore, ScratchFilesThatNeverHaveRoomAreAPermanentFault) {
+  AgentState state;
+  state.scratch_total = 50;
+  int exits = 0;
+  for (const AgentEffect& effect : Step(state, StartRun(1, {0, 1}, "job", 30))) {
+    const auto* said = std::get_if<SendToCoordinator>(&effect);
+    if (said == nullptr || !said->message.has_rank_exited()) continue;
+    ++exits;
+    EXPECT_TRUE(said->message.rank_exited().exit().permanent());
+  }
+  EXPECT_EQ(exits, 2);
+  EXPECT_TRUE(state.runs.empty());
+  state.scratch_total = 0;
+  EXPECT_EQ(Words(state, StartRun(2, {0, 1}, "job", int64_t{1} << 60)),
+            (Strings{"start 2.0", "start 2.1"}));
+}
+
 // Plays the world to the core: every start is answered, some by a failure; every kill ends a rank;
 // agents die, and others continue with what they have kept.
 class RandomHistory {
  public:
-  explicit RandomHistory(unsigned seed) : random_(seed) {}
+  explicit RandomHistory(unsigned seed) : random_(seed), scratch_total_(seed % 2 == 0 ? 0 : 10) {
+    state_.scratch_total = scratch_total_;
+  }
 
   void Run(int events) {
     for (int i = 0; i < events; ++i) {
@@ -426,7 +485,8 @@ class RandomHistory {
     switch (Pick(6)) {
       case 0:
       case 1:
-        return StartRun(attempt, {0, 1, 2});
+        // The later half of the attempts has no room, where there is a limit.
+        return StartRun(attempt, {0, 1, 2}, "job", attempt);
       case 2:
         return StopRun(attempt, Pick(3), now_);
       case 3:
@@ -451,6 +511,7 @@ class RandomHistory {
       } else if (const auto* start = std::get_if<StartTrainer>(&effect)) {
         EXPECT_TRUE(live_.insert({start->run, start->rank}).second) << "started twice";
         EXPECT_TRUE(started_.insert({start->run, start->rank}).second) << "started again";
+        EXPECT_TRUE(scratch_total_ == 0 || 3 * start->run.second <= scratch_total_);
         for (const Process& other : live_) {
           EXPECT_EQ(other.first, start->run) << "two attempts of a job side by side";
         }
@@ -465,12 +526,14 @@ class RandomHistory {
   // Some trainers end while no agent is there; the next one hears of it when it looks for them.
   void DieAndComeBack() {
     state_ = {};
+    state_.scratch_total = scratch_total_;
     adopted_.clear();
     Apply({now_, memory_.kept()});
     EXPECT_EQ(adopted_, live_) << "a trainer is forgotten, or one that has ended is awaited";
   }
 
   std::mt19937 random_;
+  const int64_t scratch_total_;
   double now_ = 0;
   Memory memory_;
   std::set<Process> adopted_;

@@ -84,6 +84,7 @@ RunManager::RunManager(AgentOptions options, AgentMetrics& metrics, AgentStore& 
                  options_.data_cache_total,
                  options_.allowed,
                  {options_.trainer, options_.trainer_user, options_.data_memory}}),
+      state_({.scratch_total = options_.scratch_total}),
       figures_(metrics),
       housekeeper_([this] { Housekeeping(); }) {}
 

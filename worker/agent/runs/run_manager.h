@@ -47,6 +47,7 @@ struct AgentOptions {
   std::string state_dir;
   std::string log_dir;                           // for trainers' logs, a directory for each job
   std::string scratch_dir;                       // for what jobs offload to disk; it exists
+  int64_t scratch_total = 0;                     // limit for all of that; 0: none
   int64_t log_bytes = int64_t{16} << 20;         // size at which a trainer's log is rotated
   int64_t log_quota = int64_t{1} << 30;          // limit for all logs of a job
   int64_t log_total = int64_t{16} << 30;         // limit for the logs of all jobs
