@@ -294,21 +294,19 @@ int64_t KeepOverNeighbours(int ranks, std::vector<StateUnit>* units) {
   return elements;
 }
 
-ShardRange RankShards::RangeOf(const StageTensors& tensors, const StateUnit& unit, int rank) const {
+ShardRange RankShards::RangeOf(const StateUnit& unit, int rank) const {
   ShardRange range;
   if (!divided()) rank = 0;
   range.begin = unit.bounds[static_cast<size_t>(rank)];
   range.elements = unit.bounds[static_cast<size_t>(rank) + 1] - range.begin;
   if (range.elements == 0) return range;
-  // The first tensor of which the shard has something; padding may lie before it.
-  size_t first = unit.first_tensor;
-  while (own.part(first).elements() == 0) ++first;
-  const ShardPart& part = own.part(first);
-  const int64_t skipped =
-      tensors.tensors[first].gradient_offset + part.begin - (unit.gradient_offset + range.begin);
-  range.state_offset = part.state_offset - skipped;
-  range.sum_offset = part.sum_offset - skipped;
-  range.split_offset = part.split_offset - skipped;
+  // ShardOf places a unit's part as a whole: its first tensor, of which the shard may have nothing,
+  // is where the part begins. The part may be no more than padding between two tensors.
+  const ShardPart& first = own.part(unit.first_tensor);
+  range.state_offset = first.state_offset;
+  range.split_offset = first.split_offset;
+  // Sums of gradients that are not divided are where gradients are.
+  range.sum_offset = divides_gradients ? first.sum_offset : unit.gradient_offset + range.begin;
   return range;
 }
 

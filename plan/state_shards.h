@@ -197,7 +197,7 @@ struct RankShards {
   bool divided() const { return shards > 1; }
 
   // The shard's part of a unit, for the rank with this index among those that divide the state.
-  ShardRange RangeOf(const StageTensors& tensors, const StateUnit& unit, int rank) const;
+  ShardRange RangeOf(const StateUnit& unit, int rank) const;
 };
 RankShards ShardsOfRank(const v1::JobSpec& job, const v1::RankPlan& plan,
                         const StageTensors& tensors);

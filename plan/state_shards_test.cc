@@ -108,6 +108,46 @@ TEST(StateShards, TileEveryTensor) {
   }
 }
 
+// A unit's part lies in one piece, where its tensors say; also one of a rank that has nothing of a
+// small unit but padding between its tensors.
+TEST(StateShards, RangesOfUnitsAreThoseOfTheirTensors) {
+  int only_padding = 0;
+  for (const int zero_stage : {1, 2}) {
+    for (const int64_t hidden : {8, 24, 96}) {
+      v1::JobSpec job;
+      *job.mutable_model() = Model(v1::ARCHITECTURE_GPT2, hidden);
+      v1::RankPlan plan;
+      *plan.mutable_layout() = Layout(1, 1, 4);
+      plan.mutable_layout()->set_zero_stage(zero_stage);
+      const StageTensors tensors = TensorsOfStage(job.model(), plan.layout(), 0);
+      for (int rank = 0; rank < 4; ++rank) {
+        plan.mutable_placement()->set_data_index(rank);
+        const RankShards shards = ShardsOfRank(job, plan, tensors);
+        for (const StateUnit& unit : shards.units) {
+          const ShardRange range = shards.RangeOf(unit, rank);
+          int64_t elements = 0;
+          for (size_t i = unit.first_tensor; i < unit.first_tensor + unit.tensor_count; ++i) {
+            const ShardPart& part = shards.own.part(i);
+            if (part.elements() == 0) continue;
+            elements += part.elements();
+            const int64_t at = tensors.tensors[i].gradient_offset - unit.gradient_offset +
+                               part.begin - range.begin;
+            EXPECT_LE(at + part.elements(), range.elements) << unit.name;
+            EXPECT_EQ(part.sum_offset, range.sum_offset + at) << unit.name;
+            if (!unit.own_parameter) continue;
+            EXPECT_EQ(part.state_offset, range.state_offset + at) << unit.name;
+            EXPECT_EQ(part.split_offset, range.split_offset + at) << unit.name;
+          }
+          if (range.elements > 0 && elements == 0) ++only_padding;
+          if (zero_stage < 2 || range.elements == 0) continue;
+          EXPECT_LE(range.sum_offset + range.elements, shards.own.sum_elements) << unit.name;
+        }
+      }
+    }
+  }
+  EXPECT_GT(only_padding, 0);
+}
+
 TEST(StateShards, OneShardIsTheStageAsItLies) {
   const StageTensors stage = TensorsOfStage(Model(v1::ARCHITECTURE_GPT2, 96), Layout(1, 1, 1), 0);
   const StateShard shard = ShardOf(stage, StateUnitsOf(stage, 1), 0);

@@ -291,6 +291,17 @@ TEST(Sharding, StateOnDiskHasTheBitsOfStateInMemory) {
   }
 }
 
+// A rank may have nothing of a small unit but padding between its tensors.
+TEST(Sharding, PartsThatAreOnlyPadding) {
+  v1::JobSpec spec = SmallJob();
+  spec.mutable_model()->set_hidden(24);
+  const RunResult whole = Train(spec, kOneRank);
+  for (const int stage : {1, 2, 3}) {
+    SCOPED_TRACE(stage);
+    ExpectSameBits(whole, Train(spec, Divided({1, 1, 4, 1, 1, k1f1b}, stage)));
+  }
+}
+
 // A part of the optimizer's state, by units: moments, and in 16 bits or a block format the weights.
 TEST(Sharding, PartsOnDiskHaveTheBitsOfStateInMemory) {
   for (const v1::JobSpec& model :

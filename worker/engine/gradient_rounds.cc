@@ -126,7 +126,7 @@ void GradientRounds::ReduceUnits(int layer, int round) {
 // round are neighbours in the tree, so that this is the tree of all lanes. With one level rounds
 // are added one after the other.
 void GradientRounds::AddToSums(const plan::StateUnit& unit, const float* gradients, int round) {
-  const plan::ShardRange own = shards_.RangeOf(tensors_, unit, communicators_.shard().rank());
+  const plan::ShardRange own = shards_.RangeOf(unit, communicators_.shard().rank());
   if (own.elements == 0) return;
   streams_.communication.RunOperations([=, this](kernels::Ops& ops) {
     if (sums_.size() == 1 && round > 0) {
@@ -144,7 +144,7 @@ void GradientRounds::AddToSums(const plan::StateUnit& unit, const float* gradien
 // upper part (plan/rank_layout.cc, CheckDivision).
 void GradientRounds::SumOverReplicas(const plan::StateUnit& unit) {
   collective::Communicator* const replicas = communicators_.replicas();
-  const plan::ShardRange own = shards_.RangeOf(tensors_, unit, communicators_.shard().rank());
+  const plan::ShardRange own = shards_.RangeOf(unit, communicators_.shard().rank());
   if (replicas == nullptr || own.elements == 0) return;
   replicas->AllReduceSum(streams_.communication, sums_.front() + own.sum_offset, own.elements,
                          collective::SumOrder::kTree, data_scratch_);

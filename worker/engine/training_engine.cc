@@ -115,7 +115,7 @@ class Engine : public TrainingEngine {
                                     *bucket_ready_,
                                     {summed_[0].get(), summed_[1].get()}},
             trace_, where_),
-        gather_(shards_, tensors_,
+        gather_(shards_,
                 WeightGather::Weights{arena_.ValuesOf(WeightsName(), precision_),
                                       arena_.Floats("parameters"),
                                       arena_.Floats(NearName("parameters")),

@@ -8,11 +8,10 @@
 
 namespace tercio::engine {
 
-WeightGather::WeightGather(const plan::RankShards& shards, const plan::StageTensors& tensors,
-                           Weights weights, Groups groups, PackedExchange& packed, Arena& arena,
-                           Streams streams, StepTrace& trace, progress::Whereabouts& where)
+WeightGather::WeightGather(const plan::RankShards& shards, Weights weights, Groups groups,
+                           PackedExchange& packed, Arena& arena, Streams streams, StepTrace& trace,
+                           progress::Whereabouts& where)
     : shards_(shards),
-      tensors_(tensors),
       weights_(weights),
       groups_(groups),
       packed_(packed),
@@ -135,7 +134,7 @@ void WeightGather::Follow() {
 }
 
 const float* WeightGather::MasterOf(const plan::StateUnit& unit) const {
-  const plan::ShardRange own = shards_.RangeOf(tensors_, unit, groups_.shard.rank());
+  const plan::ShardRange own = shards_.RangeOf(unit, groups_.shard.rank());
   if (shards_.splits_master) {
     return (unit.near ? weights_.near : weights_.master) + own.split_offset;
   }
@@ -145,7 +144,7 @@ const float* WeightGather::MasterOf(const plan::StateUnit& unit) const {
 
 void WeightGather::Gather(const plan::StateUnit& unit) {
   const kernels::Values place = weights_.of_model + unit.model_offset;
-  const plan::ShardRange own = shards_.RangeOf(tensors_, unit, groups_.shard.rank());
+  const plan::ShardRange own = shards_.RangeOf(unit, groups_.shard.rank());
   const float* const master = MasterOf(unit);
   if (packed_.packs_weights()) {
     streams_.communication.RunOperations(

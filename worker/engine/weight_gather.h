@@ -53,9 +53,9 @@ class WeightGather {
     collective::Communicator* secondary;
   };
   // All of it outlives the object.
-  WeightGather(const plan::RankShards& shards, const plan::StageTensors& tensors, Weights weights,
-               Groups groups, PackedExchange& packed, Arena& arena, Streams streams,
-               StepTrace& trace, progress::Whereabouts& where);
+  WeightGather(const plan::RankShards& shards, Weights weights, Groups groups,
+               PackedExchange& packed, Arena& arena, Streams streams, StepTrace& trace,
+               progress::Whereabouts& where);
 
   // Events that it needs: one for each place, or for the embedding, each layer and the head.
   static size_t EventsOf(const plan::RankShards& shards);
@@ -104,7 +104,6 @@ class WeightGather {
   void Waited(absl::FunctionRef<void()> wait);
 
   const plan::RankShards& shards_;
-  const plan::StageTensors& tensors_;
   const Weights weights_;
   const Groups groups_;
   PackedExchange& packed_;
