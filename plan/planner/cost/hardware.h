@@ -1,0 +1,77 @@
+// What a step of training runs on, as numbers: an accelerator, the links inside a node, the network
+// between nodes. Pure.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace tercio::plan::cost {
+
+// One way, of one device or, between nodes, of one network interface.
+struct Link {
+  double bytes_per_second = 0;
+  double seconds = 0;  // of a message without bytes, from kernel to kernel
+};
+
+struct Accelerator {
+  std::string_view name;
+  std::string_view driver_name;  // a part of what its driver calls it
+  // Dense operations a second (data sheet). 0: it has no such units.
+  double flops_16 = 0;
+  double flops_8 = 0;
+  double flops_tf32 = 0;
+  double flops_fp32 = 0;
+  double memory_bytes = 0;
+  double memory_bytes_per_second = 0;
+  double link_bytes_per_second = 0;  // one way, to the other devices of its node
+  int processors = 0;                // multiprocessors, which take the tiles of a product
+  // Whether products are cut into tiles of fixed sizes; not so on CPUs.
+  bool tiles_products = true;
+  // The best product that anybody has measured in 16 bits, as a share of flops_16.
+  double product_share = 0;
+  // The share of that product's rate that a long run keeps, at the clock which its power allows.
+  double sustained_share = 0;
+  // Products whose rows are no whole vectors of 16 bytes, as a share of flops_16; 0: as others.
+  double unaligned_share = 0;
+  // The share of its rate that kernels reach which use the instructions of earlier generations.
+  double legacy_share = 1;
+  std::string_view source;
+};
+
+// All accelerators with known figures.
+const std::vector<Accelerator>& Accelerators();
+
+// By its name in the catalogue; NOT_FOUND names the nearest ones.
+absl::StatusOr<Accelerator> AcceleratorOf(std::string_view name);
+
+// By what a driver calls it ("NVIDIA H100 80GB HBM3"); nullptr: none.
+const Accelerator* FindDriverName(std::string_view name);
+
+struct ClusterModel {
+  Accelerator accelerator;
+  int nodes = 1;
+  int devices_per_node = 1;
+  Link inside;   // of each device
+  Link between;  // of each network interface
+  int interfaces_per_node = 1;
+
+  int devices() const { return nodes * devices_per_node; }
+};
+
+// The cluster of `nodes` nodes in which the accelerators are linked as the catalogue says, and with
+// the latencies of NCCL on such links.
+ClusterModel MakeCluster(const Accelerator& accelerator, int devices_per_node, int nodes,
+                         int interfaces_per_node, double interface_bytes_per_second);
+
+// INVALID_ARGUMENT names the figure that is missing, zero or negative, and what it should be.
+absl::Status CheckCluster(const ClusterModel& cluster);
+
+// Sentences about figures that no known hardware has: most likely bits were taken for bytes, or
+// giga for tera.
+std::vector<std::string> ImplausibleFigures(const ClusterModel& cluster);
+
+}  // namespace tercio::plan::cost

@@ -1,0 +1,101 @@
+#include "plan/planner/cost/pipeline_time.h"
+
+#include <algorithm>
+
+#include "common/check.h"
+
+namespace tercio::plan::cost {
+namespace {
+
+constexpr double kNotYet = -1;
+
+// Groups of micro-batches (one for each stage) after which a pipeline repeats itself.
+constexpr int kGroupsUntilSteady = 4;
+
+}  // namespace
+
+PipelineWalk::PipelineWalk(const ScheduleShape& shape) : shape_(shape) {
+  for (int stage = 0; stage < shape.stages; ++stage) {
+    std::vector<Pass>& passes = stages_.emplace_back();
+    for (const v1::Action& action : StageActions(shape, stage)) {
+      const bool forward = action.kind() == v1::ACTION_KIND_FORWARD;
+      if (!forward && action.kind() != v1::ACTION_KIND_BACKWARD) continue;
+      passes.push_back({action.chunk() * shape.stages + stage, action.micro_batch(), forward});
+    }
+  }
+}
+
+PipelineTime PipelineWalk::Play(const PipelineCost& cost) const {
+  const auto stages = static_cast<size_t>(shape_.stages);
+  const size_t places = stages * static_cast<size_t>(std::max(1, shape_.chunks));
+  const auto micro_batches = static_cast<size_t>(shape_.micro_batches);
+  TERCIO_CHECK_EQ(cost.places.size(), places);
+  // When what a pass reads is there.
+  std::vector<double> activation(places * micro_batches, kNotYet);
+  std::vector<double> gradient(places * micro_batches, kNotYet);
+  for (size_t i = 0; i < micro_batches; ++i) {
+    activation[i] = 0;
+    gradient[(places - 1) * micro_batches + i] = 0;
+  }
+  PipelineTime time;
+  time.stage_ends.assign(stages, 0);
+  std::vector<size_t> at(stages, 0);
+  bool moved = true;
+  // A pass that is ready stays ready, so that the order of stages does not matter.
+  while (moved) {
+    moved = false;
+    for (size_t stage = 0; stage < stages; ++stage) {
+      double& now = time.stage_ends[stage];
+      while (at[stage] < stages_[stage].size()) {
+        const Pass& pass = stages_[stage][at[stage]];
+        const auto place = static_cast<size_t>(pass.place);
+        const auto micro_batch = static_cast<size_t>(pass.micro_batch);
+        const double ready =
+            (pass.forward ? activation : gradient)[place * micro_batches + micro_batch];
+        if (ready == kNotYet) break;
+        const PassSeconds& seconds = cost.places[place];
+        now = std::max(now, ready) + (pass.forward ? seconds.forward : seconds.backward);
+        const bool sends = pass.forward ? place + 1 < places : place > 0;
+        if (sends) {
+          const double arrives = now + cost.transfer;
+          if (!cost.overlaps_transfers) now = arrives;
+          const size_t next = pass.forward ? place + 1 : place - 1;
+          (pass.forward ? activation : gradient)[next * micro_batches + micro_batch] = arrives;
+        }
+        ++at[stage];
+        moved = true;
+      }
+    }
+  }
+  for (size_t stage = 0; stage < stages; ++stage) {
+    TERCIO_CHECK_EQ(at[stage], stages_[stage].size());
+    time.seconds = std::max(time.seconds, time.stage_ends[stage]);
+  }
+  return time;
+}
+
+const PipelineWalk& PipelineWalks::Of(ScheduleShape shape, int micro_batches) {
+  shape.micro_batches = micro_batches;
+  std::unique_ptr<PipelineWalk>& walk =
+      walks_[{static_cast<int>(shape.kind), shape.stages, shape.chunks, micro_batches}];
+  if (walk == nullptr) walk = std::make_unique<PipelineWalk>(shape);
+  return *walk;
+}
+
+PipelineTime PipelineWalks::Play(const ScheduleShape& shape, const PipelineCost& cost) {
+  const int group = shape.stages;
+  const int steady = kGroupsUntilSteady * group;
+  // Whole groups are left out, so that the interleaved order stays the same.
+  const int left_out = (shape.micro_batches - steady) / group;
+  if (left_out <= 1) return Of(shape, shape.micro_batches).Play(cost);
+  const int played = shape.micro_batches - left_out * group;
+  PipelineTime time = Of(shape, played).Play(cost);
+  const PipelineTime before = Of(shape, played - group).Play(cost);
+  for (size_t stage = 0; stage < time.stage_ends.size(); ++stage) {
+    time.stage_ends[stage] += left_out * (time.stage_ends[stage] - before.stage_ends[stage]);
+  }
+  time.seconds += left_out * (time.seconds - before.seconds);
+  return time;
+}
+
+}  // namespace tercio::plan::cost

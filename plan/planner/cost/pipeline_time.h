@@ -1,0 +1,64 @@
+// Seconds of a pipeline: the action lists that the trainer executes (plan/schedule.h), played
+// against each other with the time of each pass and message. Pure.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <tuple>
+#include <vector>
+
+#include "plan/schedule.h"
+
+namespace tercio::plan::cost {
+
+// Times of one micro-batch.
+struct PassSeconds {
+  double forward = 0;
+  double backward = 0;
+};
+
+struct PipelineCost {
+  std::vector<PassSeconds> places;  // by chunk * stages + stage, the order of the model
+  double transfer = 0;              // of a message between stages, either way
+  // Whether messages travel while stages compute; else a sender waits until its message is there.
+  bool overlaps_transfers = true;
+};
+
+struct PipelineTime {
+  double seconds = 0;              // until the last stage has finished
+  std::vector<double> stage_ends;  // when each stage has done its last backward pass
+};
+
+// All stages' passes, taken from their action lists once and played as often as needed.
+class PipelineWalk {
+ public:
+  explicit PipelineWalk(const ScheduleShape& shape);
+
+  PipelineTime Play(const PipelineCost& cost) const;
+
+ private:
+  struct Pass {
+    int32_t place = 0;
+    int32_t micro_batch = 0;
+    bool forward = true;
+  };
+
+  ScheduleShape shape_;
+  std::vector<std::vector<Pass>> stages_;
+};
+
+// Walks by shape, made when they are first asked for: layouts of a search share them.
+class PipelineWalks {
+ public:
+  // With many micro-batches only the first ones are played, until one group of them takes as long
+  // as the one before; the rest follows from that.
+  PipelineTime Play(const ScheduleShape& shape, const PipelineCost& cost);
+
+ private:
+  const PipelineWalk& Of(ScheduleShape shape, int micro_batches);
+
+  std::map<std::tuple<int, int, int, int>, std::unique_ptr<PipelineWalk>> walks_;
+};
+
+}  // namespace tercio::plan::cost

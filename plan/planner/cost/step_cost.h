@@ -1,0 +1,65 @@
+// Seconds of one training step of a model in a layout on a cluster, and where they go. Pure.
+//
+// A step is: passes of all micro-batches through the pipeline (pipeline_time.h), whose parts take
+// the time of their units (unit_time.h); what data ranks exchange, as far as it is not hidden
+// behind passes; the optimizer. docs/planner.md has the formulas, their sources and the errors on
+// published measurements.
+#pragma once
+
+#include <vector>
+
+#include "plan/planner/cost/constants.h"
+#include "plan/planner/cost/hardware.h"
+#include "plan/planner/cost/pipeline_time.h"
+#include "plan/planner/cost/recipe.h"
+#include "proto/tercio/v1/job.pb.h"
+#include "proto/tercio/v1/plan.pb.h"
+
+namespace tercio::plan::cost {
+
+// The parts add up to seconds. Those of passes are of the busiest stage.
+struct StepCost {
+  double seconds = 0;
+
+  double compute = 0;
+  double tensor_communication = 0;
+  double recompute = 0;  // with what tensor ranks exchange for it
+  double pipeline_bubble = 0;
+  double pipeline_transfers = 0;
+  double data_exposed = 0;  // gradients and weights between data ranks
+  double optimizer = 0;
+  double other = 0;  // the host's, and waiting for slower ranks
+
+  double tokens_per_second = 0;
+  // Floating-point operations of each device in a second: those of the model, and with what is
+  // computed again.
+  double model_flops = 0;
+  double hardware_flops = 0;
+};
+
+// Layers of each chunk of each stage, by chunk * pipeline + stage. Equal parts where the layers
+// divide; else embedding and head count as a layer each.
+std::vector<int> LayersOfPlaces(int layers, const v1::Layout& layout);
+
+struct StepInput {
+  const v1::JobSpec& job;
+  const v1::Layout& layout;
+  const ClusterModel& cluster;
+  const Recipe& recipe;
+  Constants constants = {};
+  std::vector<int> layers = {};  // of places; empty: LayersOfPlaces
+};
+
+// Layers of places so that the slowest one is as fast as can be, with embedding and head as work.
+std::vector<int> BalancedLayers(const StepInput& input);
+
+// REQUIRES: CheckCluster(cluster), degrees that the model's sizes can be divided by, micro-batches
+// that the schedule can be made of, a known vocabulary.
+StepCost CostOfStep(const StepInput& input, PipelineWalks* walks);
+// Fewer seconds than that, or as many, for much less work: the time of the stage that has most to
+// do, with what has to happen before its first pass and behind its last one, and the optimizer's.
+double LeastSecondsOfStep(const StepInput& input);
+StepCost CostOfStep(const v1::JobSpec& job, const v1::Layout& layout, const ClusterModel& cluster,
+                    const Recipe& recipe);
+
+}  // namespace tercio::plan::cost
