@@ -35,25 +35,6 @@ Json ReshardToJson(int ranks) {
   return ranks != plan::kKeepsWeights;
 }
 
-Json LayoutToJson(const v1::Layout& layout) {
-  // Jobs of older versions leave keys at 0 or empty; programs get what that means.
-  return {
-      {"tensor", layout.tensor()},
-      {"pipeline", layout.pipeline()},
-      {"virtual_pipeline", std::max(1, layout.virtual_pipeline())},
-      {"context_parallel", std::max(1, layout.context_parallel())},
-      {"data", layout.data()},
-      {"micro_batch", layout.micro_batch()},
-      {"sequence_parallel", layout.sequence_parallel()},
-      {"zero_stage", layout.zero_stage()},
-      {"shard", layout.shard() > 0 ? Json(layout.shard()) : Json(nullptr)},
-      {"reshard_after_forward", ReshardToJson(layout.reshard_after_forward())},
-      {"prefetch", plan::PrefetchOf(layout)},
-      {"offload_share", layout.has_offload_share() ? Json(layout.offload_share()) : Json(nullptr)},
-      {"recompute",
-       plan::TextOf(plan::IsNamed(layout.recompute()) ? layout.recompute() : v1::RECOMPUTE_NONE)}};
-}
-
 Json PredictionToJson(const v1::Prediction& predicted) {
   return {{"step_seconds", NumberOrNull(predicted.step_seconds())},
           {"tflops_per_gpu", NumberOrNull(predicted.tflops_per_gpu())},
@@ -120,6 +101,25 @@ double Seconds(const google::protobuf::Timestamp& time) {
 }
 
 }  // namespace
+
+Json LayoutToJson(const v1::Layout& layout) {
+  // Jobs of older versions leave keys at 0 or empty; programs get what that means.
+  return {
+      {"tensor", layout.tensor()},
+      {"pipeline", layout.pipeline()},
+      {"virtual_pipeline", std::max(1, layout.virtual_pipeline())},
+      {"context_parallel", std::max(1, layout.context_parallel())},
+      {"data", layout.data()},
+      {"micro_batch", layout.micro_batch()},
+      {"sequence_parallel", layout.sequence_parallel()},
+      {"zero_stage", layout.zero_stage()},
+      {"shard", layout.shard() > 0 ? Json(layout.shard()) : Json(nullptr)},
+      {"reshard_after_forward", ReshardToJson(layout.reshard_after_forward())},
+      {"prefetch", plan::PrefetchOf(layout)},
+      {"offload_share", layout.has_offload_share() ? Json(layout.offload_share()) : Json(nullptr)},
+      {"recompute",
+       plan::TextOf(plan::IsNamed(layout.recompute()) ? layout.recompute() : v1::RECOMPUTE_NONE)}};
+}
 
 std::string StateName(v1::JobState state) {
   return absl::AsciiStrToLower(v1::JobState_Name(state).substr(10));  // after JOB_STATE_

@@ -28,6 +28,7 @@ Json EventToJson(const v1::JobEvent& event);
 Json LogToJson(const v1::LogLine& line);
 Json NodeToJson(const v1::Node& node);
 Json CheckpointToJson(const v1::CheckpointInfo& checkpoint);
+Json LayoutToJson(const v1::Layout& layout);
 Json PlanReportToJson(const v1::PlanReport& report);
 
 // RFC 3339, UTC; empty when not set.

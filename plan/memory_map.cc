@@ -500,27 +500,6 @@ void AddGradients(const v1::JobSpec& job, const v1::Layout& layout, const StageS
   for (int i = 0; i < buffers.shared; ++i) add("gradients.shared.", i, bucket);
 }
 
-const char* KindName(v1::BufferKind kind) {
-  switch (kind) {
-    case v1::BUFFER_KIND_PARAMETER:
-      return "parameters";
-    case v1::BUFFER_KIND_GRADIENT:
-      return "gradients";
-    case v1::BUFFER_KIND_OPTIMIZER:
-      return "optimizer";
-    case v1::BUFFER_KIND_ACTIVATION:
-      return "activations";
-    case v1::BUFFER_KIND_WORKSPACE:
-      return "workspace";
-    case v1::BUFFER_KIND_COMMUNICATION:
-      return "communication";
-    case v1::BUFFER_KIND_SNAPSHOT:
-      return "snapshot";
-    default:
-      return "other";
-  }
-}
-
 }  // namespace
 
 int SumsPerSequence(const v1::ModelSpec& spec) {
@@ -628,12 +607,33 @@ const v1::Buffer& FindBuffer(const v1::MemoryTable& table, const std::string& na
   std::abort();
 }
 
+const char* BufferKindText(v1::BufferKind kind) {
+  switch (kind) {
+    case v1::BUFFER_KIND_PARAMETER:
+      return "parameters";
+    case v1::BUFFER_KIND_GRADIENT:
+      return "gradients";
+    case v1::BUFFER_KIND_OPTIMIZER:
+      return "optimizer";
+    case v1::BUFFER_KIND_ACTIVATION:
+      return "activations";
+    case v1::BUFFER_KIND_WORKSPACE:
+      return "workspace";
+    case v1::BUFFER_KIND_COMMUNICATION:
+      return "communication";
+    case v1::BUFFER_KIND_SNAPSHOT:
+      return "snapshot";
+    default:
+      return "other";
+  }
+}
+
 std::string MemoryTableText(const v1::MemoryTable& table) {
   std::map<v1::BufferKind, int64_t> bytes;
   for (const v1::Buffer& buffer : table.buffers()) bytes[buffer.kind()] += buffer.size_bytes();
   std::string text;
   for (const auto& [kind, size] : bytes) {
-    absl::StrAppendFormat(&text, "  %-14s %12.3f MiB\n", KindName(kind),
+    absl::StrAppendFormat(&text, "  %-14s %12.3f MiB\n", BufferKindText(kind),
                           static_cast<double>(size) / (1 << 20));
   }
   absl::StrAppendFormat(&text, "  %-14s %12.3f MiB\n", "total",

@@ -48,6 +48,9 @@ int64_t MostBytesOutside(const v1::JobSpec& job, const v1::Layout& layout, int s
 // The buffer of that name. REQUIRES: it exists.
 const v1::Buffer& FindBuffer(const v1::MemoryTable& table, const std::string& name);
 
+// "activations".
+const char* BufferKindText(v1::BufferKind kind);
+
 // For people: one line per kind of buffer, and the total.
 std::string MemoryTableText(const v1::MemoryTable& table);
 

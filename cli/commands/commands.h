@@ -249,7 +249,14 @@ struct PlanOptions : GlobalOptions {
   std::string job_file;
   std::vector<std::string> set;  // KEY=VALUE
   int ranks = 0;                 // 0: the job's
+  // These with a cluster file only.
   std::string cluster;
+  std::vector<std::string> what_if;  // KEY=VALUE
+  std::string explain;               // a layout (cli/commands/layout_filter.h)
+  std::vector<std::string> compare;  // two of them
+  double tokens = 0;                 // of a run, whose cost is computed
+  std::vector<int> scale;            // numbers of GPUs
+  bool weak = false;                 // the global batch grows with them
   bool effective = false;
   bool explain_tensors = false;
   bool program = false;

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "cli/client.h"
+#include "cli/commands/cluster_plan.h"
 #include "cli/commands/commands.h"
 #include "cli/commands/explained_program.h"
 #include "cli/commands/explained_tensors.h"
@@ -152,10 +153,28 @@ void PrintProgram(const v1::JobSpec& spec, const v1::Layout& layout, const PlanO
   }
 }
 
-absl::StatusOr<int> PlanJob(const PlanOptions& options) {
-  if (!options.cluster.empty()) {
-    return absl::InvalidArgumentError("--cluster is not supported by this version");
+absl::Status CheckClusterOptions(const PlanOptions& options) {
+  const bool asks = !options.what_if.empty() || !options.explain.empty() ||
+                    !options.compare.empty() || options.tokens > 0 || !options.scale.empty();
+  if (asks && options.cluster.empty()) {
+    return absl::InvalidArgumentError(
+        "--what-if, --explain, --compare, --tokens and --scale are about a cluster file; name it "
+        "with --cluster");
   }
+  if (!options.cluster.empty() &&
+      (options.ranks > 0 || options.explain_tensors || options.program)) {
+    return absl::InvalidArgumentError(
+        "--cluster says how many ranks there are, and lists layouts: leave out --ranks, "
+        "--explain-tensors and --program");
+  }
+  if (options.weak && options.scale.empty()) {
+    return absl::InvalidArgumentError("--weak is about --scale; name numbers of GPUs");
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<int> PlanJob(const PlanOptions& options) {
+  TERCIO_RETURN_IF_ERROR(CheckClusterOptions(options));
   std::vector<std::string> changes = options.set;
   // The option is the key of the job file, so that both are checked alike.
   if (options.ranks > 0) changes.push_back(absl::StrCat("resources.ranks=", options.ranks));
@@ -178,6 +197,7 @@ absl::StatusOr<int> PlanJob(const PlanOptions& options) {
                                ") times its training samples, over training.global_batch")});
   }
   FillVocabulary(&spec);
+  if (!options.cluster.empty()) return PlanOnCluster(spec, options);
   int ranks = std::max(1, spec.resources().ranks());
   if (!spec.parallelism().automatic()) {
     TERCIO_ASSIGN_OR_RETURN(const v1::Layout layout, plan::LayoutOfJob(spec));

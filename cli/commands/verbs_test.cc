@@ -45,7 +45,7 @@ login -o,--output REACH --token-file --token --enroll --check
 data -o,--output
 data tokenize --input --tokenizer --output --threads --text-key --skip-bad-lines --append-eod --split-sentences
 data inspect -o,--output prefix --text-key
-plan -o,--output job_file --set --ranks --cluster --effective --explain-tensors --program
+plan -o,--output job_file --set --ranks --cluster --what-if --explain --compare --tokens --scale --weak --effective --explain-tensors --program
 generate -o,--output --checkpoint --context --tokenizer --prompt --prompt-ids --prompts --batch --tokens --temperature --top-k --top-p --seed --start-id --end-id
 evaluate -o,--output --checkpoint --context --tokenizer --data --metric --text-key --text-pair-key --label-key --job --stride
 completion -o,--output shell

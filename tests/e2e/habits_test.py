@@ -121,9 +121,11 @@ class Inputs(TercioTest):
         elsewhere = ["--set", "data.train=/not/here.txt"]
         self.assertEqual(memory(*elsewhere, notice="the size of the vocabulary is unknown here and assumed to be 256"),
                          memory("--set", "model.vocab_size=256"))
-        out, err = self.tercio("plan", self.path("job.yaml"), "--effective", "--cluster", "x", code=2)
+        out, err = self.tercio("plan", self.path("job.yaml"), "--cluster", self.path("x.yaml"), code=3)
         self.assertEqual(out, "")
-        self.assertIn("--cluster is not supported by this version", err)
+        self.assertIn("x.yaml", err)
+        _, err = self.tercio("plan", self.path("job.yaml"), "--tokens", "1e9", code=2)
+        self.assertIn("about a cluster file", err)
 
     def test_keys_without_effect_get_a_notice(self):
         changes = ["--set", "training.steps=1", "--set", "parallelism={tensor: 1, tensor_overlap: 4}",

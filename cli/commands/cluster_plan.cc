@@ -1,0 +1,121 @@
+#include "cli/commands/cluster_plan.h"
+
+#include <algorithm>
+#include <iostream>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "cli/commands/layout_filter.h"
+#include "cli/output.h"
+#include "common/exit_codes.h"
+#include "common/status_macros.h"
+#include "plan/planner/cost/recipe.h"
+
+namespace tercio::cli {
+namespace {
+
+// What Tercio's own trainer does.
+const plan::cost::Recipe& OwnRecipe() { return *plan::cost::FindRecipe("tercio"); }
+
+// The cluster of `devices` devices: whole nodes, or a part of one.
+absl::StatusOr<plan::cost::ClusterModel> OfDevices(plan::cost::ClusterModel cluster, int devices) {
+  if (devices < cluster.devices_per_node) {
+    cluster.nodes = 1;
+    cluster.devices_per_node = devices;
+    return cluster;
+  }
+  if (devices % cluster.devices_per_node != 0) {
+    return absl::InvalidArgumentError(absl::StrCat("--scale ", devices, ": is no multiple of the ",
+                                                   cluster.devices_per_node, " GPUs of a node"));
+  }
+  cluster.nodes = devices / cluster.devices_per_node;
+  return cluster;
+}
+
+absl::StatusOr<ScalePoint> AtScale(v1::JobSpec job, const plan::cost::ClusterModel& cluster,
+                                   int devices, const PlanOptions& options) {
+  TERCIO_ASSIGN_OR_RETURN(const plan::cost::ClusterModel scaled, OfDevices(cluster, devices));
+  if (options.weak) {
+    const int64_t batch =
+        job.training().global_batch() * devices / std::max(1, options.scale.front());
+    job.mutable_training()->set_global_batch(std::max<int64_t>(1, batch));
+  }
+  const plan::SearchResult found =
+      plan::SearchLayouts(job, scaled, OwnRecipe(), {.most_fitting = 1});
+  ScalePoint point;
+  point.devices = devices;
+  point.global_batch = job.training().global_batch();
+  if (!found.fitting.empty()) point.best = found.fitting.front();
+  return point;
+}
+
+// The fastest layout that a filter accepts, or, where none fits, the fastest that does not.
+absl::StatusOr<plan::RankedLayout> BestOf(const v1::JobSpec& job,
+                                          const plan::cost::ClusterModel& cluster,
+                                          const std::string& filter) {
+  plan::SearchOptions options = {.most_fitting = 1, .most_too_large = 1};
+  TERCIO_ASSIGN_OR_RETURN(options.accepts, ParseLayoutFilter(filter));
+  plan::SearchResult found = plan::SearchLayouts(job, cluster, OwnRecipe(), options);
+  if (!found.fitting.empty()) return std::move(found.fitting.front());
+  if (!found.too_large.empty()) return std::move(found.too_large.front());
+  // Where no candidate is like that, the rules that others break say why.
+  if (found.broken.empty()) {
+    found = plan::SearchLayouts(job, cluster, OwnRecipe(), {.most_fitting = 1});
+  }
+  std::string text = absl::StrCat("no layout of ", cluster.devices(), " GPUs is '", filter, "'");
+  for (const plan::BrokenRule& broken : found.broken) absl::StrAppend(&text, "\n  ", broken.rule);
+  return absl::InvalidArgumentError(text);
+}
+
+}  // namespace
+
+absl::StatusOr<ClusterPlan> MakeClusterPlan(const v1::JobSpec& job, config::ClusterFile file,
+                                            const PlanOptions& options) {
+  ClusterPlan plan;
+  plan.job = job;
+  plan.file = std::move(file);
+  plan.tokens = options.tokens;
+  const plan::cost::ClusterModel& cluster = plan.file.cluster;
+  plan::SearchOptions search;
+  if (!options.explain.empty()) {
+    TERCIO_ASSIGN_OR_RETURN(search.accepts, ParseLayoutFilter(options.explain));
+  }
+  plan.found = plan::SearchLayouts(job, cluster, OwnRecipe(), search);
+  if (!options.explain.empty() && plan.found.considered == 0) {
+    return BestOf(job, cluster, options.explain).status();
+  }
+  for (const std::string& filter : options.compare) {
+    TERCIO_ASSIGN_OR_RETURN(plan::RankedLayout best, BestOf(job, cluster, filter));
+    plan.compared.push_back(std::move(best));
+  }
+  for (const int devices : options.scale) {
+    TERCIO_ASSIGN_OR_RETURN(ScalePoint point, AtScale(job, cluster, devices, options));
+    plan.scale.push_back(std::move(point));
+  }
+  return plan;
+}
+
+absl::StatusOr<int> PlanOnCluster(const v1::JobSpec& spec, const PlanOptions& options) {
+  TERCIO_ASSIGN_OR_RETURN(config::ClusterFile file,
+                          config::ParseClusterFile(options.cluster, options.what_if));
+  PrintNotices(file.notices);
+  v1::JobSpec job = spec;
+  if (job.resources().device() != v1::DEVICE_KIND_CUDA) {
+    PrintNotices({"the plan is for GPUs (resources.device=cuda)"});
+    job.mutable_resources()->set_device(v1::DEVICE_KIND_CUDA);
+  }
+  TERCIO_ASSIGN_OR_RETURN(const ClusterPlan plan, MakeClusterPlan(job, std::move(file), options));
+  if (options.format() != Output::kTable) {
+    PrintJson(ClusterPlanJson(plan), options.format());
+  } else {
+    std::cout << ClusterPlanText(plan);
+  }
+  if (!plan.found.fitting.empty()) return kExitOk;
+  const std::string reason = !plan.found.too_large.empty() ? plan.found.too_large.front().rejected
+                             : !plan.found.broken.empty()  ? plan.found.broken.front().rule
+                                                           : "the job names a layout that is none";
+  return absl::InvalidArgumentError(absl::StrCat("no layout of ", plan.file.cluster.devices(),
+                                                 " GPUs works for this model: ", reason));
+}
+
+}  // namespace tercio::cli

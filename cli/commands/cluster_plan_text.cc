@@ -1,0 +1,298 @@
+// What a plan on a cluster looks like: tables for people, JSON for programs.
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "cli/commands/cluster_plan.h"
+#include "cli/format.h"
+#include "cli/text.h"
+#include "plan/memory_map.h"
+#include "plan/names.h"
+#include "plan/precision.h"
+
+namespace tercio::cli {
+namespace {
+
+using nlohmann::ordered_json;
+using plan::RankedLayout;
+using plan::cost::StepCost;
+using Rows = std::vector<std::vector<std::string>>;
+
+constexpr double kGiB = 1 << 30;
+
+struct TimePart {
+  const char* key;
+  const char* name;
+  double StepCost::*seconds;
+};
+constexpr TimePart kTimeParts[] = {
+    {"compute", "compute", &StepCost::compute},
+    {"tensor_communication", "sums over tensor ranks", &StepCost::tensor_communication},
+    {"recompute", "recomputation", &StepCost::recompute},
+    {"pipeline_bubble", "pipeline bubble", &StepCost::pipeline_bubble},
+    {"pipeline_transfers", "messages between stages", &StepCost::pipeline_transfers},
+    {"data_exposed", "exchange of data ranks, not hidden", &StepCost::data_exposed},
+    {"optimizer", "optimizer", &StepCost::optimizer},
+    {"other", "other", &StepCost::other}};
+
+double PeakOf(const ClusterPlan& plan) {
+  const plan::cost::Accelerator& device = plan.file.cluster.accelerator;
+  if (plan.job.training().fp8() && device.flops_8 > 0) return device.flops_8;
+  if (plan::FormatOf(plan.job.training()) != kernels::Format::kFloat32) return device.flops_16;
+  return plan.job.training().tf32() ? device.flops_tf32 : device.flops_fp32;
+}
+
+double Utilisation(const ClusterPlan& plan, const RankedLayout& ranked) {
+  const double peak = PeakOf(plan);
+  return peak > 0 ? ranked.cost.model_flops / peak : 0;
+}
+
+int RanksOf(const v1::Layout& layout) {
+  return layout.tensor() * layout.pipeline() * layout.data();
+}
+
+std::string Degrees(const v1::Layout& layout) {
+  std::string text = absl::StrCat(layout.tensor(), "x", layout.pipeline(), "x", layout.data(),
+                                  ",micro_batch=", layout.micro_batch());
+  if (layout.virtual_pipeline() > 1) {
+    absl::StrAppend(&text, ",virtual_pipeline=", layout.virtual_pipeline());
+  }
+  if (layout.zero_stage() > 0) absl::StrAppend(&text, ",zero_stage=", layout.zero_stage());
+  if (layout.recompute() != v1::RECOMPUTE_NONE) {
+    absl::StrAppend(&text, ",recompute=", plan::TextOf(layout.recompute()));
+  }
+  if (layout.sequence_parallel()) absl::StrAppend(&text, ",sequence_parallel=true");
+  return text;
+}
+
+std::string Seconds(double seconds) { return absl::StrFormat("%.3f s", seconds); }
+std::string GiB(double bytes) { return absl::StrFormat("%.1f GiB", bytes / kGiB); }
+std::string Percent(double share) { return absl::StrFormat("%.1f %%", 100 * share); }
+
+// A run of plan.tokens tokens.
+struct RunCost {
+  double days = 0;
+  double device_hours = 0;
+};
+RunCost CostOf(const ClusterPlan& plan, const RankedLayout& ranked) {
+  const double seconds = plan.tokens / ranked.cost.tokens_per_second;
+  return {seconds / 86400, seconds / 3600 * RanksOf(ranked.layout)};
+}
+
+void AddRow(const ClusterPlan& plan, const RankedLayout& ranked, const char* mark, Rows* rows) {
+  const v1::Layout& layout = ranked.layout;
+  rows->push_back({mark, absl::StrCat(layout.tensor()), absl::StrCat(layout.pipeline()),
+                   absl::StrCat(std::max(1, layout.virtual_pipeline())),
+                   absl::StrCat(layout.data()), absl::StrCat(layout.micro_batch()),
+                   absl::StrCat(layout.zero_stage()), plan::TextOf(layout.recompute()),
+                   layout.sequence_parallel() ? "yes" : "no", Seconds(ranked.cost.seconds),
+                   absl::StrFormat("%.0f", ranked.cost.tokens_per_second),
+                   Percent(Utilisation(plan, ranked)),
+                   GiB(static_cast<double>(ranked.memory_bytes)), ranked.rejected});
+}
+
+std::string LayoutsText(const ClusterPlan& plan) {
+  Rows rows = {{"", "TENSOR", "PIPELINE", "CHUNKS", "DATA", "MICRO-BATCH", "ZERO", "RECOMPUTE",
+                "SEQUENCE PARALLEL", "STEP", "TOKENS/S", "MFU", "MEMORY", "NOTE"}};
+  for (size_t i = 0; i < plan.found.fitting.size(); ++i) {
+    AddRow(plan, plan.found.fitting[i], i == 0 ? "*" : "", &rows);
+  }
+  for (const RankedLayout& ranked : plan.found.too_large) AddRow(plan, ranked, "", &rows);
+  std::string text = Table(rows);
+  absl::StrAppend(&text, "\n", plan.found.considered, " layouts considered");
+  for (const plan::BrokenRule& broken : plan.found.broken) {
+    absl::StrAppend(&text, "\n  ", broken.layouts, " rejected, such as: ", broken.rule);
+  }
+  return text + "\n";
+}
+
+std::string StepPartsText(const std::vector<RankedLayout>& layouts) {
+  std::vector<std::string> head = {"TIME OF A STEP"};
+  for (const RankedLayout& ranked : layouts) head.push_back(Degrees(ranked.layout));
+  Rows rows = {head};
+  for (const TimePart& part : kTimeParts) {
+    std::vector<std::string> row = {part.name};
+    for (const RankedLayout& ranked : layouts) {
+      const double seconds = ranked.cost.*part.seconds;
+      row.push_back(absl::StrCat(Seconds(seconds), "  ", Percent(seconds / ranked.cost.seconds)));
+    }
+    rows.push_back(std::move(row));
+  }
+  std::vector<std::string> total = {"total"};
+  for (const RankedLayout& ranked : layouts) total.push_back(Seconds(ranked.cost.seconds));
+  rows.push_back(std::move(total));
+  return Table(rows);
+}
+
+// Bytes by kind of buffer, of a rank of the stage.
+std::map<v1::BufferKind, int64_t> BytesOfStage(const ClusterPlan& plan, const v1::Layout& layout,
+                                               int stage) {
+  std::map<v1::BufferKind, int64_t> bytes;
+  const v1::MemoryTable table =
+      plan::MemoryOfStage(plan::WithLayout(plan.job, layout), layout, stage, /*threads=*/1);
+  for (const v1::Buffer& buffer : table.buffers()) {
+    if (!buffer.on_host() && !buffer.on_disk()) bytes[buffer.kind()] += buffer.size_bytes();
+  }
+  return bytes;
+}
+
+std::vector<int> StagesToShow(const v1::Layout& layout) {
+  if (layout.pipeline() == 1) return {0};
+  return {0, layout.pipeline() - 1};
+}
+
+std::string MemoryText(const ClusterPlan& plan, const RankedLayout& ranked) {
+  std::vector<std::string> head = {"MEMORY OF A RANK"};
+  std::map<v1::BufferKind, std::vector<int64_t>> kinds;
+  const std::vector<int> stages = StagesToShow(ranked.layout);
+  for (size_t i = 0; i < stages.size(); ++i) {
+    head.push_back(absl::StrCat("STAGE ", stages[i]));
+    for (const auto& [kind, bytes] : BytesOfStage(plan, ranked.layout, stages[i])) {
+      kinds[kind].resize(stages.size());
+      kinds[kind][i] = bytes;
+    }
+  }
+  Rows rows = {head};
+  for (const auto& [kind, bytes] : kinds) {
+    if (std::all_of(bytes.begin(), bytes.end(), [](int64_t b) { return b == 0; })) continue;
+    std::vector<std::string> row = {plan::BufferKindText(kind)};
+    for (const int64_t of_stage : bytes) row.push_back(GiB(static_cast<double>(of_stage)));
+    rows.push_back(std::move(row));
+  }
+  rows.push_back({"available", GiB(static_cast<double>(ranked.available_bytes))});
+  return Table(rows);
+}
+
+std::string CostText(const ClusterPlan& plan, const RankedLayout& ranked) {
+  const RunCost cost = CostOf(plan, ranked);
+  std::string text = absl::StrFormat("%.4g tokens: %.1f days, %.0f device hours", plan.tokens,
+                                     cost.days, cost.device_hours);
+  if (plan.file.cost.has_value()) {
+    absl::StrAppendFormat(&text, ", %.0f %s", cost.device_hours * plan.file.cost->per_device_hour,
+                          plan.file.cost->currency);
+  }
+  return text + "\n";
+}
+
+std::string ScaleText(const ClusterPlan& plan) {
+  Rows rows = {{"GPUS", "GLOBAL BATCH", "LAYOUT", "STEP", "TOKENS/S", "PER GPU", "MFU"}};
+  double first = 0;
+  for (const ScalePoint& point : plan.scale) {
+    const std::string devices = absl::StrCat(point.devices);
+    const std::string batch = absl::StrCat(point.global_batch);
+    if (!point.best.has_value()) {
+      rows.push_back({devices, batch, "none fits"});
+      continue;
+    }
+    const double per_device = point.best->cost.tokens_per_second / point.devices;
+    if (first == 0) first = per_device;
+    rows.push_back({devices, batch, Degrees(point.best->layout), Seconds(point.best->cost.seconds),
+                    absl::StrFormat("%.0f", point.best->cost.tokens_per_second),
+                    Percent(per_device / first), Percent(Utilisation(plan, *point.best))});
+  }
+  return Table(rows);
+}
+
+ordered_json TimeJson(const StepCost& cost) {
+  ordered_json json;
+  for (const TimePart& part : kTimeParts) json[part.key] = cost.*part.seconds;
+  return json;
+}
+
+ordered_json RankedJson(const ClusterPlan& plan, const RankedLayout& ranked) {
+  ordered_json json = LayoutToJson(ranked.layout);
+  json["rejected"] = ranked.rejected.empty() ? ordered_json() : ordered_json(ranked.rejected);
+  const double chunks = static_cast<double>(ranked.layout.micro_batches()) *
+                        std::max(1, ranked.layout.virtual_pipeline());
+  json["predicted"] = {{"step_seconds", ranked.cost.seconds},
+                       {"tflops_per_gpu", ranked.cost.model_flops / 1e12},
+                       {"mfu", Utilisation(plan, ranked)},
+                       {"tokens_per_second", ranked.cost.tokens_per_second},
+                       {"memory_bytes_peak", ranked.memory_bytes},
+                       {"bubble_ratio", (ranked.layout.pipeline() - 1) / chunks}};
+  json["memory_bytes_available"] = ranked.available_bytes;
+  json["time"] = TimeJson(ranked.cost);
+  return json;
+}
+
+ordered_json MemoryJson(const ClusterPlan& plan, const v1::Layout& layout) {
+  ordered_json stages = ordered_json::array();
+  for (const int stage : StagesToShow(layout)) {
+    ordered_json json = {{"stage", stage}};
+    for (const auto& [kind, bytes] : BytesOfStage(plan, layout, stage)) {
+      json[plan::BufferKindText(kind)] = bytes;
+    }
+    stages.push_back(std::move(json));
+  }
+  return stages;
+}
+
+ordered_json CostJson(const ClusterPlan& plan) {
+  if (plan.tokens <= 0 || plan.found.fitting.empty()) return nullptr;
+  const RunCost cost = CostOf(plan, plan.found.fitting.front());
+  ordered_json json = {{"tokens", plan.tokens},
+                       {"days", cost.days},
+                       {"device_hours", cost.device_hours},
+                       {"cost", nullptr},
+                       {"currency", nullptr}};
+  if (plan.file.cost.has_value()) {
+    json["cost"] = cost.device_hours * plan.file.cost->per_device_hour;
+    json["currency"] = plan.file.cost->currency;
+  }
+  return json;
+}
+
+}  // namespace
+
+std::string ClusterPlanText(const ClusterPlan& plan) {
+  std::string text = LayoutsText(plan);
+  std::vector<RankedLayout> explained = plan.compared;
+  if (explained.empty() && !plan.found.fitting.empty()) {
+    explained.push_back(plan.found.fitting.front());
+  }
+  if (!explained.empty()) absl::StrAppend(&text, "\n", StepPartsText(explained));
+  for (const RankedLayout& ranked : explained) {
+    absl::StrAppend(&text, "\n", plan.compared.empty() ? "" : Degrees(ranked.layout) + "\n",
+                    MemoryText(plan, ranked));
+  }
+  if (plan.tokens > 0 && !plan.found.fitting.empty()) {
+    absl::StrAppend(&text, "\n", CostText(plan, plan.found.fitting.front()));
+  }
+  if (!plan.scale.empty()) absl::StrAppend(&text, "\n", ScaleText(plan));
+  return text;
+}
+
+ordered_json ClusterPlanJson(const ClusterPlan& plan) {
+  ordered_json layouts = ordered_json::array();
+  for (const RankedLayout& ranked : plan.found.fitting) layouts.push_back(RankedJson(plan, ranked));
+  for (const RankedLayout& ranked : plan.found.too_large) {
+    layouts.push_back(RankedJson(plan, ranked));
+  }
+  ordered_json broken = ordered_json::array();
+  for (const plan::BrokenRule& rule : plan.found.broken) {
+    broken.push_back({{"rule", rule.rule}, {"layouts", rule.layouts}});
+  }
+  ordered_json compared = ordered_json::array();
+  for (const RankedLayout& ranked : plan.compared) compared.push_back(RankedJson(plan, ranked));
+  ordered_json scale = ordered_json::array();
+  for (const ScalePoint& point : plan.scale) {
+    ordered_json json = {{"devices", point.devices}, {"global_batch", point.global_batch}};
+    json["layout"] = point.best.has_value() ? RankedJson(plan, *point.best) : ordered_json();
+    scale.push_back(std::move(json));
+  }
+  const bool fits = !plan.found.fitting.empty();
+  return {{"layouts", layouts},
+          {"divisions", ordered_json::array()},
+          {"chosen", fits ? ordered_json(0) : ordered_json()},
+          {"considered", plan.found.considered},
+          {"broken_rules", broken},
+          {"memory", fits ? MemoryJson(plan, plan.found.fitting.front().layout) : ordered_json()},
+          {"run", CostJson(plan)},
+          {"compared", compared},
+          {"scale", scale}};
+}
+
+}  // namespace tercio::cli

@@ -1,0 +1,37 @@
+// The cluster file of `tercio plan --cluster`: what a plan is made for, without the cluster being
+// there (docs/planner.md). Strict YAML:
+//
+//   nodes:
+//     - count: 384
+//       gpus: 8
+//       gpu: a100-80gb                    # a name of the catalogue, or a map of figures
+//       intra_node_bandwidth: 300GB/s     # left out: the catalogue's
+//       nics: [{kind: infiniband, count: 8, bandwidth: 25GB/s}]
+//   cost: {per_device_hour: 1.8, currency: EUR}
+//
+// Every fault is reported in one message, one line each: FILE:LINE: KEY: what.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "config/experiment_file.h"
+#include "plan/planner/cost/hardware.h"
+
+namespace tercio::config {
+
+struct ClusterFile {
+  plan::cost::ClusterModel cluster;
+  std::optional<DeviceCost> cost;
+  // What is valid, but hardly meant: bits that were taken for bytes, for example.
+  std::vector<std::string> notices;
+};
+
+// `what_if`: figures that are changed, "nic.bandwidth=50GB/s". NOT_FOUND when there is no such
+// file; INVALID_ARGUMENT with all faults.
+absl::StatusOr<ClusterFile> ParseClusterFile(const std::string& path,
+                                             const std::vector<std::string>& what_if);
+
+}  // namespace tercio::config

@@ -1,0 +1,111 @@
+#include "config/cluster_file.h"
+
+#include <string>
+#include <vector>
+
+#include "common/file.h"
+#include "common/temp_dir.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace tercio::config {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr char kSelene[] =
+    "nodes: [{count: 384, gpus: 8, gpu: a100-80gb, intra_node_bandwidth: 300GB/s,\n"
+    "         nics: [{kind: infiniband, count: 8, bandwidth: 25GB/s}]}]\n";
+
+class ClusterFileTest : public ::testing::Test {
+ protected:
+  absl::StatusOr<ClusterFile> Parse(const std::string& text,
+                                    const std::vector<std::string>& what_if = {}) {
+    const std::string path = dir_.path() + "/cluster.yaml";
+    EXPECT_TRUE(WriteFileDurably(path, text).ok());
+    return ParseClusterFile(path, what_if);
+  }
+  std::string FaultOf(const std::string& text, const std::vector<std::string>& what_if = {}) {
+    const auto file = Parse(text, what_if);
+    EXPECT_FALSE(file.ok());
+    return std::string(file.status().message());
+  }
+
+  TempDir dir_;
+};
+
+TEST_F(ClusterFileTest, NodesByTheirNames) {
+  const auto file = Parse(kSelene);
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_EQ(file->cluster.devices(), 3072);
+  EXPECT_EQ(file->cluster.accelerator.memory_bytes, 80e9);
+  EXPECT_EQ(file->cluster.inside.bytes_per_second, 300e9);
+  EXPECT_EQ(file->cluster.interfaces_per_node, 8);
+  EXPECT_EQ(file->cluster.between.bytes_per_second, 25e9);
+  EXPECT_FALSE(file->cost.has_value());
+  EXPECT_THAT(file->notices, IsEmpty());
+}
+
+TEST_F(ClusterFileTest, NodesByTheirFigures) {
+  const auto file = Parse(
+      "nodes:\n"
+      "  - gpus: 4\n"
+      "    gpu: {flops_16: 400TFLOPS, memory: 64GiB, memory_bandwidth: 3TB/s, link_bandwidth: "
+      "200GB/s}\n"
+      "cost: {per_device_hour: 1.5, currency: EUR}\n");
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_EQ(file->cluster.devices(), 4);
+  EXPECT_EQ(file->cluster.accelerator.flops_16, 400e12);
+  EXPECT_EQ(file->cluster.accelerator.memory_bytes, 64.0 * (int64_t{1} << 30));
+  EXPECT_EQ(file->cluster.inside.bytes_per_second, 200e9);
+  ASSERT_TRUE(file->cost.has_value());
+  EXPECT_EQ(file->cost->per_device_hour, 1.5);
+  EXPECT_EQ(file->cost->currency, "EUR");
+}
+
+TEST_F(ClusterFileTest, AllFaultsAreReportedWithTheirLines) {
+  const std::string faults = FaultOf(
+      "nodes:\n"
+      "  - count: 0\n"
+      "    gpu: a100-81gb\n"
+      "    intra_node_bandwidth: fast\n"
+      "    nics: [{bandwidth: -1GB/s, colour: red}]\n"
+      "cost: {}\n");
+  EXPECT_THAT(faults, HasSubstr("cluster.yaml:2: nodes[0].count"));
+  EXPECT_THAT(faults, HasSubstr("nodes[0].gpus: missing"));
+  EXPECT_THAT(faults, HasSubstr("the nearest are A100"));
+  EXPECT_THAT(faults, HasSubstr("is 'fast'; expected a rate such as 300GB/s, above 0"));
+  EXPECT_THAT(faults, HasSubstr("is '-1GB/s'"));
+  EXPECT_THAT(faults, HasSubstr("colour"));
+  EXPECT_THAT(faults, HasSubstr("cost.per_device_hour: missing"));
+  EXPECT_THAT(FaultOf("nodes: []\n"), HasSubstr("nodes: missing"));
+  EXPECT_THAT(FaultOf("[1]\n"), HasSubstr("expected a cluster"));
+  EXPECT_THAT(FaultOf("nodes: [{count: 2, gpus: 8, gpu: h100}]\n"),
+              HasSubstr("nics: missing; how nodes are linked"));
+  EXPECT_THAT(FaultOf("nodes: [1]\n"), HasSubstr("expected a map of keys"));
+}
+
+TEST_F(ClusterFileTest, BitsForBytesAreNoticed) {
+  const auto file =
+      Parse("nodes: [{count: 2, gpus: 8, gpu: h100, nics: [{bandwidth: 400GB/s}]}]\n");
+  ASSERT_TRUE(file.ok()) << file.status();
+  ASSERT_EQ(file->notices.size(), 1u);
+  EXPECT_THAT(file->notices[0], HasSubstr("400 Gb/s are 50e9"));
+}
+
+TEST_F(ClusterFileTest, FiguresCanBeChanged) {
+  const auto file = Parse(kSelene, {"nic.bandwidth=50GB/s", "nodes=16", "gpu=h100"});
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_EQ(file->cluster.between.bytes_per_second, 50e9);
+  EXPECT_EQ(file->cluster.devices(), 128);
+  EXPECT_EQ(file->cluster.accelerator.flops_16, 989e12);
+  EXPECT_EQ(file->cluster.inside.bytes_per_second, 450e9);
+  EXPECT_THAT(FaultOf(kSelene, {"nic.speed=1"}), HasSubstr("with one of gpu, nodes"));
+  EXPECT_THAT(FaultOf(kSelene, {"nic.bandwidth=none"}), HasSubstr("'none' is no such figure"));
+  EXPECT_THAT(FaultOf(kSelene, {"nodes=0"}), HasSubstr("not above 0"));
+  EXPECT_THAT(FaultOf(kSelene, {"gpu=g100"}), HasSubstr("no accelerator is named"));
+}
+
+}  // namespace
+}  // namespace tercio::config

@@ -1,0 +1,68 @@
+// All layouts of a job on a cluster, by the time of their steps: tensor x pipeline x virtual
+// pipeline x data degrees, micro-batch, recomputation, sequence parallelism, division of the state.
+// Time is that of plan/planner/cost/step_cost.h, memory the trainer's own table. Pure.
+//
+// The time of a layout is computed in the order of a bound of it, and its memory, which takes
+// longest, only where it is fast enough, until everything that is left is slower than what was
+// found. So the result is that of a search that computes all of it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "plan/planner/cost/hardware.h"
+#include "plan/planner/cost/recipe.h"
+#include "plan/planner/cost/step_cost.h"
+#include "proto/tercio/v1/job.pb.h"
+#include "proto/tercio/v1/plan.pb.h"
+
+namespace tercio::plan {
+
+struct RankedLayout {
+  v1::Layout layout;
+  cost::StepCost cost;
+  int64_t memory_bytes = 0;  // of the rank that needs most
+  int64_t available_bytes = 0;
+  std::string rejected;  // why it is none of those that fit; empty: it is
+};
+
+// A rule that layouts break, and how many.
+struct BrokenRule {
+  std::string rule;  // as the first of them breaks it
+  int64_t layouts = 0;
+};
+
+struct SearchResult {
+  std::vector<RankedLayout> fitting;    // the fastest first
+  std::vector<RankedLayout> too_large;  // faster than the last of those, the fastest first
+  std::vector<BrokenRule> broken;       // most layouts first
+  int64_t considered = 0;
+};
+
+struct SearchOptions {
+  size_t most_fitting = 20;
+  size_t most_too_large = 10;
+  // Layouts of the space that are considered; empty: all.
+  std::function<bool(const v1::Layout&)> accepts = {};
+};
+
+// The job's cost and memory in one layout. REQUIRES: CheckLayout accepts it.
+RankedLayout Assess(const v1::JobSpec& job, const v1::Layout& layout,
+                    const cost::ClusterModel& cluster, const cost::Recipe& recipe,
+                    cost::PipelineWalks* walks);
+
+// The candidates: all of the cluster's devices; where the job names its layout, that one alone.
+std::vector<v1::Layout> SpaceOf(const v1::JobSpec& job, const cost::ClusterModel& cluster);
+
+// REQUIRES: CheckCluster(cluster); a job whose vocabulary is known, for GPUs.
+SearchResult SearchLayouts(const v1::JobSpec& job, const cost::ClusterModel& cluster,
+                           const cost::Recipe& recipe, const SearchOptions& options = {});
+
+// A job that asks for what the layout has: rules and memory are those of a job with its layout
+// (v1::JobSpec.parallelism).
+v1::JobSpec WithLayout(v1::JobSpec job, const v1::Layout& layout);
+
+}  // namespace tercio::plan

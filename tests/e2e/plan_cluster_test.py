@@ -1,0 +1,92 @@
+"""Plans for clusters that are described in a file: tables and JSON as a user gets them."""
+
+import os
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+import python_cases  # noqa: E402
+from harness import TercioTest  # noqa: E402
+
+JOB = """
+model: {architecture: gpt2, layers: 24, hidden: 2048, heads: 16, context: 2048, vocab_size: 51200, dropout: 0}
+data: {train: /not/here.txt, tokenizer: bytes}
+training: {steps: 10, global_batch: 64, precision: bf16, reproducibility: layout, optimizer: {learning_rate: 1e-4}}
+resources: {device: cuda}
+"""
+CLUSTER = """
+nodes: [{count: 2, gpus: 8, gpu: a100-80gb, nics: [{count: 8, bandwidth: 25GB/s}]}]
+cost: {per_device_hour: 2, currency: EUR}
+"""
+
+
+class PlanCluster(TercioTest):
+
+    def setUp(self):
+        super().setUp()
+        for name, text in (("job.yaml", JOB), ("cluster.yaml", CLUSTER)):
+            with open(self.path(name), "w", encoding="utf-8") as file:
+                file.write(text)
+
+    def plan(self, *options):
+        return self.json("plan", self.path("job.yaml"), "--cluster", self.path("cluster.yaml"), *options)
+
+    def test_layouts_are_ranked_and_explained(self):
+        plan = self.plan()
+        fitting = [layout for layout in plan["layouts"] if layout["rejected"] is None]
+        self.assertEqual(plan["chosen"], 0)
+        self.assertGreater(len(fitting), 3)
+        seconds = [layout["predicted"]["step_seconds"] for layout in fitting]
+        self.assertEqual(seconds, sorted(seconds))
+        for layout in fitting:
+            self.assertEqual(layout["tensor"] * layout["pipeline"] * layout["data"], 16)
+            self.assertLessEqual(layout["predicted"]["memory_bytes_peak"], layout["memory_bytes_available"])
+            self.assertAlmostEqual(sum(layout["time"].values()), layout["predicted"]["step_seconds"], delta=1e-6)
+        self.assertGreater(plan["memory"][0]["parameters"], 0)
+        out, _ = self.tercio("plan", self.path("job.yaml"), "--cluster", self.path("cluster.yaml"))
+        for part in ("TENSOR", "TIME OF A STEP", "pipeline bubble", "MEMORY OF A RANK", "layouts considered"):
+            self.assertIn(part, out)
+
+    def test_what_if_explain_and_compare(self):
+        best = self.plan()["layouts"][0]["predicted"]["step_seconds"]
+        faster = self.plan("--what-if", "gpu=h100")["layouts"][0]["predicted"]["step_seconds"]
+        self.assertLess(faster, 0.7 * best)
+        slower = self.plan("--what-if", "nic.bandwidth=1GB/s")["layouts"][0]["predicted"]["step_seconds"]
+        self.assertGreater(slower, best)
+        named = self.plan("--explain", "4x2x2,recompute=full")
+        self.assertTrue(all((each["tensor"], each["pipeline"], each["data"], each["recompute"]) == (4, 2, 2, "full")
+                            for each in named["layouts"]))
+        compared = self.plan("--compare", "8x1x2", "1x1x16")["compared"]
+        self.assertEqual([each["tensor"] for each in compared], [8, 1])
+        _, err = self.tercio("plan", self.path("job.yaml"), "--cluster", self.path("cluster.yaml"), "--explain", "3x1x1", code=2)
+        self.assertIn("no layout of 16 GPUs is '3x1x1'", err)
+        _, err = self.tercio("plan", self.path("job.yaml"), "--cluster", self.path("cluster.yaml"), "--explain", "4x4x1",
+                             "--set", "model.heads=2", "--set", "model.hidden=512", code=2)
+        self.assertIn("tensor 4 does not divide model.heads 2", err)
+
+    def test_runs_and_scale(self):
+        plan = self.plan("--tokens", "1e9", "--scale", "4,16", "--weak")
+        run = plan["run"]
+        tokens_per_second = plan["layouts"][0]["predicted"]["tokens_per_second"]
+        self.assertAlmostEqual(run["days"], 1e9 / tokens_per_second / 86400, places=6)
+        self.assertAlmostEqual(run["cost"], 2 * 24 * 16 * run["days"], places=4)
+        self.assertEqual(run["currency"], "EUR")
+        self.assertEqual([(point["devices"], point["global_batch"]) for point in plan["scale"]], [(4, 64), (16, 256)])
+
+    def test_what_fits_nowhere(self):
+        out, err = self.tercio("plan", self.path("job.yaml"), "--cluster", self.path("cluster.yaml"), "-o", "json",
+                               "--set", "model={architecture: gpt2, layers: 96, hidden: 12288, heads: 96, context: 2048, vocab_size: 51200}",
+                               "--what-if", "nodes=1", code=2)
+        self.assertIn('"chosen":null', out.replace(" ", ""))
+        self.assertIn("does not fit in memory: needs", err)
+
+    def test_faults_of_the_file(self):
+        with open(self.path("cluster.yaml"), "w", encoding="utf-8") as file:
+            file.write("nodes: [{count: 2, gpu: a100-81gb}]\n")
+        out, err = self.tercio("plan", self.path("job.yaml"), "--cluster", self.path("cluster.yaml"), code=2)
+        self.assertEqual(out, "")
+        for fault in ("cluster.yaml:1: nodes[0].gpus: missing", "no accelerator is named \"a100-81gb\"", "nics: missing"):
+            self.assertIn(fault, err)
+
+
+if __name__ == "__main__":
+    python_cases.main()
