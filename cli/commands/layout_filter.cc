@@ -1,6 +1,7 @@
 #include "cli/commands/layout_filter.h"
 
 #include <algorithm>
+#include <iterator>
 #include <string>
 #include <utility>
 #include <vector>
@@ -68,7 +69,7 @@ absl::StatusOr<Filter> ParseLayoutFilter(std::string_view given) {
                             [](const v1::Layout& l) { return l.pipeline(); },
                             [](const v1::Layout& l) { return l.data(); }};
   std::vector<Filter> filters;
-  for (size_t i = 0; i < degrees.size(); ++i) {
+  for (size_t i = 0; i < std::size(getters); ++i) {
     if (degrees[i] == "*") continue;
     int degree = 0;
     if (!absl::SimpleAtoi(degrees[i], &degree) || degree < 1) {

@@ -54,7 +54,8 @@ absl::StatusOr<uint64_t> DigestOfState(absl::Span<const StateSlice> saved, const
   TERCIO_ASSIGN_OR_RETURN(const uint64_t mine, DigestOfRank(saved, arena, stream, scratch));
   // Sums of halves are exact in doubles for two million ranks.
   constexpr uint64_t kHalf = uint64_t{1} << 32;
-  double halves[2] = {static_cast<double>(mine / kHalf), static_cast<double>(mine % kHalf)};
+  const uint64_t high = mine / kHalf;
+  double halves[2] = {static_cast<double>(high), static_cast<double>(mine % kHalf)};
   stream.CopyFromHost(scratch.begin, halves, sizeof(halves));
   world.AllReduceSum(stream, scratch.begin, 2);
   stream.CopyToHost(halves, scratch.begin, sizeof(halves));

@@ -244,8 +244,8 @@ class Step {
     return weights;
   }
   double TableElements() const {
-    return static_cast<double>(PaddedVocabulary(job_.model().vocab_size(), tensor_) / tensor_) *
-           static_cast<double>(architecture_.hidden);
+    const int64_t rows = PaddedVocabulary(job_.model().vocab_size(), tensor_) / tensor_;
+    return static_cast<double>(rows * architecture_.hidden);
   }
 
   // Sums of gradients after the passes, and gathers of the new weights before the next ones.
