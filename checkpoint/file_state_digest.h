@@ -27,7 +27,7 @@ class FileStateDigest {
  private:
   struct Part {
     const Piece* piece;
-    int64_t columns;  // of the tensor
+    int64_t columns;  // columns of the whole tensor
     uint64_t factor;
   };
   // Values [begin, begin + count) of a piece.

@@ -67,8 +67,8 @@ absl::StatusOr<Manifest> ManifestFromJson(const std::string& json);
 // The numerics of the training state (plan/numerics.h), or 1 where it was not recorded.
 int NumericsOf(const Manifest& manifest);
 
-// The digest of weights and moments that the training state names (plan/state_digest.h); nullopt:
-// of an older version, or imported.
+// The digest of weights and moments in the training state (plan/state_digest.h). nullopt: an older
+// version wrote the checkpoint, or it was imported.
 std::optional<uint64_t> StateDigestOf(const Manifest& manifest);
 
 // Whether a training state that was received is one: a JSON object, not large, not deep.

@@ -24,7 +24,6 @@ using plan::cost::ClusterModel;
 
 constexpr int64_t kMostNodes = 1 << 20;
 constexpr int64_t kMostPerNode = 1024;
-constexpr double kMostCost = 1e9;
 // What a GPU that is described in the file is like where the file does not tell.
 constexpr int kUsualProcessors = 108;
 constexpr double kUsualProductShare = 0.8;
@@ -72,7 +71,7 @@ class ClusterParser {
     } else if (Section node = MapAt(nodes[0], "nodes[0]"); nodes[0].IsMap()) {
       ParseNode(std::move(node));
     }
-    if (root_.Has("cost")) ParseCost(root_.Child("cost"));
+    if (root_.Has("cost")) out_.cost = ParseDeviceCost(root_.Child("cost"));
     root_.Finish();
     return std::move(out_);
   }
@@ -161,15 +160,6 @@ class ClusterParser {
     own.sustained_share = gpu.Number("sustained_share", kUsualSustainedShare, 0.01, 1);
     gpu.Finish();
     return own;
-  }
-
-  void ParseCost(Section cost) {
-    DeviceCost parsed;
-    if (!cost.Has("per_device_hour")) cost.Fault("per_device_hour", "missing; expected a number");
-    parsed.per_device_hour = cost.Number("per_device_hour", 0, 0, kMostCost);
-    parsed.currency = cost.Text("currency", "");
-    cost.Finish();
-    out_.cost = std::move(parsed);
   }
 
   Faults& faults_;

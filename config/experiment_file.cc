@@ -105,7 +105,7 @@ class ExperimentParser {
       root_.Fault("variants", "missing; list at least one, such as {name: one device}");
     }
     ForEach("baselines", [this](Section baseline) { ParseBaseline(std::move(baseline)); });
-    if (root_.Has("cost")) ParseCost(root_.Child("cost"));
+    if (root_.Has("cost")) out_.experiment.cost = ParseDeviceCost(root_.Child("cost"));
     root_.Finish();
     return std::move(out_);
   }
@@ -168,18 +168,6 @@ class ExperimentParser {
     parsed.results = Resolved(results);
     baseline.Finish();
     out_.experiment.baselines.push_back(std::move(parsed));
-  }
-
-  void ParseCost(Section cost) {
-    DeviceCost parsed;
-    if (!cost.Has("per_device_hour")) cost.Fault("per_device_hour", "missing; expected a number");
-    parsed.per_device_hour = cost.Number("per_device_hour", 0, 0, kMostCost);
-    parsed.currency = cost.Text("currency", "");
-    if (const std::string fault = FaultOfName(parsed.currency); !fault.empty()) {
-      cost.Fault("currency", fault);
-    }
-    cost.Finish();
-    out_.experiment.cost = std::move(parsed);
   }
 
   std::string Resolved(const std::filesystem::path& path) const {
@@ -324,6 +312,18 @@ absl::Status NotComparable(const RawExperiment& raw, const std::string& file,
 }
 
 }  // namespace
+
+DeviceCost ParseDeviceCost(Section cost) {
+  DeviceCost parsed;
+  if (!cost.Has("per_device_hour")) cost.Fault("per_device_hour", "missing; expected a number");
+  parsed.per_device_hour = cost.Number("per_device_hour", 0, 0, kMostCost);
+  parsed.currency = cost.Text("currency", "");
+  if (const std::string fault = FaultOfName(parsed.currency); !fault.empty()) {
+    cost.Fault("currency", fault);
+  }
+  cost.Finish();
+  return parsed;
+}
 
 absl::StatusOr<Experiment> ParseExperimentFile(const std::string& path,
                                                DifferentTraining different) {

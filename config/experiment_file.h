@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "config/reader.h"
 #include "proto/tercio/v1/job.pb.h"
 
 namespace tercio::config {
@@ -34,6 +35,9 @@ struct DeviceCost {
   double per_device_hour = 0;
   std::string currency;  // may be empty
 };
+
+// The section `cost:` of an experiment or a cluster.
+DeviceCost ParseDeviceCost(Section cost);
 
 // A key that decides what is trained, with its value in each variant; empty: it has no such key.
 struct DifferentKey {

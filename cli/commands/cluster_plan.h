@@ -26,7 +26,7 @@ struct ClusterPlan {
   v1::JobSpec job;
   config::ClusterFile file;
   plan::SearchResult found;
-  double tokens = 0;  // of the run whose cost is asked for; 0: none is
+  double tokens = 0;  // tokens to train, for the cost estimate; 0: no estimate
   std::vector<ScalePoint> scale;
   // The two layouts of --compare.
   std::vector<plan::RankedLayout> compared;

@@ -254,7 +254,7 @@ struct PlanOptions : GlobalOptions {
   std::vector<std::string> what_if;  // KEY=VALUE
   std::string explain;               // a layout (cli/commands/layout_filter.h)
   std::vector<std::string> compare;  // two of them
-  double tokens = 0;                 // of a run, whose cost is computed
+  double tokens = 0;                 // tokens to train, for the cost estimate; 0: no estimate
   std::vector<int> scale;            // numbers of GPUs
   bool weak = false;                 // the global batch grows with them
   bool effective = false;

@@ -79,7 +79,7 @@ struct LossComparison {
   int64_t steps = 0;             // steps that both have
   int64_t equal_steps = 0;       // steps with bit-identical losses
   int64_t states = 0;            // steps after which both have a digest of the state
-  int64_t equal_states = 0;      // of these, those with the same
+  int64_t equal_states = 0;      // how many of those digests are equal
   int64_t not_finite_steps = 0;  // steps at which one loss is not finite: no difference
   double largest_difference = 0;
   int64_t largest_at = 0;  // step of the largest difference

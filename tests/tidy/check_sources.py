@@ -40,7 +40,7 @@ INCLUDES = {
               "kernels/ops.h", "kernels/cpu/attention_scratch.h", "kernels/cuda/attention_choice.h", "kernels/cuda/scratch.h"],
     "plan/planner/": ["plan/", "model/architecture.h", "common/check.h", "common/status_macros.h", "proto/"],
     # Times of a model follow from its units.
-    "plan/planner/cost/": ["plan/", "model/", "common/check.h", "common/status_macros.h", "proto/"],
+    "plan/planner/cost/": ["plan/", "model/", "common/check.h", "common/nearest.h", "common/status_macros.h", "proto/"],
     # The schema of a foreign file, and no message of ours.
     "tokenizer/": ["tokenizer/", "common/", "proto/tercio/sentencepiece/"],
     "data/": ["data/", "tokenizer/", "common/", "model/", "plan/", "proto/", "kernels/random.h"],

@@ -62,7 +62,7 @@ const std::vector<Outcome>& Outcomes() {
 
 struct Errors {
   int n = 0;
-  double mean = 0;  // of absolute values
+  double mean = 0;  // mean of the absolute errors
   double max = 0;
   double bias = 0;
 };

@@ -7,8 +7,8 @@
 
 namespace tercio::plan::cost {
 
-// Ranks first, first + stride, ... of the grid (plan/rank_layout.h); every other rank is in a group
-// of its own that communicates at the same time.
+// Ranks first, first + stride, ... of the grid (plan/rank_layout.h). The other ranks form groups of
+// the same kind, and all groups communicate at the same time.
 struct Group {
   int size = 1;
   int stride = 1;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_format.h"
+#include "common/nearest.h"
 
 namespace tercio::plan::cost {
 namespace {
@@ -49,22 +50,6 @@ Accelerator Volta(Accelerator accelerator) {
 Accelerator Hopper(Accelerator accelerator) {
   accelerator.legacy_share = kLegacyShare;
   return accelerator;
-}
-
-// Characters to insert, remove or replace (Levenshtein).
-size_t Distance(std::string_view a, std::string_view b) {
-  std::vector<size_t> row(b.size() + 1);
-  for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
-  for (size_t i = 1; i <= a.size(); ++i) {
-    size_t corner = row[0];
-    row[0] = i;
-    for (size_t j = 1; j <= b.size(); ++j) {
-      const size_t above = row[j];
-      row[j] = std::min({above + 1, row[j - 1] + 1, corner + (a[i - 1] == b[j - 1] ? 0 : 1)});
-      corner = above;
-    }
-  }
-  return row[b.size()];
 }
 
 absl::Status Missing(std::string_view figure, double value, std::string_view instead) {
@@ -123,10 +108,11 @@ const Accelerator* FindDriverName(std::string_view name) {
 }
 
 absl::StatusOr<Accelerator> AcceleratorOf(std::string_view name) {
-  std::vector<std::pair<size_t, std::string_view>> near;
+  std::vector<std::pair<int, std::string_view>> near;
   for (const Accelerator& accelerator : Accelerators()) {
     if (accelerator.name == name) return accelerator;
-    near.emplace_back(Distance(accelerator.name, name), accelerator.name);
+    near.emplace_back(EditDistance(std::string(accelerator.name), std::string(name)),
+                      accelerator.name);
   }
   std::sort(near.begin(), near.end());
   return absl::NotFoundError(absl::StrFormat(
