@@ -279,9 +279,12 @@ class Cases {
     Moves("Copy", 2 * kBytes * count, [=](Ops& ops) { ops.Copy(to, from, count); });
     Moves("Add", 3 * kBytes * count, [=](Ops& ops) { ops.Add(to, from, count); });
     Moves("Scale", 2 * kBytes * count, [=](Ops& ops) { ops.Scale(to, 0.5f, count); });
-    float* floats = arena_.Floats(count);
-    auto* digest = reinterpret_cast<uint64_t*>(arena_.Take(8));
-    Moves("Digest", 4 * count, [=](Ops& ops) { ops.Digest(floats, count, digest); });
+    const kernels::DigestArgs digest = {.values = arena_.Floats(count),
+                                        .columns = inner_,
+                                        .rows = rows_,
+                                        .stride = inner_,
+                                        .digest = reinterpret_cast<uint64_t*>(arena_.Take(8))};
+    Moves("Digest", 4 * count, [digest](Ops& ops) { ops.Digest(digest); });
     const kernels::QuantizeArgs quantize = {
         .x = Inner(),
         .plain = Values(arena_.Take(count), Format::kE4m3, Format::kE4m3),
