@@ -44,6 +44,17 @@ Json PredictionToJson(const v1::Prediction& predicted) {
           {"bubble_ratio", NumberOrNull(predicted.bubble_ratio())}};
 }
 
+Json StepPartsToJson(const v1::StepParts& parts) {
+  return {{"compute", parts.compute()},
+          {"tensor_communication", parts.tensor_communication()},
+          {"recompute", parts.recompute()},
+          {"pipeline_bubble", parts.pipeline_bubble()},
+          {"pipeline_transfers", parts.pipeline_transfers()},
+          {"data_exposed", parts.data_exposed()},
+          {"optimizer", parts.optimizer()},
+          {"other", parts.other()}};
+}
+
 Json PhasesToJson(const v1::PhaseSeconds& phases) {
   return {{"forward", phases.forward()},
           {"backward", phases.backward()},
@@ -380,8 +391,10 @@ Json PlanReportToJson(const v1::PlanReport& report) {
     Json json = LayoutToJson(candidate.layout());
     json["rejected"] = TextOrNull(candidate.rejected());
     json["predicted"] = nullptr;
+    json["time"] = nullptr;
     if (candidate.predicted_valid()) {
       json["predicted"] = PredictionToJson(candidate.predicted());
+      json["time"] = StepPartsToJson(candidate.predicted().parts());
     }
     layouts.push_back(json);
   }

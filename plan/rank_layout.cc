@@ -96,6 +96,14 @@ absl::Status CheckRounds(const v1::JobSpec& job, const v1::Layout& layout) {
       " sequences of a lane (global_batch / lanes); use fewer training.lanes, or a divisor"));
 }
 
+// "; the nearest are 24 and 32". Empty: there is no such batch.
+std::string NearestBatches(int64_t batch, int64_t unit) {
+  if (unit < 1) return "";
+  const int64_t below = batch / unit * unit;
+  if (below == 0) return absl::StrCat("; the least is ", unit);
+  return absl::StrCat("; the nearest are ", below, " and ", below + unit);
+}
+
 // Groups of data ranks that divide the state, and smaller ones that keep gathered layers.
 absl::Status CheckDivision(const v1::JobSpec& job, const v1::Layout& layout) {
   const int shard = layout.shard();
@@ -254,7 +262,8 @@ absl::Status CheckLayout(const v1::JobSpec& job, const v1::Layout& layout, int r
   const int64_t unit = int64_t{data} * layout.micro_batch();
   if (layout.micro_batch() < 1 || batch % unit != 0) {
     return Impossible(absl::StrCat("training.global_batch ", batch, " is not a multiple of data ",
-                                   data, " x micro_batch ", layout.micro_batch()));
+                                   data, " x micro_batch ", layout.micro_batch(),
+                                   NearestBatches(batch, unit)));
   }
   // The interleaved order works in groups of as many micro-batches as there are stages.
   if (chunks > 1 && batch / unit % pipeline != 0) {

@@ -1,10 +1,13 @@
 #include "cli/commands/cluster_plan.h"
 
 #include <algorithm>
+#include <cmath>
 #include <iostream>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "cli/commands/layout_filter.h"
 #include "cli/output.h"
 #include "common/exit_codes.h"
@@ -67,6 +70,43 @@ absl::StatusOr<plan::RankedLayout> BestOf(const v1::JobSpec& job,
   return absl::InvalidArgumentError(text);
 }
 
+bool Fits(const v1::JobSpec& job, const plan::cost::ClusterModel& cluster) {
+  return !plan::SearchLayouts(job, cluster, OwnRecipe(), {.most_fitting = 1, .most_too_large = 1})
+              .fitting.empty();
+}
+
+// What of the cluster would have to be larger for the job to fit: its nodes, or the memory of its
+// GPUs, to within a tenth. Empty: neither is enough.
+std::string WhatWouldSuffice(const v1::JobSpec& job, const plan::cost::ClusterModel& cluster) {
+  constexpr int kMostTimes = 64;
+  std::vector<std::string> ways;
+  for (int times = 2; times <= kMostTimes; times *= 2) {
+    plan::cost::ClusterModel more = cluster;
+    more.nodes = cluster.nodes * times;
+    if (!Fits(job, more)) continue;
+    ways.push_back(absl::StrCat(more.devices(), " GPUs (--what-if nodes=", more.nodes, ")"));
+    break;
+  }
+  plan::cost::ClusterModel larger = cluster;
+  double& memory = larger.accelerator.memory_bytes;
+  const double most = kMostTimes * cluster.accelerator.memory_bytes;
+  while (memory < most && !Fits(job, larger)) memory *= 2;
+  if (memory < most) {
+    double low = memory / 2;
+    double high = memory;
+    while (high > 1.1 * low) {
+      memory = (low + high) / 2;
+      (Fits(job, larger) ? high : low) = memory;
+    }
+    constexpr double kGiga = 1e9;
+    const double enough = std::ceil(high / kGiga);
+    ways.push_back(
+        absl::StrFormat("GPUs with %.0f GB (--what-if gpu.memory=%.0fGB)", enough, enough));
+  }
+  if (ways.empty()) return "";
+  return absl::StrCat("; it would fit on ", absl::StrJoin(ways, ", or on "));
+}
+
 }  // namespace
 
 absl::StatusOr<ClusterPlan> MakeClusterPlan(const v1::JobSpec& job, config::ClusterFile file,
@@ -92,6 +132,7 @@ absl::StatusOr<ClusterPlan> MakeClusterPlan(const v1::JobSpec& job, config::Clus
     TERCIO_ASSIGN_OR_RETURN(ScalePoint point, AtScale(job, cluster, devices, options));
     plan.scale.push_back(std::move(point));
   }
+  if (options.largest) plan.largest = plan::LargestByMethod(job, cluster);
   return plan;
 }
 
@@ -114,8 +155,11 @@ absl::StatusOr<int> PlanOnCluster(const v1::JobSpec& spec, const PlanOptions& op
   const std::string reason = !plan.found.too_large.empty() ? plan.found.too_large.front().rejected
                              : !plan.found.broken.empty()  ? plan.found.broken.front().rule
                                                            : "the job names a layout that is none";
+  // Only room is a matter of the cluster.
+  const std::string way =
+      plan.found.too_large.empty() ? "" : WhatWouldSuffice(job, plan.file.cluster);
   return absl::InvalidArgumentError(absl::StrCat("no layout of ", plan.file.cluster.devices(),
-                                                 " GPUs works for this model: ", reason));
+                                                 " GPUs works for this model: ", reason, way));
 }
 
 }  // namespace tercio::cli

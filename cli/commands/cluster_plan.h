@@ -10,6 +10,7 @@
 #include "cli/commands/commands.h"
 #include "config/cluster_file.h"
 #include "nlohmann/json.hpp"
+#include "plan/planner/methods.h"
 #include "plan/planner/search.h"
 #include "proto/tercio/v1/job.pb.h"
 
@@ -28,6 +29,7 @@ struct ClusterPlan {
   plan::SearchResult found;
   double tokens = 0;  // tokens to train, for the cost estimate; 0: no estimate
   std::vector<ScalePoint> scale;
+  std::vector<plan::MethodLimit> largest;
   // The two layouts of --compare.
   std::vector<plan::RankedLayout> compared;
 };

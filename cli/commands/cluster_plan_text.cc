@@ -11,7 +11,7 @@
 #include "cli/text.h"
 #include "plan/memory_map.h"
 #include "plan/names.h"
-#include "plan/precision.h"
+#include "plan/planner/cluster.h"
 
 namespace tercio::cli {
 namespace {
@@ -38,15 +38,8 @@ constexpr TimePart kTimeParts[] = {
     {"optimizer", "optimizer", &StepCost::optimizer},
     {"other", "other", &StepCost::other}};
 
-double PeakOf(const ClusterPlan& plan) {
-  const plan::cost::Accelerator& device = plan.file.cluster.accelerator;
-  if (plan.job.training().fp8() && device.flops_8 > 0) return device.flops_8;
-  if (plan::FormatOf(plan.job.training()) != kernels::Format::kFloat32) return device.flops_16;
-  return plan.job.training().tf32() ? device.flops_tf32 : device.flops_fp32;
-}
-
 double Utilisation(const ClusterPlan& plan, const RankedLayout& ranked) {
-  const double peak = PeakOf(plan);
+  const double peak = plan::PeakOf(plan.file.cluster.accelerator, plan.job.training());
   return peak > 0 ? ranked.cost.model_flops / peak : 0;
 }
 
@@ -196,6 +189,44 @@ std::string ScaleText(const ClusterPlan& plan) {
   return Table(rows);
 }
 
+std::string LargestText(const ClusterPlan& plan) {
+  Rows rows = {
+      {"LARGEST MODEL WITH", "LAYOUT", "RECOMPUTE", "PARAMETERS", "LAYERS", "HIDDEN", "MEMORY"}};
+  for (const plan::MethodLimit& limit : plan.largest) {
+    const v1::Layout& layout = limit.layout;
+    std::vector<std::string> row = {
+        limit.method, absl::StrCat(layout.tensor(), "x", layout.pipeline(), "x", layout.data()),
+        plan::TextOf(layout.recompute())};
+    if (limit.largest.has_value()) {
+      const plan::LargestModel& largest = *limit.largest;
+      row.insert(row.end(),
+                 {absl::StrFormat("%.2f B", static_cast<double>(largest.parameters) / 1e9),
+                  absl::StrCat(largest.layers), absl::StrCat(largest.hidden),
+                  GiB(static_cast<double>(largest.memory_bytes))});
+    } else {
+      row.push_back("none fits");
+    }
+    rows.push_back(std::move(row));
+  }
+  return Table(rows);
+}
+
+ordered_json LargestJson(const ClusterPlan& plan) {
+  ordered_json list = ordered_json::array();
+  for (const plan::MethodLimit& limit : plan.largest) {
+    ordered_json json = {{"method", limit.method}, {"layout", LayoutToJson(limit.layout)}};
+    json["model"] = nullptr;
+    if (limit.largest.has_value()) {
+      json["model"] = {{"parameters", limit.largest->parameters},
+                       {"layers", limit.largest->layers},
+                       {"hidden", limit.largest->hidden},
+                       {"memory_bytes_peak", limit.largest->memory_bytes}};
+    }
+    list.push_back(std::move(json));
+  }
+  return list;
+}
+
 ordered_json TimeJson(const StepCost& cost) {
   ordered_json json;
   for (const TimePart& part : kTimeParts) json[part.key] = cost.*part.seconds;
@@ -262,6 +293,7 @@ std::string ClusterPlanText(const ClusterPlan& plan) {
     absl::StrAppend(&text, "\n", CostText(plan, plan.found.fitting.front()));
   }
   if (!plan.scale.empty()) absl::StrAppend(&text, "\n", ScaleText(plan));
+  if (!plan.largest.empty()) absl::StrAppend(&text, "\n", LargestText(plan));
   return text;
 }
 
@@ -292,7 +324,8 @@ ordered_json ClusterPlanJson(const ClusterPlan& plan) {
           {"memory", fits ? MemoryJson(plan, plan.found.fitting.front().layout) : ordered_json()},
           {"run", CostJson(plan)},
           {"compared", compared},
-          {"scale", scale}};
+          {"scale", scale},
+          {"largest", LargestJson(plan)}};
 }
 
 }  // namespace tercio::cli

@@ -155,6 +155,17 @@ struct CompareOptions : GlobalOptions {
 };
 int Compare(const CompareOptions& options);
 
+// ---- layouts that are tried (tune_command.cc) ----
+
+struct TuneOptions : GlobalOptions {
+  std::string job_file;
+  std::vector<std::string> set;    // KEY=VALUE
+  std::string directory = "tune";  // of what has run, and of the job that results
+  double budget = 600;             // seconds
+  int steps = 12;                  // of each trial
+};
+int Tune(const TuneOptions& options);
+
 // ---- Hugging Face directories, Megatron-LM checkpoints (checkpoint_commands.cc) ----
 
 struct CheckpointImportOptions : GlobalOptions {
@@ -249,6 +260,7 @@ struct PlanOptions : GlobalOptions {
   std::string job_file;
   std::vector<std::string> set;  // KEY=VALUE
   int ranks = 0;                 // 0: the job's
+  std::string job;               // instead of a job file: one that has run, or runs
   // These with a cluster file only.
   std::string cluster;
   std::vector<std::string> what_if;  // KEY=VALUE
@@ -257,6 +269,7 @@ struct PlanOptions : GlobalOptions {
   double tokens = 0;                 // tokens to train, for the cost estimate; 0: no estimate
   std::vector<int> scale;            // numbers of GPUs
   bool weak = false;                 // the global batch grows with them
+  bool largest = false;              // also the largest model with each method
   bool effective = false;
   bool explain_tensors = false;
   bool program = false;

@@ -72,17 +72,19 @@ absl::StatusOr<ClusterHere> FindClusterHere(const v1::JobSpec& spec, int ranks) 
                                                    spec.resources().threads_per_rank());
   if (!plan::OnGpu(spec)) return ClusterHere{cluster, "", ""};
   TERCIO_ASSIGN_OR_RETURN(const Gpus gpus, FindGpus());
-  return OnGpusHere(gpus, spec.training(), cluster);
+  return OnGpusHere(gpus, cluster);
 }
 
-ClusterHere OnGpusHere(const Gpus& gpus, const v1::TrainingSpec& training, plan::Cluster cluster) {
+ClusterHere OnGpusHere(const Gpus& gpus, plan::Cluster cluster) {
   const Summary summary = SummaryOf(gpus);
   const int64_t memory = summary.memory_bytes > 0 ? summary.memory_bytes : plan::kAssumedGpuBytes;
   // More ranks than GPUs share them evenly.
   const int sharing = summary.count == 0 ? 1 : (cluster.ranks + summary.count - 1) / summary.count;
   cluster.memory_bytes = std::max<int64_t>(0, memory - plan::kGpuContextBytes) / sharing;
   cluster.shares_gpus = sharing > 1;
-  plan::UseGpus(summary.model, training, &cluster);
+  // Where there is none, those that are assumed are on nodes of the usual size.
+  cluster.ranks_per_node = summary.count == 0 ? 0 : std::max(summary.count, cluster.ranks);
+  plan::UseGpus(summary.model, &cluster);
   return {cluster, TextOf(summary, cluster.memory_bytes), summary.model};
 }
 

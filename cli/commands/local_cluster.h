@@ -24,6 +24,6 @@ absl::StatusOr<ClusterHere> FindClusterHere(const v1::JobSpec& spec, int ranks);
 
 // The same for the ranks of `cluster` on these GPUs, which ranks share where there are fewer GPUs.
 // Without a GPU each rank has a plan::kAssumedGpu to itself. Pure.
-ClusterHere OnGpusHere(const Gpus& gpus, const v1::TrainingSpec& training, plan::Cluster cluster);
+ClusterHere OnGpusHere(const Gpus& gpus, plan::Cluster cluster);
 
 }  // namespace tercio::cli

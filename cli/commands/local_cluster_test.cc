@@ -26,7 +26,7 @@ Gpus TwoGpus(const std::string& model, int64_t memory_bytes) {
 ClusterHere Here(const Gpus& gpus, int ranks) {
   plan::Cluster cluster;
   cluster.ranks = ranks;
-  return OnGpusHere(gpus, v1::TrainingSpec(), cluster);
+  return OnGpusHere(gpus, cluster);
 }
 
 v1::JobSpec JobOfWidth(int hidden) {

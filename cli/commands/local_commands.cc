@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <iostream>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,10 +13,13 @@
 #include "cli/commands/commands.h"
 #include "cli/commands/explained_program.h"
 #include "cli/commands/explained_tensors.h"
+#include "cli/commands/job_source.h"
 #include "cli/commands/local_cluster.h"
 #include "cli/completion.h"
 #include "cli/format.h"
 #include "cli/output.h"
+#include "cli/report/numbers.h"
+#include "cli/report/plan_parts.h"
 #include "cli/text.h"
 #include "common/exit_codes.h"
 #include "common/gpus/gpus.h"
@@ -155,11 +159,13 @@ void PrintProgram(const v1::JobSpec& spec, const v1::Layout& layout, const PlanO
 
 absl::Status CheckClusterOptions(const PlanOptions& options) {
   const bool asks = !options.what_if.empty() || !options.explain.empty() ||
-                    !options.compare.empty() || options.tokens > 0 || !options.scale.empty();
+                    !options.compare.empty() || options.tokens > 0 || !options.scale.empty() ||
+                    options.largest;
   if (asks && options.cluster.empty()) {
     return absl::InvalidArgumentError(
-        "--what-if, --explain, --compare, --tokens and --scale are about a cluster file; name it "
-        "with --cluster");
+        "--what-if, --explain, --compare, --tokens, --scale and --largest are about a cluster "
+        "file; "
+        "name it with --cluster");
   }
   if (!options.cluster.empty() &&
       (options.ranks > 0 || options.explain_tensors || options.program)) {
@@ -173,8 +179,63 @@ absl::Status CheckClusterOptions(const PlanOptions& options) {
   return absl::OkStatus();
 }
 
+std::string PartText(const std::optional<double>& value, const std::string& unit) {
+  if (!value.has_value()) return "-";
+  if (unit == "s") return absl::StrFormat("%.4f s", *value);
+  if (unit == "bytes") return absl::StrFormat("%.1f MiB", *value / (1 << 20));
+  return absl::StrFormat("%.0f %s", *value, unit);
+}
+
+std::string PlanPartsText(const std::vector<report::PlanPart>& parts) {
+  std::vector<std::vector<std::string>> rows = {
+      {"PART", "PREDICTED", "MEASURED", "MEASURED / PREDICTED"}};
+  for (const report::PlanPart& part : parts) {
+    const bool both = part.predicted.value_or(0) > 0 && part.measured.has_value();
+    rows.push_back({part.name, PartText(part.predicted, part.unit),
+                    PartText(part.measured, part.unit),
+                    both ? absl::StrFormat("%.2f", *part.measured / *part.predicted) : "-"});
+  }
+  return Table(rows);
+}
+
+// What was predicted for a job, beside what it measured.
+absl::StatusOr<int> CompareWithPlan(const PlanOptions& options) {
+  TERCIO_ASSIGN_OR_RETURN(const auto jobs, GatherJobs(options, {options.job}, GatheredData::kAll));
+  const report::JobData& job = jobs.front();
+  if (!job.status.plan().has_predicted()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("job ", options.job, " has no plan yet; see `tercio get ", options.job, "`"));
+  }
+  const auto parts = report::PlanPartsOf(job, report::NumbersOf(job));
+  if (options.format() != Output::kTable) {
+    PrintJson({{"job", job.status.id()},
+               {"layout", LayoutToJson(job.status.plan().layout())},
+               {"parts", report::PlanPartsJson(parts)}},
+              options.format());
+  } else {
+    std::cout << PlanPartsText(parts);
+  }
+  return kExitOk;
+}
+
+absl::Status CheckPlanOptions(const PlanOptions& options) {
+  if (options.job_file.empty() == options.job.empty()) {
+    return absl::InvalidArgumentError(
+        "plan needs a job file, or --job with a job that has run; give one of them");
+  }
+  const bool plans = !options.set.empty() || options.ranks > 0 || !options.cluster.empty() ||
+                     options.effective || options.explain_tensors || options.program;
+  if (!options.job.empty() && plans) {
+    return absl::InvalidArgumentError(
+        "--job compares a job with its own plan: leave out --set, --ranks, --cluster, --effective, "
+        "--explain-tensors and --program");
+  }
+  return CheckClusterOptions(options);
+}
+
 absl::StatusOr<int> PlanJob(const PlanOptions& options) {
-  TERCIO_RETURN_IF_ERROR(CheckClusterOptions(options));
+  TERCIO_RETURN_IF_ERROR(CheckPlanOptions(options));
+  if (!options.job.empty()) return CompareWithPlan(options);
   std::vector<std::string> changes = options.set;
   // The option is the key of the job file, so that both are checked alike.
   if (options.ranks > 0) changes.push_back(absl::StrCat("resources.ranks=", options.ranks));

@@ -345,6 +345,26 @@ void DeclareCompare(CommandLine& line) {
       });
 }
 
+void DeclareTune(CommandLine& line) {
+  line.AddVerb<TuneOptions>(
+      {"tune", "run the most promising layouts of a job for some steps each and keep the fastest",
+       "tune job.yaml --budget 10m"},
+      Tune, [](GlobalOptions& g, TuneOptions& o) {
+        return Join({ShortFormat(g),
+                     JobFile(&o.job_file, &o.set),
+                     {{"--output", &o.directory,
+                       "directory for what has run and the resulting job file (default tune)"},
+                      {"--budget",
+                       &o.budget,
+                       "time for all trials together (default 10m)",
+                       {Converted(InSeconds()), Accepts(CLI::PositiveNumber)}},
+                      {"--steps",
+                       &o.steps,
+                       "steps of each trial (default 12)",
+                       {Accepts(CLI::Range(2, 100000))}}}});
+      });
+}
+
 void DeclareStoredCheckpoints(CommandLine& line, CLI::App* group) {
   line.AddVerb<CheckpointListOptions>(
       {"list", "list checkpoints, oldest first", "checkpoint list job-1a2b3c4d -o json"},
@@ -586,8 +606,13 @@ void DeclarePlan(CommandLine& line) {
       {"plan", "list the possible layouts of a job and the one it gets", "plan job.yaml --ranks 8"},
       Plan, [](GlobalOptions& g, PlanOptions& o) {
         return Join({Format(g),
-                     JobFile(&o.job_file, &o.set),
-                     {{"--ranks",
+                     ReachJobs(g),
+                     {{"job_file", &o.job_file, "job file (YAML); - reads it from stdin"}},
+                     Changes(&o.set),
+                     {{"--job", &o.job,
+                       "instead of a job file: compare what was predicted for this job with what "
+                       "it measured"},
+                      {"--ranks",
                        &o.ranks,
                        "number of ranks (sets resources.ranks)",
                        {Accepts(CLI::Range(1, 65536))}},
@@ -612,6 +637,9 @@ void DeclarePlan(CommandLine& line) {
                        "with --cluster: numbers of GPUs, each planned for (8,64,512)",
                        {SplitsAtCommas(), Accepts(CLI::Range(1, 1 << 20))}},
                       {"--weak", &o.weak, "with --scale: let the global batch grow with the GPUs"},
+                      {"--largest", &o.largest,
+                       "with --cluster: print the largest model of the job's family that fits with "
+                       "each method"},
                       {"--effective", &o.effective, "print the complete job file instead"},
                       {"--explain-tensors", &o.explain_tensors,
                        "print each tensor's shape, its cut and the ranks that hold it instead"},
@@ -670,6 +698,7 @@ void DeclareVerbs(CommandLine& line) {
   DeclareNodeVerbs(line);
   DeclareReportVerbs(line);
   DeclareCompare(line);
+  DeclareTune(line);
   DeclareCheckpointVerbs(line);
   DeclareLogin(line);
   DeclareDataVerbs(line);

@@ -34,6 +34,7 @@ plot REACH --state-dir jobs -o --output --metric --x --smooth --log
 diff -o,--output REACH --state-dir jobs
 report REACH --state-dir jobs -o --output
 compare -o experiment_file --output --repeat --allow-different --state-dir REACH
+tune -o job_file --set --output --budget --steps
 checkpoint -o,--output
 checkpoint list -o,--output REACH --state-dir job
 checkpoint verify -o,--output REACH --state-dir job --step
@@ -45,7 +46,7 @@ login -o,--output REACH --token-file --token --enroll --check
 data -o,--output
 data tokenize --input --tokenizer --output --threads --text-key --skip-bad-lines --append-eod --split-sentences
 data inspect -o,--output prefix --text-key
-plan -o,--output job_file --set --ranks --cluster --what-if --explain --compare --tokens --scale --weak --effective --explain-tensors --program
+plan -o,--output REACH --state-dir job_file --set --job --ranks --cluster --what-if --explain --compare --tokens --scale --weak --largest --effective --explain-tensors --program
 generate -o,--output --checkpoint --context --tokenizer --prompt --prompt-ids --prompts --batch --tokens --temperature --top-k --top-p --seed --start-id --end-id
 evaluate -o,--output --checkpoint --context --tokenizer --data --metric --text-key --text-pair-key --label-key --job --stride
 completion -o,--output shell

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -11,13 +12,14 @@
 #include "plan/combinations.h"
 #include "plan/data_position.h"
 #include "plan/fp8.h"
-#include "plan/gpu_figures.h"
-#include "plan/gpu_reserve.h"
 #include "plan/limits.h"
 #include "plan/memory_map.h"
 #include "plan/model_tensors.h"
 #include "plan/names.h"
 #include "plan/offload.h"
+#include "plan/planner/advice.h"
+#include "plan/planner/candidates.h"
+#include "plan/planner/search.h"
 #include "plan/precision.h"
 #include "plan/rank_layout.h"
 #include "plan/reproducibility.h"
@@ -27,204 +29,10 @@
 namespace tercio::plan {
 namespace {
 
-// The model of time counts 4 bytes, whatever the precision (planner.h).
-constexpr double kFloatBytes = 4;
-// Rates of CPUs, for one rank on a core of its own (docs/benchmarks.md, "What the planner knows of
-// CPUs").
-constexpr double kCoreFlops = 60e9;
-constexpr double kMessageSeconds = 0.3e-3;
-constexpr int kOffloadParts = 8;  // shares that are tried are multiples of an eighth
-
 v1::JobSpec WithVocabulary(v1::JobSpec job) {
   // The data decides the size of the vocabulary later; a plan needs one now to compare layouts.
   if (job.model().vocab_size() == 0) job.mutable_model()->set_vocab_size(kUnknownVocabulary);
   return job;
-}
-
-// What part of its bytes as floats travels in a block format.
-double PackedPart(kernels::BlockFormat format, bool is_packed) {
-  if (!is_packed) return 1;
-  constexpr int64_t kElements = kernels::kBlockElements;
-  return static_cast<double>(kernels::PackedBytes(format, kElements)) /
-         static_cast<double>(kernels::PackedBytes(kernels::BlockFormat::kNone, kElements));
-}
-
-// Seconds that data ranks exchange gradients and weights in a step: beside the backward pass, and
-// before the forward pass.
-struct DataTime {
-  double beside_compute = 0;
-  double alone = 0;
-};
-DataTime TimeOfData(const v1::JobSpec& job, const v1::Layout& layout, const Cluster& cluster) {
-  const double d = layout.data();
-  const double m = layout.micro_batches();
-  // Data ranks add the gradients of their own part of the model only.
-  const double gradient = static_cast<double>(plan::ParameterCount(job.model())) / layout.tensor() /
-                          layout.pipeline() * kFloatBytes;
-  // Each half of the sum: the parts of gradients to their owners, and the sums, or the weights that
-  // the owners have updated, back.
-  const auto half_among = [&](double members, double bytes) {
-    return members == 1 ? 0
-                        : (members - 1) / members * bytes / cluster.bytes_per_second +
-                              cluster.seconds_per_message;
-  };
-  const double shards = ShardRanks(layout) > 1 ? ShardRanks(layout) : d;
-  const bool gathers_weights = ShardRanks(layout) > 1;
-  const double weights = gradient * PackedPart(WeightFormatOf(job), gathers_weights);
-  const double half_of_sum =
-      half_among(shards, gradient * PackedPart(GradientFormatOf(job), DividesGradients(layout)));
-  const double gather = half_among(shards, weights);
-  // Where gradients are divided, too, every round sends them.
-  const double rounds = RoundsOf(layout, LanesOf(job, layout));
-  double beside_compute = gathers_weights ? rounds * half_of_sum : 2 * half_of_sum;
-  // Shards are then summed over their replicas.
-  beside_compute += 2 * half_among(ReplicasOf(layout), gradient / shards);
-  // Layers are gathered for every forward and every backward pass.
-  if (GathersWeights(job, layout)) {
-    const int kept_over = SecondaryRanks(layout);
-    beside_compute +=
-        kept_over > 0 ? gather + (2 * m - 1) * half_among(kept_over, gradient) : 2 * m * gather;
-  }
-  return {beside_compute, gathers_weights ? gather : 0};
-}
-
-v1::Prediction Predict(const v1::JobSpec& job, const v1::Layout& layout, const Cluster& cluster) {
-  v1::Prediction prediction;
-  // The stage that needs the most decides: all ranks are assumed to have the same memory.
-  int64_t memory = 0;
-  for (int stage = 0; stage < layout.pipeline(); ++stage) {
-    memory = std::max(
-        memory, plan::MemoryOfStage(job, layout, stage, cluster.threads_per_rank).total_bytes());
-  }
-  const double t = layout.tensor();
-  const double p = layout.pipeline();
-  const double d = layout.data();
-  const double m = layout.micro_batches();
-  const double v = std::max(1, layout.virtual_pipeline());
-  const auto context = static_cast<double>(TokensOfSequence(job.model()));
-  const double tokens = static_cast<double>(job.training().global_batch()) * context;
-  const double flops = plan::FlopsPerToken(job.model(), plan::AttentionCount::kWhole) * tokens;
-  const double ranks = t * p * d;
-  // A full recomputation is one more forward pass: a third of forward and backward.
-  const double again = layout.recompute() == v1::RECOMPUTE_FULL ? 4.0 / 3 : 1;
-  const double compute = again * flops / ranks / cluster.flops_per_second;
-  const double activation = layout.micro_batch() * context * job.model().hidden() * kFloatBytes;
-  const double layers_per_stage = static_cast<double>(model::LayersOf(job.model())) / p;
-  // Four sums per layer: one for each half, forward and backward. Each moves its
-  // rows twice around the ring, less the own part, and begins twice.
-  const double tensor_time = t == 1 ? 0
-                                    : m * layers_per_stage * 4 *
-                                          (2 * (t - 1) / t * activation / cluster.bytes_per_second +
-                                           2 * cluster.seconds_per_message);
-  const double pipeline_time =
-      // Each micro-batch crosses a border once forward and once backward, per chunk.
-      p == 1 ? 0
-             : m * v * 2 * (activation / cluster.bytes_per_second + cluster.seconds_per_message);
-  const DataTime of_data = TimeOfData(job, layout, cluster);
-  // Narayanan et al. 2021, section 2.2: chunks divide the time to fill the pipeline.
-  const double bubble = (p - 1) / (m * v);
-  const double busy = compute + tensor_time + pipeline_time;
-  // Two thirds of the work are the backward pass; the reduction hides behind half of it.
-  const double seconds =
-      busy * (1 + bubble) + std::max(0.0, of_data.beside_compute - compute / 3) + of_data.alone;
-  prediction.set_step_seconds(seconds);
-  prediction.set_tflops_per_gpu(flops / seconds / ranks / 1e12);
-  const double peak = cluster.peak_flops_per_second;
-  // Without a known peak, the rate that is reached is all there is to compare with.
-  prediction.set_mfu(flops / seconds / ranks / (peak > 0 ? peak : cluster.flops_per_second));
-  prediction.set_tokens_per_second(tokens / seconds);
-  prediction.set_memory_bytes_peak(memory);
-  if (cluster.memory_bytes < kUnknownMemoryBytes) {
-    const int64_t nccl = cluster.shares_gpus ? 0 : NcclBytes(job, layout);
-    prediction.set_memory_bytes_available(std::max<int64_t>(0, cluster.memory_bytes - nccl));
-  }
-  prediction.set_bubble_ratio(bubble);
-  return prediction;
-}
-
-std::string MissingMemory(const v1::Prediction& predicted, const Cluster& cluster) {
-  constexpr double kMiB = 1 << 20;
-  const int64_t available = predicted.memory_bytes_available();
-  std::string text =
-      absl::StrFormat("does not fit in memory: needs %.1f MiB per rank, %.1f MiB are available",
-                      static_cast<double>(predicted.memory_bytes_peak()) / kMiB,
-                      static_cast<double>(available) / kMiB);
-  if (available == cluster.memory_bytes) return text;
-  absl::StrAppendFormat(&text, " beside %.1f MiB for NCCL's communicators",
-                        static_cast<double>(cluster.memory_bytes - available) / kMiB);
-  return text;
-}
-
-v1::LayoutCandidate Judge(const v1::JobSpec& job, const v1::Layout& layout,
-                          const Cluster& cluster) {
-  v1::LayoutCandidate candidate;
-  *candidate.mutable_layout() = layout;
-  // Impossible layouts stay in the list: people see why the one they had in mind was not taken.
-  const absl::Status legal = plan::CheckLayout(job, layout, cluster.ranks);
-  if (!legal.ok()) {
-    candidate.set_rejected(std::string(legal.message()));
-    return candidate;
-  }
-  // The prediction is made even where the memory does not suffice: the message names the need.
-  candidate.set_predicted_valid(true);
-  *candidate.mutable_predicted() = Predict(job, layout, cluster);
-  const v1::Prediction& predicted = candidate.predicted();
-  if (cluster.memory_bytes < kUnknownMemoryBytes &&
-      predicted.memory_bytes_peak() > predicted.memory_bytes_available()) {
-    candidate.set_rejected(MissingMemory(predicted, cluster));
-  }
-  return candidate;
-}
-
-int64_t MicroBatchOf(const v1::JobSpec& job, int pipeline, int data) {
-  return job.training().micro_batch() > 0 ? job.training().micro_batch()
-                                          : plan::ChooseMicroBatch(job, pipeline, data);
-}
-
-void SetMicroBatch(const v1::JobSpec& job, int64_t micro_batch, v1::Layout* layout) {
-  layout->set_micro_batch(static_cast<int32_t>(micro_batch));
-  layout->set_micro_batches(
-      static_cast<int32_t>(job.training().global_batch() / (micro_batch * layout->data())));
-}
-
-// Micro-batches that are not asked for become smaller until they fit.
-v1::LayoutCandidate JudgeFitting(const v1::JobSpec& job, v1::Layout layout,
-                                 const Cluster& cluster) {
-  v1::LayoutCandidate candidate = Judge(job, layout, cluster);
-  while (job.training().micro_batch() == 0 && candidate.predicted_valid() &&
-         !candidate.rejected().empty() && layout.micro_batch() > 1) {
-    // Only divisors of the share are possible, so the next smaller one is asked for.
-    SetMicroBatch(
-        job, plan::ChooseMicroBatch(job, layout.pipeline(), layout.data(), layout.micro_batch()),
-        &layout);
-    candidate = Judge(job, layout, cluster);
-  }
-  return candidate;
-}
-
-// The least share of the optimizer's state goes elsewhere with which the layout fits, where the
-// planner chooses it: every byte there is read and written in each step.
-v1::LayoutCandidate JudgeLeastOffloaded(const v1::JobSpec& job, v1::Layout layout,
-                                        const Cluster& cluster) {
-  if (!ChoosesOffloadShare(job)) return JudgeFitting(job, std::move(layout), cluster);
-  const auto judge = [&](int part) {
-    layout.set_offload_share(static_cast<double>(part) / kOffloadParts);
-    return JudgeFitting(job, layout, cluster);
-  };
-  v1::LayoutCandidate none = judge(0);
-  if (none.rejected().empty() || !none.predicted_valid()) return none;
-  v1::LayoutCandidate all = judge(kOffloadParts);
-  for (int part = 1; part < kOffloadParts && all.rejected().empty(); ++part) {
-    v1::LayoutCandidate some = judge(part);
-    if (some.rejected().empty()) return some;
-  }
-  return all;
-}
-
-// What the job needs for its offload (plan/combinations.h).
-int LeastStage(const v1::JobSpec& job) {
-  if (plan::OffloadsParameters(job)) return 3;
-  return plan::IsElsewhere(job, job.offload().optimizer()) ? 1 : 0;
 }
 
 // Figures of the stage whose ranks have the most.
@@ -247,100 +55,11 @@ void AddState(const v1::JobSpec& job, const v1::Layout& layout, int threads,
   }
 }
 
-// Data ranks that are not asked to divide the state do so only where it does not fit otherwise, and
-// then no more of it than they must.
-v1::LayoutCandidate JudgeLeastDivided(v1::JobSpec job, v1::Layout layout, const Cluster& cluster) {
-  const int least = LeastStage(job);
-  if (job.parallelism().automatic() && least > 0) {
-    job.mutable_parallelism()->set_zero_stage(least);
-    layout.set_zero_stage(least);
-    SetMicroBatch(job, MicroBatchOf(job, layout.pipeline(), layout.data()), &layout);
-  }
-  v1::LayoutCandidate candidate = JudgeLeastOffloaded(job, layout, cluster);
-  if (!job.parallelism().automatic() || !candidate.predicted_valid() || layout.data() == 1) {
-    return candidate;
-  }
-  for (int stage = least + 1; stage <= 3 && !candidate.rejected().empty(); ++stage) {
-    job.mutable_parallelism()->set_zero_stage(stage);
-    layout.set_zero_stage(stage);
-    // From stage 2 on a micro-batch is a part of a lane.
-    SetMicroBatch(job, MicroBatchOf(job, layout.pipeline(), layout.data()), &layout);
-    const v1::LayoutCandidate divided = JudgeLeastOffloaded(job, layout, cluster);
-    // A micro-batch that the job names may be impossible there.
-    if (divided.predicted_valid()) candidate = divided;
-  }
-  return candidate;
-}
-
-// Settings with which a layout that is too large would fit, each of them tried: "; it fits with
-// parallelism.zero_stage=1 (812.3 MiB)". Empty: none.
-std::string WhatWouldFit(const v1::JobSpec& job, const v1::Layout& layout, const Cluster& cluster) {
-  constexpr double kMiB = 1 << 20;
-  std::vector<std::string> fitting;
-  const auto attempt = [&](const v1::Layout& other, const std::string& settings) {
-    const v1::LayoutCandidate candidate = Judge(job, other, cluster);
-    if (!candidate.rejected().empty()) return;
-    fitting.push_back(
-        absl::StrFormat("%s (%.1f MiB)", settings,
-                        static_cast<double>(candidate.predicted().memory_bytes_peak()) / kMiB));
-  };
-  v1::Layout divided = layout;
-  for (int stage = layout.zero_stage() + 1; stage <= 3 && layout.data() > 1; ++stage) {
-    divided.set_zero_stage(stage);
-    // The least is enough.
-    if (fitting.empty()) attempt(divided, absl::StrCat("parallelism.zero_stage=", stage));
-  }
-  const bool divides = divided.zero_stage() > layout.zero_stage();
-  if (layout.recompute() != v1::RECOMPUTE_FULL) {
-    v1::Layout recomputed = layout;
-    recomputed.set_recompute(v1::RECOMPUTE_FULL);
-    attempt(recomputed, "parallelism.recompute=full");
-    divided.set_recompute(v1::RECOMPUTE_FULL);
-    // Both only where neither suffices.
-    if (divides && fitting.empty()) {
-      attempt(divided, absl::StrCat("parallelism.zero_stage=", divided.zero_stage(),
-                                    " and parallelism.recompute=full"));
-    }
-  }
-  if (layout.micro_batch() > 1) {
-    v1::Layout smaller = layout;
-    smaller.set_micro_batch(1);
-    smaller.set_micro_batches(layout.micro_batches() * layout.micro_batch());
-    attempt(smaller, "training.micro_batch=1");
-  }
-  if (OffloadedShare(job, layout) > kLeastShare && OffloadedShare(job, layout) < kWholeShare) {
-    v1::Layout offloaded = layout;
-    offloaded.set_offload_share(kWholeShare);
-    attempt(offloaded, "offload.share=1");
-  }
-  if (fitting.empty()) return "";
-  return absl::StrCat("; it fits with ", absl::StrJoin(fitting, ", or "));
-}
-
-std::vector<v1::Layout> AllLayouts(const v1::JobSpec& job, int ranks) {
-  std::vector<v1::Layout> layouts;
-  // Every factorisation is tried: even for a thousand ranks there are few.
-  for (int tensor = 1; tensor <= ranks; ++tensor) {
-    if (ranks % tensor != 0) continue;
-    for (int pipeline = 1; pipeline <= ranks / tensor; ++pipeline) {
-      if (ranks / tensor % pipeline != 0) continue;
-      const int data = ranks / tensor / pipeline;
-      v1::Layout layout;
-      layout.set_tensor(tensor);
-      layout.set_pipeline(pipeline);
-      layout.set_virtual_pipeline(1);
-      layout.set_context_parallel(1);
-      layout.set_data(data);
-      SetChoices(job, &layout);
-      // The other one needs several runs of layers for each stage.
-      if (layout.schedule() == v1::PIPELINE_SCHEDULE_INTERLEAVED) {
-        layout.set_schedule(v1::PIPELINE_SCHEDULE_1F1B);
-      }
-      SetMicroBatch(job, MicroBatchOf(job, pipeline, data), &layout);
-      layouts.push_back(layout);
-    }
-  }
-  return layouts;
+int MostOnANode(const std::vector<DeviceSlot>& slots) {
+  std::map<std::string, int> ranks;
+  int most = 0;
+  for (const DeviceSlot& slot : slots) most = std::max(most, ++ranks[slot.node]);
+  return most;
 }
 
 // A word, or the number of a later version's.
@@ -475,6 +194,32 @@ absl::Status CheckNumbers(const v1::JobSpec& job) {
 
 }  // namespace
 
+std::vector<v1::Layout> LayoutsOfDegrees(const v1::JobSpec& job, int ranks) {
+  std::vector<v1::Layout> layouts;
+  // Every factorisation is tried: even for a thousand ranks there are few.
+  for (int tensor = 1; tensor <= ranks; ++tensor) {
+    if (ranks % tensor != 0) continue;
+    for (int pipeline = 1; pipeline <= ranks / tensor; ++pipeline) {
+      if (ranks / tensor % pipeline != 0) continue;
+      const int data = ranks / tensor / pipeline;
+      v1::Layout layout;
+      layout.set_tensor(tensor);
+      layout.set_pipeline(pipeline);
+      layout.set_virtual_pipeline(1);
+      layout.set_context_parallel(1);
+      layout.set_data(data);
+      SetChoices(job, &layout);
+      // The other one needs several runs of layers for each stage.
+      if (layout.schedule() == v1::PIPELINE_SCHEDULE_INTERLEAVED) {
+        layout.set_schedule(v1::PIPELINE_SCHEDULE_1F1B);
+      }
+      SetMicroBatch(job, MicroBatchOf(job, layout), &layout);
+      layouts.push_back(layout);
+    }
+  }
+  return layouts;
+}
+
 v1::PlanReport PlanLayouts(const v1::JobSpec& given, const Cluster& cluster) {
   const v1::JobSpec job = WithVocabulary(given);
   v1::PlanReport report;
@@ -482,12 +227,14 @@ v1::PlanReport PlanLayouts(const v1::JobSpec& given, const Cluster& cluster) {
   std::vector<v1::Layout> layouts;
   // A layout that a person has named is the only candidate, even if another would be faster.
   if (job.parallelism().automatic()) {
-    layouts = AllLayouts(job, cluster.ranks);
+    layouts = LayoutsOfDegrees(job, cluster.ranks);
   } else if (const absl::StatusOr<v1::Layout> layout = plan::LayoutOfJob(job); layout.ok()) {
     layouts.push_back(*layout);
   }
+  Candidates candidates(job, cluster);
   for (const v1::Layout& layout : layouts) {
-    *report.add_layouts() = JudgeLeastDivided(job, layout, cluster);
+    *report.add_layouts() =
+        job.parallelism().automatic() ? candidates.BestWith(layout) : candidates.JudgeNamed(layout);
     const v1::LayoutCandidate& candidate = report.layouts(report.layouts_size() - 1);
     if (!candidate.rejected().empty()) continue;
     // The first of equally fast ones is kept, so that the choice does not depend on rounding.
@@ -508,8 +255,8 @@ void AddDivisions(const v1::JobSpec& given, const Cluster& cluster, v1::PlanRepo
   for (int zero_stage = 0; zero_stage <= 3; ++zero_stage) {
     job.mutable_parallelism()->set_zero_stage(zero_stage);
     layout.set_zero_stage(zero_stage);
-    SetMicroBatch(job, MicroBatchOf(job, layout.pipeline(), layout.data()), &layout);
-    const v1::LayoutCandidate candidate = JudgeLeastOffloaded(job, layout, cluster);
+    SetMicroBatch(job, MicroBatchOf(job, layout), &layout);
+    const v1::LayoutCandidate candidate = Candidates(job, cluster).JudgeNamed(layout);
     v1::Division* division = report->add_divisions();
     division->set_zero_stage(zero_stage);
     division->set_rejected(candidate.rejected());
@@ -539,7 +286,7 @@ absl::StatusOr<v1::Layout> ChooseLayout(const v1::JobSpec& given, const Cluster&
                      report.layouts_size() > 0 ? report.layouts(0).rejected() : ""));
   }
   return absl::ResourceExhaustedError(absl::StrCat(
-      smallest->rejected(), WhatWouldFit(job, smallest->layout(), cluster),
+      smallest->rejected(), AdviceText(SettingsThatFit(job, smallest->layout(), cluster)),
       "; memory of the smallest layout (tensor ", smallest->layout().tensor(), ", pipeline ",
       smallest->layout().pipeline(), ", data ", smallest->layout().data(), "):\n",
       plan::MemoryTableText(
@@ -549,11 +296,13 @@ absl::StatusOr<v1::Layout> ChooseLayout(const v1::JobSpec& given, const Cluster&
 absl::StatusOr<v1::Plan> MakePlan(const v1::JobSpec& job,
                                   const std::vector<plan::DeviceSlot>& slots, Cluster cluster) {
   cluster.ranks = static_cast<int>(slots.size());
+  cluster.ranks_per_node = MostOnANode(slots);
   TERCIO_ASSIGN_OR_RETURN(const v1::Layout layout, ChooseLayout(job, cluster));
   TERCIO_ASSIGN_OR_RETURN(v1::Plan plan,
                           plan::BuildPlan(job, layout, slots, cluster.threads_per_rank));
   // The prediction is part of the plan, so that people compare it with what is measured.
-  *plan.mutable_predicted() = Predict(WithVocabulary(job), layout, cluster);
+  const v1::JobSpec known = WithVocabulary(job);
+  *plan.mutable_predicted() = Candidates(known, cluster).Predict(WithLayout(known, layout), layout);
   return plan;
 }
 
@@ -581,34 +330,6 @@ int64_t CheckpointBytes(const v1::JobSpec& job) {
   }
   // Weights and both moments of AdamW are saved in fp32, whatever the precision of the job.
   return 3 * elements * static_cast<int64_t>(sizeof(float));
-}
-
-Cluster LocalCluster(int ranks, int cores, int64_t memory_bytes, int threads_per_rank) {
-  Cluster cluster;
-  cluster.ranks = ranks;
-  cluster.threads_per_rank = threads_per_rank > 0 ? threads_per_rank : std::max(1, cores / ranks);
-  // More ranks than cores share them.
-  UseCpus(std::min<double>(cluster.threads_per_rank, static_cast<double>(cores) / ranks), &cluster);
-  cluster.memory_bytes = memory_bytes / ranks;
-  return cluster;
-}
-
-void UseCpus(double cores_per_rank, Cluster* cluster) {
-  // A message wakes two ranks, and those that share a core take turns.
-  const double turns = std::max(1.0, 1 / cores_per_rank);
-  cluster->flops_per_second = kCoreFlops * cores_per_rank;
-  cluster->seconds_per_message = kMessageSeconds * turns;
-}
-
-void UseGpus(const std::string& model, const v1::TrainingSpec& training, Cluster* cluster) {
-  // The rates of one that is not known are assumed: what matters is how rates compare.
-  const plan::GpuFigures figures =
-      plan::FiguresOf(model).value_or(*plan::FiguresOf(plan::kAssumedGpu));
-  constexpr double kReached = 0.5;  // share of either peak that training reaches
-  cluster->peak_flops_per_second = plan::PeakFlops(figures, training);
-  cluster->flops_per_second = kReached * cluster->peak_flops_per_second;
-  cluster->bytes_per_second = kReached * figures.link_bytes_per_second;
-  cluster->seconds_per_message = 20e-6;
 }
 
 }  // namespace tercio::plan

@@ -9,6 +9,8 @@
 #include "plan/gpu_reserve.h"
 #include "plan/offload.h"
 #include "plan/plan_builder.h"
+#include "plan/planner/advice.h"
+#include "plan/planner/candidates.h"
 
 namespace tercio::plan {
 namespace {
@@ -45,7 +47,7 @@ v1::LayoutCandidate Chosen(const v1::JobSpec& job, const Cluster& cluster) {
 TEST(Planner, MicroBatchesOfGpusAreAsLargeAsFit) {
   const v1::JobSpec job = Gpt(v1::DEVICE_KIND_CUDA);
   Cluster cluster;
-  UseGpus("NVIDIA H200", job.training(), &cluster);
+  UseGpus("NVIDIA H200", &cluster);
   const v1::LayoutCandidate roomy = Chosen(job, cluster);
   EXPECT_EQ(roomy.layout().micro_batch(), 64);
   EXPECT_EQ(roomy.layout().micro_batches(), 8);
@@ -56,6 +58,7 @@ TEST(Planner, MicroBatchesOfGpusAreAsLargeAsFit) {
   EXPECT_EQ(tight.layout().micro_batch() * tight.layout().micro_batches(), 512);
   // The next larger one does not fit.
   v1::JobSpec larger = job;
+  larger.mutable_parallelism()->set_automatic(false);
   larger.mutable_training()->set_micro_batch(2 * tight.layout().micro_batch());
   EXPECT_THAT(PlanLayouts(larger, cluster).layouts(0).rejected(), HasSubstr("does not fit"));
   cluster.memory_bytes = int64_t{1} << 30;
@@ -96,12 +99,14 @@ TEST(Planner, CommunicatorsOfALayoutAreLeftFree) {
 TEST(Planner, UtilisationCountsByThePeak) {
   const v1::JobSpec job = Gpt(v1::DEVICE_KIND_CUDA);
   Cluster cluster;
-  UseGpus("NVIDIA H200", job.training(), &cluster);
+  UseGpus("NVIDIA H200", &cluster);
   const v1::Prediction gpu = Chosen(job, cluster).predicted();
-  EXPECT_NEAR(gpu.mfu(), 0.5, 0.01);
+  EXPECT_GT(gpu.mfu(), 0.3);
+  EXPECT_LT(gpu.mfu(), 0.6);
   EXPECT_NEAR(gpu.tflops_per_gpu(), 989 * gpu.mfu(), 1);
   const v1::Prediction cpu = Chosen(Gpt(v1::DEVICE_KIND_CPU), Cluster()).predicted();
-  EXPECT_NEAR(cpu.mfu(), 1, 0.01);
+  EXPECT_GT(cpu.mfu(), 0.5);
+  EXPECT_LE(cpu.mfu(), 1);
 }
 
 // Ranks that share a core compute more slowly, and wait for each other at every message. GPUs have
@@ -110,19 +115,35 @@ TEST(Planner, RanksThatShareCoresTakeTurns) {
   constexpr int64_t kMemory = int64_t{1} << 40;
   const Cluster alone = LocalCluster(1, 1, kMemory, 0);
   const Cluster shared = LocalCluster(8, 2, kMemory, 0);
-  EXPECT_EQ(shared.flops_per_second, alone.flops_per_second / 4);
-  EXPECT_EQ(shared.seconds_per_message, 4 * alone.seconds_per_message);
+  const auto rate = [](const Cluster& cluster) { return cluster.devices.accelerator.flops_fp32; };
+  const auto latency = [](const Cluster& cluster) { return cluster.devices.inside.seconds; };
+  EXPECT_NEAR(rate(shared) / rate(alone), 0.25, 1e-9);
+  EXPECT_NEAR(latency(shared) / latency(alone), 4, 1e-9);
   const Cluster roomy = LocalCluster(2, 8, kMemory, 0);
-  EXPECT_EQ(roomy.flops_per_second, 4 * alone.flops_per_second);
-  EXPECT_EQ(roomy.seconds_per_message, alone.seconds_per_message);
+  EXPECT_GT(rate(roomy), 3 * rate(alone));
+  EXPECT_EQ(latency(roomy), latency(alone));
 
-  const v1::JobSpec job = Gpt(v1::DEVICE_KIND_CUDA);
   Cluster gpu;
-  UseGpus("NVIDIA H200", job.training(), &gpu);
+  UseGpus("NVIDIA H200", &gpu);
+  EXPECT_EQ(gpu.devices.accelerator.name, "H200");
   Cluster after_cpus = shared;
-  UseGpus("NVIDIA H200", job.training(), &after_cpus);
-  EXPECT_EQ(gpu.seconds_per_message, after_cpus.seconds_per_message);
-  EXPECT_EQ(gpu.flops_per_second, after_cpus.flops_per_second);
+  UseGpus("NVIDIA H200", &after_cpus);
+  EXPECT_EQ(latency(gpu), latency(after_cpus));
+  EXPECT_EQ(rate(gpu), rate(after_cpus));
+  // One that nobody knows counts as the one that is assumed.
+  UseGpus("", &gpu);
+  EXPECT_EQ(gpu.devices.accelerator.name, "A100-80");
+}
+
+// Ranks that a node has no room for are on further ones.
+TEST(Planner, NodesFollowFromTheRanks) {
+  Cluster cluster;
+  UseGpus("NVIDIA H200", &cluster);
+  EXPECT_EQ(DevicesOf(cluster, 4).nodes, 1);
+  EXPECT_EQ(DevicesOf(cluster, 4).devices_per_node, 4);
+  EXPECT_EQ(DevicesOf(cluster, 32).nodes, 4);
+  EXPECT_EQ(DevicesOf(cluster, 32).devices_per_node, 8);
+  EXPECT_EQ(DevicesOf(Cluster(), 32).nodes, 1);
 }
 
 struct Measured {
@@ -182,16 +203,29 @@ TEST(Planner, TheStateIsDividedOnlyWhereItMustBe) {
   const v1::LayoutCandidate divided = Chosen(job, cluster);
   EXPECT_EQ(divided.layout().data(), 4);
   EXPECT_EQ(divided.layout().zero_stage(), 1);
+  EXPECT_EQ(divided.layout().recompute(), v1::RECOMPUTE_NONE);
   EXPECT_LE(divided.predicted().memory_bytes_peak(), cluster.memory_bytes);
-  EXPECT_GT(divided.predicted().step_seconds(), whole.predicted().step_seconds());
 
+  // With less and less memory it is the fastest of all that fit, however that is reached.
   int64_t fits = divided.predicted().memory_bytes_peak();
-  for (const int stage : {2, 3}) {
+  for (int less = 0; less < 3; ++less) {
     cluster.memory_bytes = fits - 1;
     const v1::LayoutCandidate more = Chosen(job, cluster);
-    EXPECT_EQ(more.layout().zero_stage(), stage);
     fits = more.predicted().memory_bytes_peak();
     EXPECT_LE(fits, cluster.memory_bytes);
+    Candidates candidates(job, cluster);
+    for (int stage = 0; stage <= 3; ++stage) {
+      for (const auto recompute :
+           {v1::RECOMPUTE_NONE, v1::RECOMPUTE_SELECTIVE, v1::RECOMPUTE_FULL}) {
+        v1::Layout other = more.layout();
+        other.set_zero_stage(stage);
+        other.set_recompute(recompute);
+        const v1::LayoutCandidate judged = candidates.Judge(other);
+        if (!judged.rejected().empty()) continue;
+        EXPECT_LE(more.predicted().step_seconds(), judged.predicted().step_seconds())
+            << other.ShortDebugString();
+      }
+    }
   }
   cluster.memory_bytes = whole.predicted().memory_bytes_peak() - 1;
 
@@ -301,6 +335,11 @@ TEST(Planner, WhatAJobNamesIsNotChanged) {
   job.mutable_training()->set_micro_batch(64);
   Cluster cluster;
   cluster.memory_bytes = int64_t{12} << 30;
+  // Left to the planner, passes are recomputed instead.
+  const v1::LayoutCandidate chosen = Chosen(job, cluster);
+  EXPECT_EQ(chosen.layout().micro_batch(), 64);
+  EXPECT_NE(chosen.layout().recompute(), v1::RECOMPUTE_NONE);
+  job.mutable_parallelism()->set_automatic(false);
   EXPECT_THAT(PlanLayouts(job, cluster).layouts(0).rejected(), HasSubstr("does not fit"));
 }
 
@@ -330,6 +369,84 @@ TEST(Planner, NumbersOfAStrangerAreRefused) {
     EXPECT_EQ(refused([share](auto& job) { job.mutable_offload()->set_share(share); }),
               absl::StatusCode::kInvalidArgument);
   }
+}
+
+// What the planner adds to a layout has to be worth it.
+TEST(Planner, ChunksAndSequenceParallelismAreChosenWhereTheyGain) {
+  v1::JobSpec job = Gpt(v1::DEVICE_KIND_CUDA);
+  v1::ModelSpec* model = job.mutable_model();
+  model->set_layers(48);
+  model->set_hidden(6144);
+  model->set_heads(48);
+  model->set_kv_heads(48);
+  model->set_ffn_hidden(4 * 6144);
+  model->set_context(2048);
+  job.mutable_training()->set_global_batch(32);
+  job.mutable_resources()->set_ranks(64);
+  Cluster cluster;
+  cluster.ranks = 64;
+  UseGpus("NVIDIA H100 80GB HBM3", &cluster);
+  cluster.memory_bytes = int64_t{78} << 30;
+  const v1::LayoutCandidate chosen = Chosen(job, cluster);
+  const v1::Layout& layout = chosen.layout();
+  EXPECT_EQ(layout.tensor() * layout.pipeline() * layout.data(), 64);
+  Candidates candidates(job, cluster);
+  const auto seconds = [&](const v1::Layout& other) {
+    const v1::LayoutCandidate judged = candidates.Judge(other);
+    return judged.predicted_valid() ? judged.predicted().step_seconds() : 0;
+  };
+  // A long pipeline loses much with few micro-batches; chunks win a part of it back.
+  v1::Layout deep = layout;
+  deep.set_tensor(8);
+  deep.set_pipeline(8);
+  deep.set_data(1);
+  deep.set_sequence_parallel(false);
+  const v1::LayoutCandidate best = candidates.BestWith(deep);
+  ASSERT_EQ(best.rejected(), "");
+  EXPECT_GT(best.layout().virtual_pipeline(), 1);
+  v1::Layout plain = best.layout();
+  plain.set_virtual_pipeline(1);
+  plain.set_schedule(v1::PIPELINE_SCHEDULE_1F1B);
+  EXPECT_GT(seconds(plain), 1.02 * seconds(best.layout()));
+  // The parts of a step add up to it.
+  const v1::StepParts& parts = best.predicted().parts();
+  EXPECT_NEAR(parts.compute() + parts.tensor_communication() + parts.recompute() +
+                  parts.pipeline_bubble() + parts.pipeline_transfers() + parts.data_exposed() +
+                  parts.optimizer() + parts.other(),
+              best.predicted().step_seconds(), 1e-9);
+}
+
+// Every setting that is named has been tried, and says what it costs.
+TEST(Planner, AdviceFits) {
+  v1::JobSpec job = Gpt(v1::DEVICE_KIND_CUDA);
+  job.mutable_parallelism()->set_automatic(false);
+  job.mutable_parallelism()->set_tensor(2);
+  job.mutable_parallelism()->set_data(2);
+  job.mutable_parallelism()->set_pipeline(1);
+  job.mutable_training()->set_micro_batch(16);
+  job.mutable_resources()->set_ranks(4);
+  Cluster cluster;
+  cluster.ranks = 4;
+  UseGpus("NVIDIA H100", &cluster);
+  cluster.shares_gpus = true;
+  const v1::Layout layout = *LayoutOfJob(job);
+  cluster.memory_bytes = Candidates(job, cluster).Judge(layout).predicted().memory_bytes_peak() - 1;
+  const std::vector<Advice> advice = SettingsThatFit(job, layout, cluster);
+  std::string settings;
+  for (const Advice& each : advice) {
+    settings += each.setting + "\n";
+    EXPECT_LE(each.memory_bytes, cluster.memory_bytes) << each.setting;
+    EXPECT_GT(each.step_ratio, 0.2) << each.setting;
+    EXPECT_LT(each.step_ratio, 2) << each.setting;
+  }
+  for (const char* setting : {"parallelism.zero_stage=1\n", "parallelism.recompute=selective\n",
+                              "parallelism.sequence_parallel=true\n", "training.micro_batch=8\n",
+                              "offload.optimizer=host and parallelism.zero_stage=1\n",
+                              "resources.ranks=8 and parallelism.tensor=4\n"}) {
+    EXPECT_THAT(settings, HasSubstr(setting));
+  }
+  EXPECT_THAT(AdviceText(advice), HasSubstr("a step takes "));
+  EXPECT_EQ(AdviceText({}), "");
 }
 
 }  // namespace

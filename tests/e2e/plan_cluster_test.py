@@ -1,6 +1,7 @@
 """Plans for clusters that are described in a file: tables and JSON as a user gets them."""
 
 import os
+import re
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -78,6 +79,22 @@ class PlanCluster(TercioTest):
                                "--what-if", "nodes=1", code=2)
         self.assertIn('"chosen":null', out.replace(" ", ""))
         self.assertIn("does not fit in memory: needs", err)
+        # What is named there fits.
+        more, larger = re.search(r"it would fit on (\d+) GPUs \(--what-if nodes=\d+\), or on GPUs with (\d+) GB", err).groups()
+        self.assertGreater(int(more), 8)
+        model = "model={architecture: gpt2, layers: 96, hidden: 12288, heads: 96, context: 2048, vocab_size: 51200}"
+        for change in (f"nodes={int(more) // 8}", f"gpu.memory={larger}GB"):
+            self.assertIsNotNone(self.plan("--set", model, "--what-if", "nodes=1", "--what-if", change)["chosen"])
+
+    def test_the_largest_model_of_each_method(self):
+        largest = {(each["method"], each["layout"]["recompute"]): each["model"]["parameters"]
+                   for each in self.plan("--largest")["largest"]}
+        self.assertGreater(largest["data parallel, zero_stage 3", "none"], largest["data parallel", "none"])
+        self.assertGreater(largest["tensor and pipeline parallel", "full"], largest["tensor parallel within a node", "full"])
+        out, _ = self.tercio("plan", self.path("job.yaml"), "--cluster", self.path("cluster.yaml"), "--largest")
+        self.assertIn("LARGEST MODEL WITH", out)
+        _, err = self.tercio("plan", self.path("job.yaml"), "--largest", code=2)
+        self.assertIn("name it with --cluster", err)
 
     def test_faults_of_the_file(self):
         with open(self.path("cluster.yaml"), "w", encoding="utf-8") as file:

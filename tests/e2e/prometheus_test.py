@@ -187,7 +187,17 @@ class PrometheusRun(ClusterTest):
         self.scrape_storm(job)
         self.render(job, began)
         self.tercio(*self.reach("cancel", job))
-        wait_for(lambda: not any(job in fetch(page) for page in self.pages), "the series of the job to vanish", 30)
+        # Its last checkpoint is saved first.
+        wait_for(lambda: self.get(job)["state"] == "cancelled", "the end of the job")
+        left = {}
+
+        def are_gone():
+            left.update({page: [line for line in fetch(page).splitlines() if job in line] for page in self.pages})
+            return not any(left.values())
+        try:
+            wait_for(are_gone, "the series of the job to vanish", 30)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; left: {left}") from None
 
     def kill_a_rank(self, job):
         wait_for(lambda: self.get(job)["checkpoint"], "a checkpoint")

@@ -1,0 +1,50 @@
+// What the ranks of a job run on, as the planner sees it: figures of the devices and links that
+// time follows from (plan/planner/cost/), and the memory that plans must fit into. Pure.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "plan/planner/cost/constants.h"
+#include "plan/planner/cost/hardware.h"
+#include "plan/planner/cost/recipe.h"
+#include "proto/tercio/v1/figures.pb.h"
+#include "proto/tercio/v1/job.pb.h"
+
+namespace tercio::plan {
+
+// Memory that nobody has measured: every model fits.
+inline constexpr int64_t kUnknownMemoryBytes = int64_t{1} << 62;
+
+// Ranks on devices that are alike. Until UseCpus or UseGpus: on a core each of one node.
+struct Cluster {
+  Cluster();
+
+  int ranks = 1;
+  int threads_per_rank = 1;
+  int ranks_per_node = 0;      // 0: all are on one node
+  cost::ClusterModel devices;  // of one rank each; its number of nodes is not used
+  cost::Constants constants;
+  cost::Recipe recipe;
+  int64_t memory_bytes = kUnknownMemoryBytes;  // memory of one rank, without a GPU's context
+  bool shares_gpus = false;                    // several ranks on one GPU, which NCCL refuses
+};
+
+// The devices of as many ranks: whole nodes, or a part of one.
+cost::ClusterModel DevicesOf(const Cluster& cluster, int ranks);
+
+// This machine, shared by `ranks` ranks, with assumed figures.
+Cluster LocalCluster(int ranks, int cores, int64_t memory_bytes, int threads_per_rank);
+
+// Its ranks compute on this many cores each, less than one where ranks share them. `figures`: what
+// was measured of such machines; the default instance: figures are assumed.
+void UseCpus(const v1::MachineFigures& figures, double cores_per_rank, Cluster* cluster);
+
+// Its ranks are on GPUs of this model (as the driver names it), or on plan::kAssumedGpu where that
+// is not known: what matters for a choice is how rates compare.
+void UseGpus(std::string_view model, Cluster* cluster);
+
+// The most products of an accelerator in the job's precision; 0: not known.
+double PeakOf(const cost::Accelerator& accelerator, const v1::TrainingSpec& training);
+
+}  // namespace tercio::plan
