@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "plan/model_tensors.h"
 #include "plan/reproducibility.h"
 
 namespace tercio::plan {
@@ -10,17 +9,21 @@ namespace tercio::plan {
 bool JoinsTiedGradientsFirst(const v1::JobSpec& job, const v1::Layout& layout) {
   // With several stages the two are on different ranks until the end of the step.
   // Nor are they there together where each is summed in its round.
-  return IsTied(job.model()) && layout.pipeline() == 1 && layout.data() > 1 && !OrderIsFixed(job) &&
-         layout.zero_stage() < 2;
+  return layout.pipeline() == 1 && layout.data() > 1 && layout.zero_stage() < 2 &&
+         !OrderIsFixed(job) && IsTied(job.model());
 }
 
 std::vector<v1::BucketRange> BucketsOfStage(const v1::JobSpec& job, const v1::Layout& layout,
                                             int stage) {
-  const StageTensors stage_tensors = TensorsOfStage(job.model(), layout, stage);
+  return BucketsOfTensors(job, layout, TensorsOfStage(job.model(), layout, stage));
+}
+
+std::vector<v1::BucketRange> BucketsOfTensors(const v1::JobSpec& job, const v1::Layout& layout,
+                                              const StageTensors& tensors) {
   const bool joins_first = JoinsTiedGradientsFirst(job, layout);
-  int64_t end = stage_tensors.gradient_elements;
+  int64_t end = tensors.gradient_elements;
   std::vector<v1::BucketRange> buckets;
-  for (const StageTensor& entry : stage_tensors.tensors) {
+  for (const StageTensor& entry : tensors.tensors) {
     // It is the last one.
     if (joins_first && entry.use == kHeadMatrix) {
       end = entry.gradient_offset;
@@ -42,11 +45,11 @@ std::vector<v1::BucketRange> BucketsOfStage(const v1::JobSpec& job, const v1::La
   return buckets;
 }
 
-int64_t LargestBucket(const v1::ModelSpec& model, const v1::Layout& layout, int stage) {
+int64_t LargestBucket(const StageTensors& tensors) {
   int64_t largest = 0;
   int layer = 0;
   int64_t begin = 0;
-  for (const StageTensor& entry : TensorsOfStage(model, layout, stage).tensors) {
+  for (const StageTensor& entry : tensors.tensors) {
     if (largest == 0 || entry.layer != layer) {
       layer = entry.layer;
       begin = entry.gradient_offset;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "plan/model_tensors.h"
 #include "proto/tercio/v1/job.pb.h"
 #include "proto/tercio/v1/plan.pb.h"
 
@@ -20,8 +21,11 @@ bool JoinsTiedGradientsFirst(const v1::JobSpec& job, const v1::Layout& layout);
 // that is joined with the lookup's first. Layers that come earlier in the backward pass come first.
 std::vector<v1::BucketRange> BucketsOfStage(const v1::JobSpec& job, const v1::Layout& layout,
                                             int stage);
+// The same for a stage whose tensors are known.
+std::vector<v1::BucketRange> BucketsOfTensors(const v1::JobSpec& job, const v1::Layout& layout,
+                                              const StageTensors& tensors);
 
 // Elements from the first to the last gradient of the bucket that has most.
-int64_t LargestBucket(const v1::ModelSpec& model, const v1::Layout& layout, int stage);
+int64_t LargestBucket(const StageTensors& tensors);
 
 }  // namespace tercio::plan

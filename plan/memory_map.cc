@@ -1,8 +1,11 @@
 #include "plan/memory_map.h"
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <numeric>
+#include <queue>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -117,17 +120,14 @@ struct StateSizes {
   SplitElements moments;
 };
 StateSizes SizesOfState(const v1::JobSpec& job, const v1::Layout& layout,
-                        const StageTensors& tensors) {
-  std::vector<StateUnit> units = StateUnitsOf(tensors, ShardRanks(layout));
-  KeepNear(tensors, OffloadedShare(job, layout), &units);
+                        const StageTensors& tensors, const std::vector<UnitKind>& kinds) {
   StateSizes sizes;
-  sizes.moments = SplitElementsOf(tensors, units);
+  sizes.moments = SplitElementsOf(kinds);
   if (OptimizerHasMasterWeights(job, layout)) {
     sizes.master = sizes.moments;
   } else {
-    sizes.master.far = DividesMasterWeights(job, layout)
-                           ? ShardElements(tensors, ShardRanks(layout))
-                           : tensors.parameter_elements;
+    sizes.master.far =
+        DividesMasterWeights(job, layout) ? ShardElements(kinds) : tensors.parameter_elements;
   }
   return sizes;
 }
@@ -152,28 +152,24 @@ int64_t LogicalElements(const v1::JobSpec& job, const v1::Layout& layout,
 // pad the vocabulary. `saves`: without what another stage saves; `of_first`: what the first rank
 // has beside it.
 int64_t ElementsOfShard(const v1::JobSpec& job, const v1::Layout& layout, const StageTensors& stage,
-                        bool saves, int64_t of_first) {
-  const int shards = ShardRanks(layout);
-  const std::vector<StateUnit> units = StateUnitsOf(stage, shards);
-  int64_t most = 0;
-  for (int rank = 0; rank < shards; ++rank) {
-    const StateShard shard = ShardOf(stage, units, rank);
-    int64_t elements = rank == 0 ? of_first : 0;
-    for (size_t i = 0; i < stage.tensors.size(); ++i) {
-      const StageTensor& entry = stage.tensors[i];
-      if (saves ? entry.further_use : !entry.own_parameter) continue;
-      const int64_t end = std::min(shard.part(i).end, LogicalElements(job, layout, entry.tensor));
-      elements += 3 * std::max<int64_t>(0, end - shard.part(i).begin);
-    }
-    most = std::max(most, elements);
-  }
-  return most;
+                        const std::vector<UnitKind>& kinds, bool saves, int64_t of_first) {
+  std::vector<int64_t> elements =
+      ElementsOfShards(stage, kinds, [&](const StageTensor& entry) -> int64_t {
+        if (saves ? entry.further_use : !entry.own_parameter) return 0;
+        return LogicalElements(job, layout, entry.tensor);
+      });
+  for (int64_t& each : elements) each *= 3;
+  elements.front() += of_first;
+  return *std::max_element(elements.begin(), elements.end());
 }
 
 // All that a rank needs to continue: weights and both moments of its tensors. A tied head beside
 // its lookup shares the lookup's.
-int64_t CopyElements(const v1::JobSpec& job, const v1::Layout& layout, const StageTensors& stage) {
-  if (ShardRanks(layout) > 1) return ElementsOfShard(job, layout, stage, /*saves=*/false, 0);
+int64_t CopyElements(const v1::JobSpec& job, const v1::Layout& layout, const StageTensors& stage,
+                     const std::vector<UnitKind>& kinds) {
+  if (ShardRanks(layout) > 1) {
+    return ElementsOfShard(job, layout, stage, kinds, /*saves=*/false, 0);
+  }
   int64_t elements = 0;
   for (const StageTensor& entry : stage.tensors) {
     if (entry.own_parameter) elements += 3 * LogicalElements(job, layout, entry.tensor);
@@ -184,8 +180,10 @@ int64_t CopyElements(const v1::JobSpec& job, const v1::Layout& layout, const Sta
 // The most that any data rank saves: weights and both moments of its tensors; the first one saves
 // `of_first` beside them.
 int64_t SavedElements(const v1::JobSpec& job, const v1::Layout& layout, const StageTensors& stage,
-                      int64_t of_first) {
-  if (ShardRanks(layout) > 1) return ElementsOfShard(job, layout, stage, /*saves=*/true, of_first);
+                      const std::vector<UnitKind>& kinds, int64_t of_first) {
+  if (ShardRanks(layout) > 1) {
+    return ElementsOfShard(job, layout, stage, kinds, /*saves=*/true, of_first);
+  }
   // The largest load counts: all data ranks of a stage get the same memory table.
   std::vector<int64_t> elements(static_cast<size_t>(layout.data()));
   elements[0] = of_first;
@@ -201,14 +199,15 @@ int64_t SavedElements(const v1::JobSpec& job, const v1::Layout& layout, const St
 // Every rank needs the step guard's state, the first one saves it; of the scales of 8 bits those of
 // its stage, and the stage's first one.
 int64_t SnapshotElements(const v1::JobSpec& job, const v1::Layout& layout,
-                         const StageTensors& stage_tensors, int stage) {
+                         const StageTensors& tensors, const std::vector<UnitKind>& kinds,
+                         int stage) {
   const bool copies = KeepsCopies(job);
   int64_t guard = copies || stage == 0 ? StateElements(job) : 0;
   if (HasFp8(job)) guard += kFp8StateOfLayer * model::LayersOf(job.model()) / layout.pipeline();
   // The guard's state is in no buffer, so that also a save in place needs a copy of it.
   if (SavesInPlace(job)) return guard;
-  return copies ? guard + CopyElements(job, layout, stage_tensors)
-                : SavedElements(job, layout, stage_tensors, guard);
+  return copies ? guard + CopyElements(job, layout, tensors, kinds)
+                : SavedElements(job, layout, tensors, kinds, guard);
 }
 
 // Buckets of relative positions, -(T - 1) to T - 1, of each stream's T tokens.
@@ -348,11 +347,11 @@ void AddHead(const StageShape& shape, const model::Head& head, TableBuilder* tab
 
 // Elements of the largest sum over tensor ranks: the rows of a micro-batch, or, where each rank has
 // the gradient of its rows only, a tensor that all of them hold.
-int64_t LargestTensorSum(const v1::ModelSpec& model, const v1::Layout& layout,
-                         const StageShape& shape, const StageUnits& units, int stage) {
+int64_t LargestTensorSum(const StageShape& shape, const StageUnits& units,
+                         const StageTensors& tensors) {
   int64_t largest = ExchangedRows(shape, units).rows * shape.hidden;
   if (!shape.sequence_parallel) return largest;
-  for (const StageTensor& entry : TensorsOfStage(model, layout, stage).tensors) {
+  for (const StageTensor& entry : tensors.tensors) {
     if (entry.tensor.shard == Shard::kWhole) largest = std::max(largest, entry.elements);
   }
   return largest;
@@ -399,22 +398,30 @@ void AddPacked(const v1::JobSpec& job, const v1::Layout& layout, const StageTens
   add("packed.sum", gradients.floats);
 }
 
+// `tensors`: of the model.
+int64_t NumbersOfExchange(const v1::JobSpec& job, size_t tensors) {
+  // The last one is the signal of rank 0.
+  return SumsPerSequence(job.model()) * job.training().global_batch() + kernels::kSumLimbs +
+         static_cast<int64_t>(tensors) + 1;
+}
+
 void AddCommunication(const v1::JobSpec& job, const v1::Layout& layout, const StageShape& shape,
-                      const StageUnits& units, int stage, const DeviceMemory& device,
+                      const StageUnits& units, const StageTensors& tensors,
+                      const std::vector<UnitKind>& kinds,
+                      const std::vector<LogicalTensor>& of_model, const DeviceMemory& device,
                       TableBuilder* table) {
   const auto add = [&](const char* name, int64_t count) {
     table->Floats(name, v1::BUFFER_KIND_COMMUNICATION, count);
   };
-  const StageTensors tensors = TensorsOfStage(job.model(), layout, stage);
   // Buckets are reduced one after the other, so that the largest one sizes the scratch.
   int64_t bucket = 0;
-  for (const v1::BucketRange& range : BucketsOfStage(job, layout, stage)) {
+  for (const v1::BucketRange& range : BucketsOfTensors(job, layout, tensors)) {
     bucket = std::max(bucket, range.end() - range.begin());
   }
   const int shards = ShardRanks(layout);
   int64_t data_scratch = device.SumScratch(bucket, layout.data());
   if (shards > 1) {
-    const int64_t part = LargestPart(StateUnitsOf(tensors, shards));
+    const int64_t part = LargestPart(kinds);
     // Parts of a block format have buffers of their own.
     const int64_t parts =
         PackedGradients(job, layout, tensors).packed > 0 ? 0 : device.PartsScratch(part, shards);
@@ -426,22 +433,21 @@ void AddCommunication(const v1::JobSpec& job, const v1::Layout& layout, const St
   table->Values("gradient_flow.1", v1::BUFFER_KIND_COMMUNICATION, shape.precision,
                 layout.pipeline() > 1 ? flow : 0);
   add("tensor_scratch",
-      device.SumScratch(LargestTensorSum(job.model(), layout, shape, units, stage),
-                        layout.tensor()));
+      device.SumScratch(LargestTensorSum(shape, units, tensors), layout.tensor()));
   add("data_scratch", data_scratch);
   AddPacked(job, layout, tensors, table);
   // On one stage both uses of the table add to the same rank, so that nothing is exchanged.
   int64_t shared = 0;
-  for (const LogicalTensor& tensor : TensorsSharedByLayers(job.model())) {
-    shared += tensor.rows / layout.tensor() * tensor.columns;
+  for (const LogicalTensor& tensor : of_model) {
+    if (tensor.shared) shared += tensor.rows / layout.tensor() * tensor.columns;
   }
   add("shared_gradients", shared);
-  const bool tied_exchange =
-      IsTied(job.model()) && layout.pipeline() > 1 && (shape.first || shape.last);
+  const bool tied_exchange = units.architecture.head.reads_token_table() && layout.pipeline() > 1 &&
+                             (shape.first || shape.last);
   int64_t table_part = shape.vocabulary * shape.hidden;
-  for (const StateUnit& unit : StateUnitsOf(tensors, shards)) {
+  for (const UnitKind& kind : kinds) {
     // Ranks exchange the sums of their shards.
-    if (shards > 1 && unit.elements() == table_part) table_part = LargestPart({unit});
+    if (shards > 1 && kind.unit.elements() == table_part) table_part = LargestPart(kind.unit);
   }
   add("tied_gradient", tied_exchange ? table_part : 0);
   const auto here = static_cast<int64_t>(tensors.tensors.size());
@@ -450,7 +456,7 @@ void AddCommunication(const v1::JobSpec& job, const v1::Layout& layout, const St
   table->Add("replica_digests", v1::BUFFER_KIND_COMMUNICATION,
              layout.data() > 1 ? 3 * here * static_cast<int64_t>(sizeof(uint64_t)) : 0);
   table->Add("exchange", v1::BUFFER_KIND_COMMUNICATION,
-             ExchangedNumbers(job) * static_cast<int64_t>(sizeof(double)));
+             NumbersOfExchange(job, of_model.size()) * static_cast<int64_t>(sizeof(double)));
 }
 
 // The embedding reads inputs, and types; a head what it predicts; a bert's attention lengths.
@@ -479,18 +485,19 @@ void AddTokens(const StageShape& shape, const model::Architecture& architecture,
 // What a rank has of gradients: sums of its lanes, or, where ranks keep sums of their shards only,
 // those and what a round writes before it is summed over ranks.
 void AddGradients(const v1::JobSpec& job, const v1::Layout& layout, const StageShape& shape,
-                  const StageTensors& tensors, int stage, TableBuilder* table) {
+                  const StageTensors& tensors, const std::vector<UnitKind>& kinds,
+                  TableBuilder* table) {
   const auto add = [&](const char* name, int i, int64_t count) {
     table->Floats(absl::StrCat(name, i), v1::BUFFER_KIND_GRADIENT, count);
   };
-  const int64_t bucket = LargestBucket(job.model(), layout, stage);
+  const int64_t bucket = LargestBucket(tensors);
   if (DividesGradients(layout)) {
     // One bucket is written while another one is summed.
     const bool in_buckets = MicroBatchesAreRounds(layout, LanesOf(job, layout));
-    const bool several = BucketsOfStage(job, layout, stage).size() > 1;
+    const bool several = BucketsOfTensors(job, layout, tensors).size() > 1;
     add("gradients.", 0, in_buckets ? bucket : tensors.gradient_elements);
     add("gradients.", 1, in_buckets && several ? bucket : 0);
-    const int64_t sums = SumElements(tensors, ShardRanks(layout));
+    const int64_t sums = SumElements(kinds);
     for (int i = 0; i < SumLevels(job, layout); ++i) add("gradients.sums.", i, sums);
     return;
   }
@@ -508,10 +515,7 @@ int SumsPerSequence(const v1::ModelSpec& spec) {
 }
 
 int64_t ExchangedNumbers(const v1::JobSpec& job) {
-  const auto tensors = static_cast<int64_t>(ModelTensors(job.model()).size());
-  // The last one is the signal of rank 0.
-  return SumsPerSequence(job.model()) * job.training().global_batch() + kernels::kSumLimbs +
-         tensors + 1;
+  return NumbersOfExchange(job, ModelTensors(job.model()).size());
 }
 
 // Two halves of each digest of each replica; or a vote for each rank of the job.
@@ -533,31 +537,43 @@ std::vector<int> SavingDataRanks(const StageTensors& tensors, int data) {
   std::stable_sort(largest_first.begin(), largest_first.end(),
                    [&](size_t a, size_t b) { return all[a].elements > all[b].elements; });
   std::vector<int> savers(all.size(), -1);
-  std::vector<int64_t> load(static_cast<size_t>(data));
+  // The first of those ranks that have the least is next.
+  using Load = std::pair<int64_t, int>;
+  std::priority_queue<Load, std::vector<Load>, std::greater<>> loads;
+  for (int rank = 0; rank < data; ++rank) loads.emplace(0, rank);
   for (const size_t i : largest_first) {
-    const auto least = std::min_element(load.begin(), load.end());
-    *least += all[i].elements;
-    savers[i] = static_cast<int>(least - load.begin());
+    const auto [elements, rank] = loads.top();
+    loads.pop();
+    loads.emplace(elements + all[i].elements, rank);
+    savers[i] = rank;
   }
   return savers;
 }
 
 v1::MemoryTable MemoryOfStage(const v1::JobSpec& job, const v1::Layout& layout, int stage,
                               int threads) {
+  return MemoryTables(job).OfStage(layout, stage, threads);
+}
+
+v1::MemoryTable MemoryTables::OfStage(const v1::Layout& layout, int stage, int threads) {
+  const v1::JobSpec& job = job_;
   const StageShape shape = ShapeOfStage(job, layout, stage);
   const StageUnits units = UnitsOfStage(job.model(), layout, stage);
-  const StageTensors tensors = TensorsOfStage(job.model(), layout, stage);
+  const StageTensors& tensors = stages_.Of(layout, stage);
+  const std::vector<UnitKind> kinds =
+      UnitKindsOf(tensors, ShardRanks(layout), OffloadedShare(job, layout));
   const SlotActivations activations = ActivationsOfSlot(shape, units);
   const std::unique_ptr<DeviceMemory> device = DeviceMemoryOf(job);
   const int slots = ActivationSlots(ShapeOfSchedule(layout), stage);
   TableBuilder table;
   const Places places = PlacesOf(job, layout);
-  const StateSizes state = SizesOfState(job, layout, tensors);
+  const StateSizes state = SizesOfState(job, layout, tensors, kinds);
   AddSplit(places.master, "parameters", v1::BUFFER_KIND_PARAMETER, state.master, &table);
   // In fp32 the model reads the master weights themselves, where all of them are there.
   int64_t kept = 0;  // elements of gathered layers that this rank keeps
   if (GathersWeights(job, layout)) {
-    std::vector<StateUnit> state_units = StateUnitsOf(tensors, ShardRanks(layout));
+    // Places of weights are the same for all shards.
+    std::vector<StateUnit> state_units = StateUnitsOf(tensors, 1);
     table.Values(WeightsBuffer(job, layout), v1::BUFFER_KIND_PARAMETER, shape.precision,
                  PlaceWeights(tensors, PlacesOfLayers(layout), &state_units));
     if (const int ranks = SecondaryRanks(layout); ranks > 0) {
@@ -568,7 +584,7 @@ v1::MemoryTable MemoryOfStage(const v1::JobSpec& job, const v1::Layout& layout, 
                  tensors.parameter_elements);
   }
   table.Values("parameters.secondary", v1::BUFFER_KIND_PARAMETER, shape.precision, kept);
-  AddGradients(job, layout, shape, tensors, stage, &table);
+  AddGradients(job, layout, shape, tensors, kinds, &table);
   for (const char* name : {"adamw.m", "adamw.v"}) {
     AddSplit(places.moments, name, v1::BUFFER_KIND_OPTIMIZER, state.moments, &table);
   }
@@ -580,9 +596,9 @@ v1::MemoryTable MemoryOfStage(const v1::JobSpec& job, const v1::Layout& layout, 
   AddWorkspace(job, shape, units, tensors, *device, threads, &table);
   AddFp8(layout, shape, units, &table);
   AddHead(shape, units.architecture.head, &table);
-  AddCommunication(job, layout, shape, units, stage, *device, &table);
+  AddCommunication(job, layout, shape, units, tensors, kinds, stages_.tensors(), *device, &table);
   AddTokens(shape, units.architecture, &table);
-  const int64_t snapshot = SnapshotElements(job, layout, tensors, stage) * kFloat;
+  const int64_t snapshot = SnapshotElements(job, layout, tensors, kinds, stage) * kFloat;
   if (device->SnapshotsOnHost()) {
     table.AddOnHost("snapshot", v1::BUFFER_KIND_SNAPSHOT, snapshot);
   } else {
@@ -592,6 +608,44 @@ v1::MemoryTable MemoryOfStage(const v1::JobSpec& job, const v1::Layout& layout, 
                 snapshot);
   }
   return table.Finish();
+}
+
+const MemoryTables::Activations& MemoryTables::ActivationsOf(const v1::Layout& layout, int stage) {
+  const auto [found, is_new] = activations_.try_emplace(
+      {stage, layout.tensor(), layout.pipeline(), layout.virtual_pipeline(), layout.micro_batch(),
+       layout.tensor_overlap(), layout.sequence_parallel(), static_cast<int>(layout.recompute())});
+  if (is_new) {
+    const SlotActivations slot = ActivationsOfSlot(ShapeOfStage(job_, layout, stage),
+                                                   UnitsOfStage(job_.model(), layout, stage));
+    found->second = {slot.total, slot.shared_total};
+  }
+  return found->second;
+}
+
+int64_t MemoryTables::LeastOfStage(const v1::Layout& layout, int stage) {
+  const StageTensors& tensors = stages_.Of(layout, stage);
+  const Places places = PlacesOf(job_, layout);
+  const auto& [slot, shared] = ActivationsOf(layout, stage);
+  int64_t bytes = shared;
+  if (places.activations == Place::kDevice) {
+    bytes += ActivationSlots(ShapeOfSchedule(layout), stage) * slot;
+  }
+  // Without what may pad tensors. The largest shard has as much as the mean of all, or more.
+  constexpr int64_t kMostPadding = 15;
+  const int64_t padding = kMostPadding * static_cast<int64_t>(tensors.tensors.size());
+  const int64_t whole = std::max<int64_t>(0, tensors.parameter_elements - padding);
+  const int64_t shard = whole / ShardRanks(layout);
+  if (places.master == Place::kDevice) {
+    const bool divided =
+        OptimizerHasMasterWeights(job_, layout) || DividesMasterWeights(job_, layout);
+    bytes += kFloat * (divided ? shard : whole);
+  }
+  if (RoundsWeights(job_) && !GathersWeights(job_, layout)) {
+    bytes += PrecisionOf(job_).bytes() * whole;
+  }
+  bytes += kFloat * (DividesGradients(layout) ? shard : whole);
+  if (places.moments == Place::kDevice) bytes += 2 * kFloat * shard;
+  return bytes;
 }
 
 int64_t MostBytesOutside(const v1::JobSpec& job, const v1::Layout& layout, int stage) {

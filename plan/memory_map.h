@@ -4,7 +4,10 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "plan/device_memory.h"
@@ -39,6 +42,31 @@ std::vector<int> SavingDataRanks(const StageTensors& tensors, int data);
 // through per-thread scratch. REQUIRES: a layout that CheckLayout accepts; model.vocab_size > 0.
 v1::MemoryTable MemoryOfStage(const v1::JobSpec& job, const v1::Layout& layout, int stage,
                               int threads);
+
+// The same for many stages and layouts of one job, whose tensors are listed once. Not for several
+// threads at a time.
+class MemoryTables {
+ public:
+  // `job` must outlive it.
+  explicit MemoryTables(const v1::JobSpec& job) : job_(job), stages_(job.model()) {}
+
+  // MemoryOfStage.
+  v1::MemoryTable OfStage(const v1::Layout& layout, int stage, int threads);
+  // Bytes that its total does not fall below, in far less time: activations, and weights, gradients
+  // and moments in shards of equal size.
+  int64_t LeastOfStage(const v1::Layout& layout, int stage);
+
+ private:
+  // Bytes of a slot, and of the shared buffer.
+  using Activations = std::pair<int64_t, int64_t>;
+
+  const Activations& ActivationsOf(const v1::Layout& layout, int stage);
+
+  const v1::JobSpec& job_;
+  StageTables stages_;
+  // By all that they depend on.
+  std::map<std::tuple<int, int, int, int, int, int, bool, int>, Activations> activations_;
+};
 
 // The most memory that a rank should take beside its arena, which is measured but not limited: on
 // the CPU kHostReserveBytes, and one tensor of the stage, which is whole on the host while it is

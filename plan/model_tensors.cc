@@ -1,7 +1,9 @@
 #include "plan/model_tensors.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
+#include <tuple>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
@@ -32,8 +34,8 @@ class TensorList {
   };
 
   explicit TensorList(const model::Architecture& architecture)
-      : keys_by_place_(architecture.keys_by_place) {
-    const int layers = static_cast<int>(architecture.layers.size());
+      : layers(static_cast<int>(architecture.layers.size())),
+        keys_by_place_(architecture.keys_by_place) {
     for (const model::Tensor& tensor : model::EmbeddingTensors(architecture)) Add("", tensor, -1);
     std::vector<std::vector<model::Tensor>> kinds;
     for (const model::Layer& kind : architecture.kinds) {
@@ -51,6 +53,7 @@ class TensorList {
     if (!keys_by_place_) CheckKeysDiffer();
   }
 
+  const int layers;
   std::vector<LogicalTensor> tensors;
   std::vector<Use> uses;
 
@@ -148,6 +151,21 @@ class StageBuilder {
   absl::flat_hash_map<int, size_t> holders_;  // the entry with a parameter, by tensor number
 };
 
+StageTensors TensorsOfStage(const TensorList& all, const v1::ModelSpec& spec,
+                            const v1::Layout& layout, int stage) {
+  // The layers are ascending, which the search below relies on.
+  const std::vector<int> mine = LayersOfStage(all.layers, layout, stage);
+  StageBuilder builder(spec, layout);
+  for (const TensorList::Use& use : all.uses) {
+    const bool inner = use.layer >= 0 && use.layer < all.layers;
+    const bool here = use.layer < 0 ? stage == 0
+                      : inner       ? std::binary_search(mine.begin(), mine.end(), use.layer)
+                                    : stage == layout.pipeline() - 1;
+    if (here) builder.Add(all.tensors[use.tensor], use.name, use.layer, inner);
+  }
+  return builder.Finish();
+}
+
 }  // namespace
 
 std::vector<LogicalTensor> ModelTensors(const v1::ModelSpec& spec) {
@@ -183,20 +201,30 @@ TensorShard ShardOfRank(const LogicalTensor& tensor, int tensor_degree, int tens
 
 StageTensors TensorsOfStage(const v1::ModelSpec& spec, const v1::Layout& layout, int stage) {
   TERCIO_CHECK_GT(spec.vocab_size(), 0);
-  const model::Architecture architecture = model::ArchitectureOf(spec);
-  const TensorList all(architecture);
-  const int layers = static_cast<int>(architecture.layers.size());
-  // The layers are ascending, which the search below relies on.
-  const std::vector<int> mine = LayersOfStage(layers, layout, stage);
-  StageBuilder builder(spec, layout);
-  for (const TensorList::Use& use : all.uses) {
-    const bool inner = use.layer >= 0 && use.layer < layers;
-    const bool here = use.layer < 0 ? stage == 0
-                      : inner       ? std::binary_search(mine.begin(), mine.end(), use.layer)
-                                    : stage == layout.pipeline() - 1;
-    if (here) builder.Add(all.tensors[use.tensor], use.name, use.layer, inner);
-  }
-  return builder.Finish();
+  return TensorsOfStage(TensorList(model::ArchitectureOf(spec)), spec, layout, stage);
+}
+
+struct StageTables::Lists {
+  explicit Lists(const v1::ModelSpec& model) : all(model::ArchitectureOf(model)) {}
+
+  const TensorList all;
+  // By tensor degree, stages, chunks of a stage, and stage.
+  std::map<std::tuple<int, int, int, int>, StageTensors> stages;
+};
+
+StageTables::StageTables(const v1::ModelSpec& model) : model_(model) {
+  TERCIO_CHECK_GT(model.vocab_size(), 0);
+  lists_ = std::make_unique<Lists>(model);
+}
+StageTables::~StageTables() = default;
+
+const std::vector<LogicalTensor>& StageTables::tensors() const { return lists_->all.tensors; }
+
+const StageTensors& StageTables::Of(const v1::Layout& layout, int stage) {
+  const auto [found, is_new] = lists_->stages.try_emplace(
+      {layout.tensor(), layout.pipeline(), std::max(1, layout.virtual_pipeline()), stage});
+  if (is_new) found->second = TensorsOfStage(lists_->all, model_, layout, stage);
+  return found->second;
 }
 
 std::vector<LogicalTensor> TensorsSharedByLayers(const v1::ModelSpec& model) {

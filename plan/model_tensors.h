@@ -22,6 +22,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -109,6 +110,27 @@ struct StageTensors {
 
 // The table of one stage; the same for all its tensor and data ranks.
 StageTensors TensorsOfStage(const v1::ModelSpec& model, const v1::Layout& layout, int stage);
+
+// The same for many stages and layouts of one model, whose tensors are listed once. A table is made
+// when it is first asked for, and stays as long as this does. Not for several threads at a time.
+class StageTables {
+ public:
+  // REQUIRES: vocab_size > 0. `model` must outlive it.
+  explicit StageTables(const v1::ModelSpec& model);
+  ~StageTables();
+  StageTables(const StageTables&) = delete;
+  StageTables& operator=(const StageTables&) = delete;
+
+  // ModelTensors.
+  const std::vector<LogicalTensor>& tensors() const;
+  const StageTensors& Of(const v1::Layout& layout, int stage);
+
+ private:
+  struct Lists;
+
+  const v1::ModelSpec& model_;
+  std::unique_ptr<Lists> lists_;
+};
 
 // Tensors that several layers share, in the order of the model: one entry for each, by its name.
 std::vector<LogicalTensor> TensorsSharedByLayers(const v1::ModelSpec& model);

@@ -118,7 +118,7 @@ TEST(OffloadShare, BothBuffersHoldTheirUnits) {
     const StageTensors tensors = TensorsOfStage(Job().model(), LayoutOf(1, 1, 1), 0);
     std::vector<StateUnit> units = StateUnitsOf(tensors, shards);
     KeepNear(tensors, 0.5, &units);
-    const SplitElements sizes = SplitElementsOf(tensors, units);
+    const SplitElements sizes = SplitElementsOf(UnitKindsOf(tensors, shards, 0.5));
     SplitElements most;
     for (int rank = 0; rank < shards; ++rank) {
       const StateShard shard = ShardOf(tensors, units, rank);

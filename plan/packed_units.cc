@@ -58,9 +58,9 @@ PackedBuffers PackedWeights(const v1::JobSpec& job, const v1::Layout& layout,
   const kernels::BlockFormat format = WeightFormatOf(job);
   const int shards = ShardRanks(layout);
   if (format == kernels::BlockFormat::kNone || shards == 1) return buffers;
-  for (const StateUnit& unit : StateUnitsOf(tensors, shards)) {
-    if (!unit.own_parameter) continue;
-    buffers.packed = std::max(buffers.packed, PackedUnitOf(tensors, unit, format).bytes());
+  for (const UnitKind& kind : UnitKindsOf(tensors, shards)) {
+    if (!kind.unit.own_parameter) continue;
+    buffers.packed = std::max(buffers.packed, PackedUnitOf(tensors, kind.unit, format).bytes());
   }
   return buffers;
 }
@@ -71,13 +71,13 @@ PackedBuffers PackedGradients(const v1::JobSpec& job, const v1::Layout& layout,
   const kernels::BlockFormat format = GradientFormatOf(job);
   if (format == kernels::BlockFormat::kNone || !DividesGradients(layout)) return buffers;
   const int shards = ShardRanks(layout);
-  const std::vector<StateUnit> units = StateUnitsOf(tensors, shards);
-  for (const StateUnit& unit : units) {
-    const PackedUnit packed = PackedUnitOf(tensors, unit, format);
+  const std::vector<UnitKind> kinds = UnitKindsOf(tensors, shards);
+  for (const UnitKind& kind : kinds) {
+    const PackedUnit packed = PackedUnitOf(tensors, kind.unit, format);
     buffers.packed = std::max(buffers.packed, packed.bytes());
     buffers.received = std::max(buffers.received, (shards - 1) * LargestOf(packed.bounds));
   }
-  buffers.floats = PartsScratch(LargestPart(units), shards) * static_cast<int64_t>(sizeof(float));
+  buffers.floats = PartsScratch(LargestPart(kinds), shards) * static_cast<int64_t>(sizeof(float));
   return buffers;
 }
 

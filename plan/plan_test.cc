@@ -66,7 +66,7 @@ void ExpectGoodSchedule(const ScheduleShape& shape) {
   EXPECT_NEAR(report->bubble_ratio,
               static_cast<double>(shape.stages - 1) / (shape.micro_batches * shape.chunks), 1e-12);
   for (int stage = 0; stage < shape.stages; ++stage) {
-    EXPECT_LE(report->max_in_flight[static_cast<size_t>(stage)], ActivationSlots(shape, stage));
+    EXPECT_EQ(report->max_in_flight[static_cast<size_t>(stage)], ActivationSlots(shape, stage));
   }
 }
 
@@ -445,7 +445,7 @@ TEST(MemoryMap, LanesOfAMicroBatchShareTheirBuffers) {
   };
   const v1::Layout layout = *LayoutOfJob(job);
   const int64_t all = TensorsOfStage(job.model(), layout, 0).gradient_elements;
-  const int64_t bucket = LargestBucket(job.model(), layout, 0);
+  const int64_t bucket = LargestBucket(TensorsOfStage(job.model(), layout, 0));
   EXPECT_LT(bucket, all);
   EXPECT_THAT(gradients(1), ElementsAre(all, all, all, all));
   EXPECT_THAT(gradients(4), ElementsAre(all, all, bucket, bucket));

@@ -211,6 +211,12 @@ bool DivideAlike(v1::Layout a, v1::Layout b) {
 }
 
 absl::Status CheckLayout(const v1::JobSpec& job, const v1::Layout& layout, int ranks) {
+  return CheckLayout(job, layout, ranks,
+                     model::SizesThatTensorDivides(model::ArchitectureOf(job.model())));
+}
+
+absl::Status CheckLayout(const v1::JobSpec& job, const v1::Layout& layout, int ranks,
+                         const std::vector<model::DividedSize>& divided) {
   const v1::ModelSpec& spec = job.model();
   const int tensor = layout.tensor();
   const int pipeline = layout.pipeline();
@@ -226,11 +232,10 @@ absl::Status CheckLayout(const v1::JobSpec& job, const v1::Layout& layout, int r
                                    ranks));
   }
   // Heads and feed-forward columns are what tensor ranks divide among them.
-  for (const model::DividedSize& divided :
-       model::SizesThatTensorDivides(model::ArchitectureOf(spec))) {
-    if (divided.size % tensor == 0) continue;
+  for (const model::DividedSize& each : divided) {
+    if (each.size % tensor == 0) continue;
     return Impossible(
-        absl::StrCat("tensor ", tensor, " does not divide ", divided.key, " ", divided.size));
+        absl::StrCat("tensor ", tensor, " does not divide ", each.key, " ", each.size));
   }
   // Ranks hold equal parts of every sequence's rows.
   if (layout.sequence_parallel() && spec.context() % tensor != 0) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "model/description.h"
 #include "proto/tercio/v1/job.pb.h"
 #include "proto/tercio/v1/plan.pb.h"
 
@@ -55,5 +56,8 @@ bool DivideAlike(v1::Layout a, v1::Layout b);
 // rule: heads and ffn_hidden divisible by tensor, layers by pipeline, global_batch by data *
 // micro_batch and by the lanes, degrees positive, product equal to `ranks`.
 absl::Status CheckLayout(const v1::JobSpec& job, const v1::Layout& layout, int ranks);
+// The same where SizesThatTensorDivides of the job's model are known.
+absl::Status CheckLayout(const v1::JobSpec& job, const v1::Layout& layout, int ranks,
+                         const std::vector<model::DividedSize>& divided);
 
 }  // namespace tercio::plan

@@ -12,11 +12,7 @@ namespace {
 // A gradient lives in one of two buffers, received into and sent from in place.
 constexpr int kGradientBuffers = 2;
 
-struct Work {
-  bool forward;
-  int micro_batch;
-  int chunk;
-};
+using Work = StagePass;
 
 // The k-th forward (or backward) of any stage: micro-batches in groups of `stages`, each group
 // through all chunks.
@@ -42,19 +38,6 @@ int WarmUp(const ScheduleShape& shape, int stage) {
   return std::min((shape.stages - stage - 1) * 2 + (shape.chunks - 1) * shape.stages, all);
 }
 
-std::vector<Work> WorkOfStage(const ScheduleShape& shape, int stage) {
-  const int all = shape.micro_batches * shape.chunks;
-  const int warm_up = WarmUp(shape, stage);
-  std::vector<Work> work;
-  for (int k = 0; k < warm_up; ++k) work.push_back(WorkAt(shape, true, k));
-  for (int k = warm_up; k < all; ++k) {
-    work.push_back(WorkAt(shape, true, k));
-    work.push_back(WorkAt(shape, false, k - warm_up));
-  }
-  for (int k = all - warm_up; k < all; ++k) work.push_back(WorkAt(shape, false, k));
-  return work;
-}
-
 // Builds one stage's list: the work in its order, and before it the receives that have become
 // possible.
 class StageList {
@@ -63,7 +46,7 @@ class StageList {
       // The number of slots follows from the order of the
       // work, so that the lists fit the memory map.
       : shape_(shape), stage_(stage), slots_(ActivationSlots(shape, stage)) {
-    for (const Work& work : WorkOfStage(shape, stage)) {
+    for (const Work& work : PassesOfStage(shape, stage)) {
       work_.push_back(work);
       (work.forward ? forwards_ : backwards_).push_back(work);
     }
@@ -194,21 +177,30 @@ ScheduleShape ShapeOfSchedule(const v1::Layout& layout) {
   return shape;
 }
 
-std::vector<v1::Action> StageActions(const ScheduleShape& shape, int stage) {
+std::vector<StagePass> PassesOfStage(const ScheduleShape& shape, int stage) {
   TERCIO_CHECK(stage >= 0 && stage < shape.stages && shape.micro_batches >= 1);
   TERCIO_CHECK(shape.chunks == 1 || shape.micro_batches % shape.stages == 0);
+  const int all = shape.micro_batches * shape.chunks;
+  const int warm_up = WarmUp(shape, stage);
+  std::vector<StagePass> work;
+  work.reserve(2 * static_cast<size_t>(all));
+  for (int k = 0; k < warm_up; ++k) work.push_back(WorkAt(shape, true, k));
+  for (int k = warm_up; k < all; ++k) {
+    work.push_back(WorkAt(shape, true, k));
+    work.push_back(WorkAt(shape, false, k - warm_up));
+  }
+  for (int k = all - warm_up; k < all; ++k) work.push_back(WorkAt(shape, false, k));
+  return work;
+}
+
+std::vector<v1::Action> StageActions(const ScheduleShape& shape, int stage) {
   return StageList(shape, stage).Build();
 }
 
 // The trainer allocates this many; StageList aborts where it would need one more.
 int ActivationSlots(const ScheduleShape& shape, int stage) {
-  int in_flight = 0;
-  int most = 0;
-  for (const Work& work : WorkOfStage(shape, stage)) {
-    in_flight += work.forward ? 1 : -1;
-    most = std::max(most, in_flight);
-  }
-  return most;
+  // Behind the warm-up each forward is followed by a backward.
+  return std::min(WarmUp(shape, stage) + 1, shape.micro_batches * shape.chunks);
 }
 
 }  // namespace tercio::plan

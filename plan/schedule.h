@@ -30,6 +30,14 @@ ScheduleShape ShapeOfSchedule(const v1::Layout& layout);
 // micro_batches >= 1; for interleaved micro_batches a multiple of stages.
 std::vector<v1::Action> StageActions(const ScheduleShape& shape, int stage);
 
+// The passes among these, in their order.
+struct StagePass {
+  bool forward = true;
+  int micro_batch = 0;
+  int chunk = 0;
+};
+std::vector<StagePass> PassesOfStage(const ScheduleShape& shape, int stage);
+
 // Most (micro-batch, chunk) pairs of `stage` between the start of their forward and the end of
 // their backward. gpipe: micro_batches; 1f1b: min(stages - stage, micro_batches).
 int ActivationSlots(const ScheduleShape& shape, int stage);

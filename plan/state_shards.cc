@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
@@ -32,31 +33,88 @@ std::string NameOfUnit(const StageTensor& first) {
   return first.layer < 0 ? "embedding" : "head";
 }
 
-// The nearest place at or below `place` where a shard may begin, in a unit whose first tensor is at
-// `origin`.
-int64_t CutAt(const StageTensors& tensors, const StateUnit& unit, int64_t origin, int64_t place) {
-  const auto first = tensors.tensors.begin() + static_cast<std::ptrdiff_t>(unit.first_tensor);
-  const auto last = first + static_cast<std::ptrdiff_t>(unit.tensor_count);
-  const auto behind = std::upper_bound(
-      first, last, place + origin,
-      [](int64_t at, const StageTensor& entry) { return at < entry.gradient_offset; });
-  const StageTensor& entry = *(behind - 1);
-  const int64_t begin = entry.gradient_offset - origin;
-  // Padding behind a tensor belongs to it.
-  if (place - begin >= entry.elements) return begin + entry.elements;
-  const int64_t grid = std::lcm(LocalColumns(entry), kernels::kSquaresBlock);
-  TERCIO_CHECK_GT(grid, 0);
-  return begin + (place - begin) / grid * grid;
-}
+// Where shards of a unit may begin, for places that ascend.
+class Cuts {
+ public:
+  Cuts(const StageTensors& tensors, const StateUnit& unit)
+      : origin_(unit.gradient_offset),
+        entry_(tensors.tensors.data() + unit.first_tensor),
+        last_(entry_ + unit.tensor_count - 1) {}
+
+  // The nearest one at or below `place`, which is no less than at the call before.
+  int64_t At(int64_t place) {
+    while (entry_ != last_ && (entry_ + 1)->gradient_offset <= place + origin_) {
+      ++entry_;
+      grid_ = 0;
+    }
+    const int64_t begin = entry_->gradient_offset - origin_;
+    // Padding behind a tensor belongs to it.
+    if (place - begin >= entry_->elements) return begin + entry_->elements;
+    if (grid_ == 0) grid_ = std::lcm(LocalColumns(*entry_), kernels::kSquaresBlock);
+    TERCIO_CHECK_GT(grid_, 0);
+    return begin + (place - begin) / grid_ * grid_;
+  }
+
+ private:
+  const int64_t origin_;
+  const StageTensor* entry_;
+  const StageTensor* const last_;
+  int64_t grid_ = 0;  // of the entry; 0: not known yet
+};
 
 void Divide(const StageTensors& tensors, int shards, StateUnit* unit) {
   const StageTensor& last = tensors.tensors[unit->first_tensor + unit->tensor_count - 1];
   const int64_t elements = last.gradient_offset + last.elements - unit->gradient_offset;
+  Cuts cuts(tensors, *unit);
   unit->bounds = {0};
+  unit->bounds.reserve(static_cast<size_t>(shards) + 1);
   for (int shard = 1; shard < shards; ++shard) {
-    unit->bounds.push_back(CutAt(tensors, *unit, unit->gradient_offset, elements * shard / shards));
+    unit->bounds.push_back(cuts.At(elements * shard / shards));
   }
   unit->bounds.push_back(elements);
+}
+
+// Whether both have the same tensors, but for their names and numbers.
+bool AreAlike(const StageTensors& tensors, const StateUnit& a, const StateUnit& b) {
+  if (a.tensor_count != b.tensor_count || a.own_parameter != b.own_parameter || a.near != b.near) {
+    return false;
+  }
+  for (size_t i = 0; i < a.tensor_count; ++i) {
+    const StageTensor& of_a = tensors.tensors[a.first_tensor + i];
+    const StageTensor& of_b = tensors.tensors[b.first_tensor + i];
+    const bool same =
+        of_a.gradient_offset - a.gradient_offset == of_b.gradient_offset - b.gradient_offset &&
+        of_a.elements == of_b.elements && of_a.further_use == of_b.further_use &&
+        of_a.tensor.rows == of_b.tensor.rows && of_a.tensor.columns == of_b.tensor.columns &&
+        of_a.tensor.shard == of_b.tensor.shard && of_a.tensor.is_vector == of_b.tensor.is_vector &&
+        of_a.tensor.vocabulary == of_b.tensor.vocabulary;
+    if (!same) return false;
+  }
+  return true;
+}
+
+// Elements of the largest buffer that has a shard's parts of the chosen units, placed as ShardOf
+// places them: each part but the last one is followed by padding.
+template <typename Chosen>
+int64_t LargestBuffer(const std::vector<UnitKind>& kinds, const Chosen& chosen) {
+  int64_t most = 0;
+  for (size_t shard = 0; !kinds.empty() && shard + 1 < kinds.front().unit.bounds.size(); ++shard) {
+    int64_t elements = 0;
+    size_t last = 0;
+    int64_t padding = 0;  // behind the last part
+    for (const UnitKind& kind : kinds) {
+      const int64_t begin = kind.unit.bounds[shard];
+      const int64_t end = kind.unit.bounds[shard + 1];
+      if (begin == end || !chosen(kind.unit)) continue;
+      const int64_t size = begin % kAlignment + end - begin;
+      elements += kind.count * RoundUp(size);
+      if (kind.last < last) continue;
+      last = kind.last;
+      padding = RoundUp(size) - size;
+    }
+    most = std::max(most, elements - padding);
+  }
+  return most;
 }
 
 }  // namespace
@@ -170,13 +228,37 @@ void KeepNear(const StageTensors& tensors, double share, std::vector<StateUnit>*
   }
 }
 
-int64_t LargestPart(const std::vector<StateUnit>& units) {
-  int64_t largest = 0;
-  for (const StateUnit& unit : units) {
-    for (size_t r = 1; r < unit.bounds.size(); ++r) {
-      largest = std::max(largest, unit.bounds[r] - unit.bounds[r - 1]);
+std::vector<UnitKind> UnitKindsOf(const StageTensors& tensors, int shards, double share) {
+  // What is near, and what is alike, does not depend on the number of shards.
+  std::vector<StateUnit> units = StateUnitsOf(tensors, 1);
+  KeepNear(tensors, share, &units);
+  std::vector<UnitKind> kinds;
+  for (size_t i = 0; i < units.size(); ++i) {
+    const auto kind = std::find_if(kinds.begin(), kinds.end(), [&](const UnitKind& each) {
+      return AreAlike(tensors, each.unit, units[i]);
+    });
+    if (kind == kinds.end()) {
+      kinds.push_back({.unit = std::move(units[i]), .count = 1, .last = i});
+    } else {
+      ++kind->count;
+      kind->last = i;
     }
   }
+  for (UnitKind& kind : kinds) Divide(tensors, shards, &kind.unit);
+  return kinds;
+}
+
+int64_t LargestPart(const StateUnit& unit) {
+  int64_t largest = 0;
+  for (size_t r = 1; r < unit.bounds.size(); ++r) {
+    largest = std::max(largest, unit.bounds[r] - unit.bounds[r - 1]);
+  }
+  return largest;
+}
+
+int64_t LargestPart(const std::vector<UnitKind>& kinds) {
+  int64_t largest = 0;
+  for (const UnitKind& kind : kinds) largest = std::max(largest, LargestPart(kind.unit));
   return largest;
 }
 
@@ -218,34 +300,43 @@ StateShard ShardOf(const StageTensors& tensors, const std::vector<StateUnit>& un
   return result;
 }
 
-int64_t ShardElements(const StageTensors& tensors, int shards) {
-  const std::vector<StateUnit> units = StateUnitsOf(tensors, shards);
-  int64_t most = 0;
-  for (int shard = 0; shard < shards; ++shard) {
-    most = std::max(most, ShardOf(tensors, units, shard).elements);
-  }
-  return most;
+int64_t ShardElements(const std::vector<UnitKind>& kinds) {
+  return LargestBuffer(kinds, [](const StateUnit& unit) { return unit.own_parameter; });
 }
 
-SplitElements SplitElementsOf(const StageTensors& tensors, const std::vector<StateUnit>& units) {
-  SplitElements most;
-  if (units.empty()) return most;
-  const auto shards = static_cast<int>(units.front().bounds.size()) - 1;
-  for (int rank = 0; rank < shards; ++rank) {
-    const StateShard shard = ShardOf(tensors, units, rank);
-    most.near = std::max(most.near, shard.near_elements);
-    most.far = std::max(most.far, shard.far_elements);
-  }
-  return most;
+SplitElements SplitElementsOf(const std::vector<UnitKind>& kinds) {
+  const auto of = [&](bool near) {
+    return LargestBuffer(
+        kinds, [&](const StateUnit& unit) { return unit.own_parameter && unit.near == near; });
+  };
+  return {.near = of(true), .far = of(false)};
 }
 
-int64_t SumElements(const StageTensors& tensors, int shards) {
-  const std::vector<StateUnit> units = StateUnitsOf(tensors, shards);
-  int64_t most = 0;
-  for (int shard = 0; shard < shards; ++shard) {
-    most = std::max(most, ShardOf(tensors, units, shard).sum_elements);
+int64_t SumElements(const std::vector<UnitKind>& kinds) {
+  return LargestBuffer(kinds, [](const StateUnit&) { return true; });
+}
+
+std::vector<int64_t> ElementsOfShards(const StageTensors& tensors,
+                                      const std::vector<UnitKind>& kinds,
+                                      const std::function<int64_t(const StageTensor&)>& counted) {
+  std::vector<int64_t> elements;
+  for (const auto& [unit, count, last] : kinds) {
+    elements.resize(unit.bounds.size() - 1);
+    size_t shard = 0;
+    for (size_t i = unit.first_tensor; i < unit.first_tensor + unit.tensor_count; ++i) {
+      const StageTensor& entry = tensors.tensors[i];
+      const int64_t begin = entry.gradient_offset - unit.gradient_offset;
+      const int64_t end = begin + std::min(entry.elements, counted(entry));
+      // Tensors ascend, as shards do: that in which one ends may have the beginning of the next.
+      while (unit.bounds[shard + 1] <= begin && shard + 1 < elements.size()) ++shard;
+      for (size_t at = shard; at < elements.size() && unit.bounds[at] < end; ++at) {
+        const int64_t in_shard =
+            std::min(end, unit.bounds[at + 1]) - std::max(begin, unit.bounds[at]);
+        elements[at] += count * std::max<int64_t>(0, in_shard);
+      }
+    }
   }
-  return most;
+  return elements;
 }
 
 int64_t PlaceWeights(const StageTensors& tensors, int places, std::vector<StateUnit>* units) {

@@ -18,11 +18,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
 #include "plan/lanes.h"
 #include "plan/model_tensors.h"
+#include "plan/offload.h"
 #include "proto/tercio/v1/job.pb.h"
 #include "proto/tercio/v1/plan.pb.h"
 
@@ -109,9 +111,6 @@ std::vector<StateUnit> StateUnitsOf(const StageTensors& tensors, int shards);
 // larger share as much is far, or more.
 void KeepNear(const StageTensors& tensors, double share, std::vector<StateUnit>* units);
 
-// Elements of the largest shard of any of the units.
-int64_t LargestPart(const std::vector<StateUnit>& units);
-
 // The part of a tensor that is in a shard: whole local rows, and whole blocks of the gradient norm
 // (kernels::kSquaresBlock) but for the tensor's end. May be empty.
 struct ShardPart {
@@ -139,18 +138,40 @@ struct StateShard {
 };
 StateShard ShardOf(const StageTensors& tensors, const std::vector<StateUnit>& units, int shard);
 
+// Units of a stage that have the same tensors, but for their names, and are so divided alike:
+// layers above all, of which a stage may have many. What is asked of all shards is computed once
+// for each kind, and is what a walk with ShardOf over all shards and all units finds.
+struct UnitKind {
+  StateUnit unit;   // the first of them
+  int count = 1;    // of such units
+  size_t last = 0;  // place of the last one among all units of the stage
+};
+// `share`: KeepNear.
+std::vector<UnitKind> UnitKindsOf(const StageTensors& tensors, int shards,
+                                  double share = kWholeShare);
+
+// Elements of the largest shard of the unit, or of any of the units.
+int64_t LargestPart(const StateUnit& unit);
+int64_t LargestPart(const std::vector<UnitKind>& kinds);
+
 // Elements of a buffer that holds any of the shards; undivided: parameter_elements.
-int64_t ShardElements(const StageTensors& tensors, int shards);
+int64_t ShardElements(const std::vector<UnitKind>& kinds);
 
 // The same for the buffers of units that are near, and of those that are not.
 struct SplitElements {
   int64_t near = 0;
   int64_t far = 0;
 };
-SplitElements SplitElementsOf(const StageTensors& tensors, const std::vector<StateUnit>& units);
+SplitElements SplitElementsOf(const std::vector<UnitKind>& kinds);
 
 // Elements of a buffer that holds the gradients of any of the shards.
-int64_t SumElements(const StageTensors& tensors, int shards);
+int64_t SumElements(const std::vector<UnitKind>& kinds);
+
+// What each shard has of the first counted(tensor) elements of each tensor of the stage. `counted`
+// looks at sizes and uses of tensors only, for it is asked once for those of all units of a kind.
+std::vector<int64_t> ElementsOfShards(const StageTensors& tensors,
+                                      const std::vector<UnitKind>& kinds,
+                                      const std::function<int64_t(const StageTensor&)>& counted);
 
 // Columns of a tensor's rows as a tensor rank holds them.
 int64_t LocalColumns(const StageTensor& entry);

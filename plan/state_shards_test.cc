@@ -2,9 +2,14 @@
 // all uses of a tensor are cut alike.
 #include "plan/state_shards.h"
 
+#include <cstdio>
+#include <initializer_list>
 #include <map>
+#include <numeric>
+#include <random>
 #include <set>
 
+#include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "kernels/ops.h"
 
@@ -87,7 +92,7 @@ void CheckStage(const StageTensors& stage, int shards) {
     EXPECT_LE(end, shard.elements);
     most = std::max(most, shard.elements);
   }
-  EXPECT_EQ(most, ShardElements(stage, shards));
+  EXPECT_EQ(most, ShardElements(UnitKindsOf(stage, shards)));
 }
 
 TEST(StateShards, TileEveryTensor) {
@@ -240,6 +245,99 @@ TEST(StateShards, NeighboursKeepEveryElementOfALayerOnce) {
   EXPECT_LE(end, elements);
 }
 
+// A shard begins at the last place that the rule allows at or below its part of the unit.
+void CheckCuts(const StageTensors& stage, const StateUnit& unit) {
+  const auto shards = static_cast<int64_t>(unit.bounds.size()) - 1;
+  for (int64_t r = 1; r < shards; ++r) {
+    const int64_t place = unit.elements() * r / shards;
+    size_t i = unit.first_tensor;
+    const auto begin_of = [&](size_t tensor) {
+      return stage.tensors[tensor].gradient_offset - unit.gradient_offset;
+    };
+    while (i + 1 < unit.first_tensor + unit.tensor_count && begin_of(i + 1) <= place) ++i;
+    const StageTensor& entry = stage.tensors[i];
+    const int64_t grid = std::lcm(LocalColumns(entry), kernels::kSquaresBlock);
+    const int64_t in_tensor = place - begin_of(i);
+    const int64_t cut = in_tensor >= entry.elements ? entry.elements : in_tensor / grid * grid;
+    EXPECT_EQ(unit.bounds[static_cast<size_t>(r)], begin_of(i) + cut) << unit.name;
+  }
+}
+
+// What all units of all shards say, one after the other.
+void CheckKinds(const StageTensors& stage, int shards, double share) {
+  std::vector<StateUnit> units = StateUnitsOf(stage, shards);
+  KeepNear(stage, share, &units);
+  const auto counted = [](const StageTensor& entry) {
+    return entry.further_use ? 0 : entry.elements - entry.tensor.rows % 7;
+  };
+  int64_t elements = 0, sum_elements = 0, near = 0, far = 0, largest = 0;
+  std::vector<int64_t> of_shards;
+  for (int r = 0; r < shards; ++r) {
+    const StateShard shard = ShardOf(stage, units, r);
+    elements = std::max(elements, shard.elements);
+    sum_elements = std::max(sum_elements, shard.sum_elements);
+    near = std::max(near, shard.near_elements);
+    far = std::max(far, shard.far_elements);
+    int64_t& count = of_shards.emplace_back();
+    for (size_t i = 0; i < stage.tensors.size(); ++i) {
+      const int64_t end = std::min(shard.part(i).end, counted(stage.tensors[i]));
+      count += std::max<int64_t>(0, end - shard.part(i).begin);
+    }
+  }
+  for (const StateUnit& unit : units) {
+    CheckCuts(stage, unit);
+    for (size_t r = 1; r < unit.bounds.size(); ++r) {
+      largest = std::max(largest, unit.bounds[r] - unit.bounds[r - 1]);
+    }
+  }
+  const std::vector<UnitKind> kinds = UnitKindsOf(stage, shards, share);
+  EXPECT_EQ(ShardElements(kinds), elements);
+  EXPECT_EQ(SumElements(kinds), sum_elements);
+  EXPECT_EQ(SplitElementsOf(kinds).near, near);
+  EXPECT_EQ(SplitElementsOf(kinds).far, far);
+  EXPECT_EQ(LargestPart(kinds), largest);
+  EXPECT_EQ(ElementsOfShards(stage, kinds, counted), of_shards);
+}
+
+TEST(UnitKinds, FindWhatAWalkOverAllShardsFinds) {
+  constexpr uint64_t kSeed = 20261128;
+  std::printf("seed %llu\n", static_cast<unsigned long long>(kSeed));
+  std::mt19937_64 random(kSeed);
+  const auto one_of = [&](std::initializer_list<int> values) {
+    return *(values.begin() + random() % values.size());
+  };
+  for (int i = 0; i < 400; ++i) {
+    v1::ModelSpec model =
+        Model(static_cast<v1::Architecture>(
+                  one_of({v1::ARCHITECTURE_GPT2, v1::ARCHITECTURE_LLAMA, v1::ARCHITECTURE_BERT,
+                          v1::ARCHITECTURE_T5, v1::ARCHITECTURE_GEMMA2})),
+              4 * one_of({2, 6, 8, 17, 24, 64}));
+    model.set_ffn_hidden(4 * one_of({5, 16, 33, 256}));
+    model.set_vocab_size(static_cast<int32_t>(11 + random() % 3000));
+    model.set_untied_head(random() % 2 == 0);
+    const v1::Layout layout = Layout(one_of({1, 2, 4}), one_of({1, 2, 4}), 1);
+    const int stage = static_cast<int>(random() % static_cast<uint64_t>(layout.pipeline()));
+    const int shards = one_of({1, 2, 3, 4, 7, 16, 100, 768});
+    const double share = one_of({0, 1, 2, 3, 4}) / 4.0;
+    SCOPED_TRACE(absl::StrCat(model.ShortDebugString(), " ", layout.ShortDebugString(), " stage ",
+                              stage, " shards ", shards, " share ", share));
+    CheckKinds(TensorsOfStage(model, layout, stage), shards, share);
+    if (HasFailure()) return;
+  }
+}
+
+// So what is computed once for each kind does not grow with the layers.
+TEST(UnitKinds, OfAnyNumberOfLayersAreAsMany) {
+  v1::ModelSpec model = Model(v1::ARCHITECTURE_GPT2, 96);
+  const auto kinds = [&] {
+    return UnitKindsOf(TensorsOfStage(model, Layout(1, 1, 1), 0), 16).size();
+  };
+  const size_t few = kinds();
+  EXPECT_EQ(few, 5u);  // table, positions, layers, final norm, and the tied head
+  model.set_layers(64);
+  EXPECT_EQ(kinds(), few);
+}
+
 TEST(StateShards, GroupsAreReplicasOfEachOther) {
   v1::Layout layout = Layout(1, 1, 8);
   layout.set_zero_stage(2);
@@ -268,7 +366,7 @@ TEST(StateShards, AreNearlyEqual) {
   model.set_vocab_size(50257);
   const StageTensors stage = TensorsOfStage(model, Layout(1, 1, 4), 0);
   const int64_t quarter = stage.parameter_elements / 4;
-  EXPECT_LT(ShardElements(stage, 4), quarter + quarter / 500);
+  EXPECT_LT(ShardElements(UnitKindsOf(stage, 4)), quarter + quarter / 500);
   EXPECT_EQ(ShardRanks(Layout(1, 1, 4)), 4);
   v1::Layout whole = Layout(1, 1, 4);
   whole.set_zero_stage(0);

@@ -12,6 +12,7 @@
 #include "plan/memory_map.h"
 #include "plan/names.h"
 #include "plan/planner/cluster.h"
+#include "plan/state_shards.h"
 
 namespace tercio::cli {
 namespace {
@@ -54,6 +55,7 @@ std::string Degrees(const v1::Layout& layout) {
     absl::StrAppend(&text, ",virtual_pipeline=", layout.virtual_pipeline());
   }
   if (layout.zero_stage() > 0) absl::StrAppend(&text, ",zero_stage=", layout.zero_stage());
+  if (plan::ReplicasOf(layout) > 1) absl::StrAppend(&text, ",shard=", layout.shard());
   if (layout.recompute() != v1::RECOMPUTE_NONE) {
     absl::StrAppend(&text, ",recompute=", plan::TextOf(layout.recompute()));
   }
@@ -77,19 +79,19 @@ RunCost CostOf(const ClusterPlan& plan, const RankedLayout& ranked) {
 
 void AddRow(const ClusterPlan& plan, const RankedLayout& ranked, const char* mark, Rows* rows) {
   const v1::Layout& layout = ranked.layout;
-  rows->push_back({mark, absl::StrCat(layout.tensor()), absl::StrCat(layout.pipeline()),
-                   absl::StrCat(std::max(1, layout.virtual_pipeline())),
-                   absl::StrCat(layout.data()), absl::StrCat(layout.micro_batch()),
-                   absl::StrCat(layout.zero_stage()), plan::TextOf(layout.recompute()),
-                   layout.sequence_parallel() ? "yes" : "no", Seconds(ranked.cost.seconds),
-                   absl::StrFormat("%.0f", ranked.cost.tokens_per_second),
-                   Percent(Utilisation(plan, ranked)),
-                   GiB(static_cast<double>(ranked.memory_bytes)), ranked.rejected});
+  rows->push_back(
+      {mark, absl::StrCat(layout.tensor()), absl::StrCat(layout.pipeline()),
+       absl::StrCat(std::max(1, layout.virtual_pipeline())), absl::StrCat(layout.data()),
+       absl::StrCat(layout.micro_batch()), absl::StrCat(layout.zero_stage()),
+       absl::StrCat(plan::ShardRanks(layout)), plan::TextOf(layout.recompute()),
+       layout.sequence_parallel() ? "yes" : "no", Seconds(ranked.cost.seconds),
+       absl::StrFormat("%.0f", ranked.cost.tokens_per_second), Percent(Utilisation(plan, ranked)),
+       GiB(static_cast<double>(ranked.memory_bytes)), ranked.rejected});
 }
 
 std::string LayoutsText(const ClusterPlan& plan) {
-  Rows rows = {{"", "TENSOR", "PIPELINE", "CHUNKS", "DATA", "MICRO-BATCH", "ZERO", "RECOMPUTE",
-                "SEQUENCE PARALLEL", "STEP", "TOKENS/S", "MFU", "MEMORY", "NOTE"}};
+  Rows rows = {{"", "TENSOR", "PIPELINE", "CHUNKS", "DATA", "MICRO-BATCH", "ZERO", "SHARD",
+                "RECOMPUTE", "SEQUENCE PARALLEL", "STEP", "TOKENS/S", "MFU", "MEMORY", "NOTE"}};
   for (size_t i = 0; i < plan.found.fitting.size(); ++i) {
     AddRow(plan, plan.found.fitting[i], i == 0 ? "*" : "", &rows);
   }

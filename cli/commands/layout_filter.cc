@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "plan/names.h"
+#include "plan/state_shards.h"
 
 namespace tercio::cli {
 namespace {
@@ -21,7 +22,7 @@ absl::Status Fault(const std::string& text, const std::string& what) {
   return absl::InvalidArgumentError(absl::StrCat(
       "layout '", text, "': ", what,
       "; expected TENSORxPIPELINExDATA, such as 8x4x16, and then any of "
-      ",micro_batch=N ,virtual_pipeline=N ,zero_stage=N ,recompute=none|selective|full "
+      ",micro_batch=N ,virtual_pipeline=N ,zero_stage=N ,shard=N ,recompute=none|selective|full "
       ",sequence_parallel=true|false"));
 }
 
@@ -51,7 +52,8 @@ absl::StatusOr<Filter> FilterOf(const std::string& key, const std::string& value
   static const auto* const kGetters = new std::vector<std::pair<std::string, Getter>>{
       {"micro_batch", [](const v1::Layout& l) { return l.micro_batch(); }},
       {"virtual_pipeline", [](const v1::Layout& l) { return std::max(1, l.virtual_pipeline()); }},
-      {"zero_stage", [](const v1::Layout& l) { return l.zero_stage(); }}};
+      {"zero_stage", [](const v1::Layout& l) { return l.zero_stage(); }},
+      {"shard", [](const v1::Layout& l) { return plan::ShardRanks(l); }}};
   for (const auto& [name, get] : *kGetters) {
     if (key == name) return Equals(get, number);
   }

@@ -11,7 +11,8 @@
 namespace tercio::cli {
 
 // tensor x pipeline x data, each a number or "*"; keys micro_batch, virtual_pipeline, zero_stage,
-// recompute, sequence_parallel. INVALID_ARGUMENT names what is wrong.
+// shard (the data ranks that divide the state among them), recompute, sequence_parallel.
+// INVALID_ARGUMENT names what is wrong.
 absl::StatusOr<std::function<bool(const v1::Layout&)>> ParseLayoutFilter(std::string_view text);
 
 }  // namespace tercio::cli

@@ -17,6 +17,7 @@ v1::Layout Some() {
   layout.set_data(16);
   layout.set_micro_batch(2);
   layout.set_zero_stage(1);
+  layout.set_shard(4);
   layout.set_recompute(v1::RECOMPUTE_FULL);
   layout.set_sequence_parallel(true);
   return layout;
@@ -24,13 +25,14 @@ v1::Layout Some() {
 
 TEST(LayoutFilter, WhatIsNamedHasToBeEqual) {
   for (const char* text : {"8x4x16", "*x4x*", "8x4x16,micro_batch=2,virtual_pipeline=1",
-                           "*x*x*,recompute=full,sequence_parallel=true,zero_stage=1"}) {
+                           "*x*x*,recompute=full,sequence_parallel=true,zero_stage=1,shard=4"}) {
     const auto filter = ParseLayoutFilter(text);
     ASSERT_TRUE(filter.ok()) << filter.status();
     EXPECT_TRUE((*filter)(Some())) << text;
   }
-  for (const char* text : {"4x4x16", "8x4x16,micro_batch=1", "*x*x*,recompute=none",
-                           "8x4x16,sequence_parallel=false", "8x4x16,zero_stage=0"}) {
+  for (const char* text :
+       {"4x4x16", "8x4x16,micro_batch=1", "*x*x*,recompute=none", "8x4x16,sequence_parallel=false",
+        "8x4x16,zero_stage=0", "8x4x16,shard=16"}) {
     const auto filter = ParseLayoutFilter(text);
     ASSERT_TRUE(filter.ok()) << filter.status();
     EXPECT_FALSE((*filter)(Some())) << text;

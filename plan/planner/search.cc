@@ -3,17 +3,16 @@
 #include <algorithm>
 #include <limits>
 #include <map>
+#include <optional>
+#include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "model/architecture.h"
 #include "plan/gpu_reserve.h"
-#include "plan/lanes.h"
 #include "plan/memory_map.h"
-#include "plan/model_tensors.h"
 #include "plan/plan_builder.h"
-#include "plan/precision.h"
 #include "plan/rank_layout.h"
 
 namespace tercio::plan {
@@ -31,11 +30,31 @@ std::vector<int> DivisorsOf(int64_t number, int64_t most) {
   return divisors;
 }
 
+// Sizes of the groups of data ranks that divide the state among them; 0: all data ranks do.
+std::vector<int> ShardsOf(const v1::JobSpec& job, const cost::ClusterModel& cluster,
+                          const v1::Layout& degrees) {
+  if (job.parallelism().shard() > 0) return {job.parallelism().shard()};
+  std::vector<int> groups;
+  for (int ranks = std::max(1, cluster.devices_per_node / degrees.tensor()); ranks < degrees.data();
+       ranks *= 2) {
+    if (ranks > 1 && degrees.data() % ranks == 0) groups.push_back(ranks);
+  }
+  std::vector<int> shards = {0};
+  if (groups.empty()) return shards;
+  shards.push_back(groups.front());
+  if (groups.size() > 1) shards.push_back(groups[groups.size() / 2]);
+  return shards;
+}
+
 // Layouts of one set of degrees, with everything else that may be chosen.
 class Choices {
  public:
-  Choices(const v1::JobSpec& job, v1::Layout degrees, std::vector<v1::Layout>* out)
-      : job_(job), degrees_(std::move(degrees)), out_(*out) {}
+  Choices(const v1::JobSpec& job, const cost::ClusterModel& cluster, v1::Layout degrees,
+          std::vector<v1::Layout>* out)
+      : job_(job),
+        shards_(ShardsOf(job, cluster, degrees)),
+        degrees_(std::move(degrees)),
+        out_(*out) {}
 
   void Add() {
     const int64_t batch = job_.training().global_batch();
@@ -74,15 +93,26 @@ class Choices {
       for (const auto recompute :
            {v1::RECOMPUTE_NONE, v1::RECOMPUTE_SELECTIVE, v1::RECOMPUTE_FULL}) {
         degrees_.set_recompute(recompute);
-        for (int stage = 0; stage <= (degrees_.data() > 1 ? 3 : 0); ++stage) {
-          degrees_.set_zero_stage(stage);
-          out_.push_back(degrees_);
-        }
+        AddDivisions();
+      }
+    }
+  }
+
+  void AddDivisions() {
+    degrees_.set_zero_stage(0);
+    degrees_.set_shard(job_.parallelism().shard());
+    out_.push_back(degrees_);
+    for (int stage = 1; degrees_.data() > 1 && stage <= 3; ++stage) {
+      degrees_.set_zero_stage(stage);
+      for (const int shard : shards_) {
+        degrees_.set_shard(shard);
+        out_.push_back(degrees_);
       }
     }
   }
 
   const v1::JobSpec& job_;
+  const std::vector<int> shards_;
   v1::Layout degrees_;
   std::vector<v1::Layout>& out_;
 };
@@ -123,128 +153,154 @@ class BrokenRules {
 constexpr int kThreads = 1;
 
 // What a rank has for its plan.
-double AvailableBytes(const v1::JobSpec& job, const cost::ClusterModel& cluster,
-                      const v1::Layout& layout) {
-  return std::max(0.0, cluster.accelerator.memory_bytes -
-                           static_cast<double>(GpuReserveBytes(WithLayout(job, layout), layout)));
+int64_t AvailableBytes(const v1::JobSpec& job, const cost::ClusterModel& cluster,
+                       const v1::Layout& layout) {
+  return static_cast<int64_t>(std::max(
+      0.0, cluster.accelerator.memory_bytes - static_cast<double>(GpuReserveBytes(job, layout))));
 }
 
-void AddMemory(const v1::JobSpec& job, const cost::ClusterModel& cluster, RankedLayout* ranked) {
-  const v1::JobSpec with = WithLayout(job, ranked->layout);
-  ranked->available_bytes = static_cast<int64_t>(AvailableBytes(job, cluster, ranked->layout));
-  ranked->memory_bytes = 0;
-  for (int stage = 0; stage < ranked->layout.pipeline(); ++stage) {
-    // Stages between are alike, and those further back keep fewer micro-batches; but for stages of
-    // an encoder, or of its decoder.
-    const bool is_between = stage > 1 && stage + 1 < ranked->layout.pipeline();
-    if (is_between && job.model().decoder_layers() == 0) continue;
-    const int64_t bytes = MemoryOfStage(with, ranked->layout, stage, kThreads).total_bytes();
-    ranked->memory_bytes = std::max(ranked->memory_bytes, bytes);
+// Stages whose memory is that of the rank which needs most: those between are alike, and those
+// further back keep fewer micro-batches; but for stages of an encoder, or of its decoder.
+std::vector<int> StagesThatDiffer(const v1::JobSpec& job, const v1::Layout& layout) {
+  std::vector<int> stages;
+  for (int stage = 0; stage < layout.pipeline(); ++stage) {
+    const bool is_between = stage > 1 && stage + 1 < layout.pipeline();
+    if (!is_between || job.model().decoder_layers() > 0) stages.push_back(stage);
   }
-  if (ranked->memory_bytes <= ranked->available_bytes) return;
+  return stages;
+}
+
+void SetMemory(int64_t needed, int64_t available, RankedLayout* ranked) {
+  ranked->memory_bytes = needed;
+  ranked->available_bytes = available;
+  if (needed <= available) return;
   constexpr double kGiB = 1 << 30;
   ranked->rejected =
       absl::StrFormat("does not fit in memory: needs %.1f GiB per rank, %.1f GiB are available",
-                      static_cast<double>(ranked->memory_bytes) / kGiB,
-                      static_cast<double>(ranked->available_bytes) / kGiB);
+                      static_cast<double>(needed) / kGiB, static_cast<double>(available) / kGiB);
 }
 
-// A bound of a rank's memory that takes no table of divided state: the activations, which do not
-// depend on how state is divided, and the state of an equal part of the parameters.
-class LeastMemory {
- public:
-  explicit LeastMemory(const v1::JobSpec& job)
-      : job_(job), parameters_(static_cast<double>(ParameterCount(job.model()))) {}
-
-  double Of(const v1::Layout& layout) {
-    return State(layout) + static_cast<double>(Activations(layout));
-  }
-
- private:
-  double State(const v1::Layout& layout) const {
-    // Sums of gradients and both moments are fp32, and so are the weights that are updated.
-    const double value = PrecisionOf(job_).bytes();
-    const double master = value < 4 ? 4 : 0;
-    const double shards = layout.data();
-    double bytes = 0;
-    switch (layout.zero_stage()) {
-      case 0:
-        bytes = value + 4 + master + 8;
-        break;
-      case 1:
-        bytes = value + 4 + (master + 8) / shards;
-        break;
-      case 2:
-        bytes = value + (4 + master + 8) / shards;
-        break;
-      default:
-        bytes = (4 + 4 + 8) / shards;
-    }
-    return bytes * parameters_ / layout.tensor() / layout.pipeline();
-  }
-
-  int64_t Activations(v1::Layout layout) {
-    layout.set_zero_stage(0);
-    const auto [found, is_new] = activations_.try_emplace(layout.SerializeAsString(), 0);
-    if (!is_new) return found->second;
-    const v1::MemoryTable table = MemoryOfStage(WithLayout(job_, layout), layout, 0, kThreads);
-    for (const v1::Buffer& buffer : table.buffers()) {
-      if (buffer.kind() == v1::BUFFER_KIND_ACTIVATION) found->second += buffer.size_bytes();
-    }
-    return found->second;
-  }
-
-  const v1::JobSpec& job_;
-  const double parameters_;
-  std::map<std::string, int64_t> activations_;
-};
-
-bool IsFaster(const RankedLayout& a, const RankedLayout& b) {
-  return a.cost.seconds < b.cost.seconds;
-}
-
-struct Bounded {
+// The order of the result: equally fast layouts stay in that of the space.
+struct Candidate {
   double least = 0;  // seconds
-  v1::Layout layout;
+  size_t place = 0;  // in the space
+};
+struct Placed {
+  RankedLayout ranked;
+  size_t place = 0;
+
+  bool operator<(const Placed& other) const {
+    return std::tie(ranked.cost.seconds, place) < std::tie(other.ranked.cost.seconds, other.place);
+  }
 };
 
-// The fastest layouts that fit, of all that were added.
-class Ranking {
+// The fastest ones of what was added, up to a number of them.
+class Fastest {
  public:
-  Ranking(const v1::JobSpec& job, const cost::ClusterModel& cluster, const SearchOptions& options,
-          SearchResult* result)
-      : job_(job), cluster_(cluster), options_(options), result_(*result), least_memory_(job) {}
+  explicit Fastest(size_t most) : most_(most) {}
 
   // Nothing slower is wanted.
   double worst() const {
-    const std::vector<RankedLayout>& fitting = result_.fitting;
-    return fitting.size() < options_.most_fitting ? std::numeric_limits<double>::infinity()
-                                                  : fitting.back().cost.seconds;
+    if (list_.size() < most_) return std::numeric_limits<double>::infinity();
+    return list_.empty() ? -1 : list_.back().ranked.cost.seconds;
   }
-
-  void Add(RankedLayout ranked) {
-    if (ranked.cost.seconds > worst()) return;
-    // Only the fastest of those that are too large are shown.
-    const bool is_shown = result_.too_large.size() < options_.most_too_large ||
-                          IsFaster(ranked, result_.too_large.back());
-    if (!is_shown &&
-        least_memory_.Of(ranked.layout) > AvailableBytes(job_, cluster_, ranked.layout)) {
-      return;
+  void Add(Placed placed) {
+    list_.insert(std::upper_bound(list_.begin(), list_.end(), placed), std::move(placed));
+    if (list_.size() > most_) list_.pop_back();
+  }
+  // Those that take no more than so many seconds.
+  std::vector<RankedLayout> Take(double most_seconds) {
+    std::vector<RankedLayout> taken;
+    for (Placed& placed : list_) {
+      if (placed.ranked.cost.seconds <= most_seconds) taken.push_back(std::move(placed.ranked));
     }
-    AddMemory(job_, cluster_, &ranked);
-    const bool fits = ranked.rejected.empty();
-    std::vector<RankedLayout>& list = fits ? result_.fitting : result_.too_large;
-    list.insert(std::upper_bound(list.begin(), list.end(), ranked, IsFaster), std::move(ranked));
-    const size_t most = fits ? options_.most_fitting : options_.most_too_large;
-    if (list.size() > most) list.pop_back();
+    return taken;
   }
 
  private:
+  const size_t most_;
+  std::vector<Placed> list_;
+};
+
+// Bounds and times are sums of the same numbers in different orders.
+constexpr double kRounding = 1e-12;
+
+class Search {
+ public:
+  Search(const v1::JobSpec& job, const cost::ClusterModel& cluster, const cost::Recipe& recipe,
+         const SearchOptions& options)
+      : job_(job),
+        cluster_(cluster),
+        divided_(model::SizesThatTensorDivides(model::ArchitectureOf(job.model()))),
+        costs_(job, cluster, recipe),
+        tables_(job),
+        fitting_(options.most_fitting),
+        too_large_(options.most_too_large) {}
+
+  absl::Status Check(const v1::Layout& layout) const {
+    return CheckLayout(job_, layout, cluster_.devices(), divided_);
+  }
+
+  double LeastSeconds(const v1::Layout& layout) {
+    ++work_.bounds;
+    return costs_.Least(layout) * (1 - kRounding);
+  }
+
+  // False: neither it nor what takes longer is wanted. Candidates come in the order of `least`.
+  bool Judge(const v1::Layout& layout, const Candidate& candidate) {
+    if (candidate.least > fitting_.worst()) return false;
+    const int64_t available = AvailableBytes(job_, cluster_, layout);
+    // Only the fastest of those that are too large are shown.
+    const bool may_be_shown = candidate.least <= too_large_.worst();
+    std::optional<int64_t> needed;
+    if (!may_be_shown) {
+      needed = NeededBytes(layout, available);
+      if (*needed > available) return true;
+    }
+    Placed placed = {.place = candidate.place};
+    placed.ranked.layout = layout;
+    placed.ranked.cost = costs_.Of(layout);
+    ++work_.steps;
+    const double seconds = placed.ranked.cost.seconds;
+    if (seconds > fitting_.worst()) return true;
+    const bool is_shown = seconds <= too_large_.worst();
+    if (!needed.has_value()) {
+      needed = NeededBytes(layout, is_shown ? std::numeric_limits<int64_t>::max() : available);
+    }
+    SetMemory(*needed, available, &placed.ranked);
+    const bool fits = *needed <= available;
+    if (fits || is_shown) (fits ? fitting_ : too_large_).Add(std::move(placed));
+    return true;
+  }
+
+  void Take(SearchResult* result) {
+    result->too_large = too_large_.Take(fitting_.worst());
+    result->fitting = fitting_.Take(std::numeric_limits<double>::infinity());
+    work_.walks = costs_.played();
+    result->work = work_;
+  }
+
+ private:
+  // What the rank that needs most needs, or a number above `most` where that is more.
+  int64_t NeededBytes(const v1::Layout& layout, int64_t most) {
+    int64_t needed = tables_.LeastOfStage(layout, 0);
+    if (needed > most) return needed;
+    for (const int stage : StagesThatDiffer(job_, layout)) {
+      ++work_.tables;
+      needed = std::max(needed, tables_.OfStage(layout, stage, kThreads).total_bytes());
+      if (needed > most) return needed;
+    }
+    return needed;
+  }
+
   const v1::JobSpec& job_;
   const cost::ClusterModel& cluster_;
-  const SearchOptions& options_;
-  SearchResult& result_;
-  LeastMemory least_memory_;
+  const std::vector<model::DividedSize> divided_;
+  cost::StepCosts costs_;
+  MemoryTables tables_;
+  Fastest fitting_;
+  Fastest too_large_;
+  SearchWork work_;
 };
 
 // Whether the tensor degree divides what it has to, which all layouts with it share.
@@ -299,7 +355,7 @@ std::vector<v1::Layout> SpaceOf(const v1::JobSpec& job, const cost::ClusterModel
       degrees.set_context_parallel(1);
       degrees.set_data(devices / tensor / pipeline);
       SetChoices(job, &degrees);
-      Choices(job, degrees, &layouts).Add();
+      Choices(job, cluster, degrees, &layouts).Add();
       // One of them is enough to say why it is none.
       if (!divides && !layouts.empty()) break;
     }
@@ -310,12 +366,15 @@ std::vector<v1::Layout> SpaceOf(const v1::JobSpec& job, const cost::ClusterModel
 }
 
 RankedLayout Assess(const v1::JobSpec& job, const v1::Layout& layout,
-                    const cost::ClusterModel& cluster, const cost::Recipe& recipe,
-                    cost::PipelineWalks* walks) {
+                    const cost::ClusterModel& cluster, const cost::Recipe& recipe) {
   RankedLayout ranked;
   ranked.layout = layout;
-  ranked.cost = cost::CostOfStep({job, layout, cluster, recipe}, walks);
-  AddMemory(job, cluster, &ranked);
+  ranked.cost = cost::CostOfStep(job, layout, cluster, recipe);
+  int64_t needed = 0;
+  for (const int stage : StagesThatDiffer(job, layout)) {
+    needed = std::max(needed, MemoryOfStage(job, layout, stage, kThreads).total_bytes());
+  }
+  SetMemory(needed, AvailableBytes(job, cluster, layout), &ranked);
   return ranked;
 }
 
@@ -323,33 +382,27 @@ SearchResult SearchLayouts(const v1::JobSpec& job, const cost::ClusterModel& clu
                            const cost::Recipe& recipe, const SearchOptions& options) {
   SearchResult result;
   BrokenRules broken;
-  cost::PipelineWalks walks;
-  // By a bound of their time, which takes much less than the time itself.
-  std::vector<Bounded> legal;
-  for (v1::Layout& layout : SpaceOf(job, cluster)) {
+  Search search(job, cluster, recipe, options);
+  const std::vector<v1::Layout> space = SpaceOf(job, cluster);
+  std::vector<Candidate> candidates;
+  for (size_t place = 0; place < space.size(); ++place) {
+    const v1::Layout& layout = space[place];
     if (options.accepts && !options.accepts(layout)) continue;
     ++result.considered;
-    const absl::Status status = CheckLayout(WithLayout(job, layout), layout, cluster.devices());
-    if (!status.ok()) {
+    if (const absl::Status status = search.Check(layout); !status.ok()) {
       broken.Add(status);
       continue;
     }
-    const double least = cost::LeastSecondsOfStep({job, layout, cluster, recipe});
-    legal.push_back({least, std::move(layout)});
+    candidates.push_back({.least = search.LeastSeconds(layout), .place = place});
   }
   result.broken = broken.Take();
-  // Equally fast ones stay in the order of the space.
-  std::stable_sort(legal.begin(), legal.end(),
-                   [](const Bounded& a, const Bounded& b) { return a.least < b.least; });
-  Ranking ranking(job, cluster, options, &result);
-  for (const Bounded& candidate : legal) {
-    // Everything behind it takes longer than all that are wanted.
-    if (candidate.least > ranking.worst()) break;
-    RankedLayout ranked;
-    ranked.layout = candidate.layout;
-    ranked.cost = cost::CostOfStep({job, candidate.layout, cluster, recipe}, &walks);
-    ranking.Add(std::move(ranked));
+  std::sort(candidates.begin(), candidates.end(), [](const Candidate& a, const Candidate& b) {
+    return std::tie(a.least, a.place) < std::tie(b.least, b.place);
+  });
+  for (const Candidate& candidate : candidates) {
+    if (!search.Judge(space[candidate.place], candidate)) break;
   }
+  search.Take(&result);
   return result;
 }
 

@@ -1,10 +1,11 @@
 // All layouts of a job on a cluster, by the time of their steps: tensor x pipeline x virtual
-// pipeline x data degrees, micro-batch, recomputation, sequence parallelism, division of the state.
-// Time is that of plan/planner/cost/step_cost.h, memory the trainer's own table. Pure.
+// pipeline x data degrees, micro-batch, recomputation, sequence parallelism, division of the state
+// over all data ranks or in groups of them. Time is that of plan/planner/cost/step_cost.h, memory
+// the trainer's own table. Pure.
 //
-// The time of a layout is computed in the order of a bound of it, and its memory, which takes
-// longest, only where it is fast enough, until everything that is left is slower than what was
-// found. So the result is that of a search that computes all of it.
+// Layouts are judged in the order of a bound of their time. Where that alone, or with a bound of
+// memory, shows that a layout is neither among the fastest that fit nor among those too large that
+// are wanted, nothing else of it is computed. The result is that of a search that computes all.
 #pragma once
 
 #include <cstddef>
@@ -35,11 +36,21 @@ struct BrokenRule {
   int64_t layouts = 0;
 };
 
+// What a search computed: it takes milliseconds for a walk of a deep pipeline, tens of microseconds
+// for a memory table, and one for a bound.
+struct SearchWork {
+  int64_t bounds = 0;  // of the time of a step
+  int64_t steps = 0;   // whose time was computed
+  int64_t walks = 0;   // of pipelines, for these
+  int64_t tables = 0;  // of memory
+};
+
 struct SearchResult {
   std::vector<RankedLayout> fitting;    // the fastest first
   std::vector<RankedLayout> too_large;  // faster than the last of those, the fastest first
   std::vector<BrokenRule> broken;       // most layouts first
   int64_t considered = 0;
+  SearchWork work;
 };
 
 struct SearchOptions {
@@ -51,10 +62,12 @@ struct SearchOptions {
 
 // The job's cost and memory in one layout. REQUIRES: CheckLayout accepts it.
 RankedLayout Assess(const v1::JobSpec& job, const v1::Layout& layout,
-                    const cost::ClusterModel& cluster, const cost::Recipe& recipe,
-                    cost::PipelineWalks* walks);
+                    const cost::ClusterModel& cluster, const cost::Recipe& recipe);
 
-// The candidates: all of the cluster's devices; where the job names its layout, that one alone.
+// The candidates: all of the cluster's devices; where the job names its layout, that one alone. The
+// state is divided over all data ranks, and in groups of them: as many as are in one node or, where
+// tensor ranks fill nodes, the fewest that there can be, and a power of two times as many (the
+// middle one of those that there are), unless the job names their size.
 std::vector<v1::Layout> SpaceOf(const v1::JobSpec& job, const cost::ClusterModel& cluster);
 
 // REQUIRES: CheckCluster(cluster); a job whose vocabulary is known, for GPUs.

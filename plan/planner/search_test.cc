@@ -2,7 +2,14 @@
 #include "plan/planner/search.h"
 
 #include <algorithm>
+#include <cstdio>
+#include <initializer_list>
+#include <limits>
+#include <map>
+#include <random>
+#include <set>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -13,6 +20,7 @@
 namespace tercio::plan {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 v1::JobSpec Gpt(int layers, int hidden, int heads, int global_batch) {
@@ -43,17 +51,55 @@ cost::ClusterModel Nodes(const char* accelerator, int nodes, int per_node) {
 
 const cost::Recipe& Own() { return *cost::FindRecipe("tercio"); }
 
-// Time and memory of every layout that breaks no rule.
+// Time and memory of every layout that breaks no rule, each computed alone.
 std::vector<RankedLayout> All(const v1::JobSpec& job, const cost::ClusterModel& cluster) {
   std::vector<RankedLayout> all;
-  cost::PipelineWalks walks;
   for (const v1::Layout& layout : SpaceOf(job, cluster)) {
-    if (!CheckLayout(WithLayout(job, layout), layout, cluster.devices()).ok()) continue;
-    all.push_back(Assess(job, layout, cluster, Own(), &walks));
+    const v1::JobSpec with = WithLayout(job, layout);
+    if (!CheckLayout(with, layout, cluster.devices()).ok()) continue;
+    all.push_back(Assess(with, layout, cluster, Own()));
   }
   std::stable_sort(all.begin(), all.end(),
                    [](const auto& a, const auto& b) { return a.cost.seconds < b.cost.seconds; });
   return all;
+}
+
+// The first ones of `all` that fit or do not, up to a number of them, and no slower than `seconds`.
+std::vector<const RankedLayout*> FirstOf(const std::vector<RankedLayout>& all, bool fits,
+                                         size_t most, double seconds) {
+  std::vector<const RankedLayout*> first;
+  for (const RankedLayout& ranked : all) {
+    if (first.size() == most || ranked.cost.seconds > seconds) break;
+    if (ranked.rejected.empty() == fits) first.push_back(&ranked);
+  }
+  return first;
+}
+
+void ExpectSame(const std::vector<RankedLayout>& found,
+                const std::vector<const RankedLayout*>& wanted) {
+  ASSERT_EQ(found.size(), wanted.size());
+  for (size_t i = 0; i < found.size(); ++i) {
+    EXPECT_EQ(found[i].layout.ShortDebugString(), wanted[i]->layout.ShortDebugString()) << i;
+    EXPECT_EQ(found[i].cost.seconds, wanted[i]->cost.seconds) << i;
+    EXPECT_EQ(found[i].memory_bytes, wanted[i]->memory_bytes) << i;
+    EXPECT_EQ(found[i].available_bytes, wanted[i]->available_bytes) << i;
+    EXPECT_EQ(found[i].rejected, wanted[i]->rejected) << i;
+  }
+}
+
+// Returns how many layouts were compared.
+size_t ExpectFindsWhatASearchOfEverythingFinds(const v1::JobSpec& job,
+                                               const cost::ClusterModel& cluster,
+                                               const SearchOptions& options) {
+  const std::vector<RankedLayout> all = All(job, cluster);
+  const SearchResult found = SearchLayouts(job, cluster, Own(), options);
+  constexpr double kAny = std::numeric_limits<double>::infinity();
+  const auto fitting = FirstOf(all, true, options.most_fitting, kAny);
+  ExpectSame(found.fitting, fitting);
+  const bool is_full = fitting.size() == options.most_fitting;
+  ExpectSame(found.too_large, FirstOf(all, false, options.most_too_large,
+                                      is_full ? fitting.back()->cost.seconds : kAny));
+  return found.fitting.size() + found.too_large.size();
 }
 
 TEST(Search, FindsWhatASearchOfEverythingFinds) {
@@ -64,35 +110,90 @@ TEST(Search, FindsWhatASearchOfEverythingFinds) {
   for (const Space& space : {Space{Gpt(8, 2048, 16, 32), Nodes("A100-80", 1, 8)},
                              Space{Gpt(8, 4096, 32, 16), Nodes("V100-16", 1, 4)},
                              Space{Gpt(4, 1024, 16, 8), Nodes("H100", 2, 2)}}) {
-    const std::vector<RankedLayout> all = All(space.job, space.cluster);
-    std::vector<RankedLayout> fitting;
-    for (const RankedLayout& ranked : all) {
-      if (ranked.rejected.empty()) fitting.push_back(ranked);
-    }
-    ASSERT_GT(fitting.size(), 5u);
-    const SearchResult found =
-        SearchLayouts(space.job, space.cluster, Own(), {.most_fitting = 5, .most_too_large = 3});
-    ASSERT_EQ(found.fitting.size(), 5u);
-    for (size_t i = 0; i < 5; ++i) {
-      EXPECT_EQ(found.fitting[i].cost.seconds, fitting[i].cost.seconds) << i;
-      EXPECT_TRUE(found.fitting[i].rejected.empty());
-      EXPECT_LE(found.fitting[i].memory_bytes, found.fitting[i].available_bytes);
-    }
-    for (const RankedLayout& ranked : found.too_large) {
-      EXPECT_GT(ranked.memory_bytes, ranked.available_bytes);
-    }
+    const size_t compared = ExpectFindsWhatASearchOfEverythingFinds(
+        space.job, space.cluster, {.most_fitting = 5, .most_too_large = 3});
+    EXPECT_GE(compared, 5u);
   }
 }
 
-TEST(Search, TheBoundIsNoMoreThanTheTime) {
-  const v1::JobSpec job = Gpt(8, 2048, 16, 32);
-  const cost::ClusterModel cluster = Nodes("A100-80", 2, 4);
-  cost::PipelineWalks walks;
-  for (const v1::Layout& layout : SpaceOf(job, cluster)) {
-    if (!CheckLayout(WithLayout(job, layout), layout, cluster.devices()).ok()) continue;
-    const double least = cost::LeastSecondsOfStep({job, layout, cluster, Own()});
-    const double seconds = cost::CostOfStep({job, layout, cluster, Own()}, &walks).seconds;
-    EXPECT_LE(least, seconds * (1 + 1e-9)) << layout.ShortDebugString();
+TEST(Search, FindsTheSameForDrawnJobsAndClusters) {
+  constexpr uint64_t kSeed = 20261128;
+  std::printf("seed %llu\n", static_cast<unsigned long long>(kSeed));
+  std::mt19937_64 random(kSeed);
+  const auto one_of = [&](std::initializer_list<int> values) {
+    return *(values.begin() + random() % values.size());
+  };
+  int with_too_large = 0;
+  for (int i = 0; i < 24; ++i) {
+    const int heads = one_of({8, 12, 32});
+    v1::JobSpec job =
+        Gpt(one_of({4, 6, 8}), heads * one_of({64, 128, 256}), heads, one_of({4, 8, 12, 16}));
+    job.mutable_model()->set_architecture(one_of({0, 1, 2}) == 0 ? v1::ARCHITECTURE_LLAMA
+                                                                 : v1::ARCHITECTURE_GPT2);
+    job.mutable_model()->set_untied_head(one_of({0, 1}) == 0);
+    if (one_of({0, 1, 2, 3}) == 0) {
+      job.mutable_training()->set_reproducibility(v1::REPRODUCIBILITY_EXACT);
+    }
+    if (one_of({0, 1, 2, 3}) == 0) job.mutable_offload()->set_optimizer(v1::OFFLOAD_TIER_HOST);
+    cost::ClusterModel cluster =
+        Nodes(i % 2 == 0 ? "A100-40" : "H100", one_of({1, 2, 4}), one_of({2, 4}));
+    // Some of the layouts fit, and others do not.
+    cluster.accelerator.memory_bytes = one_of({2, 3, 4, 6, 8, 16}) * 1e9;
+    const SearchOptions options = {.most_fitting = static_cast<size_t>(one_of({1, 5, 20})),
+                                   .most_too_large = static_cast<size_t>(one_of({0, 1, 10}))};
+    SCOPED_TRACE(job.ShortDebugString());
+    ExpectFindsWhatASearchOfEverythingFinds(job, cluster, options);
+    if (!SearchLayouts(job, cluster, Own(), options).too_large.empty()) ++with_too_large;
+    if (HasFailure()) return;
+  }
+  EXPECT_GT(with_too_large, 5);
+}
+
+// The state is divided over all data ranks, or over those of some nodes.
+TEST(Search, DividesTheStateInGroupsOfNodes) {
+  std::map<std::tuple<int, int>, std::set<int>> shards;  // by tensor degree and data ranks
+  for (const v1::Layout& layout : SpaceOf(Gpt(8, 2048, 16, 64), Nodes("A100-80", 8, 8))) {
+    if (layout.zero_stage() == 0) {
+      EXPECT_EQ(layout.shard(), 0);
+    } else {
+      shards[{layout.tensor(), layout.data()}].insert(layout.shard());
+    }
+  }
+  // A node has eight, four or one data ranks; of one alone there is nothing to divide.
+  EXPECT_THAT((shards[{1, 64}]), ElementsAre(0, 8, 16));
+  EXPECT_THAT((shards[{2, 32}]), ElementsAre(0, 4, 8));
+  EXPECT_THAT((shards[{8, 8}]), ElementsAre(0, 2, 4));
+  EXPECT_THAT((shards[{1, 8}]), ElementsAre(0));
+  v1::JobSpec job = Gpt(8, 2048, 16, 64);
+  job.mutable_parallelism()->set_shard(16);
+  for (const v1::Layout& layout : SpaceOf(job, Nodes("A100-80", 8, 8))) {
+    EXPECT_EQ(layout.shard(), 16);
+  }
+}
+
+// Seconds differ from machine to machine, the work does not: a trillion parameters on 12,288 GPUs
+// have tens of thousands of layouts, of which next to none need a walk or a table.
+TEST(Search, OfATrillionParametersComputesFewTimesAndTables) {
+  for (const char* accelerator : {"A100-80", "H100"}) {
+    for (const int global_batch : {3072, 12288}) {
+      const SearchResult found =
+          SearchLayouts(Gpt(128, 25600, 160, global_batch), Nodes(accelerator, 1536, 8), Own());
+      std::printf(
+          "%s, batch %d: %lld layouts, %lld bounds, %lld steps, %lld walks, %lld tables\n",
+          accelerator, global_batch, static_cast<long long>(found.considered),
+          static_cast<long long>(found.work.bounds), static_cast<long long>(found.work.steps),
+          static_cast<long long>(found.work.walks), static_cast<long long>(found.work.tables));
+      EXPECT_EQ(found.fitting.size(), 20u);
+      EXPECT_EQ(found.too_large.size(), 10u);
+      EXPECT_GT(found.considered, 20000);
+      EXPECT_LE(found.work.bounds, found.considered);
+      EXPECT_GE(found.work.steps, 30);
+      EXPECT_LE(found.work.steps, 200);
+      EXPECT_GE(found.work.walks, 30);
+      EXPECT_LE(found.work.walks, 250);
+      EXPECT_GE(found.work.tables, 30);
+      EXPECT_LE(found.work.tables, 250);
+    }
   }
 }
 

@@ -12,15 +12,22 @@ constexpr double kNotYet = -1;
 // Groups of micro-batches (one for each stage) after which a pipeline repeats itself.
 constexpr int kGroupsUntilSteady = 4;
 
+std::vector<double> NumbersOf(const PipelineCost& cost) {
+  std::vector<double> numbers = {cost.transfer, cost.overlaps_transfers ? 1.0 : 0.0};
+  for (const PassSeconds& place : cost.places) {
+    numbers.push_back(place.forward);
+    numbers.push_back(place.backward);
+  }
+  return numbers;
+}
+
 }  // namespace
 
 PipelineWalk::PipelineWalk(const ScheduleShape& shape) : shape_(shape) {
   for (int stage = 0; stage < shape.stages; ++stage) {
     std::vector<Pass>& passes = stages_.emplace_back();
-    for (const v1::Action& action : StageActions(shape, stage)) {
-      const bool forward = action.kind() == v1::ACTION_KIND_FORWARD;
-      if (!forward && action.kind() != v1::ACTION_KIND_BACKWARD) continue;
-      passes.push_back({action.chunk() * shape.stages + stage, action.micro_batch(), forward});
+    for (const StagePass& pass : PassesOfStage(shape, stage)) {
+      passes.push_back({pass.chunk * shape.stages + stage, pass.micro_batch, pass.forward});
     }
   }
 }
@@ -74,12 +81,17 @@ PipelineTime PipelineWalk::Play(const PipelineCost& cost) const {
   return time;
 }
 
-const PipelineWalk& PipelineWalks::Of(ScheduleShape shape, int micro_batches) {
+const PipelineTime& PipelineWalks::Played(ScheduleShape shape, int micro_batches,
+                                          const PipelineCost& cost) {
   shape.micro_batches = micro_batches;
-  std::unique_ptr<PipelineWalk>& walk =
-      walks_[{static_cast<int>(shape.kind), shape.stages, shape.chunks, micro_batches}];
+  const Shape key = {static_cast<int>(shape.kind), shape.stages, shape.chunks, micro_batches};
+  const auto [time, is_new] = times_.try_emplace(Key(key, NumbersOf(cost)));
+  if (!is_new) return time->second;
+  std::unique_ptr<PipelineWalk>& walk = walks_[key];
   if (walk == nullptr) walk = std::make_unique<PipelineWalk>(shape);
-  return *walk;
+  ++played_;
+  time->second = walk->Play(cost);
+  return time->second;
 }
 
 PipelineTime PipelineWalks::Play(const ScheduleShape& shape, const PipelineCost& cost) {
@@ -87,10 +99,10 @@ PipelineTime PipelineWalks::Play(const ScheduleShape& shape, const PipelineCost&
   const int steady = kGroupsUntilSteady * group;
   // Whole groups are left out, so that the interleaved order stays the same.
   const int left_out = (shape.micro_batches - steady) / group;
-  if (left_out <= 1) return Of(shape, shape.micro_batches).Play(cost);
+  if (left_out <= 1) return Played(shape, shape.micro_batches, cost);
   const int played = shape.micro_batches - left_out * group;
-  PipelineTime time = Of(shape, played).Play(cost);
-  const PipelineTime before = Of(shape, played - group).Play(cost);
+  PipelineTime time = Played(shape, played, cost);
+  const PipelineTime& before = Played(shape, played - group, cost);
   for (size_t stage = 0; stage < time.stage_ends.size(); ++stage) {
     time.stage_ends[stage] += left_out * (time.stage_ends[stage] - before.stage_ends[stage]);
   }

@@ -6,8 +6,10 @@
 #include <map>
 #include <memory>
 #include <tuple>
+#include <utility>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "plan/schedule.h"
 
 namespace tercio::plan::cost {
@@ -48,17 +50,26 @@ class PipelineWalk {
   std::vector<std::vector<Pass>> stages_;
 };
 
-// Walks by shape, made when they are first asked for: layouts of a search share them.
+// Walks by shape, made when they are first asked for, and what was played: layouts of a search
+// share both.
 class PipelineWalks {
  public:
   // With many micro-batches only the first ones are played, until one group of them takes as long
   // as the one before; the rest follows from that.
   PipelineTime Play(const ScheduleShape& shape, const PipelineCost& cost);
+  // How many walks were played so far.
+  int64_t played() const { return played_; }
 
  private:
-  const PipelineWalk& Of(ScheduleShape shape, int micro_batches);
+  using Shape = std::tuple<int, int, int, int>;  // kind, stages, chunks, micro-batches
+  // Those that are played are of one shape each; of a pipeline's cost all numbers.
+  using Key = std::pair<Shape, std::vector<double>>;
 
-  std::map<std::tuple<int, int, int, int>, std::unique_ptr<PipelineWalk>> walks_;
+  const PipelineTime& Played(ScheduleShape shape, int micro_batches, const PipelineCost& cost);
+
+  std::map<Shape, std::unique_ptr<PipelineWalk>> walks_;
+  absl::flat_hash_map<Key, PipelineTime> times_;
+  int64_t played_ = 0;
 };
 
 }  // namespace tercio::plan::cost

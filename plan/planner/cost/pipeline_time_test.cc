@@ -53,6 +53,25 @@ TEST(PipelineTime, MessagesDelayWhatWaitsForThem) {
   EXPECT_GT(blocking, beside);
 }
 
+TEST(PipelineTime, WhatWasPlayedIsNotPlayedAgain) {
+  PipelineWalks walks;
+  const ScheduleShape shape = Shape(4, 8);
+  PipelineCost cost = Equal(shape, 1, 2);
+  const double seconds = walks.Play(shape, cost).seconds;
+  EXPECT_EQ(walks.played(), 1);
+  EXPECT_EQ(walks.Play(shape, cost).seconds, seconds);
+  EXPECT_EQ(walks.played(), 1);
+  // Any of its numbers makes it another one.
+  cost.transfer = 0.1;
+  EXPECT_GT(walks.Play(shape, cost).seconds, seconds);
+  cost.places[2].backward = 3;
+  walks.Play(shape, cost);
+  cost.overlaps_transfers = false;
+  walks.Play(shape, cost);
+  walks.Play(Shape(4, 9), cost);
+  EXPECT_EQ(walks.played(), 5);
+}
+
 // What is left out must be what the walk would have found.
 TEST(PipelineTime, TheRestOfASteadyPipelineFollows) {
   std::mt19937 random(1);

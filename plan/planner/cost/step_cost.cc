@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
+#include <tuple>
 
 #include "common/check.h"
 #include "model/architecture.h"
@@ -34,54 +36,79 @@ double TravellingBytes(v1::BlockFormat format, double bytes) {
 struct Place {
   UnitTime time;
   int layers = 0;
+  PassSeconds passes;  // with what gathers and sums of divided state add
 };
+
+// What does not depend on a layout.
+struct Basis {
+  Basis(const v1::JobSpec& of_job, const ClusterModel& of_cluster, const Recipe& of_recipe,
+        const Constants& of_constants)
+      : job(of_job),
+        cluster(of_cluster),
+        recipe(of_recipe),
+        constants(of_constants),
+        architecture(model::ArchitectureOf(of_job.model())),
+        collective(of_cluster, of_constants),
+        op(of_cluster.accelerator, of_constants, FactorOf(of_job)),
+        flops_of_token(FlopsPerToken(of_job.model(), AttentionCount::kWhole)),
+        products_of_token(2 * model::WeightsInProducts(architecture)),
+        attention_of_token(4 *
+                           model::ElementsTimesKeys(architecture, model::AttentionCount::kWhole)) {}
+
+  const v1::JobSpec& job;
+  const ClusterModel& cluster;
+  const Recipe& recipe;
+  const Constants constants;
+  const model::Architecture architecture;
+  const CollectiveTime collective;
+  const OpTime op;
+  const double flops_of_token;  // of the model, forward and backward
+  // Forward, in layers: of products with weights, and of attention.
+  const double products_of_token;
+  const double attention_of_token;
+};
+
+UnitTimes UnitsOf(const Basis& basis, const v1::Layout& layout) {
+  return TimesOfUnits(basis.architecture, basis.job, layout, basis.cluster, basis.recipe,
+                      basis.constants);
+}
 
 class Step {
  public:
-  Step(const StepInput& input, PipelineWalks* walks)
-      : job_(input.job),
-        layout_(input.layout),
-        cluster_(input.cluster),
-        recipe_(input.recipe),
-        constants_(input.constants),
+  // `layers`: StepInput. All arguments must outlive it.
+  Step(const Basis& basis, const UnitTimes& units, const v1::Layout& layout,
+       const std::vector<int>& layers, PipelineWalks* walks)
+      : basis_(basis),
+        units_(units),
+        job_(basis.job),
+        layout_(layout),
+        recipe_(basis.recipe),
+        constants_(basis.constants),
         walks_(walks),
-        architecture_(model::ArchitectureOf(input.job.model())),
-        collective_(input.cluster, input.constants),
-        op_(input.cluster.accelerator, input.constants, FactorOf(input.job)),
-        tensor_(std::max(1, input.layout.tensor())),
-        stages_(std::max(1, input.layout.pipeline())),
-        chunks_(std::max(1, input.layout.virtual_pipeline())),
-        micro_batches_(std::max(1, input.layout.micro_batches())),
-        data_(std::max(1, input.layout.data()) * std::max(1, input.layout.context_parallel())) {
-    shards_ = input.layout.shard() > 0 ? std::min(data_, input.layout.shard()) : data_;
-    const int layers = static_cast<int>(architecture_.layers.size());
-    layers_ = input.layers.empty() ? LayersOfPlaces(layers, layout_) : input.layers;
+        architecture_(basis.architecture),
+        collective_(basis.collective),
+        op_(basis.op),
+        tensor_(std::max(1, layout.tensor())),
+        stages_(std::max(1, layout.pipeline())),
+        chunks_(std::max(1, layout.virtual_pipeline())),
+        micro_batches_(std::max(1, layout.micro_batches())),
+        data_(std::max(1, layout.data()) * std::max(1, layout.context_parallel())) {
+    shards_ = layout.shard() > 0 ? std::min(data_, layout.shard()) : data_;
+    const int all = static_cast<int>(architecture_.layers.size());
+    layers_ = layers.empty() ? LayersOfPlaces(all, layout_) : layers;
     TERCIO_CHECK_EQ(layers_.size(), static_cast<size_t>(stages_ * chunks_));
+    FillPlaces();
   }
 
-  // Messages and exchanges of data ranks that nothing hides come on top.
+  // The first stage is the last one to be done with its passes; what other stages exchange after
+  // theirs may take longer.
   double Least() {
-    FillPlaces();
-    const double transfer = TransferSeconds();
-    double least = 0;
-    double before = 0;
-    for (size_t stage = 0; stage < static_cast<size_t>(stages_); ++stage) {
-      double busy = 0;
-      for (size_t i = stage; i < places_.size(); i += static_cast<size_t>(stages_)) {
-        const PassSeconds passes = PassesOf(places_[i]);
-        busy += micro_batches_ * (passes.forward + passes.backward);
-      }
-      least = std::max(least, before + busy);
-      const PassSeconds first = PassesOf(places_[stage]);
-      before += first.forward + first.backward + 2 * transfer;
-    }
     StepCost rest;
     AddOptimizer(&rest);
-    return least + rest.seconds;
+    return LeastOfPasses(TransferSeconds()) + ExposedOfStage(0) + TiedSum() + rest.seconds;
   }
 
   StepCost Get() {
-    FillPlaces();
     StepCost cost;
     AddPasses(&cost);
     AddData(&cost);
@@ -92,23 +119,57 @@ class Step {
 
  private:
   void FillPlaces() {
-    const UnitTimes units =
-        TimesOfUnits(architecture_, job_, layout_, cluster_, recipe_, constants_);
+    const auto kind_of = [&](size_t layer) {
+      return static_cast<size_t>(architecture_.layers[layer]);
+    };
     size_t layer = 0;
     for (size_t i = 0; i < layers_.size(); ++i) {
+      const auto layers = static_cast<size_t>(layers_[i]);
+      // Places in the middle are mostly like the one before.
+      bool is_same = i > 1 && i + 1 < layers_.size() && layers_[i] == layers_[i - 1];
+      for (size_t j = layer; is_same && j < layer + layers; ++j) {
+        is_same = kind_of(j) == kind_of(j - layers);
+      }
+      if (is_same) {
+        places_.push_back(places_.back());
+        layer += layers;
+        continue;
+      }
       Place place;
       place.layers = layers_[i];
-      if (i == 0) place.time += units.embedding;
-      for (int j = 0; j < place.layers; ++j, ++layer) {
-        place.time += units.kinds[static_cast<size_t>(architecture_.layers[layer])];
-      }
-      if (i + 1 == layers_.size()) place.time += units.head;
+      if (i == 0) place.time += units_.embedding;
+      for (size_t j = 0; j < layers; ++j, ++layer) place.time += units_.kinds[kind_of(layer)];
+      if (i + 1 == layers_.size()) place.time += units_.head;
+      place.passes = PassesOf(place);
       places_.push_back(place);
     }
     const int deferred =
         stages_ > 1 ? std::min(micro_batches_, recipe_.deferred_head_gradients) : 0;
-    deferred_ = deferred * units.head_gradient;
+    deferred_ = deferred * units_.head_gradient;
+    if (deferred == 0) return;
     places_.back().time.backward.products -= deferred_ / micro_batches_;
+    places_.back().passes = PassesOf(places_.back());
+  }
+
+  // No stage is faster than its passes with what has to happen before its first one and behind its
+  // last one.
+  double LeastOfPasses(double transfer) const {
+    double least = 0;
+    double before = 0;
+    for (size_t stage = 0; stage < static_cast<size_t>(stages_); ++stage) {
+      least = std::max(least, before + BusyOf(stage));
+      const PassSeconds& first = places_[stage].passes;
+      before += first.forward + first.backward + 2 * transfer;
+    }
+    return least;
+  }
+
+  double BusyOf(size_t stage) const {
+    double busy = 0;
+    for (size_t i = stage; i < places_.size(); i += static_cast<size_t>(stages_)) {
+      busy += micro_batches_ * (places_[i].passes.forward + places_[i].passes.backward);
+    }
+    return busy;
   }
 
   // Collectives that run beside compute slow it down by their share of the processors.
@@ -195,7 +256,7 @@ class Step {
     std::vector<double> busy(static_cast<size_t>(stages_), 0);
     std::vector<double> plain(static_cast<size_t>(stages_), 0);
     for (size_t i = 0; i < places_.size(); ++i) {
-      pipeline.places.push_back(PassesOf(places_[i]));
+      pipeline.places.push_back(places_[i].passes);
       const UnitTime& time = places_[i].time;
       const size_t stage = i % static_cast<size_t>(stages_);
       busy[stage] += micro_batches_ * (pipeline.places[i].forward + pipeline.places[i].backward);
@@ -207,10 +268,11 @@ class Step {
     const size_t busiest =
         static_cast<size_t>(std::max_element(busy.begin(), busy.end()) - busy.begin());
     // What is left out of a walk is known to some 0.1 %; no pipeline is faster than its stages.
-    const double still = std::max(busy[busiest], walks_->Play(shape, pipeline).seconds);
+    const double still = std::max(LeastOfPasses(0), walks_->Play(shape, pipeline).seconds);
     pipeline.transfer = TransferSeconds();
     ends_ = walks_->Play(shape, pipeline);
-    ends_.seconds = std::max(still, ends_.seconds);
+    ends_.stage_ends.front() = std::max(ends_.stage_ends.front(), LeastOfPasses(pipeline.transfer));
+    ends_.seconds = std::max({still, ends_.seconds, ends_.stage_ends.front()});
     for (size_t i = busiest; i < places_.size(); i += static_cast<size_t>(stages_)) {
       const UnitTime& time = places_[i].time;
       cost->compute += micro_batches_ * (time.forward.compute() + time.backward.compute());
@@ -227,7 +289,6 @@ class Step {
     ends_.seconds += longer;
     cost->compute += longer;
     cost->seconds = ends_.seconds;
-    pipeline_ = pipeline;
   }
 
   // Elements that a rank of the stage has.
@@ -254,13 +315,16 @@ class Step {
     for (int stage = 0; stage < stages_; ++stage) {
       end = std::max(end, ends_.stage_ends[static_cast<size_t>(stage)] + ExposedOfStage(stage));
     }
-    double exposed = std::max(0.0, end - ends_.seconds);
-    if (stages_ > 1 && architecture_.head.reads_token_table()) {
-      exposed += collective_.AllReduce({2, tensor_ * data_ * (stages_ - 1)},
-                                       TableElements() * recipe_.gradient_bytes);
-    }
+    const double exposed = std::max(0.0, end - ends_.seconds) + TiedSum();
     cost->data_exposed += exposed;
     cost->seconds += exposed;
+  }
+
+  // The first and the last stage add the gradients of a tied table.
+  double TiedSum() const {
+    if (stages_ == 1 || !architecture_.head.reads_token_table()) return 0;
+    return collective_.AllReduce({2, tensor_ * data_ * (stages_ - 1)},
+                                 TableElements() * recipe_.gradient_bytes);
   }
 
   double ExposedOfStage(int stage) const {
@@ -271,8 +335,8 @@ class Step {
     for (size_t i = static_cast<size_t>(stage); i < places_.size();
          i += static_cast<size_t>(stages_)) {
       layers += places_[i].layers;
-      pass.forward += pipeline_.places[i].forward;
-      pass.backward += pipeline_.places[i].backward;
+      pass.forward += places_[i].passes.forward;
+      pass.backward += places_[i].passes.backward;
     }
     const double messages = Buckets(weights);
     const double of_gathers = recipe_.gathers_each_tensor ? kTensorsOfLayer * layers : messages;
@@ -321,7 +385,7 @@ class Step {
                           std::max(1, layout_.data()) *
                           static_cast<double>(architecture_.tokens_of_sequence());
     const double devices = static_cast<double>(tensor_) * stages_ * data_;
-    const double flops = FlopsPerToken(job_.model(), AttentionCount::kWhole);
+    const double flops = basis_.flops_of_token;
     cost->tokens_per_second = tokens / cost->seconds;
     cost->model_flops = flops * cost->tokens_per_second / devices;
     cost->hardware_flops = (flops + AgainPerToken()) * cost->tokens_per_second / devices;
@@ -329,9 +393,8 @@ class Step {
 
   // Operations that are computed again for each token.
   double AgainPerToken() const {
-    const double products = 2 * model::WeightsInProducts(architecture_);
-    const double attention =
-        4 * model::ElementsTimesKeys(architecture_, model::AttentionCount::kWhole);
+    const double products = basis_.products_of_token;
+    const double attention = basis_.attention_of_token;
     if (layout_.recompute() == v1::RECOMPUTE_FULL) return products + attention;
     if (layout_.recompute() != v1::RECOMPUTE_SELECTIVE) return 0;
     switch (recipe_.selective) {
@@ -345,15 +408,16 @@ class Step {
     return 0;
   }
 
+  const Basis& basis_;
+  const UnitTimes& units_;
   const v1::JobSpec& job_;
   const v1::Layout& layout_;
-  const ClusterModel& cluster_;
   const Recipe& recipe_;
-  const Constants constants_;
+  const Constants& constants_;
   PipelineWalks* const walks_;
-  const model::Architecture architecture_;
-  const CollectiveTime collective_;
-  const OpTime op_;
+  const model::Architecture& architecture_;
+  const CollectiveTime& collective_;
+  const OpTime& op_;
   const int tensor_;
   const int stages_;
   const int chunks_;
@@ -363,7 +427,6 @@ class Step {
   double deferred_ = 0;  // seconds of the head's gradients that follow the last pass
   std::vector<int> layers_;
   std::vector<Place> places_;
-  PipelineCost pipeline_;
   PipelineTime ends_;
 };
 
@@ -435,10 +498,40 @@ std::vector<int> BalancedLayers(const StepInput& input) {
   return best.empty() ? LayersOfPlaces(static_cast<int>(layers), input.layout) : best;
 }
 
-double LeastSecondsOfStep(const StepInput& input) { return Step(input, nullptr).Least(); }
+struct StepCosts::Common {
+  // The times of the units of a layout.
+  const UnitTimes& Units(const v1::Layout& layout) {
+    const auto [found, is_new] = units.try_emplace(
+        {layout.tensor(), layout.micro_batch(), layout.context_parallel(), layout.tensor_overlap(),
+         layout.sequence_parallel(), static_cast<int>(layout.recompute())});
+    if (is_new) found->second = UnitsOf(basis, layout);
+    return found->second;
+  }
+
+  const Basis basis;
+  std::map<std::tuple<int, int, int, int, bool, int>, UnitTimes> units;
+  PipelineWalks walks;
+};
+
+StepCosts::StepCosts(const v1::JobSpec& job, const ClusterModel& cluster, const Recipe& recipe,
+                     const Constants& constants)
+    : common_(new Common{.basis = Basis(job, cluster, recipe, constants)}) {}
+StepCosts::~StepCosts() = default;
+
+double StepCosts::Least(const v1::Layout& layout) {
+  return Step(common_->basis, common_->Units(layout), layout, {}, nullptr).Least();
+}
+
+StepCost StepCosts::Of(const v1::Layout& layout) {
+  return Step(common_->basis, common_->Units(layout), layout, {}, &common_->walks).Get();
+}
+
+int64_t StepCosts::played() const { return common_->walks.played(); }
 
 StepCost CostOfStep(const StepInput& input, PipelineWalks* walks) {
-  return Step(input, walks).Get();
+  const Basis basis(input.job, input.cluster, input.recipe, input.constants);
+  const UnitTimes units = UnitsOf(basis, input.layout);
+  return Step(basis, units, input.layout, input.layers, walks).Get();
 }
 
 StepCost CostOfStep(const v1::JobSpec& job, const v1::Layout& layout, const ClusterModel& cluster,

@@ -6,6 +6,8 @@
 // published measurements.
 #pragma once
 
+#include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "plan/planner/cost/constants.h"
@@ -56,10 +58,32 @@ std::vector<int> BalancedLayers(const StepInput& input);
 // REQUIRES: CheckCluster(cluster), degrees that the model's sizes can be divided by, micro-batches
 // that the schedule can be made of, a known vocabulary.
 StepCost CostOfStep(const StepInput& input, PipelineWalks* walks);
-// Fewer seconds than that, or as many, for much less work: the time of the stage that has most to
-// do, with what has to happen before its first pass and behind its last one, and the optimizer's.
-double LeastSecondsOfStep(const StepInput& input);
 StepCost CostOfStep(const v1::JobSpec& job, const v1::Layout& layout, const ClusterModel& cluster,
                     const Recipe& recipe);
+
+// The same for many layouts of one job on one cluster: what they have in common, such as the times
+// of units or walks through pipelines, is computed once. Not for several threads at a time.
+class StepCosts {
+ public:
+  // All but the constants must outlive it.
+  StepCosts(const v1::JobSpec& job, const ClusterModel& cluster, const Recipe& recipe,
+            const Constants& constants = {});
+  ~StepCosts();
+  StepCosts(const StepCosts&) = delete;
+  StepCosts& operator=(const StepCosts&) = delete;
+
+  // CostOfStep.
+  StepCost Of(const v1::Layout& layout);
+  // Seconds that Of does not fall below, for much less work: those of the stage that has most to
+  // do, with what has to happen before its first pass and behind its last one, of what the first
+  // stage exchanges with its data ranks after that, and of the optimizer.
+  double Least(const v1::Layout& layout);
+  // PipelineWalks::played.
+  int64_t played() const;
+
+ private:
+  struct Common;
+  std::unique_ptr<Common> common_;
+};
 
 }  // namespace tercio::plan::cost

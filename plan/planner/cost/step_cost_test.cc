@@ -1,6 +1,9 @@
 #include "plan/planner/cost/step_cost.h"
 
+#include <cstdio>
+#include <initializer_list>
 #include <numeric>
+#include <random>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -159,6 +162,47 @@ TEST(StepCost, LayersThatDoNotDivideLeaveRoomForEmbeddingAndHead) {
     const std::vector<int> places = LayersOfPlaces(layers, Layout(1, 12, 1, 12));
     EXPECT_EQ(std::accumulate(places.begin(), places.end(), 0), layers);
     EXPECT_THAT(places, Each(Ge(0)));
+  }
+}
+
+// Many layouts, whose common parts are computed once, cost what each of them costs alone; and the
+// bound is below the cost, also where walks leave out most micro-batches.
+TEST(StepCosts, AreThoseOfEachLayoutAndNoLessThanTheirBound) {
+  constexpr uint64_t kSeed = 20261128;
+  std::printf("seed %llu\n", static_cast<unsigned long long>(kSeed));
+  std::mt19937_64 random(kSeed);
+  const auto one_of = [&](std::initializer_list<int> values) {
+    return *(values.begin() + random() % values.size());
+  };
+  for (const char* recipe : {"tercio", "megatron2021", "fsdp-compiled"}) {
+    v1::JobSpec job = Gpt(16, 4096, 32);
+    job.mutable_model()->set_untied_head(one_of({0, 1}) == 0);
+    const ClusterModel cluster = Selene(256);
+    StepCosts costs(job, cluster, *FindRecipe(recipe));
+    for (int i = 0; i < 300; ++i) {
+      const int tensor = one_of({1, 2, 8});
+      const int pipeline = one_of({1, 2, 4, 8});
+      v1::Layout layout =
+          Layout(tensor, pipeline, 256 / tensor / pipeline, pipeline * one_of({1, 2, 9, 64}));
+      layout.set_micro_batch(one_of({1, 2, 4}));
+      if (pipeline > 1 && one_of({0, 1}) == 0) {
+        layout.set_virtual_pipeline(2);
+        layout.set_schedule(v1::PIPELINE_SCHEDULE_INTERLEAVED);
+      }
+      layout.set_sequence_parallel(one_of({0, 1}) == 0);
+      layout.set_recompute(static_cast<v1::Recompute>(
+          one_of({v1::RECOMPUTE_NONE, v1::RECOMPUTE_SELECTIVE, v1::RECOMPUTE_FULL})));
+      layout.set_zero_stage(one_of({0, 1, 2, 3}));
+      layout.set_shard(one_of({0, 2, 4}));
+      const StepCost cost = costs.Of(layout);
+      const StepCost alone = CostOfStep(job, layout, cluster, *FindRecipe(recipe));
+      EXPECT_EQ(cost.seconds, alone.seconds) << layout.ShortDebugString();
+      EXPECT_EQ(cost.compute, alone.compute) << layout.ShortDebugString();
+      EXPECT_EQ(cost.data_exposed, alone.data_exposed) << layout.ShortDebugString();
+      EXPECT_EQ(cost.hardware_flops, alone.hardware_flops) << layout.ShortDebugString();
+      EXPECT_LE(costs.Least(layout), cost.seconds * (1 + 1e-12)) << layout.ShortDebugString();
+    }
+    EXPECT_GT(costs.played(), 0);
   }
 }
 
