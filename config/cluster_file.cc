@@ -72,6 +72,7 @@ class ClusterParser {
       ParseNode(std::move(node));
     }
     if (root_.Has("cost")) out_.cost = ParseDeviceCost(root_.Child("cost"));
+    if (root_.Has("faults")) out_.faults = ParseFaults(root_.Child("faults"));
     root_.Finish();
     return std::move(out_);
   }
@@ -216,8 +217,9 @@ const std::vector<Changeable>& Changeables() {
   return *kAll;
 }
 
-absl::Status ApplyWhatIf(const std::string& change, ClusterModel* cluster) {
+absl::Status ApplyWhatIf(const std::string& change, ClusterFile* file) {
   const std::pair<std::string, std::string> parts = absl::StrSplit(change, absl::MaxSplits('=', 1));
+  ClusterModel* const cluster = &file->cluster;
   // Another kind of GPU brings all of its figures.
   if (parts.first == "gpu") {
     TERCIO_ASSIGN_OR_RETURN(cluster->accelerator, Catalogued(parts.second));
@@ -236,6 +238,14 @@ absl::Status ApplyWhatIf(const std::string& change, ClusterModel* cluster) {
     each.set(*cluster, *value);
     return absl::OkStatus();
   }
+  for (const std::string& key : FaultKeys()) {
+    keys.push_back(key);
+    if (parts.first != key) continue;
+    const absl::Status changed = ChangeFault(key, parts.second, &file->faults);
+    if (changed.ok()) return changed;
+    return absl::InvalidArgumentError(
+        absl::StrCat("--what-if ", change, ": ", std::string(changed.message())));
+  }
   return absl::InvalidArgumentError(absl::StrCat("--what-if ", change, ": expected KEY=VALUE with ",
                                                  "one of ", absl::StrJoin(keys, ", ")));
 }
@@ -247,7 +257,7 @@ absl::StatusOr<ClusterFile> ParseClusterFile(const std::string& path,
   TERCIO_ASSIGN_OR_RETURN(const std::string text, ReadInput(path, kMostYamlBytes));
   TERCIO_ASSIGN_OR_RETURN(ClusterFile file, Read(text, path));
   for (const std::string& change : what_if) {
-    TERCIO_RETURN_IF_ERROR(ApplyWhatIf(change, &file.cluster));
+    TERCIO_RETURN_IF_ERROR(ApplyWhatIf(change, &file));
   }
   TERCIO_RETURN_IF_ERROR(plan::cost::CheckCluster(file.cluster));
   file.notices = plan::cost::ImplausibleFigures(file.cluster);

@@ -8,6 +8,7 @@
 //       intra_node_bandwidth: 300GB/s     # left out: the catalogue's
 //       nics: [{kind: infiniband, count: 8, bandwidth: 25GB/s}]
 //   cost: {per_device_hour: 1.8, currency: EUR}
+//   faults: {node_mtbf: 240d, restart: 10m, checkpoint_pause: 5s}
 //
 // Every fault is reported in one message, one line each: FILE:LINE: KEY: what.
 #pragma once
@@ -18,6 +19,7 @@
 
 #include "absl/status/statusor.h"
 #include "config/experiment_file.h"
+#include "config/faults_section.h"
 #include "plan/planner/cost/hardware.h"
 
 namespace tercio::config {
@@ -25,6 +27,7 @@ namespace tercio::config {
 struct ClusterFile {
   plan::cost::ClusterModel cluster;
   std::optional<DeviceCost> cost;
+  FaultFigures faults;
   // What is valid, but hardly meant: bits that were taken for bytes, for example.
   std::vector<std::string> notices;
 };

@@ -107,5 +107,65 @@ TEST_F(ClusterFileTest, FiguresCanBeChanged) {
   EXPECT_THAT(FaultOf(kSelene, {"gpu=g100"}), HasSubstr("no accelerator is named"));
 }
 
+TEST_F(ClusterFileTest, FaultsOfNodes) {
+  const std::string selene = kSelene;
+  const auto none = Parse(selene);
+  ASSERT_TRUE(none.ok()) << none.status();
+  EXPECT_FALSE(none->faults.node_mtbf.has_value());
+  const auto file =
+      Parse(selene +
+            "faults: {node_mtbf: 240d, detect: 15s, restart: 10m, spare_nodes: 4, replace: 4h,\n"
+            "         checkpoint_pause: 5s, checkpoint_bandwidth: 60GB/s, pass_jitter: 0.02,\n"
+            "         step_jitter: 0.01, slow_gpus: 0.001, slow_by: 0.1}\n");
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_EQ(file->faults.node_mtbf, 240.0 * 86400);
+  EXPECT_EQ(file->faults.detect, 15);
+  EXPECT_EQ(file->faults.restart, 600);
+  EXPECT_EQ(file->faults.spare_nodes, 4);
+  EXPECT_EQ(file->faults.replace, 4 * 3600);
+  EXPECT_EQ(file->faults.checkpoint_pause, 5);
+  EXPECT_EQ(file->faults.checkpoint_bandwidth, 60e9);
+  EXPECT_FALSE(file->faults.checkpoint_write.has_value());
+  EXPECT_EQ(file->faults.pass_jitter, 0.02);
+  EXPECT_EQ(file->faults.step_jitter, 0.01);
+  EXPECT_EQ(file->faults.slow_gpus, 0.001);
+  EXPECT_EQ(file->faults.slow_by, 0.1);
+}
+
+TEST_F(ClusterFileTest, FaultsOfTheSectionOfFaults) {
+  const std::string selene = kSelene;
+  const std::string faults = FaultOf(selene +
+                                     "faults:\n"
+                                     "  node_mtbf: 0d\n"
+                                     "  restart: soon\n"
+                                     "  spare_nodes: 1.5\n"
+                                     "  pass_jitter: 2\n"
+                                     "  checkpoint_write: 10s\n"
+                                     "  checkpoint_bandwidth: 1GB/s\n"
+                                     "  mtbf: 1d\n");
+  EXPECT_THAT(faults, HasSubstr("cluster.yaml:4: faults.node_mtbf: is '0d'; expected a time above "
+                                "0 such as 240d"));
+  EXPECT_THAT(faults, HasSubstr("faults.restart: is 'soon'; expected a time such as 30s"));
+  EXPECT_THAT(faults, HasSubstr("faults.spare_nodes: is '1.5'; expected a whole number"));
+  EXPECT_THAT(faults, HasSubstr("faults.pass_jitter: is '2'; expected a share"));
+  EXPECT_THAT(faults, HasSubstr("checkpoint_bandwidth: is given beside checkpoint_write"));
+  EXPECT_THAT(faults, HasSubstr("mtbf"));
+}
+
+TEST_F(ClusterFileTest, FaultsCanBeChanged) {
+  const std::string text = std::string(kSelene) + "faults: {restart: 10m, checkpoint_write: 1m}\n";
+  const auto file = Parse(
+      text, {"faults.restart=2m", "faults.node_mtbf=1y", "faults.checkpoint_bandwidth=10GB/s"});
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_EQ(file->faults.restart, 120);
+  EXPECT_EQ(file->faults.node_mtbf, 365.25 * 86400);
+  EXPECT_EQ(file->faults.checkpoint_bandwidth, 10e9);
+  EXPECT_FALSE(file->faults.checkpoint_write.has_value());
+  EXPECT_THAT(
+      FaultOf(text, {"faults.restart=soon"}),
+      HasSubstr("--what-if faults.restart=soon: 'soon' is no such figure; expected a time"));
+  EXPECT_THAT(FaultOf(text, {"faults.mtbf=1d"}), HasSubstr("faults.node_mtbf"));
+}
+
 }  // namespace
 }  // namespace tercio::config

@@ -110,4 +110,22 @@ std::optional<double> ParseShortTime(std::string_view text) {
   return std::nullopt;
 }
 
+std::optional<double> ParseDuration(std::string_view text) {
+  static constexpr std::array<std::pair<absl::string_view, double>, 7> kUnits = {{
+      {"", 1},
+      {"ms", 1e-3},
+      {"s", 1},
+      {"m", 60},
+      {"h", 3600},
+      {"d", 86400},
+      {"y", 365.25 * 86400},
+  }};
+  const std::optional<Quantity> quantity = Split(text);
+  if (!quantity.has_value()) return std::nullopt;
+  for (const auto& [name, seconds] : kUnits) {
+    if (quantity->unit == name) return quantity->number * seconds;
+  }
+  return std::nullopt;
+}
+
 }  // namespace tercio::config

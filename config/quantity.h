@@ -1,5 +1,5 @@
 // Numbers with a unit, as people write them in files: "300GB/s", "200 Gb/s", "80GiB", "312TFLOPS",
-// "5us". Pure.
+// "5us", "30d". Pure.
 #pragma once
 
 #include <optional>
@@ -18,5 +18,7 @@ std::optional<double> ParseBytesPerSecond(std::string_view text);
 std::optional<double> ParseFlops(std::string_view text);
 // ns, us, ms, s.
 std::optional<double> ParseShortTime(std::string_view text);
+// s, m (minutes), h, d, y (of 365.25 days); ms.
+std::optional<double> ParseDuration(std::string_view text);
 
 }  // namespace tercio::config

@@ -39,5 +39,18 @@ TEST(Quantity, FlopsAndTimes) {
   EXPECT_EQ(ParseShortTime("5min"), std::nullopt);
 }
 
+TEST(Quantity, Durations) {
+  EXPECT_EQ(ParseDuration("45"), 45);
+  EXPECT_EQ(ParseDuration("500ms"), 0.5);
+  EXPECT_EQ(ParseDuration("30s"), 30);
+  EXPECT_EQ(ParseDuration("10m"), 600);
+  EXPECT_EQ(ParseDuration("1.5 h"), 5400);
+  EXPECT_EQ(ParseDuration("30d"), 30 * 86400);
+  EXPECT_EQ(ParseDuration("5y"), 5 * 365.25 * 86400);
+  for (const char* text : {"", "d", "5 weeks", "5min", "1e999d"}) {
+    EXPECT_EQ(ParseDuration(text), std::nullopt) << text;
+  }
+}
+
 }  // namespace
 }  // namespace tercio::config

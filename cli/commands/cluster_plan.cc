@@ -9,6 +9,8 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "cli/commands/layout_filter.h"
+#include "cli/commands/planned_timeline.h"
+#include "cli/commands/run_forecast.h"
 #include "cli/output.h"
 #include "common/exit_codes.h"
 #include "common/status_macros.h"
@@ -146,10 +148,15 @@ absl::StatusOr<int> PlanOnCluster(const v1::JobSpec& spec, const PlanOptions& op
     job.mutable_resources()->set_device(v1::DEVICE_KIND_CUDA);
   }
   TERCIO_ASSIGN_OR_RETURN(const ClusterPlan plan, MakeClusterPlan(job, std::move(file), options));
+  TERCIO_ASSIGN_OR_RETURN(const std::optional<RunForecast> forecast, ForecastRun(plan, options));
+  TERCIO_RETURN_IF_ERROR(WriteTimelines(plan, options));
   if (options.format() != Output::kTable) {
-    PrintJson(ClusterPlanJson(plan), options.format());
+    nlohmann::ordered_json json = ClusterPlanJson(plan);
+    json["forecast"] = forecast.has_value() ? ForecastJson(*forecast) : nlohmann::ordered_json();
+    PrintJson(json, options.format());
   } else {
     std::cout << ClusterPlanText(plan);
+    if (forecast.has_value()) std::cout << "\n" << ForecastText(*forecast);
   }
   if (!plan.found.fitting.empty()) return kExitOk;
   const std::string reason = !plan.found.too_large.empty() ? plan.found.too_large.front().rejected

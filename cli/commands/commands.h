@@ -270,6 +270,10 @@ struct PlanOptions : GlobalOptions {
   std::vector<int> scale;            // numbers of GPUs
   bool weak = false;                 // the global batch grows with them
   bool largest = false;              // also the largest model with each method
+  std::string simulate;              // the length of a run that is forecast; empty: none
+  int64_t seed = 1;                  // of its draws
+  std::string svg;                   // files for the timeline of a step; empty: none
+  std::string timeline;
   bool effective = false;
   bool explain_tensors = false;
   bool program = false;

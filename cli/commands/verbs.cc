@@ -640,6 +640,18 @@ void DeclarePlan(CommandLine& line) {
                       {"--largest", &o.largest,
                        "with --cluster: print the largest model of the job's family that fits with "
                        "each method"},
+                      {"--simulate", &o.simulate,
+                       "with --cluster: forecast a run of this length with failures, checkpoints "
+                       "and restarts (30d)"},
+                      {"--seed",
+                       &o.seed,
+                       "with --simulate: random seed; the same seed gives the same forecast",
+                       {Accepts(CLI::NonNegativeNumber)}},
+                      {"--svg", &o.svg,
+                       "with --cluster: draw a step of the best layout, stage by stage, into this "
+                       "file"},
+                      {"--timeline", &o.timeline,
+                       "with --cluster: write the same as a trace, as run --trace does"},
                       {"--effective", &o.effective, "print the complete job file instead"},
                       {"--explain-tensors", &o.explain_tensors,
                        "print each tensor's shape, its cut and the ranks that hold it instead"},

@@ -26,6 +26,15 @@ std::string Colours(const char* const* colours) {
   return css;
 }
 
+std::string Shades() {
+  std::string css;
+  // The palest is still seen on white and on black.
+  for (int i = 0; i < kShades; ++i) {
+    absl::StrAppend(&css, "svg.p .o", i, "{fill-opacity:", Coordinate(1 - 0.09 * i), "}");
+  }
+  return css;
+}
+
 std::string Titled(std::string_view title) {
   // A title inside of a shape is what browsers show under the pointer.
   return title.empty() ? "/>\n" : absl::StrCat("><title>", Escaped(title), "</title></rect>\n");
@@ -108,13 +117,15 @@ std::string StyleSheet() {
       "svg.p .l{fill:none;stroke-width:1.6;stroke-linejoin:round;stroke-linecap:round}"
       "svg.p .w{stroke-width:3.2;opacity:.75}svg.p "
       ".f{fill:none;stroke-width:1;stroke-linejoin:round;stroke-linecap:round;opacity:.32}"
-      "svg.p .m{stroke-width:1;stroke-dasharray:2 3}svg.p .bg{fill:#fff}",
-      Colours(kOnWhite),
+      "svg.p .m{stroke-width:1;stroke-dasharray:2 3}svg.p .bg{fill:#fff}"
+      "svg.p .n{fill:#fff;font-size:9px}svg.p .n.t{fill:#1a1a1a}",
+      Shades(), Colours(kOnWhite),
       // Prints stay black on white, whatever the screen shows.
       "@media screen and (prefers-color-scheme:dark){svg.p .t{fill:#d6d6d6}svg.p "
       ".u{fill:#a0a0a0}svg.p "
       ".h{fill:#f2f2f2}"
-      "svg.p .a{stroke:#7d7d7d}svg.p .g{stroke:#333}svg.p .bg{fill:#161616}",
+      "svg.p .a{stroke:#7d7d7d}svg.p .g{stroke:#333}svg.p .bg{fill:#161616}"
+      "svg.p .n{fill:#111}svg.p .n.t{fill:#f2f2f2}",
       Colours(kOnBlack), "}");
 }
 

@@ -27,9 +27,11 @@ std::string Shortened(std::string_view text, size_t most);
 
 // Classes: `t` text, `u` quieter text, `h` heading, `a` axis, `g` grid, `l` line, `w` a wide one,
 // `f` faint line, `m` mark, and for the colours of series `c0` ... `c7` as stroke, `b0` ... `b7` as
-// fill. All are below `svg.p`.
+// fill. On fills: `o0` ... `o7`, ever paler, and `n`, a number on a full colour (`n t`: on a pale
+// one). All are below `svg.p`.
 std::string StyleSheet();
 inline constexpr int kColours = 8;
+inline constexpr int kShades = 8;
 
 enum class Anchor { kStart, kMiddle, kEnd };
 

@@ -1,8 +1,10 @@
 """Plans for clusters that are described in a file: tables and JSON as a user gets them."""
 
+import json
 import os
 import re
 import sys
+import xml.etree.ElementTree
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import python_cases  # noqa: E402
@@ -73,6 +75,75 @@ class PlanCluster(TercioTest):
         self.assertEqual(run["currency"], "EUR")
         self.assertEqual([(point["devices"], point["global_batch"]) for point in plan["scale"]], [(4, 64), (16, 256)])
 
+    def test_a_long_run(self):
+        forecast = self.plan("--simulate", "30d", "--tokens", "1e12")["forecast"]
+        self.assertEqual((forecast["nodes"], forecast["length_seconds"], forecast["seed"]), (2, 30 * 86400, 1))
+        self.assertAlmostEqual(forecast["seconds_to_failure"], 54 * 2048 / 466 * 86400 / 2, places=3)
+        self.assertAlmostEqual(sum(forecast["seconds"].values()), 30 * 86400, places=2)
+        self.assertAlmostEqual(forecast["goodput"]["mean"], forecast["seconds"]["useful"] / (30 * 86400), places=6)
+        self.assertEqual([each["name"] for each in forecast["intervals"]],
+                         ["job", "young_1974", "daly_2006", "least_expected_waste", "simulated"])
+        self.assertEqual(forecast["intervals"][0]["steps"], 500)
+        for each in forecast["intervals"]:
+            self.assertLessEqual(abs(each["goodput"] - each["expected_goodput"]), 0.01)
+        self.assertGreater(forecast["days"], self.plan("--tokens", "1e12")["run"]["days"])
+        keys = [each["key"] for each in forecast["assumed"]]
+        self.assertEqual(keys[:4], ["node_mtbf", "detect", "restart", "spare_nodes"])
+        self.assertIsNone(self.plan()["forecast"])
+
+    def test_what_faults_cost(self):
+        often = ("--simulate", "10d", "--what-if", "faults.node_mtbf=1d", "--what-if", "faults.restart=20m")
+        forecast = self.plan(*often)["forecast"]
+        self.assertEqual(forecast, self.plan(*often)["forecast"])
+        self.assertNotEqual(forecast["goodput"], self.plan(*often, "--seed", "2")["forecast"]["goodput"])
+        self.assertNotIn("restart", [each["key"] for each in forecast["assumed"]])
+        self.assertLess(forecast["goodput"]["mean"], 0.98)
+        quicker = self.plan(*often, "--what-if", "faults.restart=1m")["forecast"]
+        self.assertGreater(quicker["goodput"]["mean"], forecast["goodput"]["mean"] + 0.01)
+        waiting = self.plan(*often, "--what-if", "faults.spare_nodes=0", "--what-if", "faults.replace=5h")["forecast"]
+        self.assertLess(waiting["goodput"]["mean"], forecast["goodput"]["mean"] - 0.1)
+        jitter = self.plan(*often, "--what-if", "faults.pass_jitter=0.1")["forecast"]
+        self.assertGreater(jitter["seconds"]["slower"], 0.01 * 864000)
+        seldom = self.plan(*often, "--set", "checkpoint.every_seconds=6h", "--set", "checkpoint.every_steps=0")["forecast"]
+        self.assertEqual(seldom["intervals"][0]["seconds"], 6 * 3600)
+        self.assertLess(seldom["goodput"]["mean"], forecast["intervals"][2]["goodput"])
+        out, _ = self.tercio("plan", self.path("job.yaml"), "--cluster", self.path("cluster.yaml"), *often)
+        for part in ("RUN OF 10.0 d", "WHERE ITS TIME GOES", "Daly 2006", "best simulated", "ASSUMED (faults)"):
+            self.assertIn(part, out)
+        _, err = self.tercio("plan", self.path("job.yaml"), "--cluster", self.path("cluster.yaml"), "--simulate", "a month", code=2)
+        self.assertIn("--simulate a month: is no length of a run; write a duration such as 12h or 30d", err)
+
+    def test_timeline_of_a_step(self):
+        svg, trace = self.path("step.svg"), self.path("step.json")
+        plan = self.plan("--explain", "2x4x2,micro_batch=2,recompute=full", "--svg", svg, "--timeline", trace)
+        layout = plan["layouts"][0]
+        with open(svg, encoding="utf-8") as file:
+            text = file.read()
+        root = xml.etree.ElementTree.fromstring(text)
+        titles = [each.text for each in root.iter("{http://www.w3.org/2000/svg}title")]
+        for kind in ("forward", "recomputation", "backward"):
+            passes = [title for title in titles if f": {kind}, " in title]
+            self.assertEqual(len(passes), 4 * layout["virtual_pipeline"] * 64 // (2 * 2))
+            self.assertEqual(len({title.split(":")[0] for title in passes}), len(passes))
+        self.assertIn("prefers-color-scheme:dark", text)
+        with open(trace, encoding="utf-8") as file:
+            events = json.load(file)["traceEvents"]
+        done = [event for event in events if event["ph"] == "X"]
+        self.assertEqual({event["pid"] for event in done}, {0, 4, 8, 12})
+        self.assertLessEqual({event["name"] for event in done},
+                             {"forward", "backward", "wait activation", "wait gradient", "finish reduction", "optimizer"})
+        # The host's part, which no event of the trainer has, is 10 ms.
+        end = max(event["ts"] + event["dur"] for event in done) / 1e6
+        self.assertAlmostEqual(end + layout["time"]["other"], layout["predicted"]["step_seconds"], delta=2e-3 * end)
+
+    def test_timelines_that_cannot_be_written(self):
+        for option in ("--svg", "--timeline"):
+            out, err = self.tercio("plan", self.path("job.yaml"), "--cluster", self.path("cluster.yaml"), option,
+                                   self.path("none/step"), code=7)
+            self.assertEqual(out, "")
+            self.assertIn(f"{option}: cannot", err)
+            self.assertIn("name a file in a folder that exists", err)
+
     def test_what_fits_nowhere(self):
         out, err = self.tercio("plan", self.path("job.yaml"), "--cluster", self.path("cluster.yaml"), "-o", "json",
                                "--set", "model={architecture: gpt2, layers: 96, hidden: 12288, heads: 96, context: 2048, vocab_size: 51200}",
@@ -101,6 +172,10 @@ class PlanCluster(TercioTest):
             file.write("nodes: [{count: 2, gpu: a100-81gb}]\n")
         out, err = self.tercio("plan", self.path("job.yaml"), "--cluster", self.path("cluster.yaml"), code=2)
         self.assertEqual(out, "")
+        with open(self.path("cluster.yaml"), "a", encoding="utf-8") as file:
+            file.write("faults: {restart: soon}\n")
+        _, more = self.tercio("plan", self.path("job.yaml"), "--cluster", self.path("cluster.yaml"), code=2)
+        self.assertIn("cluster.yaml:2: faults.restart: is 'soon'; expected a time such as 30s", more)
         for fault in ("cluster.yaml:1: nodes[0].gpus: missing", "no accelerator is named \"a100-81gb\"", "nics: missing"):
             self.assertIn(fault, err)
 

@@ -41,6 +41,8 @@ INCLUDES = {
     "plan/planner/": ["plan/", "model/architecture.h", "common/check.h", "common/status_macros.h", "proto/"],
     # Times of a model follow from its units.
     "plan/planner/cost/": ["plan/", "model/", "common/check.h", "common/nearest.h", "common/status_macros.h", "proto/"],
+    # Runs and steps are played with the planner's times; no model is asked again.
+    "plan/simulator/": ["plan/simulator/", "plan/planner/cost/", "plan/schedule.h", "common/check.h", "proto/"],
     # The schema of a foreign file, and no message of ours.
     "tokenizer/": ["tokenizer/", "common/", "proto/tercio/sentencepiece/"],
     "data/": ["data/", "tokenizer/", "common/", "model/", "plan/", "proto/", "kernels/random.h"],

@@ -32,7 +32,9 @@ PipelineWalk::PipelineWalk(const ScheduleShape& shape) : shape_(shape) {
   }
 }
 
-PipelineTime PipelineWalk::Play(const PipelineCost& cost) const {
+template <typename Factor, typename See>
+PipelineTime PipelineWalk::PlayWith(const PipelineCost& cost, const Factor& factor,
+                                    const See& see) const {
   const auto stages = static_cast<size_t>(shape_.stages);
   const size_t places = stages * static_cast<size_t>(std::max(1, shape_.chunks));
   const auto micro_batches = static_cast<size_t>(shape_.micro_batches);
@@ -61,7 +63,11 @@ PipelineTime PipelineWalk::Play(const PipelineCost& cost) const {
             (pass.forward ? activation : gradient)[place * micro_batches + micro_batch];
         if (ready == kNotYet) break;
         const PassSeconds& seconds = cost.places[place];
-        now = std::max(now, ready) + (pass.forward ? seconds.forward : seconds.backward);
+        const double took =
+            (pass.forward ? seconds.forward : seconds.backward) * factor(static_cast<int>(stage));
+        const double free = now;
+        now = std::max(now, ready) + took;
+        const double ended = now;
         const bool sends = pass.forward ? place + 1 < places : place > 0;
         if (sends) {
           const double arrives = now + cost.transfer;
@@ -69,6 +75,7 @@ PipelineTime PipelineWalk::Play(const PipelineCost& cost) const {
           const size_t next = pass.forward ? place + 1 : place - 1;
           (pass.forward ? activation : gradient)[next * micro_batches + micro_batch] = arrives;
         }
+        see(pass, static_cast<int>(stage), free, ready, took, now - ended);
         ++at[stage];
         moved = true;
       }
@@ -79,6 +86,33 @@ PipelineTime PipelineWalk::Play(const PipelineCost& cost) const {
     time.seconds = std::max(time.seconds, time.stage_ends[stage]);
   }
   return time;
+}
+
+PipelineTime PipelineWalk::Play(const PipelineCost& cost) const {
+  return PlayWith(
+      cost, [](int) { return 1.0; }, [](const Pass&, int, double, double, double, double) {});
+}
+
+PipelineTime PipelineWalk::Play(const PipelineCost& cost, std::vector<PassSpan>* spans) const {
+  const auto see = [&](const Pass& pass, int stage, double free, double ready, double seconds,
+                       double sending) {
+    spans->push_back({.stage = stage,
+                      .chunk = pass.place / shape_.stages,
+                      .micro_batch = pass.micro_batch,
+                      .forward = pass.forward,
+                      .free = free,
+                      .ready = ready,
+                      .begin = std::max(free, ready),
+                      .seconds = seconds,
+                      .sending = sending});
+  };
+  return PlayWith(
+      cost, [](int) { return 1.0; }, see);
+}
+
+PipelineTime PipelineWalk::Play(const PipelineCost& cost,
+                                absl::FunctionRef<double(int stage)> factor) const {
+  return PlayWith(cost, factor, [](const Pass&, int, double, double, double, double) {});
 }
 
 const PipelineTime& PipelineWalks::Played(ScheduleShape shape, int micro_batches,

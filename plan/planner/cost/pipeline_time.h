@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/functional/function_ref.h"
 #include "plan/schedule.h"
 
 namespace tercio::plan::cost {
@@ -32,12 +33,31 @@ struct PipelineTime {
   std::vector<double> stage_ends;  // when each stage has done its last backward pass
 };
 
+// One pass of a walk: when its stage was free, when what it reads was there, and when it ran.
+struct PassSpan {
+  int stage = 0;
+  int chunk = 0;
+  int micro_batch = 0;
+  bool forward = true;
+  double free = 0;
+  double ready = 0;
+  double begin = 0;  // the later of both
+  double seconds = 0;
+  double sending = 0;  // behind the pass, where its stage waits for its message
+};
+
 // All stages' passes, taken from their action lists once and played as often as needed.
 class PipelineWalk {
  public:
   explicit PipelineWalk(const ScheduleShape& shape);
 
   PipelineTime Play(const PipelineCost& cost) const;
+  // The same, and each pass: in the order of its stage, with the stages' passes in any order.
+  PipelineTime Play(const PipelineCost& cost, std::vector<PassSpan>* spans) const;
+  // Each pass takes its time in `cost` times what `factor` gives for its stage, asked once a pass.
+  PipelineTime Play(const PipelineCost& cost, absl::FunctionRef<double(int stage)> factor) const;
+
+  const ScheduleShape& shape() const { return shape_; }
 
  private:
   struct Pass {
@@ -45,6 +65,11 @@ class PipelineWalk {
     int32_t micro_batch = 0;
     bool forward = true;
   };
+
+  // `factor`: of a stage's pass; `see`: told each pass, by values that cost nothing where it
+  // ignores them.
+  template <typename Factor, typename See>
+  PipelineTime PlayWith(const PipelineCost& cost, const Factor& factor, const See& see) const;
 
   ScheduleShape shape_;
   std::vector<std::vector<Pass>> stages_;

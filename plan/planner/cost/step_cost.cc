@@ -117,6 +117,24 @@ class Step {
     return cost;
   }
 
+  StepTiming Timing() {
+    StepTiming timing;
+    timing.cost = Get();
+    timing.shape = ShapeOfSchedule(layout_);
+    timing.pipeline.transfer = TransferSeconds();
+    timing.pipeline.overlaps_transfers = recipe_.overlaps_transfers;
+    for (const Place& place : places_) {
+      timing.pipeline.places.push_back(PassesOf(place));
+      timing.recompute.push_back(place.time.recompute.total());
+    }
+    timing.head_gradient = deferred_;
+    for (int stage = 0; stage < stages_; ++stage) {
+      timing.exchange.push_back(ExposedOfStage(stage));
+    }
+    timing.tied_table = TiedSum();
+    return timing;
+  }
+
  private:
   void FillPlaces() {
     const auto kind_of = [&](size_t layer) {
@@ -532,6 +550,10 @@ StepCost CostOfStep(const StepInput& input, PipelineWalks* walks) {
   const Basis basis(input.job, input.cluster, input.recipe, input.constants);
   const UnitTimes units = UnitsOf(basis, input.layout);
   return Step(basis, units, input.layout, input.layers, walks).Get();
+}
+
+StepTiming TimingOfStep(const StepInput& input, PipelineWalks* walks) {
+  return Step(input, walks).Timing();
 }
 
 StepCost CostOfStep(const v1::JobSpec& job, const v1::Layout& layout, const ClusterModel& cluster,

@@ -58,6 +58,21 @@ std::vector<int> BalancedLayers(const StepInput& input);
 // REQUIRES: CheckCluster(cluster), degrees that the model's sizes can be divided by, micro-batches
 // that the schedule can be made of, a known vocabulary.
 StepCost CostOfStep(const StepInput& input, PipelineWalks* walks);
+
+// A step as it runs: its passes and what follows them. What a drawing or a simulation of it needs.
+struct StepTiming {
+  ScheduleShape shape;
+  PipelineCost pipeline;
+  std::vector<double> recompute;  // of each place: the part of a backward pass that it begins with
+  double head_gradient = 0;       // what the last stage does behind its last pass
+  // What data ranks of each stage exchange behind its last pass, as far as nothing hides it.
+  std::vector<double> exchange;
+  double tied_table = 0;  // summed between first and last stage when all of that is done
+  StepCost cost;
+};
+// REQUIRES: as CostOfStep.
+StepTiming TimingOfStep(const StepInput& input, PipelineWalks* walks);
+
 StepCost CostOfStep(const v1::JobSpec& job, const v1::Layout& layout, const ClusterModel& cluster,
                     const Recipe& recipe);
 
