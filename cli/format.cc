@@ -17,6 +17,7 @@
 #include "plan/names.h"
 #include "plan/numerics.h"
 #include "plan/quality.h"
+#include "plan/stage_layers.h"
 #include "plan/state_digest.h"
 #include "plan/state_shards.h"
 
@@ -33,6 +34,12 @@ Json TextOrNull(const std::string& text) { return text.empty() ? Json(nullptr) :
 Json ReshardToJson(int ranks) {
   if (ranks > plan::kKeepsWeights) return ranks;
   return ranks != plan::kKeepsWeights;
+}
+
+// Null: as many for each stage.
+Json StageLayersToJson(const v1::Layout& layout) {
+  const auto& layers = layout.stage_layers();
+  return layers.empty() ? Json(nullptr) : Json(std::vector<int>(layers.begin(), layers.end()));
 }
 
 Json PredictionToJson(const v1::Prediction& predicted) {
@@ -119,6 +126,7 @@ Json LayoutToJson(const v1::Layout& layout) {
       {"tensor", layout.tensor()},
       {"pipeline", layout.pipeline()},
       {"virtual_pipeline", std::max(1, layout.virtual_pipeline())},
+      {"stage_layers", StageLayersToJson(layout)},
       {"context_parallel", std::max(1, layout.context_parallel())},
       {"data", layout.data()},
       {"micro_batch", layout.micro_batch()},
@@ -130,6 +138,11 @@ Json LayoutToJson(const v1::Layout& layout) {
       {"offload_share", layout.has_offload_share() ? Json(layout.offload_share()) : Json(nullptr)},
       {"recompute",
        plan::TextOf(plan::IsNamed(layout.recompute()) ? layout.recompute() : v1::RECOMPUTE_NONE)}};
+}
+
+std::string PipelineText(const v1::Layout& layout) {
+  const std::string layers = plan::StageLayersText(layout);
+  return absl::StrCat(layout.pipeline(), layers.empty() ? "" : absl::StrCat(" (", layers, ")"));
 }
 
 std::string StateName(v1::JobState state) {

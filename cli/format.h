@@ -29,6 +29,8 @@ Json LogToJson(const v1::LogLine& line);
 Json NodeToJson(const v1::Node& node);
 Json CheckpointToJson(const v1::CheckpointInfo& checkpoint);
 Json LayoutToJson(const v1::Layout& layout);
+// The pipeline degree, with the layers of stages where these differ: "4 (7, 9, 9, 7)".
+std::string PipelineText(const v1::Layout& layout);
 Json PlanReportToJson(const v1::PlanReport& report);
 
 // RFC 3339, UTC; empty when not set.

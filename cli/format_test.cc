@@ -140,6 +140,16 @@ TEST(PlanReportToJson, WhereNothingFits) {
   EXPECT_TRUE(json["layouts"][0]["predicted"].is_null());
   EXPECT_EQ(json["layouts"][0]["recompute"], "none");
   EXPECT_EQ(json["layouts"][0]["virtual_pipeline"], 1);
+  EXPECT_TRUE(json["layouts"][0]["stage_layers"].is_null());
+}
+
+TEST(LayoutToJson, LayersOfStages) {
+  v1::Layout layout;
+  layout.set_pipeline(3);
+  EXPECT_EQ(PipelineText(layout), "3");
+  for (const int layers : {1, 2, 1}) layout.add_stage_layers(layers);
+  EXPECT_EQ(LayoutToJson(layout)["stage_layers"], Json({1, 2, 1}));
+  EXPECT_EQ(PipelineText(layout), "3 (1, 2, 1)");
 }
 
 }  // namespace

@@ -92,6 +92,7 @@ class JobParser {
     ParseFaultTolerance(root_.Child("fault_tolerance"));
     ParseTensorBoard();
     CheckCombinations();
+    CheckStageLayers(root_, spec_);
     // The keys that nobody has asked for are known only when all sections were read.
     root_.Finish();
     // Sums over sizes are meaningful only where each size is possible.

@@ -13,6 +13,7 @@ namespace tercio::config {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 constexpr char kJob[] = R"(
 model: {architecture: gpt2, layers: 2, heads: 2, hidden: 32, context: 16}
@@ -54,6 +55,36 @@ TEST(ParallelismKeys, HowTheStateIsDividedAndWhereItLies) {
               HasSubstr("parallelism.reshard_after_forward"));
   EXPECT_THAT(FaultOf({"offload.optimizer=tape"}), HasSubstr("none, host, nvme"));
   EXPECT_THAT(FaultOf({"offload.gradients=host"}), HasSubstr("offload.gradients"));
+}
+
+TEST(ParallelismKeys, LayersOfStages) {
+  const auto with = [](const std::string& parallelism) {
+    return std::vector<std::string>{"model.layers=8", "parallelism={" + parallelism + "}"};
+  };
+  for (const char* text : {"pipeline: 3, stage_layers: [2, 4, 2]",
+                           "pipeline: 2, virtual_pipeline: 2, stage_layers: [1, 3, 3, 1]"}) {
+    const auto job = Parse(with(text));
+    ASSERT_TRUE(job.ok()) << job.status();
+    EXPECT_GT(job->parallelism().stage_layers_size(), 2);
+    const auto again = ParseJobText(EffectiveYaml(*job), "job", "/", {});
+    ASSERT_TRUE(again.ok()) << again.status();
+    EXPECT_EQ(again->SerializeAsString(), job->SerializeAsString());
+  }
+  EXPECT_THAT(EffectiveYaml(*Parse(with("pipeline: 3"))), Not(HasSubstr("stage_layers")));
+  const auto fault = [&](const std::string& text) { return FaultOf(with(text)); };
+  EXPECT_THAT(fault("pipeline: 4, stage_layers: [2, 4, 2]"),
+              HasSubstr("parallelism.stage_layers: has 3 numbers, but pipeline 4 needs 4"));
+  EXPECT_THAT(fault("pipeline: 2, virtual_pipeline: 2, stage_layers: [4, 4]"),
+              HasSubstr("has 2 numbers, but pipeline 2 x virtual_pipeline 2 needs 4"));
+  EXPECT_THAT(fault("pipeline: 3, stage_layers: [4, 4, 0]"),
+              HasSubstr("parallelism.stage_layers: '0': expected whole numbers from 1 to "));
+  EXPECT_THAT(fault("pipeline: 3, stage_layers: [10, -1, -1]"), HasSubstr("'-1': expected whole"));
+  EXPECT_THAT(fault("pipeline: 3, stage_layers: [2.5, 4, 2]"), HasSubstr("'2.5': expected whole"));
+  EXPECT_THAT(fault("pipeline: 3, stage_layers: [[1], 4, 2]"), HasSubstr("'...': expected whole"));
+  EXPECT_THAT(fault("pipeline: 3, stage_layers: [2, 3, 2]"),
+              HasSubstr("adds up to 7 layers, but the model has 8"));
+  EXPECT_THAT(fault("stage_layers: [8]"), HasSubstr("needs pipeline: 2 or more"));
+  EXPECT_THAT(fault("pipeline: 3, stage_layers: 8"), HasSubstr("expected a list of whole numbers"));
 }
 
 TEST(ParallelismKeys, HowMuchOfTheOptimizersStateLiesElsewhere) {

@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <numeric>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "config/yaml_text.h"
+#include "model/architecture.h"
 #include "plan/limits.h"
 #include "plan/names.h"
 #include "plan/offload.h"
@@ -43,6 +46,39 @@ void ParseDivision(Section& section, v1::ParallelismSpec* out) {
   }
   out->set_reshard_after_forward(ReshardAfterForward(section));
   out->set_prefetch(static_cast<int32_t>(section.Integer("prefetch", 1, 0, kMostPrefetch)));
+}
+
+// How many layers each stage has; with several chunks, each chunk of each stage. Whether they are
+// the model's is known once both sections are read.
+void ParseStageLayers(Section& section, v1::ParallelismSpec* out) {
+  const char* key = "stage_layers";
+  const YAML::Node list = section.Get(key);
+  if (!list.IsDefined()) return;
+  if (!list.IsSequence()) {
+    return section.Fault(key, "expected a list of whole numbers, such as [7, 9, 9, 7]");
+  }
+  if (out->pipeline() < 2) {
+    return section.Fault(key, "needs pipeline: 2 or more, whose stages it gives their layers");
+  }
+  const int64_t needed = int64_t{out->pipeline()} * out->virtual_pipeline();
+  if (static_cast<int64_t>(list.size()) != needed) {
+    return section.Fault(
+        key, absl::StrCat("has ", list.size(), " numbers, but pipeline ", out->pipeline(),
+                          out->virtual_pipeline() > 1
+                              ? absl::StrCat(" x virtual_pipeline ", out->virtual_pipeline())
+                              : "",
+                          " needs ", needed));
+  }
+  for (const YAML::Node& node : list) {
+    int32_t layers = 0;
+    const bool is_number = node.IsScalar() && YAML::convert<int32_t>::decode(node, layers);
+    if (!is_number || layers < 1 || layers > plan::kMostLayers) {
+      return section.Fault(key,
+                           absl::StrCat("'", node.IsScalar() ? node.Scalar() : "...",
+                                        "': expected whole numbers from 1 to ", plan::kMostLayers));
+    }
+    out->add_stage_layers(layers);
+  }
 }
 
 // A part of the optimizer's state, or `auto`. All of it is the default, which no message holds.
@@ -88,6 +124,7 @@ void ParseParallelism(Section& root, v1::ParallelismSpec* out) {
   // 0 lets the data degree follow from the number of ranks.
   out->set_data(section.Has("data") ? Degree(section, "data", 1) : 0);
   out->set_virtual_pipeline(Degree(section, "virtual_pipeline", 1));
+  ParseStageLayers(section, out);
   out->set_context_parallel(Degree(section, "context_parallel", 1));
   // More than one chunk per stage means the interleaved schedule: no other has them.
   out->set_schedule(section.OneOf("schedule", out->virtual_pipeline() > 1
@@ -99,6 +136,18 @@ void ParseParallelism(Section& root, v1::ParallelismSpec* out) {
   out->set_recompute(section.OneOf("recompute", v1::RECOMPUTE_NONE));
   if (out->context_parallel() > 1) section.Fault("context_parallel", NotYet("a value above 1"));
   section.Finish();
+}
+
+void CheckStageLayers(Section& root, const v1::JobSpec& spec) {
+  const auto& given = spec.parallelism().stage_layers();
+  const int layers = model::LayersOf(spec.model());
+  const int64_t sum = std::accumulate(given.begin(), given.end(), int64_t{0});
+  // A model whose layers are not known has a fault of its own.
+  if (given.empty() || layers == 0 || sum == layers) return;
+  root.Child("parallelism")
+      .Fault("stage_layers",
+             absl::StrCat("adds up to ", sum, " layers, but the model has ", layers,
+                          spec.model().decoder_layers() > 0 ? " (layers and decoder_layers)" : ""));
 }
 
 void ParseOffload(Section offload, v1::OffloadSpec* out) {
@@ -118,6 +167,9 @@ std::string ParallelismYaml(const v1::ParallelismSpec& parallelism) {
       "parallelism: {tensor: ", parallelism.tensor(), ", pipeline: ", parallelism.pipeline(),
       unless_open("data", parallelism.data()),
       ", virtual_pipeline: ", parallelism.virtual_pipeline(),
+      parallelism.stage_layers().empty()
+          ? ""
+          : absl::StrCat(", stage_layers: [", absl::StrJoin(parallelism.stage_layers(), ", "), "]"),
       ", context_parallel: ", parallelism.context_parallel(),
       ", schedule: ", plan::TextOf(parallelism.schedule()),
       ", sequence_parallel: ", FlagText(parallelism.sequence_parallel()),

@@ -11,6 +11,8 @@ namespace tercio::config {
 // Reads the section of the file's root, every default resolved; faults go to the root's list.
 // Without the section, or with `auto`, every degree is left to the planner.
 void ParseParallelism(Section& root, v1::ParallelismSpec* out);
+// A fault where parallelism.stage_layers are not the layers of the model. After both were read.
+void CheckStageLayers(Section& root, const v1::JobSpec& spec);
 void ParseOffload(Section offload, v1::OffloadSpec* out);
 
 // The sections as YAML that reads back as the same message.

@@ -23,6 +23,7 @@
 #include "plan/reproducibility.h"
 #include "plan/schedule.h"
 #include "plan/snapshots.h"
+#include "plan/stage_layers.h"
 #include "plan/state_shards.h"
 
 namespace tercio::plan {
@@ -203,7 +204,9 @@ int64_t SnapshotElements(const v1::JobSpec& job, const v1::Layout& layout,
                          int stage) {
   const bool copies = KeepsCopies(job);
   int64_t guard = copies || stage == 0 ? StateElements(job) : 0;
-  if (HasFp8(job)) guard += kFp8StateOfLayer * model::LayersOf(job.model()) / layout.pipeline();
+  if (HasFp8(job)) {
+    guard += kFp8StateOfLayer * RunsOfStage(model::LayersOf(job.model()), layout, stage).layers();
+  }
   // The guard's state is in no buffer, so that also a save in place needs a copy of it.
   if (SavesInPlace(job)) return guard;
   return copies ? guard + CopyElements(job, layout, tensors, kinds)
@@ -362,7 +365,7 @@ int64_t LargestTensorSum(const StageShape& shape, const StageUnits& units,
 void AddFp8(const v1::Layout& layout, const StageShape& shape, const StageUnits& units,
             TableBuilder* table) {
   if (!shape.fp8) return;
-  const int64_t layers = int64_t{shape.layers} * shape.chunks;
+  const int64_t layers = shape.runs.layers();
   table->Add("parameters.fp8", v1::BUFFER_KIND_PARAMETER, Fp8WeightsOf(shape, units).bytes);
   const auto add = [&](const char* name, int64_t bytes) {
     table->Add(name, v1::BUFFER_KIND_WORKSPACE, bytes);

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "model/layer.h"
+#include "plan/stage_layers.h"
 
 namespace tercio::plan {
 namespace {
@@ -242,18 +243,6 @@ bool BelongsToTask(const v1::ModelSpec& spec, std::string_view name) {
 
 bool IsTied(const v1::ModelSpec& spec) {
   return model::ArchitectureOf(spec).head.reads_token_table();
-}
-
-std::vector<int> LayersOfStage(int layers, const v1::Layout& layout, int stage) {
-  const int chunks = std::max(1, layout.virtual_pipeline());
-  TERCIO_CHECK_EQ(layers % (layout.pipeline() * chunks), 0);
-  const int run = layers / (layout.pipeline() * chunks);
-  std::vector<int> result;
-  for (int chunk = 0; chunk < chunks; ++chunk) {
-    // Chunks go round the stages, so that a stage's chunks are pipeline runs apart.
-    for (int i = 0; i < run; ++i) result.push_back((chunk * layout.pipeline() + stage) * run + i);
-  }
-  return result;
 }
 
 int64_t ParameterCount(const v1::ModelSpec& model) {

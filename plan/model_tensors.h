@@ -135,10 +135,6 @@ class StageTables {
 // Tensors that several layers share, in the order of the model: one entry for each, by its name.
 std::vector<LogicalTensor> TensorsSharedByLayers(const v1::ModelSpec& model);
 
-// The model's layers that a stage holds, ascending: one run for each of its chunks, all of the same
-// length (plan/schedule.h). REQUIRES: pipeline * virtual_pipeline divides layers.
-std::vector<int> LayersOfStage(int layers, const v1::Layout& layout, int stage);
-
 int64_t ParameterCount(const v1::ModelSpec& model);
 
 using AttentionCount = model::AttentionCount;

@@ -21,6 +21,7 @@
 #include "plan/rank_layout.h"
 #include "plan/reproducibility.h"
 #include "plan/schedule.h"
+#include "plan/stage_layers.h"
 
 namespace tercio::plan {
 namespace {
@@ -74,6 +75,9 @@ std::string NearestLayouts(const v1::JobSpec& job, const v1::Layout& wanted, int
     int distance;
     std::string text;
   };
+  // Numbers of layers that the job names are for its own stages.
+  v1::JobSpec with_any_stages = job;
+  with_any_stages.mutable_parallelism()->clear_stage_layers();
   std::vector<Option> options;
   // All factorisations are looked at, since a person may want to change any of the three.
   for (int tensor = 1; tensor <= ranks; ++tensor) {
@@ -84,6 +88,7 @@ std::string NearestLayouts(const v1::JobSpec& job, const v1::Layout& wanted, int
       layout.set_tensor(tensor);
       layout.set_pipeline(pipeline);
       layout.set_data(ranks / tensor / pipeline);
+      SetStageLayers(with_any_stages, &layout);
       // The micro-batch is set to 1, which divides every share: the degrees alone are judged.
       layout.set_micro_batch(1);
       layout.set_micro_batches(
@@ -232,6 +237,11 @@ absl::StatusOr<v1::Layout> LayoutOfJob(const v1::JobSpec& job) {
   layout.set_virtual_pipeline(std::max(1, wanted.virtual_pipeline()));
   layout.set_context_parallel(1);
   SetChoices(job, &layout);
+  SetStageLayers(job, &layout);
+  // Other degrees would not mend these numbers.
+  if (!wanted.stage_layers().empty()) {
+    TERCIO_RETURN_IF_ERROR(CheckStageLayers(job.model(), layout));
+  }
   const int model_ranks = layout.tensor() * layout.pipeline();
   const int ranks = job.resources().ranks() > 0 ? job.resources().ranks()
                                                 : model_ranks * std::max(1, wanted.data());

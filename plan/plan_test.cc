@@ -682,7 +682,7 @@ TEST(PlanBuilder, ImpossibleLayoutsSayWhyAndWhatWorks) {
     return std::string(LayoutOfJob(job).status().message());
   };
   EXPECT_THAT(fault(3, 1, 2, 6), HasSubstr("tensor 3 does not divide model.heads 8"));
-  EXPECT_THAT(fault(1, 5, 1, 5), HasSubstr("pipeline 5 does not divide model.layers 12"));
+  EXPECT_THAT(fault(1, 24, 1, 24), HasSubstr("pipeline 24 does not divide model.layers 12"));
   EXPECT_THAT(fault(1, 1, 5, 5), HasSubstr("global_batch 48"));
   EXPECT_THAT(fault(2, 1, 2, 6), HasSubstr("= 4 ranks, but resources.ranks is 6"));
   EXPECT_THAT(fault(3, 1, 2, 6), HasSubstr("nearest tensor x pipeline x data that work: "));

@@ -23,10 +23,9 @@ bool IsPublished(const ProgramShape& shape, int unit) {
 // The units of a chunk, in the order of its forward pass.
 std::vector<int> UnitsOfChunk(const ProgramShape& shape, int chunk) {
   std::vector<int> units;
-  const int of_chunk = shape.layers / shape.chunks;
   if (shape.first && chunk == 0) units.push_back(kEmbeddingUnit);
-  for (int i = 0; i < of_chunk; ++i) units.push_back(chunk * of_chunk + i);
-  if (shape.last && chunk + 1 == shape.chunks) units.push_back(shape.head());
+  for (int i = shape.runs.first(chunk); i < shape.runs.end(chunk); ++i) units.push_back(i);
+  if (shape.last && chunk + 1 == shape.runs.chunks()) units.push_back(shape.head());
   return units;
 }
 
@@ -70,7 +69,7 @@ class Expansion {
   void AddUpdate(const v1::Action& action) {
     Add(Kind::kJudge, action);
     std::vector<int> units;
-    for (int chunk = 0; chunk < shape_.chunks; ++chunk) {
+    for (int chunk = 0; chunk < shape_.runs.chunks(); ++chunk) {
       for (const int unit : UnitsOfChunk(shape_, chunk)) units.push_back(unit);
     }
     if (shape_.fetches) AddOfUnit(Kind::kFetch, action, units.front());
@@ -101,7 +100,7 @@ class Gathers {
       : shape_(shape),
         program_(program),
         there_(static_cast<size_t>(shape.places), -1),
-        is_kept_(static_cast<size_t>(shape.layers)) {
+        is_kept_(static_cast<size_t>(shape.runs.layers())) {
     for (const ProgramStep& step : program) {
       if (IsUse(step)) uses_.push_back(step.unit);
     }
@@ -178,8 +177,7 @@ std::vector<int> PublishedUnits(const v1::JobSpec& job, const v1::Layout& layout
 
 ProgramShape ShapeOfProgram(const v1::JobSpec& job, const v1::Layout& layout, int stage) {
   ProgramShape shape;
-  shape.layers = model::LayersOf(job.model()) / layout.pipeline();
-  shape.chunks = std::max(1, layout.virtual_pipeline());
+  shape.runs = RunsOfStage(model::LayersOf(job.model()), layout, stage);
   shape.first = stage == 0;
   shape.last = stage + 1 == layout.pipeline();
   shape.micro_batches = layout.micro_batches();
@@ -245,13 +243,14 @@ Program TrainingProgram(const ProgramShape& shape, const std::vector<v1::Action>
 Program EvaluationProgram(const ProgramShape& shape) {
   Expansion expansion(shape);
   for (int m = 0; m < shape.micro_batches; ++m) {
-    for (int chunk = 0; chunk < shape.chunks; ++chunk) {
+    for (int chunk = 0; chunk < shape.runs.chunks(); ++chunk) {
       v1::Action action;
       action.set_micro_batch(m);
       action.set_chunk(chunk);
       if (!shape.first || chunk > 0) expansion.Add(Kind::kReceiveActivation, action);
       expansion.AddForward(action);
-      if (!shape.last || chunk + 1 < shape.chunks) expansion.Add(Kind::kSendActivation, action);
+      if (!shape.last || chunk + 1 < shape.runs.chunks())
+        expansion.Add(Kind::kSendActivation, action);
     }
   }
   return WithGathers(shape, expansion.Take());
@@ -263,7 +262,7 @@ std::string TextOf(const ProgramShape& shape, const ProgramStep& step) {
                                                        : absl::StrCat("layers.", step.unit);
   const std::string pass =
       absl::StrCat("micro-batch ", step.micro_batch,
-                   shape.chunks > 1 ? absl::StrCat(" chunk ", step.chunk) : "");
+                   shape.runs.chunks() > 1 ? absl::StrCat(" chunk ", step.chunk) : "");
   switch (step.kind) {
     case Kind::kReceiveActivation:
       return absl::StrCat("receive activation, ", pass);

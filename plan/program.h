@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "plan/stage_layers.h"
 #include "plan/state_shards.h"
 #include "proto/tercio/v1/job.pb.h"
 #include "proto/tercio/v1/plan.pb.h"
@@ -60,8 +61,7 @@ std::vector<int> ProgramUnitsOf(const std::vector<StateUnit>& units);
 
 // What decides a stage's program beside its actions.
 struct ProgramShape {
-  int layers = 1;  // on the stage
-  int chunks = 1;
+  StageRuns runs;     // layers of each chunk
   bool first = true;  // has the embedding
   bool last = true;   // has the head
   int micro_batches = 1;
@@ -74,7 +74,7 @@ struct ProgramShape {
   // are gathered for a pass; ascending.
   std::vector<int> published = {};
 
-  int head() const { return layers; }
+  int head() const { return runs.layers(); }
 };
 ProgramShape ShapeOfProgram(const v1::JobSpec& job, const v1::Layout& layout, int stage);
 

@@ -44,21 +44,20 @@ class Checker {
   }
   static absl::Status Wrong(const char* why) { return absl::InternalError(why); }
   int FirstUnit() const { return shape_.first ? kEmbeddingUnit : 0; }
-  int UnitCount() const { return shape_.layers + (shape_.first ? 1 : 0) + (shape_.last ? 1 : 0); }
-  int LayersOfChunk() const { return shape_.layers / shape_.chunks; }
+  int UnitCount() const { return shape_.head() + (shape_.first ? 1 : 0) + (shape_.last ? 1 : 0); }
   int ChunkOf(int unit) const {
     if (unit == kEmbeddingUnit) return 0;
-    return unit == shape_.head() ? shape_.chunks - 1 : unit / LayersOfChunk();
+    return unit == shape_.head() ? shape_.runs.chunks() - 1 : shape_.runs.ChunkOf(unit);
   }
   // Whether the unit before it in the model is in the same pass.
   bool HasBefore(int unit) const {
     if (unit == kEmbeddingUnit) return false;
-    if (unit == shape_.head() || unit % LayersOfChunk() > 0) return true;
+    if (unit == shape_.head() || !shape_.runs.IsFirstOfChunk(unit)) return true;
     return unit == 0 && shape_.first;
   }
   bool HasAfter(int unit) const {
     if (unit == shape_.head()) return false;
-    if (unit == kEmbeddingUnit || (unit + 1) % LayersOfChunk() > 0) return true;
+    if (unit == kEmbeddingUnit || !shape_.runs.IsLastOfChunk(unit)) return true;
     return unit + 1 == shape_.head() && shape_.last;
   }
   bool IsThere(int unit) const {

@@ -22,6 +22,13 @@ struct Drawn {
   std::string name;
 };
 
+// Stages, and a stage's chunks, have one, two or three layers.
+StageRuns RunsOf(int stage, int chunks) {
+  std::vector<int> layers;
+  for (int chunk = 0; chunk < chunks; ++chunk) layers.push_back((stage + 2 * chunk + 1) % 3 + 1);
+  return StageRuns(layers);
+}
+
 // The program of each stage of each small layout.
 void ForAll(absl::FunctionRef<void(const Drawn&)> body) {
   for (const auto schedule : {v1::PIPELINE_SCHEDULE_GPIPE, v1::PIPELINE_SCHEDULE_1F1B,
@@ -36,8 +43,7 @@ void ForAll(absl::FunctionRef<void(const Drawn&)> body) {
             for (const int rounds : {1, micro_batches}) {
               for (int stage = 0; stage < stages; ++stage) {
                 Drawn drawn;
-                drawn.shape = {.layers = 2 * chunks,
-                               .chunks = chunks,
+                drawn.shape = {.runs = RunsOf(stage, chunks),
                                .first = stage == 0,
                                .last = stage + 1 == stages,
                                .micro_batches = micro_batches,
@@ -48,7 +54,7 @@ void ForAll(absl::FunctionRef<void(const Drawn&)> body) {
                                .fetches = rounds == 1,
                                .published = {}};
                 if (drawn.shape.first && rounds == micro_batches) {
-                  drawn.shape.published = {kEmbeddingUnit, drawn.shape.layers - 1};
+                  drawn.shape.published = {kEmbeddingUnit, drawn.shape.runs.layers() - 1};
                 } else if (rounds == micro_batches) {
                   drawn.shape.published = {0};
                 }
@@ -144,7 +150,7 @@ TEST(Program, AnOrderThatIsWrongIsNoticed) {
 }
 
 TEST(Program, TheErrorNamesTheStep) {
-  const ProgramShape shape = {.layers = 2, .places = 1};
+  const ProgramShape shape = {.runs = {2}, .places = 1};
   Program program = TrainingProgram(shape, StageActions({.micro_batches = 1}, 0));
   program.erase(std::find_if(program.begin(), program.end(), [](const ProgramStep& step) {
     return step.kind == Kind::kGather && step.unit == 1;
@@ -163,7 +169,7 @@ std::vector<std::string> TextsOf(const ProgramShape& shape, const Program& progr
 // and the last ones are still there for the way back.
 TEST(Program, LayersAreGatheredAheadAndKeptForTheWayBack) {
   const ProgramShape shape = {
-      .layers = 3, .reduces = true, .places = 2, .published = {kEmbeddingUnit, 3}};
+      .runs = {3}, .reduces = true, .places = 2, .published = {kEmbeddingUnit, 3}};
   EXPECT_EQ(TextsOf(shape, TrainingProgram(shape, StageActions({.micro_batches = 1}, 0))),
             (std::vector<std::string>{"begin forward, micro-batch 0",
                                       "forward embedding, micro-batch 0",
@@ -202,7 +208,7 @@ TEST(Program, LayersAreGatheredAheadAndKeptForTheWayBack) {
 // While a unit is updated, the state of the next is read, and the new weights of the last are sent.
 TEST(Program, UpdatesHaveOthersBesideThem) {
   const ProgramShape shape = {
-      .layers = 1, .reduces = true, .fetches = true, .published = {kEmbeddingUnit, 0, 1}};
+      .runs = {1}, .reduces = true, .fetches = true, .published = {kEmbeddingUnit, 0, 1}};
   std::vector<std::string> texts =
       TextsOf(shape, TrainingProgram(shape, StageActions({.micro_batches = 1}, 0)));
   texts.erase(texts.begin(), std::find(texts.begin(), texts.end(), "judge the step"));
@@ -225,7 +231,7 @@ TEST(Program, PartsOfAUnitFollowEachOther) {
 }
 
 TEST(Program, NeighboursHaveALayerAfterItsFirstGather) {
-  const ProgramShape shape = {.layers = 2, .micro_batches = 2, .places = 1, .keeps = true};
+  const ProgramShape shape = {.runs = {2}, .micro_batches = 2, .places = 1, .keeps = true};
   const Program program =
       TrainingProgram(shape, StageActions({v1::PIPELINE_SCHEDULE_GPIPE, 1, 2, 1}, 0));
   std::vector<std::string> gathers;

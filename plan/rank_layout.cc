@@ -13,6 +13,7 @@
 #include "plan/names.h"
 #include "plan/offload.h"
 #include "plan/reproducibility.h"
+#include "plan/stage_layers.h"
 #include "plan/state_shards.h"
 
 namespace tercio::plan {
@@ -248,14 +249,7 @@ absl::Status CheckLayout(const v1::JobSpec& job, const v1::Layout& layout, int r
                                    spec.decoder_context()));
   }
   const int chunks = std::max(1, layout.virtual_pipeline());
-  // Every stage has equally many layers: their memory and time are planned as one.
-  const int layers = model::LayersOf(spec);
-  if (layers % (int64_t{pipeline} * chunks) != 0) {
-    return Impossible(absl::StrCat(
-        "pipeline ", pipeline, chunks > 1 ? absl::StrCat(" x virtual_pipeline ", chunks) : "",
-        " does not divide model.layers ",
-        spec.decoder_layers() > 0 ? "and model.decoder_layers together, " : "", layers));
-  }
+  TERCIO_RETURN_IF_ERROR(CheckStageLayers(spec, layout));
   if ((layout.schedule() == v1::PIPELINE_SCHEDULE_INTERLEAVED) != (chunks > 1)) {
     return Impossible(absl::StrCat("schedule ", TextOf(layout.schedule()),
                                    " with virtual_pipeline ", chunks,

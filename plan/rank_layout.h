@@ -53,8 +53,9 @@ void SetChoices(const v1::JobSpec& job, v1::Layout* layout);
 bool DivideAlike(v1::Layout a, v1::Layout b);
 
 // Whether the model can be cut that way. Errors are INVALID_ARGUMENT, naming every number and the
-// rule: heads and ffn_hidden divisible by tensor, layers by pipeline, global_batch by data *
-// micro_batch and by the lanes, degrees positive, product equal to `ranks`.
+// rule: heads and ffn_hidden divisible by tensor, layers by pipeline unless the layout says how
+// many each stage has, global_batch by data * micro_batch and by the lanes, degrees positive,
+// product equal to `ranks`.
 absl::Status CheckLayout(const v1::JobSpec& job, const v1::Layout& layout, int ranks);
 // The same where SizesThatTensorDivides of the job's model are known.
 absl::Status CheckLayout(const v1::JobSpec& job, const v1::Layout& layout, int ranks,

@@ -82,16 +82,17 @@ std::vector<FieldPlace> PlacesOf(const model::LayerDescription& layer, const Sta
   return places;
 }
 
-// The streams of a chunk of layers, whose fields have their places already; `first`: of the stage.
+// The streams of a chunk of layers, whose fields have their places already.
 std::vector<StreamPlace> PlaceStreams(const StageShape& shape, const StageUnits& units,
-                                      const SlotActivations& at, size_t first, Cutter* cut) {
+                                      const SlotActivations& at, int chunk, Cutter* cut) {
   std::vector<StreamPlace> places;
   for (size_t stream = 0; stream < shape.streams.size(); ++stream) {
     const int64_t bytes = shape.streams[stream].local_rows * shape.hidden * shape.precision.bytes();
     StreamPlace place;
     place.output = cut->Take(bytes);
     place.input = place.output;
-    for (size_t i = first; i < first + static_cast<size_t>(shape.layers); ++i) {
+    for (auto i = static_cast<size_t>(shape.runs.first(chunk));
+         i < static_cast<size_t>(shape.runs.end(chunk)); ++i) {
       if (units.stream_of(i) != static_cast<int>(stream)) continue;
       // The first field of a layer is its input.
       place.input = at.layers[i].front().offset;
@@ -176,9 +177,7 @@ StageShape ShapeOfStage(const v1::JobSpec& job, const v1::Layout& layout, int st
   shape.hidden = spec.hidden();
   shape.tensor = layout.tensor();
   shape.vocabulary = PaddedVocabulary(spec.vocab_size(), layout.tensor()) / layout.tensor();
-  // A layout without interleaving may leave this at 0.
-  shape.chunks = std::max(1, layout.virtual_pipeline());
-  shape.layers = model::LayersOf(spec) / (layout.pipeline() * shape.chunks);
+  shape.runs = RunsOfStage(model::LayersOf(spec), layout, stage);
   shape.recompute = RecomputeOf(layout);
   shape.first = stage == 0;
   shape.last = stage == layout.pipeline() - 1;
@@ -213,11 +212,11 @@ SlotActivations ActivationsOfSlot(const StageShape& shape, const StageUnits& uni
   SlotActivations at;
   // A slot holds one chunk's layers at a time, so that the largest chunk sizes it.
   int64_t largest_chunk = 0;
-  for (size_t first = 0; first < units.layers.size(); first += static_cast<size_t>(shape.layers)) {
+  for (int chunk = 0; chunk < shape.runs.chunks(); ++chunk) {
     Cutter own;
-    for (size_t i = first; i < first + static_cast<size_t>(shape.layers); ++i) {
+    for (int i = shape.runs.first(chunk); i < shape.runs.end(chunk); ++i) {
       Cutter shared;
-      at.layers.push_back(PlacesOf(units.layer(i), shape, &own, &shared));
+      at.layers.push_back(PlacesOf(units.layer(static_cast<size_t>(i)), shape, &own, &shared));
       at.shared_total = std::max(at.shared_total, shared.end());
     }
     largest_chunk = std::max(largest_chunk, own.total());
@@ -225,11 +224,10 @@ SlotActivations ActivationsOfSlot(const StageShape& shape, const StageUnits& uni
   Cutter cut;
   cut.Take(largest_chunk);
   const Cutter behind_layers = cut;
-  for (int chunk = 0; chunk < shape.chunks; ++chunk) {
+  for (int chunk = 0; chunk < shape.runs.chunks(); ++chunk) {
     // All chunks have their streams in the same room.
     cut = behind_layers;
-    at.streams.push_back(
-        PlaceStreams(shape, units, at, static_cast<size_t>(chunk * shape.layers), &cut));
+    at.streams.push_back(PlaceStreams(shape, units, at, chunk, &cut));
   }
   const int64_t value = shape.precision.bytes();
   const int64_t hidden = shape.hidden;

@@ -9,6 +9,7 @@
 #include "model/architecture.h"
 #include "model/layer.h"
 #include "plan/precision.h"
+#include "plan/stage_layers.h"
 #include "proto/tercio/v1/job.pb.h"
 #include "proto/tercio/v1/plan.pb.h"
 
@@ -36,8 +37,7 @@ struct StageShape {
   int64_t hidden = 0;
   int64_t vocabulary = 0;  // local, padded
   int tensor = 1;          // tensor parallel degree
-  int layers = 0;          // layers of a chunk
-  int chunks = 1;          // plan/schedule.h
+  StageRuns runs;          // layers of each chunk
   bool first = false;      // its first chunk is the model's
   bool last = false;       // its last chunk is the model's
   bool sequence_parallel = false;

@@ -44,7 +44,7 @@ double UnitBytes(const StageTensors& tensors, const StateUnit& unit, kernels::Bl
 std::vector<LayerGathers> GathersOfLayers(const v1::JobSpec& job, const v1::Layout& layout,
                                           int stage) {
   const ProgramShape shape = ShapeOfProgram(job, layout, stage);
-  std::vector<LayerGathers> gathers(static_cast<size_t>(shape.layers));
+  std::vector<LayerGathers> gathers(static_cast<size_t>(shape.runs.layers()));
   if (shape.places == 0) return gathers;
   for (const ProgramStep& step :
        TrainingProgram(shape, StageActions(ShapeOfSchedule(layout), stage))) {

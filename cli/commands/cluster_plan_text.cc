@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -12,6 +13,7 @@
 #include "plan/memory_map.h"
 #include "plan/names.h"
 #include "plan/planner/cluster.h"
+#include "plan/stage_layers.h"
 #include "plan/state_shards.h"
 
 namespace tercio::cli {
@@ -54,6 +56,9 @@ std::string Degrees(const v1::Layout& layout) {
   if (layout.virtual_pipeline() > 1) {
     absl::StrAppend(&text, ",virtual_pipeline=", layout.virtual_pipeline());
   }
+  if (!layout.stage_layers().empty()) {
+    absl::StrAppend(&text, " (", plan::StageLayersText(layout), ")");
+  }
   if (layout.zero_stage() > 0) absl::StrAppend(&text, ",zero_stage=", layout.zero_stage());
   if (plan::ReplicasOf(layout) > 1) absl::StrAppend(&text, ",shard=", layout.shard());
   if (layout.recompute() != v1::RECOMPUTE_NONE) {
@@ -80,7 +85,7 @@ RunCost CostOf(const ClusterPlan& plan, const RankedLayout& ranked) {
 void AddRow(const ClusterPlan& plan, const RankedLayout& ranked, const char* mark, Rows* rows) {
   const v1::Layout& layout = ranked.layout;
   rows->push_back(
-      {mark, absl::StrCat(layout.tensor()), absl::StrCat(layout.pipeline()),
+      {mark, absl::StrCat(layout.tensor()), PipelineText(layout),
        absl::StrCat(std::max(1, layout.virtual_pipeline())), absl::StrCat(layout.data()),
        absl::StrCat(layout.micro_batch()), absl::StrCat(layout.zero_stage()),
        absl::StrCat(plan::ShardRanks(layout)), plan::TextOf(layout.recompute()),
@@ -134,9 +139,15 @@ std::map<v1::BufferKind, int64_t> BytesOfStage(const ClusterPlan& plan, const v1
   return bytes;
 }
 
+constexpr int kMostStagesToShow = 8;
 std::vector<int> StagesToShow(const v1::Layout& layout) {
   if (layout.pipeline() == 1) return {0};
-  return {0, layout.pipeline() - 1};
+  std::vector<int> stages = {0, layout.pipeline() - 1};
+  // Without stage_layers those between have no more than the first.
+  if (layout.stage_layers().empty() || layout.pipeline() > kMostStagesToShow) return stages;
+  stages.resize(static_cast<size_t>(layout.pipeline()));
+  std::iota(stages.begin(), stages.end(), 0);
+  return stages;
 }
 
 std::string MemoryText(const ClusterPlan& plan, const RankedLayout& ranked) {

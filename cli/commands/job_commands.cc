@@ -168,7 +168,7 @@ int Get(const GetOptions& options) {
          {"time left", job.has_eta_seconds() ? DurationText(job.eta_seconds()) : "-"},
          {"restarts", absl::StrCat(job.restarts())},
          {"layout", job.has_plan() ? absl::StrCat("tensor ", layout.tensor(), ", pipeline ",
-                                                  layout.pipeline(), ", data ", layout.data())
+                                                  PipelineText(layout), ", data ", layout.data())
                                    : "-"},
          {"checkpoint", job.has_checkpoint() ? job.checkpoint().path() : "-"},
          {"best checkpoint", BestText(job)},

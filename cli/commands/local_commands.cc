@@ -68,7 +68,7 @@ void PrintPlan(const v1::PlanReport& report) {
     // Rejected layouts stay in the table with their reason, which is what people look for.
     rows.push_back(
         {i == report.chosen() ? "*" : "", absl::StrCat(candidate.layout().tensor()),
-         absl::StrCat(candidate.layout().pipeline()), absl::StrCat(candidate.layout().data()),
+         PipelineText(candidate.layout()), absl::StrCat(candidate.layout().data()),
          absl::StrCat(candidate.layout().micro_batch()),
          valid ? absl::StrFormat("%.3f s", predicted.step_seconds()) : "-",
          valid ? absl::StrFormat("%.0f", predicted.tokens_per_second()) : "-",

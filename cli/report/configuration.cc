@@ -9,6 +9,7 @@
 #include "config/parallelism_section.h"
 #include "plan/names.h"
 #include "plan/numerics.h"
+#include "plan/stage_layers.h"
 #include "plan/state_shards.h"
 
 namespace tercio::report {
@@ -42,6 +43,7 @@ KeyValues PlanOf(const v1::JobStatus& status) {
       {"pipeline", absl::StrCat(layout.pipeline())},
       {"data", absl::StrCat(layout.data())},
       {"virtual_pipeline", absl::StrCat(layout.virtual_pipeline())},
+      {"stage_layers", plan::StageLayersText(layout)},
       {"schedule", plan::TextOf(layout.schedule())},
       {"micro_batch", absl::StrCat(layout.micro_batch())},
       {"micro_batches", absl::StrCat(layout.micro_batches())},

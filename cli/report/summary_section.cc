@@ -10,6 +10,7 @@
 #include "cli/report/sections.h"
 #include "cli/report/texts.h"
 #include "plan/epochs.h"
+#include "plan/stage_layers.h"
 
 namespace tercio::report {
 namespace {
@@ -245,7 +246,9 @@ std::string LayoutText(const v1::JobStatus& status) {
   if (!status.has_plan()) return kNotKnown;
   // A plan exists only once devices were found.
   const v1::Layout& layout = status.plan().layout();
-  return absl::StrCat("tensor ", layout.tensor(), " × pipeline ", layout.pipeline(), " × data ",
+  const std::string layers = plan::StageLayersText(layout);
+  return absl::StrCat("tensor ", layout.tensor(), " × pipeline ", layout.pipeline(),
+                      layers.empty() ? "" : absl::StrCat(" (", layers, ")"), " × data ",
                       layout.data());
 }
 

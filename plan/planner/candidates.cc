@@ -12,9 +12,9 @@
 #include "plan/memory_map.h"
 #include "plan/offload.h"
 #include "plan/plan_builder.h"
-#include "plan/planner/cost/step_cost.h"
 #include "plan/planner/search.h"
 #include "plan/rank_layout.h"
+#include "plan/stage_layers.h"
 
 namespace tercio::plan {
 namespace {
@@ -67,31 +67,54 @@ void AddMicroBatches(const v1::JobSpec& job, v1::Layout layout, std::vector<v1::
   }
 }
 
-void AddChunks(const v1::JobSpec& job, v1::Layout layout, std::vector<v1::Layout>* out) {
+// Stages with equally many layers, where these divide, and with those that make the slowest one as
+// fast as can be: embedding and head are work, too.
+void AddDivisionsOfLayers(const v1::JobSpec& job, const Cluster& cluster, v1::Layout layout,
+                          std::vector<v1::Layout>* out) {
+  layout.clear_stage_layers();
+  SetStageLayers(job, &layout);
   AddMicroBatches(job, layout, out);
+  if (layout.pipeline() == 1 || job.model().decoder_layers() > 0) return;
+  SetMicroBatch(job, MicroBatchOf(job, layout), &layout);
+  const std::vector<int> before = LayersOfPlaces(model::LayersOf(job.model()), layout);
+  const std::vector<int> balanced =
+      cost::BalancedLayers({.job = job,
+                            .layout = layout,
+                            .cluster = DevicesOf(cluster, WorldSize(layout)),
+                            .recipe = cluster.recipe,
+                            .constants = cluster.constants});
+  if (balanced == before) return;
+  *layout.mutable_stage_layers() = {balanced.begin(), balanced.end()};
+  if (CheckStageLayers(job.model(), layout).ok()) AddMicroBatches(job, layout, out);
+}
+
+void AddChunks(const v1::JobSpec& job, const Cluster& cluster, v1::Layout layout,
+               std::vector<v1::Layout>* out) {
+  AddDivisionsOfLayers(job, cluster, layout, out);
   if (layout.pipeline() == 1 || layout.schedule() == v1::PIPELINE_SCHEDULE_GPIPE) return;
   const int of_stage = model::LayersOf(job.model()) / layout.pipeline();
   for (int chunks = 2; chunks <= std::min(of_stage, kMostChunks); ++chunks) {
-    if (of_stage % chunks != 0) continue;
     layout.set_virtual_pipeline(chunks);
     layout.set_schedule(v1::PIPELINE_SCHEDULE_INTERLEAVED);
-    AddMicroBatches(job, layout, out);
+    AddDivisionsOfLayers(job, cluster, layout, out);
   }
 }
 
 // Simple ones first.
-std::vector<v1::Layout> WithoutMoreDivision(const v1::JobSpec& job, v1::Layout layout) {
+std::vector<v1::Layout> WithoutMoreDivision(const v1::JobSpec& job, const Cluster& cluster,
+                                            v1::Layout layout) {
   std::vector<v1::Layout> layouts;
-  AddChunks(job, layout, &layouts);
+  AddChunks(job, cluster, layout, &layouts);
   if (layout.tensor() > 1 && !layout.sequence_parallel()) {
     layout.set_sequence_parallel(true);
-    AddChunks(job, layout, &layouts);
+    AddChunks(job, cluster, layout, &layouts);
   }
   return layouts;
 }
 
 // What the job asks for is the least.
-std::vector<v1::Layout> WithMoreDivision(const v1::JobSpec& job, v1::Layout layout) {
+std::vector<v1::Layout> WithMoreDivision(const v1::JobSpec& job, const Cluster& cluster,
+                                         v1::Layout layout) {
   std::vector<v1::Layout> layouts;
   const v1::Recompute asked = std::max(v1::RECOMPUTE_NONE, layout.recompute());
   const int most_stage = layout.data() > 1 ? 3 : layout.zero_stage();
@@ -100,7 +123,7 @@ std::vector<v1::Layout> WithMoreDivision(const v1::JobSpec& job, v1::Layout layo
       if (recompute < asked) continue;
       layout.set_zero_stage(stage);
       layout.set_recompute(recompute);
-      const std::vector<v1::Layout> some = WithoutMoreDivision(job, layout);
+      const std::vector<v1::Layout> some = WithoutMoreDivision(job, cluster, layout);
       layouts.insert(layouts.end(), some.begin(), some.end());
     }
   }
@@ -112,13 +135,16 @@ std::vector<v1::Layout> WithMoreDivision(const v1::JobSpec& job, v1::Layout layo
 bool TakesNoLess(const v1::Layout& a, const v1::Layout& b) {
   return a.zero_stage() <= b.zero_stage() && a.recompute() <= b.recompute() &&
          (!a.sequence_parallel() || b.sequence_parallel()) && a.micro_batch() >= b.micro_batch() &&
-         a.virtual_pipeline() >= b.virtual_pipeline();
+         a.virtual_pipeline() >= b.virtual_pipeline() &&
+         std::equal(a.stage_layers().begin(), a.stage_layers().end(), b.stage_layers().begin(),
+                    b.stage_layers().end());
 }
 
 // Gains of the settings that make a layout less simple must be worth it.
 double Weighed(double seconds, const v1::Layout& layout) {
   if (layout.virtual_pipeline() > 1) seconds *= kWorthAChange;
   if (layout.sequence_parallel()) seconds *= kWorthAChange;
+  if (!layout.stage_layers().empty()) seconds *= kWorthAChange;
   return seconds;
 }
 
@@ -145,7 +171,10 @@ void SetMicroBatch(const v1::JobSpec& job, int64_t micro_batch, v1::Layout* layo
 }
 
 Candidates::Candidates(const v1::JobSpec& job, const Cluster& cluster)
-    : job_(job), cluster_(cluster) {}
+    : job_(job),
+      cluster_(cluster),
+      devices_(DevicesOf(cluster, cluster.ranks)),
+      costs_(job_, devices_, cluster_.recipe, cluster_.constants) {}
 
 v1::Prediction Candidates::Predict(const v1::JobSpec& job, const v1::Layout& layout) {
   v1::Prediction prediction;
@@ -253,7 +282,7 @@ std::vector<v1::LayoutCandidate> Candidates::AllWith(const v1::Layout& degrees) 
   v1::Layout layout = degrees;
   layout.set_zero_stage(LeastStage(job_, layout));
   std::vector<v1::LayoutCandidate> fitting;
-  for (const v1::Layout& each : WithoutMoreDivision(job_, layout)) {
+  for (const v1::Layout& each : WithoutMoreDivision(job_, cluster_, layout)) {
     v1::LayoutCandidate candidate = Judge(each);
     if (candidate.rejected().empty()) fitting.push_back(std::move(candidate));
   }
@@ -271,15 +300,7 @@ v1::LayoutCandidate Candidates::BestWith(const v1::Layout& degrees) {
     for (const v1::Layout& each : layouts) {
       const v1::JobSpec job = WithLayout(job_, each);
       const bool legal = CheckLayout(job, each, cluster_.ranks).ok();
-      const double seconds = legal
-                                 ? cost::CostOfStep({.job = job,
-                                                     .layout = each,
-                                                     .cluster = DevicesOf(cluster_, cluster_.ranks),
-                                                     .recipe = cluster_.recipe,
-                                                     .constants = cluster_.constants},
-                                                    &walks_)
-                                       .seconds
-                                 : 0;
+      const double seconds = legal ? costs_.Of(each).seconds : 0;
       // One that breaks a rule is judged only where all do, to say which.
       if (legal) timed.emplace_back(Weighed(seconds, each), each);
     }
@@ -291,9 +312,11 @@ v1::LayoutCandidate Candidates::BestWith(const v1::Layout& degrees) {
     for (auto& [seconds, each] : timed) sorted.push_back(std::move(each));
     return sorted;
   };
-  v1::LayoutCandidate plain = AtLeastShare(fastest_first(WithoutMoreDivision(job_, layout)));
+  v1::LayoutCandidate plain =
+      AtLeastShare(fastest_first(WithoutMoreDivision(job_, cluster_, layout)));
   if (plain.rejected().empty() || !plain.predicted_valid()) return plain;
-  v1::LayoutCandidate divided = AtLeastShare(fastest_first(WithMoreDivision(job_, layout)));
+  v1::LayoutCandidate divided =
+      AtLeastShare(fastest_first(WithMoreDivision(job_, cluster_, layout)));
   return divided.predicted_valid() ? divided : plain;
 }
 

@@ -6,7 +6,9 @@
 #include <vector>
 
 #include "plan/planner/cluster.h"
+#include "plan/planner/cost/hardware.h"
 #include "plan/planner/cost/pipeline_time.h"
+#include "plan/planner/cost/step_cost.h"
 #include "proto/tercio/v1/job.pb.h"
 #include "proto/tercio/v1/plan.pb.h"
 
@@ -28,9 +30,9 @@ class Candidates {
   // becomes smaller until it fits, and a share of the optimizer's state that lies elsewhere.
   v1::LayoutCandidate JudgeNamed(const v1::Layout& layout);
   // For a job that leaves its layout to the planner: the fastest layout with these degrees that
-  // fits, over micro-batches, chunks of stages and sequence parallelism. Where none does, the state
-  // is divided further, or passes are recomputed, and again the fastest counts; the least share of
-  // the optimizer's state lies elsewhere. Nothing fits: the one that lacks least.
+  // fits, over micro-batches, chunks and layers of stages and sequence parallelism. Where none
+  // does, the state is divided further, or passes are recomputed, and again the fastest counts; the
+  // least share of the optimizer's state lies elsewhere. Nothing fits: the one that lacks least.
   v1::LayoutCandidate BestWith(const v1::Layout& degrees);
   // Everything that BestWith chooses from and that fits, without more division of the state; where
   // nothing does, what it chooses, if that fits.
@@ -42,6 +44,8 @@ class Candidates {
 
   const v1::JobSpec& job_;
   const Cluster cluster_;
+  const cost::ClusterModel devices_;  // of the cluster's ranks
+  cost::StepCosts costs_;
   cost::PipelineWalks walks_;
 };
 

@@ -47,6 +47,7 @@ v1::ParallelismSpec WithAnyDegrees(const v1::ParallelismSpec& wanted) {
   parallelism.clear_pipeline();
   parallelism.clear_data();
   parallelism.clear_virtual_pipeline();
+  parallelism.clear_stage_layers();
   DivideOverAll(&parallelism);
   return parallelism;
 }
@@ -58,6 +59,7 @@ v1::ParallelismSpec WithDegrees(v1::ParallelismSpec parallelism, const v1::Layou
   parallelism.set_pipeline(layout.pipeline());
   parallelism.set_data(layout.data());
   parallelism.set_virtual_pipeline(layout.virtual_pipeline());
+  *parallelism.mutable_stage_layers() = layout.stage_layers();
   parallelism.set_context_parallel(layout.context_parallel());
   parallelism.set_zero_stage(layout.zero_stage());
   parallelism.set_shard(layout.shard());

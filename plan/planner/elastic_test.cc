@@ -90,6 +90,21 @@ TEST(SmallerLayout, AnInterleavedScheduleNeedsItsDegrees) {
   EXPECT_EQ(layout->virtual_pipeline(), 1);
 }
 
+TEST(SmallerLayout, LayersOfStagesNeedTheirStages) {
+  v1::JobSpec job = Job(1, 3, 2);
+  for (const int layers : {1, 2, 1}) job.mutable_parallelism()->add_stage_layers(layers);
+  int ranks = 0;
+  auto layout = SmallerLayout(job, 2, 5, kMuch, &ranks);
+  ASSERT_TRUE(layout.ok()) << layout.status();
+  EXPECT_EQ(ranks, 3);
+  EXPECT_EQ(layout->stage_layers_size(), 3);
+  // With fewer ranks than stages the planner picks degrees, and equal stages.
+  layout = SmallerLayout(job, 1, 2, kMuch, &ranks);
+  ASSERT_TRUE(layout.ok()) << layout.status();
+  EXPECT_EQ(ranks, 2);
+  EXPECT_TRUE(layout->stage_layers().empty());
+}
+
 TEST(SmallerLayout, MemoryCounts) {
   int ranks = 0;
   const auto layout = SmallerLayout(Job(2, 2, 2), 2, 7, WithMemory(1 << 10), &ranks);

@@ -66,6 +66,8 @@ std::optional<v1::JobSpec> FamilyMember(const v1::JobSpec& job, const v1::Layout
 
 std::optional<LargestModel> LargestModelThatFits(const v1::JobSpec& job, v1::Layout layout,
                                                  int threads, int64_t memory_bytes) {
+  // A model of another size has other numbers of layers.
+  layout.clear_stage_layers();
   // The planner would take more where the model needs it.
   if (ChoosesOffloadShare(job)) layout.set_offload_share(kWholeShare);
   const auto fits = [&](int64_t number) {

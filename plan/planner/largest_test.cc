@@ -86,6 +86,19 @@ TEST(Largest, FitsAndTheNextDoesNot) {
   }
 }
 
+TEST(Largest, LayersOfStagesAreThoseOfOneModel) {
+  v1::JobSpec job = Job(v1::ARCHITECTURE_GPT2);
+  const v1::Layout equal = LayoutOf(&job, 1, 2, 1);
+  for (const int layers : {1, 3}) job.mutable_parallelism()->add_stage_layers(layers);
+  const v1::Layout unequal = LayoutOf(&job, 1, 2, 1);
+  EXPECT_EQ(unequal.stage_layers_size(), 2);
+  constexpr int64_t kBytes = int64_t{40} << 20;
+  const auto largest = LargestModelThatFits(job, unequal, kThreads, kBytes);
+  ASSERT_TRUE(largest.has_value());
+  EXPECT_EQ(largest->memory_bytes,
+            LargestModelThatFits(job, equal, kThreads, kBytes)->memory_bytes);
+}
+
 TEST(Largest, MembersKeepTheirProportions) {
   v1::JobSpec job = Job(v1::ARCHITECTURE_LLAMA);
   const v1::Layout layout = LayoutOf(&job, 2, 2, 1);

@@ -23,6 +23,7 @@
 #include "plan/precision.h"
 #include "plan/rank_layout.h"
 #include "plan/reproducibility.h"
+#include "plan/stage_layers.h"
 #include "plan/state_shards.h"
 #include "plan/state_volume.h"
 
@@ -92,6 +93,10 @@ absl::Status CheckSupported(const v1::JobSpec& job) {
   }
   if (parallelism.context_parallel() > 1)
     return unsupported("parallelism.context_parallel above 1");
+  // The planner divides layers equally.
+  if (parallelism.automatic() && !parallelism.stage_layers().empty()) {
+    return unsupported("parallelism.stage_layers without a pipeline degree");
+  }
   if (const auto broken = plan::BrokenBy(job); !broken.empty()) {
     return absl::InvalidArgumentError(
         absl::StrCat(broken.front()->key, ": ", broken.front()->reason));

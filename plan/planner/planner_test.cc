@@ -330,6 +330,28 @@ TEST(Planner, TheShareIsChosenForEveryLayout) {
   EXPECT_GT(offloaded, 0);
 }
 
+// The stage that has most layers sets the pace, and needs most memory.
+TEST(Planner, LayersOfStagesCount) {
+  v1::JobSpec job = Gpt(v1::DEVICE_KIND_CPU);
+  job.mutable_parallelism()->set_automatic(false);
+  job.mutable_parallelism()->set_pipeline(4);
+  job.mutable_resources()->set_ranks(4);
+  Cluster cluster;
+  cluster.ranks = 4;
+  cluster.memory_bytes = int64_t{1} << 50;
+  const v1::Prediction equal = Chosen(job, cluster).predicted();
+  for (const int layers : {1, 9, 1, 1}) job.mutable_parallelism()->add_stage_layers(layers);
+  const v1::LayoutCandidate chosen = Chosen(job, cluster);
+  EXPECT_EQ(chosen.layout().stage_layers_size(), 4);
+  EXPECT_GT(chosen.predicted().step_seconds(), 2 * equal.step_seconds());
+  EXPECT_GT(chosen.predicted().memory_bytes_peak(), equal.memory_bytes_peak());
+  job.mutable_checkpoint()->set_keep_last(1);
+  EXPECT_TRUE(AdmitJob(job, int64_t{1} << 62).ok());
+  job.mutable_parallelism()->set_automatic(true);
+  EXPECT_EQ(AdmitJob(job, int64_t{1} << 62).message(),
+            "parallelism.stage_layers without a pipeline degree is not supported by this version");
+}
+
 TEST(Planner, WhatAJobNamesIsNotChanged) {
   v1::JobSpec job = Gpt(v1::DEVICE_KIND_CUDA);
   job.mutable_training()->set_micro_batch(64);

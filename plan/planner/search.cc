@@ -160,12 +160,14 @@ int64_t AvailableBytes(const v1::JobSpec& job, const cost::ClusterModel& cluster
 }
 
 // Stages whose memory is that of the rank which needs most: those between are alike, and those
-// further back keep fewer micro-batches; but for stages of an encoder, or of its decoder.
+// further back keep fewer micro-batches; but for stages of an encoder, or of its decoder, and for
+// those that have layers of their own number.
 std::vector<int> StagesThatDiffer(const v1::JobSpec& job, const v1::Layout& layout) {
   std::vector<int> stages;
   for (int stage = 0; stage < layout.pipeline(); ++stage) {
     const bool is_between = stage > 1 && stage + 1 < layout.pipeline();
-    if (!is_between || job.model().decoder_layers() > 0) stages.push_back(stage);
+    const bool are_alike = job.model().decoder_layers() == 0 && layout.stage_layers().empty();
+    if (!is_between || !are_alike) stages.push_back(stage);
   }
   return stages;
 }
@@ -319,6 +321,7 @@ v1::JobSpec WithLayout(v1::JobSpec job, const v1::Layout& layout) {
   wanted->set_tensor(layout.tensor());
   wanted->set_pipeline(layout.pipeline());
   wanted->set_virtual_pipeline(layout.virtual_pipeline());
+  *wanted->mutable_stage_layers() = layout.stage_layers();
   wanted->set_context_parallel(layout.context_parallel());
   wanted->set_data(layout.data());
   wanted->set_schedule(layout.schedule());

@@ -102,6 +102,29 @@ size_t ExpectFindsWhatASearchOfEverythingFinds(const v1::JobSpec& job,
   return found.fitting.size() + found.too_large.size();
 }
 
+TEST(Search, AStageBetweenMayNeedMostMemory) {
+  v1::JobSpec job = Gpt(32, 2048, 16, 64);
+  job.mutable_parallelism()->set_automatic(false);
+  job.mutable_parallelism()->set_pipeline(8);
+  job.mutable_training()->set_micro_batch(1);
+  job.mutable_resources()->set_ranks(8);
+  const cost::ClusterModel cluster = Nodes("A100-80", 1, 8);
+  const auto found = [&] {
+    const SearchResult result = SearchLayouts(job, cluster, Own(), {});
+    EXPECT_EQ(result.fitting.size(), 1u);
+    return result.fitting.empty() ? RankedLayout{} : result.fitting.front();
+  };
+  const RankedLayout equal = found();
+  for (const int layers : {1, 1, 1, 25, 1, 1, 1, 1}) {
+    job.mutable_parallelism()->add_stage_layers(layers);
+  }
+  const RankedLayout unequal = found();
+  EXPECT_EQ(unequal.layout.stage_layers_size(), 8);
+  EXPECT_EQ(WithLayout(job, unequal.layout).parallelism().stage_layers_size(), 8);
+  EXPECT_GT(unequal.memory_bytes, 2 * equal.memory_bytes);
+  EXPECT_GT(unequal.cost.seconds, 3 * equal.cost.seconds);
+}
+
 TEST(Search, FindsWhatASearchOfEverythingFinds) {
   struct Space {
     v1::JobSpec job;

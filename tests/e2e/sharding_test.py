@@ -91,6 +91,32 @@ class Sharding(TercioTest):
         # An evaluation that a shorter job makes at its end is not compared.
         self.assertEqual([step[:5] for step in curve], [step[:5] for step in whole])
 
+    def test_stages_of_unequal_layers(self):
+        _, whole = self.trained("whole", *divided(1, 1, 1, 0))
+        unequal = divided(1, 3, 1, 0, ", stage_layers: [1, 2, 1]")
+        for name, changes, layers in (("named", unequal, [1, 2, 1]), ("gathered", divided(1, 2, 2, 3, ", stage_layers: [3, 1]"), [3, 1]),
+                                      ("left open", divided(1, 3, 1, 0), [1, 2, 1]), ("equal", divided(1, 2, 1, 0, ", stage_layers: [2, 2]"), None)):
+            job, curve = self.trained(name, *changes)
+            self.assertEqual(curve, whole, name)
+            self.assertEqual(job["plan"]["stage_layers"], layers, name)
+        # Into other stages, and back.
+        state = self.path("parts")
+        first = self.run_job(state, "--set", "training.steps=20", "--set", f"training.schedule.decay_steps={STEPS}", *unequal)
+        for steps, changes in ((30, divided(1, 4, 1, 0)), (40, divided(1, 2, 2, 1, ", stage_layers: [1, 3]")), (50, divided(1, 1, 2, 3)), (STEPS, unequal)):
+            self.json("resume", first["id"], "--state-dir", state, "--set", f"training.steps={steps}", *changes)
+        # An evaluation that a shorter job makes at its end is not compared.
+        self.assertEqual([step[:5] for step in self.curve(first["id"], state)], [step[:5] for step in whole])
+        out, _ = self.tercio("get", first["id"], "--state-dir", state)
+        self.assertIn("pipeline 3 (1, 2, 1)", out)
+        out, _ = self.tercio("plan", self.path("job.yaml"), *unequal)
+        self.assertIn("3 (1, 2, 1)", out)
+        out, _ = self.tercio("plan", self.path("job.yaml"), *unequal, "--effective")
+        self.assertIn("stage_layers: [1, 2, 1]", out)
+        for layers, fault in (("[1, 3]", "has 2 numbers, but pipeline 3 needs 3"), ("[1, 2, 2]", "adds up to 5 layers, but the model has 4"),
+                              ("[4, 0, 0]", "'0': expected whole numbers")):
+            _, err = self.tercio("run", self.path("job.yaml"), *divided(1, 3, 1, 0, f", stage_layers: {layers}"), code=2)
+            self.assertIn(f"parallelism.stage_layers: {fault}", err)
+
     def test_groups_kept_layers_and_disks(self):
         _, whole = self.trained("whole", *divided(1, 1, 1, 0))
         on_disk = ["--set", "offload={optimizer: nvme, parameters: nvme, activations: nvme}"]

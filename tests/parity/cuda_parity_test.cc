@@ -131,6 +131,9 @@ TEST_F(CudaParity, Layouts) {
     const v1::JobSpec spec = With(In(SmallJob(), layout), v1::PRECISION_FP32);
     ExpectClose(OnGpus(spec), OnCpu(spec), 1e-4);
   }
+  v1::JobSpec unequal = With(In(SmallJob(), {1, 2, 2}), v1::PRECISION_FP32);
+  for (const int layers : {1, 3}) unequal.mutable_parallelism()->add_stage_layers(layers);
+  ExpectClose(OnGpus(unequal), OnCpu(unequal), 1e-4);
   v1::JobSpec spec = With(In(SmallJob(), {2, 2, 2}), v1::PRECISION_BF16);
   spec.mutable_parallelism()->set_sequence_parallel(true);
   spec.mutable_parallelism()->set_recompute(kSelective);

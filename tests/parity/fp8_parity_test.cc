@@ -93,6 +93,9 @@ TEST_F(Fp8Parity, ScalesAreStateOfTheTraining) {
   const v1::JobSpec plain = WithoutDropout(job);
   EXPECT_EQ(ScalesApart(OnGpus(Fp8(plain), options), OnGpus(Fp8(plain, {2, 2, 2}), options), 0.1f),
             0);
+  v1::JobSpec unequal = Fp8(plain, {1, 2, 1});
+  for (const int layers : {1, 3}) unequal.mutable_parallelism()->add_stage_layers(layers);
+  EXPECT_EQ(ScalesApart(OnGpus(Fp8(plain), options), OnGpus(unequal, options), 0.1f), 0);
   const RunResult many = OnGpus(Fp8(job, {2, 2, 2}), options);
   const RunResult one = OnGpus(Fp8(job), options);
   // With dropout a gradient's largest value, which has two bits of mantissa, once falls elsewhere.

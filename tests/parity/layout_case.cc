@@ -5,6 +5,7 @@
 #include <cstring>
 #include <utility>
 
+#include "absl/strings/str_join.h"
 #include "gtest/gtest.h"
 #include "plan/names.h"
 
@@ -17,7 +18,8 @@ std::string NameOf(const Case& c) {
          std::to_string(c.virtual_pipeline) + " recompute " + plan::TextOf(c.recompute) +
          (c.sequence_parallel ? " sequence parallel" : "") + " zero stage " +
          std::to_string(c.zero_stage) + " shard " + std::to_string(c.shard) + " reshard " +
-         std::to_string(c.reshard_after_forward) + " prefetch " + std::to_string(c.prefetch);
+         std::to_string(c.reshard_after_forward) + " prefetch " + std::to_string(c.prefetch) +
+         (c.stage_layers.empty() ? "" : " layers " + absl::StrJoin(c.stage_layers, "-"));
 }
 
 RunResult Train(v1::JobSpec spec, const Case& c, RunOptions options) {
@@ -33,6 +35,7 @@ RunResult Train(v1::JobSpec spec, const Case& c, RunOptions options) {
   parallelism->set_shard(c.shard);
   parallelism->set_reshard_after_forward(c.reshard_after_forward);
   parallelism->set_prefetch(c.prefetch);
+  parallelism->mutable_stage_layers()->Assign(c.stage_layers.begin(), c.stage_layers.end());
   spec.mutable_resources()->set_ranks(c.tensor * c.pipeline * c.data);
   spec.mutable_training()->set_micro_batch(c.micro_batch);
   options.threads_per_rank = c.threads;

@@ -19,6 +19,7 @@ struct Case {
   int shard = 0;
   int reshard_after_forward = 0;
   int prefetch = 1;
+  std::vector<int> stage_layers = {};
 };
 std::string NameOf(const Case& c);
 

@@ -171,6 +171,35 @@ TEST(MemoryPlan, EveryLayoutUsesAllOfIt) {
   }
 }
 
+TEST(MemoryPlan, UnequalStagesUseAllOfIt) {
+  for (v1::JobSpec spec : {SmallJob(), SmallLlama(), SmallBert(kPost), SmallT5()}) {
+    spec.mutable_training()->set_lanes(8);
+    for (Case c : {Case{1, 3, 1, 1, 1, k1f1b}, Case{1, 3, 2, 1, 1, kGpipe}}) {
+      for (const std::vector<int>& layers : {std::vector<int>{1, 2, 1}, {2, 1, 1}}) {
+        c.stage_layers = layers;
+        ExpectUsed(spec, c);
+      }
+    }
+    // Two layers at least, whose gradients are in one of two buffers each.
+    const bool decodes = spec.model().decoder_layers() > 0;
+    spec.mutable_model()->set_layers(decodes ? 4 : 6);
+    for (const std::vector<int>& layers : {std::vector<int>{2, 4}, {4, 2}}) {
+      Case c = {1, 2, 2, 1, 1, k1f1b};
+      c.zero_stage = 3;
+      c.stage_layers = layers;
+      ExpectUsed(spec, c);
+    }
+  }
+  for (v1::JobSpec spec : {SmallJob(), SmallLlama()}) {
+    spec.mutable_model()->set_layers(6);
+    Case c = {1, 2, 1, 1, 1, kInterleaved, kNone, 2};
+    for (const std::vector<int>& layers : {std::vector<int>{1, 2, 2, 1}, {2, 1, 1, 2}}) {
+      c.stage_layers = layers;
+      ExpectUsed(spec, c);
+    }
+  }
+}
+
 TEST(MemoryPlan, RecomputationAndInterleavingUseAllOfIt) {
   for (const v1::JobSpec& spec : {SmallJob(), SmallLlama()}) {
     for (const Case& c :

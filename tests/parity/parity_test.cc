@@ -306,6 +306,61 @@ TEST(Parity, ResumeInAnotherLayoutHasTheSameBits) {
   EXPECT_EQ(rest.state, undisturbed.state);
 }
 
+Case Unequal(Case c, const std::vector<int>& stage_layers, int zero_stage = 0) {
+  c.stage_layers = stage_layers;
+  c.zero_stage = zero_stage;
+  return c;
+}
+
+TEST(Parity, UnequalStagesHaveTheSameBits) {
+  for (v1::JobSpec spec : {SmallJob(), SmallLlama()}) {
+    spec.mutable_model()->set_layers(6);
+    ExpectSameGrid(spec, {{1, 1, 1, 8, 1, k1f1b},
+                          Unequal({1, 3, 1, 2, 1, k1f1b}, {1, 4, 1}),
+                          Unequal({1, 3, 1, 2, 2, kGpipe}, {3, 1, 2}),
+                          Unequal({1, 2, 2, 1, 1, k1f1b, kFull}, {1, 5}, 3),
+                          Unequal({1, 2, 2, 1, 1, kGpipe}, {4, 2}, 3),
+                          Unequal({1, 2, 1, 1, 1, kInterleaved, kNone, 2}, {1, 2, 2, 1}),
+                          Unequal({1, 2, 2, 1, 1, kInterleaved, kSelective, 2}, {2, 1, 1, 2}, 3),
+                          {1, 4, 1, 2, 1, k1f1b}});  // one, two, two and one
+    ExpectSameGrid(spec, {{2, 1, 1, 8, 1, k1f1b},
+                          Unequal({2, 3, 1, 2, 1, k1f1b}, {1, 2, 3}),
+                          Unequal({2, 2, 2, 1, 1, kGpipe}, {5, 1}, 3),
+                          Unequal({2, 2, 2, 1, 1, kInterleaved, kFull, 2}, {1, 1, 3, 1}, 3)});
+  }
+  for (const v1::JobSpec& spec : {SmallBert(kPost), SmallT5()}) {
+    ExpectSameGrid(spec, {{1, 1, 1, 8, 1, k1f1b},
+                          Unequal({1, 3, 1, 2, 1, k1f1b}, {1, 1, 2}),
+                          Unequal({1, 2, 2, 1, 1, kGpipe}, {3, 1}, 3)});
+  }
+}
+
+TEST(Parity, UnequalAndEqualStagesResumeEachOther) {
+  RunOptions whole;
+  whole.steps = 6;
+  const RunResult undisturbed = Train(SmallJob(), {1, 1, 1, 4, 1, k1f1b}, whole);
+  const Case cases[] = {Unequal({1, 3, 1, 2, 1, k1f1b}, {1, 2, 1}),
+                        {1, 2, 1, 1, 1, kInterleaved, kNone, 2},
+                        Unequal({1, 2, 2, 1, 1, kGpipe}, {3, 1}, 3),
+                        {1, 4, 1, 2, 1, k1f1b}};
+  RunOptions part;
+  part.steps = 3;
+  for (const Case& before : cases) {
+    const RunResult half = Train(SmallJob(), before, part);
+    for (const Case& after : cases) {
+      SCOPED_TRACE(NameOf(before) + ", then " + NameOf(after));
+      RunOptions rest = part;
+      rest.first_step = 4;
+      rest.state = &half.state;
+      const RunResult result = Train(SmallJob(), after, rest);
+      ASSERT_EQ(result.steps.size(), 3u);
+      EXPECT_EQ(result.steps.back().loss, undisturbed.steps.back().loss);
+      EXPECT_EQ(result.state, undisturbed.state);
+      EXPECT_EQ(result.state_digest, undisturbed.state_digest);
+    }
+  }
+}
+
 // One copy of each rank's own state is all that a restart in the same layout needs.
 void CheckCopies(v1::Precision precision) {
   SCOPED_TRACE(plan::TextOf(precision));
@@ -317,7 +372,8 @@ void CheckCopies(v1::Precision precision) {
   whole.steps = 6;
   RunOptions first;
   first.steps = 3;
-  for (const Case& layout : {Case{1, 1, 1, 4, 1, k1f1b}, Case{2, 2, 2, 2, 1, k1f1b}}) {
+  for (const Case& layout : {Case{1, 1, 1, 4, 1, k1f1b}, Case{2, 2, 2, 2, 1, k1f1b},
+                             Unequal({1, 2, 1, 2, 1, k1f1b}, {3, 1})}) {
     SCOPED_TRACE(NameOf(layout));
     const RunResult undisturbed = Train(spec, layout, whole);
     EXPECT_TRUE(undisturbed.copies.empty());

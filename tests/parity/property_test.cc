@@ -12,9 +12,11 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "gtest/gtest.h"
 #include "plan/names.h"
 #include "plan/reproducibility.h"
+#include "plan/stage_layers.h"
 #include "plan/state_shards.h"
 #include "tests/parity/drawn_architecture.h"
 #include "tests/parity/thread_ranks.h"
@@ -65,7 +67,7 @@ v1::JobSpec RandomJob(Generator& g) {
     model->set_labels(g.Coin() ? 0 : 3);
   }
   if (kind > 2) WithSeed(static_cast<uint64_t>(g.Between(0, 1 << 30)), model);
-  model->set_layers(static_cast<int32_t>(g.OneOf({2, 4, 6})));
+  model->set_layers(static_cast<int32_t>(g.OneOf({2, 3, 4, 5, 6})));
   model->set_heads(static_cast<int32_t>(g.OneOf({2, 4})));
   model->set_hidden(model->heads() * static_cast<int32_t>(g.OneOf({4, 6, 8, 12})));
   model->set_kv_heads(static_cast<int32_t>(kind == 1 || kind > 2 ? model->heads() / g.OneOf({1, 2})
@@ -103,11 +105,30 @@ v1::JobSpec RandomJob(Generator& g) {
   return spec;
 }
 
+// Layers of stages, or of their chunks: drawn, or none where the layers divide, or can be divided.
+void DrawStageLayers(Generator& g, v1::JobSpec* spec) {
+  v1::ParallelismSpec* parallelism = spec->mutable_parallelism();
+  const int places = parallelism->pipeline() * parallelism->virtual_pipeline();
+  const int layers = model::LayersOf(spec->model());
+  v1::Layout layout;
+  layout.set_pipeline(parallelism->pipeline());
+  layout.set_virtual_pipeline(parallelism->virtual_pipeline());
+  plan::SetStageLayers(*spec, &layout);
+  const bool may_be_open = plan::CheckStageLayers(spec->model(), layout).ok();
+  if (places == 1 || (may_be_open && g.Coin())) return;
+  parallelism->mutable_stage_layers()->Resize(places, 1);
+  for (int i = places; i < layers; ++i) {
+    int32_t* drawn =
+        parallelism->mutable_stage_layers()->Mutable(static_cast<int>(g.Between(0, places - 1)));
+    ++*drawn;
+  }
+}
+
 v1::JobSpec WithRandomLayout(v1::JobSpec spec, int tensor, Generator& g, std::string* name) {
   const int64_t batch = spec.training().global_batch();
   const int64_t layers = model::LayersOf(spec.model());
   v1::ParallelismSpec* layout = spec.mutable_parallelism();
-  const int64_t pipeline = g.Divisor(layers, 3);
+  const int64_t pipeline = g.Between(1, std::min<int64_t>(layers, 3));
   const int64_t data = g.Divisor(plan::LanesOfJob(spec.training()), 4);
   const int zero_stage = static_cast<int>(g.Between(0, 3));
   // A micro-batch is part of a lane where gradients are divided.
@@ -128,23 +149,24 @@ v1::JobSpec WithRandomLayout(v1::JobSpec spec, int tensor, Generator& g, std::st
     spec.mutable_offload()->set_parameters(v1::OFFLOAD_TIER_NVME);
   }
   const bool interleaved =
-      pipeline > 1 && layers / pipeline % 2 == 0 && micro_batches % pipeline == 0 && g.Coin();
+      pipeline > 1 && layers >= 2 * pipeline && micro_batches % pipeline == 0 && g.Coin();
   layout->set_tensor(tensor);
   layout->set_pipeline(static_cast<int32_t>(pipeline));
   layout->set_data(static_cast<int32_t>(data));
   layout->set_virtual_pipeline(interleaved ? 2 : 1);
+  DrawStageLayers(g, &spec);
   layout->set_schedule(interleaved ? kInterleaved : g.Coin() ? kGpipe : k1f1b);
   const v1::Recompute recompute[] = {kNone, kSelective, kFull};
   layout->set_recompute(recompute[g.Between(0, 2)]);
   layout->set_zero_stage(zero_stage);
   spec.mutable_resources()->set_ranks(static_cast<int32_t>(tensor * pipeline * data));
   spec.mutable_training()->set_micro_batch(micro_batch);
-  *name =
-      absl::StrCat(tensor, "x", pipeline, "x", data, " ", plan::TextOf(layout->schedule()),
-                   " micro-batch ", micro_batch, " recompute ", plan::TextOf(layout->recompute()),
-                   " zero stage ", layout->zero_stage(), " shard ", layout->shard(), " reshard ",
-                   layout->reshard_after_forward(), " prefetch ", layout->prefetch(), " offload ",
-                   spec.offload().ShortDebugString());
+  *name = absl::StrCat(
+      tensor, "x", pipeline, "x", data, " ", plan::TextOf(layout->schedule()), " micro-batch ",
+      micro_batch, " recompute ", plan::TextOf(layout->recompute()), " zero stage ",
+      layout->zero_stage(), " shard ", layout->shard(), " reshard ",
+      layout->reshard_after_forward(), " prefetch ", layout->prefetch(), " layers ",
+      absl::StrJoin(layout->stage_layers(), "-"), " offload ", spec.offload().ShortDebugString());
   return spec;
 }
 

@@ -69,7 +69,7 @@ INCLUDES = {
     "worker/trainer/": ["worker/", "checkpoint/", "data/", "tokenizer/", "kernels/", "plan/", "common/", "proto/"],
     "cli/plot/": ["cli/plot/", "common/utf8.h"],
     "cli/report/": ["cli/report/", "cli/plot/", "config/", "plan/epochs.h", "plan/names.h", "plan/numerics.h",
-                    "plan/quality.h", "plan/state_shards.h", "proto/"],
+                    "plan/quality.h", "plan/stage_layers.h", "plan/state_shards.h", "proto/"],
     # A method of an experiment is a run's report, beside what the planner makes of its plan.
     "cli/compare/": ["cli/compare/", "cli/report/", "cli/plot/", "cli/evaluation_json.h", "cli/format.h", "config/",
                      "common/version.h", "plan/", "proto/"],

@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <map>
 
+#include "model/architecture.h"
+#include "plan/stage_layers.h"
+
 namespace tercio::engine {
 namespace {
 
@@ -21,7 +24,8 @@ SharedGradients::SharedGradients(const v1::ModelSpec& model, const v1::RankPlan&
     elements_ += tensor.rows / plan.layout().tensor() * tensor.columns;
   }
   const auto& layers = plan.stage().layers();
-  const int of_chunk = layers.size() / std::max(1, plan.layout().virtual_pipeline());
+  const plan::StageRuns runs =
+      plan::RunsOfStage(model::LayersOf(model), plan.layout(), plan.placement().pipeline_index());
   for (size_t i = 0; i < tensors.tensors.size(); ++i) {
     const plan::StageTensor& entry = tensors.tensors[i];
     const auto place = places.find(entry.tensor.index);
@@ -29,7 +33,7 @@ SharedGradients::SharedGradients(const v1::ModelSpec& model, const v1::RankPlan&
     if (place == places.end() || part.elements() == 0) continue;
     const auto layer = std::find(layers.begin(), layers.end(), entry.layer) - layers.begin();
     uses_.push_back({place->second + part.begin, part.sum_offset, part.elements(),
-                     static_cast<int>(layer) / of_chunk, entry.own_parameter});
+                     runs.ChunkOf(static_cast<int>(layer)), entry.own_parameter});
   }
 }
 

@@ -148,9 +148,8 @@ void StageModel::ForwardLayer(const Pass& pass, size_t i) {
 
 void StageModel::Forward(const MicroBatch& batch) {
   if (IsFirst(batch)) ForwardUnit(batch, plan::kEmbeddingUnit);
-  const size_t first = FirstOf(batch.chunk);
-  for (size_t i = first; i < first + static_cast<size_t>(shape_.layers); ++i) {
-    ForwardUnit(batch, static_cast<int>(i));
+  for (int i = shape_.runs.first(batch.chunk); i < shape_.runs.end(batch.chunk); ++i) {
+    ForwardUnit(batch, i);
   }
   if (IsLast(batch)) ForwardUnit(batch, HeadUnit());
 }

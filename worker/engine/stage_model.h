@@ -65,7 +65,7 @@ class StageModel {
 
   bool IsFirst(const blocks::MicroBatch& batch) const { return shape_.first && batch.chunk == 0; }
   bool IsLast(const blocks::MicroBatch& batch) const {
-    return shape_.last && batch.chunk + 1 == shape_.chunks;
+    return shape_.last && batch.chunk + 1 == shape_.runs.chunks();
   }
 
   // Input (or tokens) -> Output of each stream, and in the model's last chunk the final norm: all
@@ -112,8 +112,6 @@ class StageModel {
   float* FloatsAt(int slot, int64_t offset) const {
     return reinterpret_cast<float*>(slots_[static_cast<size_t>(slot)] + offset);
   }
-  // The stage's layers of a chunk.
-  size_t FirstOf(int chunk) const { return static_cast<size_t>(chunk * shape_.layers); }
   blocks::Frame FrameOf(int slot, size_t layer) const {
     return {slots_[static_cast<size_t>(slot)], shared_, activations_.layers[layer].data(),
             shape_.precision};
@@ -130,7 +128,7 @@ class StageModel {
   blocks::Pass PassOf(const blocks::MicroBatch& batch, int stream) const;
   // Whether the layer follows another one of its stream in its chunk.
   bool Follows(size_t layer) const {
-    return layer % static_cast<size_t>(shape_.layers) != 0 &&
+    return !shape_.runs.IsFirstOfChunk(static_cast<int>(layer)) &&
            units_.stream_of(layer) == units_.stream_of(layer - 1);
   }
   void ForwardLayer(const blocks::Pass& pass, size_t layer);

@@ -12,6 +12,7 @@
 #include "plan/planner/cost/op_time.h"
 #include "plan/planner/cost/unit_time.h"
 #include "plan/precision.h"
+#include "plan/stage_layers.h"
 
 namespace tercio::plan::cost {
 namespace {
@@ -450,26 +451,6 @@ class Step {
 
 }  // namespace
 
-std::vector<int> LayersOfPlaces(int layers, const v1::Layout& layout) {
-  const int places = std::max(1, layout.pipeline()) * std::max(1, layout.virtual_pipeline());
-  std::vector<int> result(static_cast<size_t>(places), layers / places);
-  const int rest = layers % places;
-  if (rest == 0) return result;
-  // With fewer layers than places the first ones have one each.
-  if (layers < places) {
-    for (int i = 0; i < layers; ++i) result[static_cast<size_t>(i)] = 1;
-    return result;
-  }
-  // Embedding and head count as a layer each: the ends get less, the middle what is left over.
-  const int all = layers + 2;
-  for (int i = 0; i < places; ++i) {
-    result[static_cast<size_t>(i)] = all * (i + 1) / places - all * i / places;
-  }
-  result.front() -= 1;
-  result.back() -= 1;
-  return result;
-}
-
 std::vector<int> BalancedLayers(const StepInput& input) {
   const model::Architecture architecture = model::ArchitectureOf(input.job.model());
   const UnitTimes units = TimesOfUnits(architecture, input.job, input.layout, input.cluster,
@@ -553,7 +534,9 @@ StepCost CostOfStep(const StepInput& input, PipelineWalks* walks) {
 }
 
 StepTiming TimingOfStep(const StepInput& input, PipelineWalks* walks) {
-  return Step(input, walks).Timing();
+  const Basis basis(input.job, input.cluster, input.recipe, input.constants);
+  const UnitTimes units = UnitsOf(basis, input.layout);
+  return Step(basis, units, input.layout, input.layers, walks).Timing();
 }
 
 StepCost CostOfStep(const v1::JobSpec& job, const v1::Layout& layout, const ClusterModel& cluster,

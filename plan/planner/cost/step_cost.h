@@ -39,17 +39,13 @@ struct StepCost {
   double hardware_flops = 0;
 };
 
-// Layers of each chunk of each stage, by chunk * pipeline + stage. Equal parts where the layers
-// divide; else embedding and head count as a layer each.
-std::vector<int> LayersOfPlaces(int layers, const v1::Layout& layout);
-
 struct StepInput {
   const v1::JobSpec& job;
   const v1::Layout& layout;
   const ClusterModel& cluster;
   const Recipe& recipe;
   Constants constants = {};
-  std::vector<int> layers = {};  // of places; empty: LayersOfPlaces
+  std::vector<int> layers = {};  // of places; empty: LayersOfPlaces (plan/stage_layers.h)
 };
 
 // Layers of places so that the slowest one is as fast as can be, with embedding and head as work.
