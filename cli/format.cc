@@ -381,7 +381,44 @@ Json NodeToJson(const v1::Node& node) {
           {"devices", node.devices()},
           {"free", node.free()},
           {"faulty_devices", FaultyDevicesToJson(node)},
-          {"reason", TextOrNull(node.reason())}};
+          {"reason", TextOrNull(node.reason())},
+          {"figures", node.has_figures() ? FiguresToJson(node.figures()) : Json(nullptr)}};
+}
+
+Json FiguresToJson(const v1::MachineFigures& figures) {
+  Json products = Json::array();
+  for (const v1::ProductRate& rate : figures.products()) {
+    products.push_back({{"m", rate.m()},
+                        {"n", rate.n()},
+                        {"k", rate.k()},
+                        {"format", rate.format()},
+                        {"flops_per_second", rate.flops_per_second()}});
+  }
+  Json attention = Json::array();
+  for (const v1::AttentionRate& rate : figures.attention()) {
+    attention.push_back({{"tokens", rate.tokens()},
+                         {"heads", rate.heads()},
+                         {"head_dim", rate.head_dim()},
+                         {"forward_flops_per_second", rate.forward_flops_per_second()},
+                         {"backward_flops_per_second", rate.backward_flops_per_second()}});
+  }
+  return {{"device", figures.device()},
+          {"devices", figures.devices()},
+          {"threads", figures.threads()},
+          {"products", products},
+          {"attention", attention},
+          {"memory_bytes_per_second", figures.memory_bytes_per_second()},
+          {"norm_bytes_per_second", figures.norm_bytes_per_second()},
+          {"activation_bytes_per_second", figures.activation_bytes_per_second()},
+          {"loss_bytes_per_second", figures.loss_bytes_per_second()},
+          {"update_bytes_per_second", figures.update_bytes_per_second()},
+          {"operation_seconds", figures.operation_seconds()},
+          {"thread_share", figures.thread_share()},
+          {"link_bytes_per_second", figures.link_bytes_per_second()},
+          {"link_seconds", figures.link_seconds()},
+          {"step_seconds", figures.step_seconds()},
+          {"reference_step_seconds", figures.reference_step_seconds()},
+          {"measured", TextOrNull(TimeText(figures.measured()))}};
 }
 
 Json CheckpointToJson(const v1::CheckpointInfo& checkpoint) {

@@ -27,6 +27,7 @@ std::optional<v1::StepRecord> StepFromJson(const Json& json);
 Json EventToJson(const v1::JobEvent& event);
 Json LogToJson(const v1::LogLine& line);
 Json NodeToJson(const v1::Node& node);
+Json FiguresToJson(const v1::MachineFigures& figures);
 Json CheckpointToJson(const v1::CheckpointInfo& checkpoint);
 Json LayoutToJson(const v1::Layout& layout);
 // The pipeline degree, with the layers of stages where these differ: "4 (7, 9, 9, 7)".

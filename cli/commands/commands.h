@@ -292,7 +292,13 @@ std::string VersionLine();  // "tercio 0.1.0 commit 1a2b3c4d..."
 // Checks whether this machine can train.
 struct DoctorOptions : GlobalOptions {
   std::string directory;  // whose disk is tested; empty: the default state directory
+  bool measure = false;
+  int threads = 0;              // cores to measure; 0: all
+  std::string device = "auto";  // to measure: "auto", "cpu", "cuda"
+  std::string node;             // whose figures they are; empty: this host's name
 };
+// Measures it for the planner (measure_command.cc).
+int DoctorMeasure(const DoctorOptions& options);
 int Doctor(const DoctorOptions& options);
 
 // ---- data sets (data_commands.cc) ----

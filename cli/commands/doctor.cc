@@ -184,7 +184,26 @@ GpuEvidence LookAtGpus() {
   return evidence;
 }
 
+absl::StatusOr<std::string> PrepareCudaTrainer() {
+  const auto looked = CallWithin<Looked>(kDriverPatience, AskDriver);
+  if (!looked.has_value()) {
+    return absl::UnavailableError(absl::StrCat("the NVIDIA driver did not answer within ",
+                                               absl::FormatDuration(kDriverPatience)));
+  }
+  TERCIO_RETURN_IF_ERROR(looked->gpus.status());
+  if (looked->gpus->list.empty()) {
+    return absl::NotFoundError(
+        "this machine has no GPU, or its driver is not installed; measure its CPUs with --device "
+        "cpu");
+  }
+  ShowToCuda(*looked->gpus);
+  const std::string trainer = CudaTrainer();
+  TERCIO_RETURN_IF_ERROR(ChooseDriver(*looked->gpus, trainer).status());
+  return trainer;
+}
+
 int Doctor(const DoctorOptions& options) {
+  if (options.measure) return DoctorMeasure(options);
   std::vector<Finding> findings =
       MachineFindings(options.directory.empty() ? DefaultStateDir() : options.directory);
   findings.push_back(CheckMemoryPlan());

@@ -40,6 +40,9 @@ struct GpuEvidence {
 };
 // Collects the evidence; takes as long as the measurements, each step bounded.
 GpuEvidence LookAtGpus();
+// The trainer for GPUs, to be started from this process: its environment shows it the GPUs that
+// this user may take, and its driver library. NOT_FOUND: there is no GPU.
+absl::StatusOr<std::string> PrepareCudaTrainer();
 // Pure.
 std::vector<Finding> GpuFindings(const GpuEvidence& evidence);
 

@@ -676,7 +676,16 @@ void DeclareMachineVerbs(CommandLine& line) {
         return Join({Format(g),
                      Reach(g),
                      {{"--state-dir", &o.directory,
-                       "directory whose disk is tested (default $XDG_STATE_HOME/tercio)"}}});
+                       "directory whose disk is tested (default $XDG_STATE_HOME/tercio)"},
+                      {"--measure", &o.measure,
+                       "measure this machine for the planner instead, and record the figures with "
+                       "the coordinator, if one is given"},
+                      {"--threads", &o.threads, "cores to measure (default all)"},
+                      {"--device",
+                       &o.device,
+                       "what to measure: auto, cpu or cuda",
+                       {Accepts(CLI::IsMember({"auto", "cpu", "cuda"}))}},
+                      {"--node", &o.node, "node whose figures they are (default this host)"}}});
       });
   line.AddVerb<VersionOptions>({"version", "print the version", "version"}, Version,
                                [](GlobalOptions& g, VersionOptions&) { return Format(g); });

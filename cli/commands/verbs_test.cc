@@ -50,7 +50,7 @@ plan -o,--output REACH --state-dir job_file --set --job --ranks --cluster --what
 generate -o,--output --checkpoint --context --tokenizer --prompt --prompt-ids --prompts --batch --tokens --temperature --top-k --top-p --seed --start-id --end-id
 evaluate -o,--output --checkpoint --context --tokenizer --data --metric --text-key --text-pair-key --label-key --job --stride
 completion -o,--output shell
-doctor -o,--output REACH --state-dir
+doctor -o,--output REACH --state-dir --measure --threads --device --node
 version -o,--output
 )";
 

@@ -54,6 +54,8 @@ const std::vector<Rule>& Rules() {
       {"JobService/Logs", Least::kViewer},
       {"JobService/Nodes", Least::kViewer},
       {"JobService/PruneCheckpoints", Least::kUser, true},
+      // Plans for a node rest on them.
+      {"JobService/RecordFigures", Least::kAdmin, true},
       {"JobService/Resume", Least::kUser, true},
       {"JobService/SaveCheckpoint", Least::kUser, true},
       {"JobService/Submit", Least::kUser, true},

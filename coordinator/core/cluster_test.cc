@@ -448,6 +448,31 @@ TEST(Drain, AnUnknownNodeIsSaid) {
   EXPECT_EQ(cluster.last_.answer.code(), absl::StatusCode::kNotFound);
 }
 
+TEST(Figures, AreKeptWithTheirNodeOverRestarts) {
+  Cluster cluster;
+  cluster.Attach("a");
+  v1::MachineFigures figures;
+  figures.set_device("cpu");
+  figures.set_link_seconds(1e-4);
+  cluster.last_ = cluster.Do(FiguresRecorded{"a", figures});
+  EXPECT_TRUE(cluster.last_.answer.ok());
+  cluster.RestartCoordinator();
+  cluster.Attach("a");
+  EXPECT_EQ(cluster.state_.nodes.at("a").record.figures().link_seconds(), 1e-4);
+  // The newest ones count.
+  figures.set_link_seconds(2e-4);
+  cluster.last_ = cluster.Do(FiguresRecorded{"a", figures});
+  EXPECT_EQ(cluster.state_.nodes.at("a").record.figures().link_seconds(), 2e-4);
+}
+
+TEST(Figures, AnUnknownNodeHasNone) {
+  Cluster cluster;
+  cluster.Attach("a");
+  cluster.last_ = cluster.Do(FiguresRecorded{"x", {}});
+  EXPECT_EQ(cluster.last_.answer.code(), absl::StatusCode::kNotFound);
+  EXPECT_FALSE(cluster.state_.nodes.at("a").record.has_figures());
+}
+
 TEST(Drain, ARankThatDiesWhileItSavesEndsTheSaving) {
   Cluster cluster;
   cluster.Do(Submitted{kJob, SmallSpec(2)});

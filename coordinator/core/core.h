@@ -37,6 +37,7 @@
 #include "coordinator/core/watchdog.h"
 #include "plan/plan_builder.h"
 #include "proto/tercio/v1/events.pb.h"
+#include "proto/tercio/v1/figures.pb.h"
 #include "proto/tercio/v1/job.pb.h"
 #include "proto/tercio/v1/node_service.pb.h"
 #include "proto/tercio/v1/state.pb.h"
@@ -288,6 +289,11 @@ struct NodeChangeRequested {
   std::string node;
   NodeChange change = NodeChange::kDrain;
 };
+// Measured on the node, and checked by the caller.
+struct FiguresRecorded {
+  std::string node;
+  v1::MachineFigures figures;
+};
 // Injects a fault into a running job. Faults of checkpoints are left to the caller.
 struct DrillRequested {
   std::string job_id;
@@ -366,9 +372,9 @@ struct Event {
   double now = 0;     // seconds since 1970, never less than before
   std::string token;  // fresh randomness, used when the event starts an attempt
   std::variant<Submitted, CancelRequested, ResumeRequested, SaveRequested, DeleteRequested,
-               NodeChangeRequested, DrillRequested, NodeAttached, NodeDetached, NodeSaid,
-               CheckpointFound, CheckpointCommitted, CheckpointVerified, CheckpointRemoved,
-               StepsDone, CheckpointFailed, Tick>
+               NodeChangeRequested, FiguresRecorded, DrillRequested, NodeAttached, NodeDetached,
+               NodeSaid, CheckpointFound, CheckpointCommitted, CheckpointVerified,
+               CheckpointRemoved, StepsDone, CheckpointFailed, Tick>
       body;
 };
 

@@ -35,6 +35,7 @@ inline constexpr std::string_view kEventKinds[] = {
     "node_drained",
     "node_leaves",
     "node_lost",
+    "node_measured",
     "node_quarantined",
     "node_released",
     "node_undrained",

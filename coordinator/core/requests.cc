@@ -172,11 +172,26 @@ void Stepper::DeleteOldJobs() {
   }
 }
 
+absl::Status NoNode(const std::string& node) {
+  return absl::NotFoundError(
+      absl::StrCat("no node ", node, "; `tercio nodes` lists the known ones"));
+}
+
+void Stepper::Handle(const FiguresRecorded& recorded) {
+  const auto found = state_.nodes.find(recorded.node);
+  if (found == state_.nodes.end()) {
+    effects_.answer = NoNode(recorded.node);
+    return;
+  }
+  *found->second.record.mutable_figures() = recorded.figures;
+  effects_.changed_nodes.insert(recorded.node);
+  NoteNode(recorded.node, "node_measured", "figures for predictions were recorded");
+}
+
 void Stepper::Handle(const NodeChangeRequested& request) {
   const auto found = state_.nodes.find(request.node);
   if (found == state_.nodes.end()) {
-    effects_.answer = absl::NotFoundError(
-        absl::StrCat("no node ", request.node, "; `tercio nodes` lists the known ones"));
+    effects_.answer = NoNode(request.node);
     return;
   }
   NodeState& node = found->second;

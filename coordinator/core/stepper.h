@@ -64,6 +64,7 @@ class Stepper {
   void Handle(const DeleteRequested& request);
   void DeleteOldJobs();
   void Handle(const NodeChangeRequested& request);
+  void Handle(const FiguresRecorded& recorded);
   void Handle(const DrillRequested& request);
   void Drain(NodeState& node);
 

@@ -120,6 +120,14 @@ grpc::Status GuardedJobService::ChangeNode(grpc::ServerContext* context,
   return call.Done(request->node(), JobServiceImpl::ChangeNode(context, request, response));
 }
 
+grpc::Status GuardedJobService::RecordFigures(grpc::ServerContext* context,
+                                              const v1::RecordFiguresRequest* request,
+                                              v1::RecordFiguresResponse* response) {
+  GuardedCall call(gate_, *context, "JobService/RecordFigures");
+  if (call.refused()) return call.refusal();
+  return call.Done(request->node(), JobServiceImpl::RecordFigures(context, request, response));
+}
+
 grpc::Status GuardedJobService::Drill(grpc::ServerContext* context, const v1::DrillRequest* request,
                                       v1::DrillResponse* response) {
   GuardedCall call(gate_, *context, "JobService/Drill");

@@ -29,6 +29,8 @@ class GuardedJobService : public JobServiceImpl {
   grpc::Status Nodes(grpc::ServerContext*, const v1::NodesRequest*, v1::NodesResponse*) override;
   grpc::Status ChangeNode(grpc::ServerContext*, const v1::ChangeNodeRequest*,
                           v1::ChangeNodeResponse*) override;
+  grpc::Status RecordFigures(grpc::ServerContext*, const v1::RecordFiguresRequest*,
+                             v1::RecordFiguresResponse*) override;
   grpc::Status Drill(grpc::ServerContext*, const v1::DrillRequest*, v1::DrillResponse*) override;
   grpc::Status Checkpoints(grpc::ServerContext*, const v1::CheckpointsRequest*,
                            v1::CheckpointsResponse*) override;

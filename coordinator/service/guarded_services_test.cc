@@ -176,7 +176,7 @@ TEST_F(GuardedServicesTest, AViewerReads) {
   EXPECT_TRUE(Call("/tercio.v1.JobService/Nodes").ok());
   EXPECT_TRUE(Call("/tercio.v1.AccessService/WhoAmI").ok());
   for (const char* call :
-       {"Submit", "Cancel", "Resume", "ChangeNode", "Drill", "PruneCheckpoints"}) {
+       {"Submit", "Cancel", "Resume", "ChangeNode", "RecordFigures", "Drill", "PruneCheckpoints"}) {
     EXPECT_EQ(Call("/tercio.v1.JobService/" + std::string(call)).error_code(),
               grpc::StatusCode::PERMISSION_DENIED)
         << call;

@@ -20,6 +20,7 @@
 #include "coordinator/service/checkpoint_search.h"
 #include "coordinator/service/drills.h"
 #include "coordinator/service/views.h"
+#include "plan/planner/cost/measured.h"
 
 namespace tercio::coordinator {
 namespace {
@@ -378,6 +379,7 @@ grpc::Status JobServiceImpl::Nodes(grpc::ServerContext*, const v1::NodesRequest*
       faulty->set_fault(fault);
     }
     node->mutable_last_heartbeat()->set_seconds(static_cast<int64_t>(view.state.last_heard));
+    if (view.state.record.has_figures()) *node->mutable_figures() = view.state.record.figures();
   }
   return grpc::Status::OK;
 }
@@ -398,6 +400,16 @@ grpc::Status JobServiceImpl::ChangeNode(grpc::ServerContext*, const v1::ChangeNo
       return grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, "unknown node change");
   }
   return ToGrpc(coordinator_.Ask(change));
+}
+
+grpc::Status JobServiceImpl::RecordFigures(grpc::ServerContext*,
+                                           const v1::RecordFiguresRequest* request,
+                                           v1::RecordFiguresResponse*) {
+  // The core only keeps them.
+  if (absl::Status status = plan::cost::CheckFigures(request->figures()); !status.ok()) {
+    return ToGrpc(status);
+  }
+  return ToGrpc(coordinator_.Ask(FiguresRecorded{request->node(), request->figures()}));
 }
 
 grpc::Status JobServiceImpl::Drill(grpc::ServerContext* context, const v1::DrillRequest* request,

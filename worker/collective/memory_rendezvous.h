@@ -1,4 +1,4 @@
-// A rendezvous of threads of one process, for tests.
+// A rendezvous of threads of one process, for tests and measurements.
 #pragma once
 
 #include <map>

@@ -12,12 +12,14 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
+#include "common/steady_time.h"
 #include "nlohmann/json.hpp"
 #include "worker/collective/host_staged.h"
 #include "worker/device/cuda_device.h"
 #include "worker/device/cuda_status.h"
 #include "worker/trainer/device_report.h"
 #include "worker/trainer/memory_trial.h"
+#include "worker/trainer/operation_rates.h"
 
 namespace tercio::trainer {
 namespace {
@@ -251,6 +253,42 @@ void SetError(const absl::Status& status, Json* report) {
 }  // namespace
 
 std::string DescribeLibraries() { return Libraries().dump(); }
+
+absl::StatusOr<v1::MachineFigures> MeasureDevices(int threads) {
+  if (threads > 0) {
+    return absl::InvalidArgumentError("a number of threads is for CPUs; leave out --threads");
+  }
+  int count = 0;
+  const absl::Status status = device::CudaStatus(cudaGetDeviceCount(&count), "looking for GPUs");
+  if (!status.ok() || count == 0) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "there is no GPU to measure", status.ok() ? "" : ": ", std::string(status.message())));
+  }
+  cudaDeviceProp properties = {};
+  TERCIO_RETURN_IF_ERROR(
+      device::CudaStatus(cudaGetDeviceProperties(&properties, 0), "querying the GPU's properties"));
+  v1::MachineFigures figures;
+  figures.set_device(properties.name);
+  figures.set_devices(1);
+  {
+    TERCIO_ASSIGN_OR_RETURN(const auto device, device::CreateCudaDevice(0));
+    const RateOptions options = {.formats = {kernels::Format::kFloat32, kernels::Format::kBfloat16},
+                                 .stores_floats = false,
+                                 .workspace_bytes = kWorkspaceBytes,
+                                 .now = SteadyNow};
+    TERCIO_RETURN_IF_ERROR(MeasureOperations(*device, options, &figures));
+    TERCIO_ASSIGN_OR_RETURN(
+        const double step,
+        SecondsOfTrialStep(*device, TrialJob(v1::DEVICE_KIND_CUDA),
+                           collective::CreateHostStagedCommunicator, /*threads=*/1, SteadyNow));
+    figures.set_step_seconds(step);
+  }
+  if (count == 1) return figures;
+  Json pair;
+  TERCIO_RETURN_IF_ERROR(MeasurePeers(0, 1, &pair));
+  figures.set_link_bytes_per_second(pair["bytes_per_second"].get<double>());
+  return figures;
+}
 
 std::string ExamineDevices() {
   Json report = Libraries();

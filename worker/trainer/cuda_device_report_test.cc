@@ -54,6 +54,27 @@ TEST_F(DeviceReport, MeasuresEachDeviceAndPair) {
   EXPECT_EQ(emulation::MemoryReport(), "");
 }
 
+TEST_F(DeviceReport, FiguresOfTheFirstDevice) {
+  Configure(2);
+  const absl::StatusOr<v1::MachineFigures> figures = MeasureDevices(0);
+  ASSERT_TRUE(figures.ok()) << figures.status();
+  EXPECT_NE(figures->device(), "cpu");
+  EXPECT_EQ(figures->devices(), 1);
+  EXPECT_GT(figures->products_size(), 2);
+  EXPECT_GT(figures->memory_bytes_per_second(), 0);
+  EXPECT_GT(figures->link_bytes_per_second(), 0);
+  EXPECT_EQ(emulation::MemoryReport(), "");
+}
+
+TEST_F(DeviceReport, WithoutADeviceThereAreNoFigures) {
+  Configure(0);
+  const absl::Status status = MeasureDevices(0).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_NE(status.message().find("there is no GPU to measure"), std::string::npos) << status;
+  Configure(1);
+  EXPECT_EQ(MeasureDevices(2).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
 TEST_F(DeviceReport, SaysWhichDeviceFails) {
   Configure(2);
   emulation::InjectFault({cudaErrorECCUncorrectable, "cudaMemcpyAsync", 3, /*device=*/1});

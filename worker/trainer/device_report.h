@@ -4,6 +4,9 @@
 
 #include <string>
 
+#include "absl/status/statusor.h"
+#include "proto/tercio/v1/figures.pb.h"
+
 namespace tercio::trainer {
 
 // A JSON object on one line. "device": "cpu" | "cuda". With CUDA also "cuda_runtime" (a number such
@@ -19,5 +22,10 @@ std::string DescribeLibraries();
 // seconds. "memory_plan", with CUDA for each GPU: how much of its planned memory a small model has
 // used (worker/trainer/memory_trial.h).
 std::string ExamineDevices();
+
+// The answer to --measure: what predictions of steps on this machine start from. `threads` (CPUs
+// only): how many cores to measure, 0 for all that this process may use. Takes some ten seconds.
+// INVALID_ARGUMENT: more cores than there are; FAILED_PRECONDITION: no GPU; errors of the devices.
+absl::StatusOr<v1::MachineFigures> MeasureDevices(int threads);
 
 }  // namespace tercio::trainer

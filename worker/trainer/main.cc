@@ -1,6 +1,7 @@
 // tercio-trainer: one rank of one attempt, started by the agent; with --prepare, also started by
 // the agent, the process that reads a job's data before it runs (data_preparation.h); by hand only
-// to query its libraries (--version) or the devices (--doctor), which it answers in JSON.
+// to query its libraries (--version) or the devices (--doctor, --measure), which it answers in
+// JSON.
 //
 // Exit codes: 0 finished, 1 fault, 3 fault that a restart cannot fix, 4 stopped after a save, 5
 // memory limit of --prepare exceeded.
@@ -22,6 +23,7 @@
 #include "common/log.h"
 #include "common/version.h"
 #include "nlohmann/json.hpp"
+#include "plan/text_form.h"
 #include "worker/progress/progress_page.h"
 #include "worker/trainer/data_preparation.h"
 #include "worker/trainer/device_report.h"
@@ -88,6 +90,8 @@ void ConfigureLog(const Arguments& arguments) {
 // Gloo's own thread spins meanwhile. Batch threads are not pre-empted by those that they wake; with
 // eight ranks on two cores the spinning took two thirds of all processor time. Threads inherit it.
 void AskForBatchScheduling() {
+  // Whoever started this in another class has a reason.
+  if (sched_getscheduler(0) != SCHED_OTHER) return;
   const sched_param parameter = {};
   if (sched_setscheduler(0, SCHED_BATCH, &parameter) != 0) {
     LogWarning(absl::StrCat("no batch scheduling: ", std::strerror(errno)));
@@ -170,6 +174,34 @@ std::string DescribeProgram() {
   return facts.dump();
 }
 
+// Prints the figures of this machine as JSON, or what keeps them from being measured.
+int Measure(int argc, char** argv) {
+  int threads = 0;
+  const bool named = argc == 4 && std::string(argv[2]) == "--threads";
+  if (argc != 2 && !(named && absl::SimpleAtoi(argv[3], &threads) && threads > 0)) {
+    LogError("usage: tercio-trainer --measure [--threads N]");
+    return kUsage;
+  }
+  std::signal(SIGPIPE, SIG_IGN);
+  AskForBatchScheduling();
+  const absl::StatusOr<v1::MachineFigures> figures = MeasureDevices(threads);
+  absl::Status status = figures.status();
+  if (figures.ok()) {
+    google::protobuf::util::JsonPrintOptions options;
+    options.preserve_proto_field_names = true;
+    v1::MachineFigures stamped = *figures;
+    // People see when; nothing is computed from it.
+    stamped.mutable_measured()->set_seconds(absl::ToUnixSeconds(absl::Now()));
+    const absl::StatusOr<std::string> text = plan::ToJson(stamped, options);
+    status = text.status();
+    if (text.ok()) std::printf("%s\n", text->c_str());
+  }
+  if (status.ok()) return kFinished;
+  // An answer, too: the caller shows it to a person.
+  std::printf("%s\n", nlohmann::json({{"error", std::string(status.message())}}).dump().c_str());
+  return kFinished;
+}
+
 }  // namespace
 }  // namespace tercio::trainer
 
@@ -183,11 +215,13 @@ int main(int argc, char** argv) {
     return tercio::trainer::kFinished;
   }
   if (question == "--prepare") return tercio::trainer::ServePreparation();
+  if (argc >= 2 && std::string(argv[1]) == "--measure") return tercio::trainer::Measure(argc, argv);
   tercio::trainer::Arguments arguments;
   if (!tercio::trainer::ParseArguments(argc, argv, &arguments)) {
     tercio::LogError(
         "usage: tercio-trainer --socket PATH --job ID --attempt N --rank N [--progress PATH] "
-        "[--log PATH] [--log-bytes N]; or --version, --doctor, --prepare");
+        "[--log PATH] [--log-bytes N]; or --version, --doctor, --measure [--threads N], "
+        "--prepare");
     return tercio::trainer::kUsage;
   }
   tercio::trainer::ConfigureLog(arguments);

@@ -1,10 +1,12 @@
 #include "worker/trainer/memory_trial.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/time.h"
 #include "common/status_macros.h"
@@ -20,7 +22,7 @@ namespace {
 
 // In the second step the moments are read that the first one has written.
 constexpr int64_t kSteps = 2;
-constexpr int kThreads = 1;
+constexpr int64_t kTimedSteps = 41;
 constexpr char kLibraryBudget[] = "workspace.device";
 
 class TrialSource : public data::CausalSource {
@@ -105,15 +107,14 @@ v1::JobSpec TrialJob(v1::DeviceKind kind) {
   return job;
 }
 
-absl::StatusOr<nlohmann::json> TryMemoryPlan(
-    device::Device& device, const v1::JobSpec& job,
-    const std::function<std::unique_ptr<collective::Communicator>(
-        std::unique_ptr<collective::Communicator>)>& adapt) {
-  // What is in use before this counts for others.
-  MemoryMeter meter(device);
+namespace {
+
+absl::Status WithTrialEngine(device::Device& device, const v1::JobSpec& job,
+                             const CommunicatorAdapter& adapt, int threads, bool fill_pattern,
+                             absl::FunctionRef<absl::Status(engine::TrainingEngine&)> body) {
   TERCIO_ASSIGN_OR_RETURN(const v1::Layout layout, plan::LayoutOfJob(job));
   TERCIO_ASSIGN_OR_RETURN(const v1::Plan whole,
-                          plan::BuildPlan(job, layout, {{"here", 0}}, kThreads));
+                          plan::BuildPlan(job, layout, {{"here", 0}}, threads));
   const v1::RankPlan plan = plan::SliceForRank(whole, 0);
   TERCIO_ASSIGN_OR_RETURN(const engine::Communicators communicators,
                           engine::Communicators::Create(
@@ -129,12 +130,50 @@ absl::StatusOr<nlohmann::json> TryMemoryPlan(
   TrialSource source(job.model());
   TERCIO_ASSIGN_OR_RETURN(const auto engine,
                           engine::TrainingEngine::Create(job, plan, device, communicators, source,
-                                                         {.fill_pattern = true}));
-  TERCIO_RETURN_IF_ERROR(Train(*engine));
-  // This comes before the arena is copied to the host, which takes memory as well.
-  meter.MeasureAll(*engine);
-  TERCIO_ASSIGN_OR_RETURN(std::vector<engine::BufferUse> buffers, engine->HighWaterMarks());
+                                                         {.fill_pattern = fill_pattern}));
+  return body(*engine);
+}
+
+}  // namespace
+
+absl::StatusOr<nlohmann::json> TryMemoryPlan(device::Device& device, const v1::JobSpec& job,
+                                             const CommunicatorAdapter& adapt) {
+  // What is in use before this counts for others.
+  MemoryMeter meter(device);
+  TERCIO_ASSIGN_OR_RETURN(const v1::Layout layout, plan::LayoutOfJob(job));
+  std::vector<engine::BufferUse> buffers;
+  const absl::Status trained =
+      WithTrialEngine(device, job, adapt, /*threads=*/1, /*fill_pattern=*/true,
+                      [&](engine::TrainingEngine& engine) -> absl::Status {
+                        TERCIO_RETURN_IF_ERROR(Train(engine));
+                        // This comes before the arena is copied to the host, which takes memory as
+                        // well.
+                        meter.MeasureAll(engine);
+                        TERCIO_ASSIGN_OR_RETURN(buffers, engine.HighWaterMarks());
+                        return absl::OkStatus();
+                      });
+  TERCIO_RETURN_IF_ERROR(trained);
   return Report(std::move(buffers), meter.outside_bytes(), plan::MostBytesOutside(job, layout, 0));
+}
+
+absl::StatusOr<double> SecondsOfTrialStep(device::Device& device, const v1::JobSpec& job,
+                                          const CommunicatorAdapter& adapt, int threads,
+                                          const std::function<absl::Time()>& now) {
+  std::vector<double> seconds;
+  const absl::Status timed =
+      WithTrialEngine(device, job, adapt, threads, /*fill_pattern=*/false,
+                      [&](engine::TrainingEngine& engine) -> absl::Status {
+                        for (int64_t step = 1; step <= kTimedSteps; ++step) {
+                          const absl::Time begin = now();
+                          TERCIO_RETURN_IF_ERROR(engine.Step(step, 0).status());
+                          seconds.push_back(absl::ToDoubleSeconds(now() - begin));
+                        }
+                        return absl::OkStatus();
+                      });
+  TERCIO_RETURN_IF_ERROR(timed);
+  const auto middle = seconds.begin() + static_cast<std::ptrdiff_t>(seconds.size() / 2);
+  std::nth_element(seconds.begin(), middle, seconds.end());
+  return *middle;
 }
 
 }  // namespace tercio::trainer

@@ -1,5 +1,6 @@
 // The numbers of the cost model that no data sheet gives, with where they come from
-// (docs/planner.md). There is one set for all hardware, software and models.
+// (docs/planner.md). There is one set for all GPUs, software and models; those of CPUs are measured
+// on the machine (measured.h).
 #pragma once
 
 namespace tercio::plan::cost {
@@ -23,6 +24,8 @@ struct Constants {
   double hopper_backward = 0.48;
   double flash3_forward = 0.80;
   double flash3_backward = 0.64;
+  // Neighbouring queries whose kernel computes all pairs up to the last key that one of them sees.
+  double attention_block = 0;
 
   // Communication.
   double link_share = 0.80;        // of the link's bandwidth inside a node

@@ -2,12 +2,14 @@
 // between nodes. Pure.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "plan/planner/cost/constants.h"
 
 namespace tercio::plan::cost {
 
@@ -15,6 +17,15 @@ namespace tercio::plan::cost {
 struct Link {
   double bytes_per_second = 0;
   double seconds = 0;  // of a message without bytes, from kernel to kernel
+};
+
+// Bytes a second of kernels, by the bytes that the model counts for them. 0: the memory's bandwidth
+// and memory_share say it.
+struct KernelRates {
+  double plain = 0;  // norms, residuals, copies
+  double activation = 0;
+  double loss = 0;
+  double update = 0;  // the optimizer's, with the norm of the gradients
 };
 
 struct Accelerator {
@@ -31,6 +42,14 @@ struct Accelerator {
   int processors = 0;                // multiprocessors, which take the tiles of a product
   // Whether products are cut into tiles of fixed sizes; not so on CPUs.
   bool tiles_products = true;
+  // Where they are not: seconds for each element of the factors and the result, which are packed,
+  // read and written, beside the operations; and of a product without any. Without the first a
+  // product takes the longer of operations and memory traffic, as on GPUs.
+  double product_element_seconds = 0;
+  double product_seconds = 0;
+  KernelRates kernels;
+  // Bytes of an activation in memory and in messages; 0: those of its format.
+  int value_bytes = 0;
   // The best product that anybody has measured in 16 bits, as a share of flops_16.
   double product_share = 0;
   // The share of that product's rate that a long run keeps, at the clock which its power allows.
@@ -58,6 +77,11 @@ struct ClusterModel {
   Link inside;   // of each device
   Link between;  // of each network interface
   int interfaces_per_node = 1;
+  // Devices of a node that its ranks take turns on, where there are fewer than ranks; a rank is
+  // never on more than one. 0: every rank has its own.
+  double shared_devices = 0;
+  // The model's constants where they are not those of GPUs, instead of those of StepInput.
+  std::optional<Constants> constants;
 
   int devices() const { return nodes * devices_per_node; }
 };

@@ -42,15 +42,16 @@ double BytesOf(Factor factor) {
   return 4;
 }
 
-// Part of all pairs of queries and keys that a query sees.
-double SeenPart(const AttentionSize& size, bool skips) {
+// Part of all pairs of queries and keys that are computed for blocks of `block` queries.
+double SeenPart(const AttentionSize& size, bool skips, double block) {
   if (!skips) return 1;
   const auto keys = static_cast<double>(size.keys);
+  const double edge = block / 2 / keys;
   if (size.window > 0 && size.window < size.keys) {
     const double window = static_cast<double>(size.window) / keys;
-    return size.causal ? window * (1 - window / 2) : window;
+    return std::min(1.0, (size.causal ? window * (1 - window / 2) : window) + edge);
   }
-  return size.causal ? 0.5 : 1;
+  return size.causal ? std::min(1.0, 0.5 + edge) : 1;
 }
 
 }  // namespace
@@ -59,6 +60,7 @@ OpTime::OpTime(const Accelerator& accelerator, const Constants& constants, Facto
     : accelerator_(accelerator), constants_(constants), factor_(factor) {}
 
 double OpTime::value_bytes() const {
+  if (accelerator_.value_bytes > 0) return accelerator_.value_bytes;
   return factor_ == Factor::kTf32 || factor_ == Factor::kFp32 ? 4 : 2;
 }
 
@@ -114,16 +116,38 @@ double OpTime::Product(const ProductSize& size, Factor factor) const {
     rate = std::min(rate, accelerator_.flops_16 * accelerator_.unaligned_share);
   }
   const double seconds = TiledFlops(size) / (rate + kSmall);
+  if (!accelerator_.tiles_products && accelerator_.product_element_seconds > 0) {
+    const double elements = batch * (m * k + k * n + m * n);
+    return seconds + elements * accelerator_.product_element_seconds + accelerator_.product_seconds;
+  }
   const double bytes = batch * (BytesOf(factor) * (m * k + k * n) + size.result_bytes * m * n);
   const double memory =
       bytes / (accelerator_.memory_bytes_per_second * constants_.memory_share + kSmall);
   return std::max(seconds, memory) + constants_.kernel_seconds;
 }
 
-double OpTime::Elementwise(double bytes, int kernels) const {
+double OpTime::KernelRate(KernelKind kind) const {
+  double rate = 0;
+  switch (kind) {
+    case KernelKind::kPlain:
+      rate = accelerator_.kernels.plain;
+      break;
+    case KernelKind::kActivation:
+      rate = accelerator_.kernels.activation;
+      break;
+    case KernelKind::kLoss:
+      rate = accelerator_.kernels.loss;
+      break;
+    case KernelKind::kUpdate:
+      rate = accelerator_.kernels.update;
+      break;
+  }
+  return rate > 0 ? rate : accelerator_.memory_bytes_per_second * constants_.memory_share;
+}
+
+double OpTime::Elementwise(double bytes, int kernels, KernelKind kind) const {
   if (bytes <= 0) return 0;
-  return bytes / (accelerator_.memory_bytes_per_second * constants_.memory_share + kSmall) +
-         kernels * constants_.kernel_seconds;
+  return bytes / (KernelRate(kind) + kSmall) + kernels * constants_.kernel_seconds;
 }
 
 // Scores are stored; softmax and dropout are passes over them.
@@ -169,7 +193,7 @@ double OpTime::AttentionShare(AttentionKernel kernel, bool backward) const {
 double OpTime::Flash(const AttentionSize& size, const Recipe& recipe, bool backward) const {
   const double pairs = static_cast<double>(size.sequences * size.heads) *
                        static_cast<double>(size.queries) * static_cast<double>(size.keys) *
-                       SeenPart(size, recipe.skips_masked);
+                       SeenPart(size, recipe.skips_masked, constants_.attention_block);
   const auto head = static_cast<double>(size.head_dim);
   // Two products forward; backward five, for scores are computed again (Dao et al. 2022).
   const double flops = (backward ? 10 : 4) * pairs * head;

@@ -33,6 +33,9 @@ struct AttentionSize {
   bool drops = false;
 };
 
+// Kernels whose rates may differ (KernelRates).
+enum class KernelKind { kPlain, kActivation, kLoss, kUpdate };
+
 class OpTime {
  public:
   OpTime(const Accelerator& accelerator, const Constants& constants, Factor factor);
@@ -40,7 +43,7 @@ class OpTime {
   double Product(const ProductSize& size) const { return Product(size, factor_); }
   double Product(const ProductSize& size, Factor factor) const;
   // A kernel that moves so many bytes, in so many launches.
-  double Elementwise(double bytes, int kernels = 1) const;
+  double Elementwise(double bytes, int kernels = 1, KernelKind kind = KernelKind::kPlain) const;
   double AttentionForward(const AttentionSize& size, const Recipe& recipe) const;
   double AttentionBackward(const AttentionSize& size, const Recipe& recipe) const;
   // Bytes of an activation.
@@ -49,6 +52,7 @@ class OpTime {
 
  private:
   double Rate(Factor factor) const;
+  double KernelRate(KernelKind kind) const;
   double TiledFlops(const ProductSize& size) const;
   double AttentionShare(AttentionKernel kernel, bool backward) const;
   double Scores(const AttentionSize& size, const Recipe& recipe, bool backward) const;

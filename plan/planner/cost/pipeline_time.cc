@@ -13,7 +13,10 @@ constexpr double kNotYet = -1;
 constexpr int kGroupsUntilSteady = 4;
 
 std::vector<double> NumbersOf(const PipelineCost& cost) {
-  std::vector<double> numbers = {cost.transfer, cost.overlaps_transfers ? 1.0 : 0.0};
+  std::vector<double> numbers = {cost.transfer, cost.overlaps_transfers ? 1.0 : 0.0,
+                                 cost.sharing.devices,
+                                 static_cast<double>(cost.sharing.ranks_of_stage),
+                                 static_cast<double>(cost.sharing.ranks_of_node)};
   for (const PassSeconds& place : cost.places) {
     numbers.push_back(place.forward);
     numbers.push_back(place.backward);
@@ -30,6 +33,136 @@ PipelineWalk::PipelineWalk(const ScheduleShape& shape) : shape_(shape) {
       passes.push_back({pass.chunk * shape.stages + stage, pass.micro_batch, pass.forward});
     }
   }
+}
+
+// Passes on devices that stages share: from one event, a pass that ends or a message that arrives,
+// to the next one all stages that have something to do make progress, each at its part of a device.
+class PipelineWalk::Shared {
+ public:
+  Shared(const PipelineWalk& walk, const PipelineCost& cost)
+      : walk_(walk),
+        cost_(cost),
+        stages_(walk.stages_.size()),
+        places_(cost.places.size()),
+        micro_batches_(static_cast<size_t>(walk.shape_.micro_batches)),
+        activation_(places_ * micro_batches_, kNotYet),
+        gradient_(places_ * micro_batches_, kNotYet),
+        states_(stages_) {
+    for (size_t i = 0; i < micro_batches_; ++i) {
+      activation_[i] = 0;
+      gradient_[(places_ - 1) * micro_batches_ + i] = 0;
+    }
+  }
+
+  PipelineTime Get() {
+    PipelineTime time;
+    time.stage_ends.assign(stages_, 0);
+    double now = 0;
+    while (Advance(&now)) {
+      for (size_t stage = 0; stage < stages_; ++stage) {
+        State& state = states_[stage];
+        if (!state.runs || state.left > kLeast) continue;
+        EndPass(walk_.stages_[stage][state.at], now);
+        state.runs = false;
+        ++state.at;
+        time.stage_ends[stage] = now;
+      }
+    }
+    for (size_t stage = 0; stage < stages_; ++stage) {
+      TERCIO_CHECK_EQ(states_[stage].at, walk_.stages_[stage].size());
+      time.seconds = std::max(time.seconds, time.stage_ends[stage]);
+    }
+    return time;
+  }
+
+ private:
+  static constexpr double kLeast = 1e-12;  // seconds of work that count as none
+
+  struct State {
+    size_t at = 0;  // the pass that is computed, or the next one
+    bool runs = false;
+    double left = 0;  // of its work, in seconds of a whole device
+  };
+
+  size_t NodeOf(size_t stage) const {
+    return stage * static_cast<size_t>(cost_.sharing.ranks_of_stage) /
+           static_cast<size_t>(std::max(1, cost_.sharing.ranks_of_node));
+  }
+
+  // The part of a device that each rank of the stage has.
+  double RateOf(size_t stage) const {
+    const Sharing& sharing = cost_.sharing;
+    int ranks = sharing.ranks_of_node;  // where a stage has whole nodes
+    if (sharing.ranks_of_stage < sharing.ranks_of_node) {
+      ranks = 0;
+      for (size_t other = 0; other < stages_; ++other) {
+        if (states_[other].runs && NodeOf(other) == NodeOf(stage)) ranks += sharing.ranks_of_stage;
+      }
+    }
+    return std::min(1.0, sharing.devices / std::max(1, ranks));
+  }
+
+  double& ReadyAt(const Pass& pass) {
+    return (pass.forward ? activation_
+                         : gradient_)[static_cast<size_t>(pass.place) * micro_batches_ +
+                                      static_cast<size_t>(pass.micro_batch)];
+  }
+
+  // Begins what can begin, and moves to the next event. False: all is done.
+  bool Advance(double* now) {
+    double next = -1;
+    const auto at_most = [&](double when) {
+      if (next < 0 || when < next) next = when;
+    };
+    for (size_t stage = 0; stage < stages_; ++stage) {
+      State& state = states_[stage];
+      if (state.runs || state.at == walk_.stages_[stage].size()) continue;
+      const Pass& pass = walk_.stages_[stage][state.at];
+      const double ready = ReadyAt(pass);
+      if (ready == kNotYet) continue;
+      if (ready > *now + kLeast) {
+        at_most(ready);
+        continue;
+      }
+      const PassSeconds& seconds = cost_.places[static_cast<size_t>(pass.place)];
+      state.runs = true;
+      state.left = pass.forward ? seconds.forward : seconds.backward;
+    }
+    std::vector<double> rates(stages_, 0);
+    for (size_t stage = 0; stage < stages_; ++stage) {
+      if (!states_[stage].runs) continue;
+      rates[stage] = RateOf(stage);
+      at_most(*now + states_[stage].left / rates[stage]);
+    }
+    if (next < 0) return false;
+    for (size_t stage = 0; stage < stages_; ++stage) {
+      states_[stage].left -= (next - *now) * rates[stage];
+    }
+    *now = next;
+    return true;
+  }
+
+  void EndPass(const Pass& pass, double now) {
+    const auto place = static_cast<size_t>(pass.place);
+    if (pass.forward ? place + 1 == places_ : place == 0) return;
+    Pass next = pass;
+    next.place += pass.forward ? 1 : -1;
+    ReadyAt(next) = now + cost_.transfer;
+  }
+
+  const PipelineWalk& walk_;
+  const PipelineCost& cost_;
+  const size_t stages_;
+  const size_t places_;
+  const size_t micro_batches_;
+  // When what a pass reads is there.
+  std::vector<double> activation_;
+  std::vector<double> gradient_;
+  std::vector<State> states_;
+};
+
+PipelineTime PipelineWalk::PlayShared(const PipelineCost& cost) const {
+  return Shared(*this, cost).Get();
 }
 
 template <typename Factor, typename See>
@@ -89,6 +222,7 @@ PipelineTime PipelineWalk::PlayWith(const PipelineCost& cost, const Factor& fact
 }
 
 PipelineTime PipelineWalk::Play(const PipelineCost& cost) const {
+  if (cost.sharing.devices > 0) return PlayShared(cost);
   return PlayWith(
       cost, [](int) { return 1.0; }, [](const Pass&, int, double, double, double, double) {});
 }

@@ -21,11 +21,20 @@ struct PassSeconds {
   double backward = 0;
 };
 
+// Devices that the ranks of a node take turns on: each of the ranks that compute gets an equal
+// part, and none more than one device.
+struct Sharing {
+  double devices = 0;  // of a node; 0: every rank has its own
+  int ranks_of_stage = 1;
+  int ranks_of_node = 1;
+};
+
 struct PipelineCost {
   std::vector<PassSeconds> places;  // by chunk * stages + stage, the order of the model
   double transfer = 0;              // of a message between stages, either way
   // Whether messages travel while stages compute; else a sender waits until its message is there.
   bool overlaps_transfers = true;
+  Sharing sharing = {};
 };
 
 struct PipelineTime {
@@ -65,6 +74,9 @@ class PipelineWalk {
     int32_t micro_batch = 0;
     bool forward = true;
   };
+  class Shared;
+
+  PipelineTime PlayShared(const PipelineCost& cost) const;
 
   // `factor`: of a stage's pass; `see`: told each pass, by values that cost nothing where it
   // ignores them.

@@ -94,6 +94,44 @@ TEST(PipelineTime, TheRestOfASteadyPipelineFollows) {
   }
 }
 
+// With a device for every rank the walk is the one without sharing.
+TEST(PipelineTime, EnoughDevicesAreAsGoodAsOwnOnes) {
+  std::mt19937 random(2);
+  std::uniform_real_distribution<double> seconds(1, 1.5);
+  for (const int chunks : {1, 2}) {
+    const ScheduleShape shape = Shape(4, 16, chunks);
+    PipelineCost cost = Equal(shape, 1, 2);
+    for (PassSeconds& place : cost.places) place = {seconds(random), 2 * seconds(random)};
+    cost.transfer = 0.05;
+    const PipelineTime own = PipelineWalk(shape).Play(cost);
+    cost.sharing = {.devices = 4, .ranks_of_stage = 1, .ranks_of_node = 4};
+    const PipelineTime shared = PipelineWalk(shape).Play(cost);
+    EXPECT_NEAR(shared.seconds, own.seconds, 1e-6);
+    for (size_t i = 0; i < 4; ++i) EXPECT_NEAR(shared.stage_ends[i], own.stage_ends[i], 1e-6);
+  }
+}
+
+TEST(PipelineTime, SharedDevicesAreNeverIdleWhileTwoStagesHaveWork) {
+  // Two stages on one device: all work, one after the other.
+  const ScheduleShape two = Shape(2, 6);
+  PipelineCost cost = Equal(two, 1, 2);
+  cost.sharing = {.devices = 1, .ranks_of_stage = 1, .ranks_of_node = 2};
+  EXPECT_NEAR(PipelineWalk(two).Play(cost).seconds, 2 * 6 * 3, 1e-9);
+  // Four on two devices: between all work on both, and a bubble at the full speed of a device.
+  const ScheduleShape four = Shape(4, 8);
+  PipelineCost half = Equal(four, 1, 2);
+  half.sharing = {.devices = 2, .ranks_of_stage = 1, .ranks_of_node = 4};
+  const double seconds = PipelineWalk(four).Play(half).seconds;
+  EXPECT_GT(seconds, 4 * 8 * 3 / 2.0);
+  EXPECT_LT(seconds, 2 * (8 + 3) * 3);
+  // Stages of two ranks, two of them on each node of two devices: nodes do not disturb each other.
+  PipelineCost apart = Equal(four, 1, 2);
+  apart.sharing = {.devices = 2, .ranks_of_stage = 2, .ranks_of_node = 4};
+  const double both = PipelineWalk(four).Play(apart).seconds;
+  EXPECT_GT(both, 8 * 3 * 2);
+  EXPECT_LT(both, 2 * (8 + 3) * 3);
+}
+
 TEST(PipelineTime, ThousandsOfMicroBatchesCostNoMoreThanAFew) {
   const ScheduleShape shape = Shape(64, 64 * 200);
   PipelineWalks walks;

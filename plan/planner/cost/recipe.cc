@@ -11,6 +11,20 @@ constexpr Recipe kRecipes[] = {
      .selective = Selective::kNormsAndActivations,
      .recomputes_last = false,
      .fuses_loss = true},
+    // The same on CPUs: kernels of one pass for attention and for residuals with norms; messages
+    // take
+    // the time of cores, so that nothing runs beside anything.
+    {.name = "tercio-cpu",
+     .attention = AttentionKernel::kFlash2,
+     .selective = Selective::kNormsAndActivations,
+     .recomputes_last = false,
+     .fuses_loss = true,
+     .overlaps_gradients = false,
+     .overlaps_weights = false,
+     .overlaps_update = false,
+     .scatters_transfers = false,
+     .sums_lanes = true,
+     .sums_each_unit = true},
     // Shoeybi et al. 2019: no kernel of its own for softmax.
     {.name = "megatron2019",
      .attention = AttentionKernel::kUnfused,

@@ -70,6 +70,12 @@ struct Recipe {
   int deferred_head_gradients = 0;
   // Collectives in which a layer's weights are gathered with zero_stage 3.
   int gathers_per_layer = 1;
+  // Whether gradients of weights are summed in lanes of sequences (plan/lanes.h): products of fewer
+  // rows, and additions of whole gradients.
+  bool sums_lanes = false;
+  // Whether gradients are summed over data ranks unit by unit (embedding, each layer, head); else
+  // in buckets of some size.
+  bool sums_each_unit = false;
   // Whether new weights are gathered tensor by tensor with zero_stage 1 and 2; else in buckets.
   bool gathers_each_tensor = false;
   // The part of the network's rate that its collectives over data ranks reach.

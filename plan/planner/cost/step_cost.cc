@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <numeric>
 #include <tuple>
 
 #include "common/check.h"
@@ -33,6 +34,10 @@ double TravellingBytes(v1::BlockFormat format, double bytes) {
   return static_cast<double>(kernels::PackedBytes(block, kElements)) / kElements;
 }
 
+const Constants& ConstantsOf(const StepInput& input) {
+  return input.cluster.constants.has_value() ? *input.cluster.constants : input.constants;
+}
+
 // What one place of the pipeline does with a micro-batch.
 struct Place {
   UnitTime time;
@@ -47,10 +52,10 @@ struct Basis {
       : job(of_job),
         cluster(of_cluster),
         recipe(of_recipe),
-        constants(of_constants),
+        constants(of_cluster.constants.value_or(of_constants)),
         architecture(model::ArchitectureOf(of_job.model())),
-        collective(of_cluster, of_constants),
-        op(of_cluster.accelerator, of_constants, FactorOf(of_job)),
+        collective(of_cluster, constants),
+        op(of_cluster.accelerator, constants, FactorOf(of_job)),
         flops_of_token(FlopsPerToken(of_job.model(), AttentionCount::kWhole)),
         products_of_token(2 * model::WeightsInProducts(architecture)),
         attention_of_token(4 *
@@ -82,6 +87,7 @@ class Step {
       : basis_(basis),
         units_(units),
         job_(basis.job),
+        cluster_(basis.cluster),
         layout_(layout),
         recipe_(basis.recipe),
         constants_(basis.constants),
@@ -197,6 +203,13 @@ class Step {
                     collective);
   }
 
+  // How much longer ranks take that compute all at once on devices which they share.
+  double Turns() const {
+    if (cluster_.shared_devices <= 0) return 1;
+    const int ranks = std::min(cluster_.devices_per_node, tensor_ * stages_ * data_);
+    return std::max(1.0, ranks / cluster_.shared_devices);
+  }
+
   Group ShardGroup() const { return {shards_, tensor_}; }
   Group ReplicaGroup() const { return {data_ / shards_, tensor_ * shards_}; }
   double ValueBytes() const { return op_.value_bytes(); }
@@ -215,7 +228,8 @@ class Step {
 
   // Messages that gradients or weights of so many elements are cut into: Megatron's buckets grow
   // with the number of ranks, so that a rank's part of one stays worth a message.
-  double Buckets(double elements) const {
+  double Buckets(double elements, int units) const {
+    if (recipe_.sums_each_unit) return units;
     const double bucket = std::max(kBucketElements, kBucketElementsOfRank * data_);
     return std::max(1.0, std::ceil(elements / bucket));
   }
@@ -283,25 +297,37 @@ class Step {
           micro_batches_ * (time.forward.total() + time.recompute.total() + time.backward.total());
     }
     pipeline.overlaps_transfers = recipe_.overlaps_transfers;
+    if (cluster_.shared_devices > 0) {
+      pipeline.sharing = {
+          .devices = cluster_.shared_devices,
+          .ranks_of_stage = tensor_ * data_,
+          .ranks_of_node = std::min(cluster_.devices_per_node, tensor_ * stages_ * data_)};
+    }
     const ScheduleShape shape = ShapeOfSchedule(layout_);
     const size_t busiest =
         static_cast<size_t>(std::max_element(busy.begin(), busy.end()) - busy.begin());
     // What is left out of a walk is known to some 0.1 %; no pipeline is faster than its stages.
-    const double still = std::max(LeastOfPasses(0), walks_->Play(shape, pipeline).seconds);
+    const double played = std::max(LeastOfPasses(0), walks_->Play(shape, pipeline).seconds);
+    // On shared devices the busiest stage is as slow as others allow that have something to do,
+    // too.
+    const double all = std::accumulate(busy.begin(), busy.end(), 0.0);
+    const double turns = std::max(1.0, all / stages_ * Turns() / busy[busiest]);
+    const double still = std::max(turns * busy[busiest], played);
     pipeline.transfer = TransferSeconds();
     ends_ = walks_->Play(shape, pipeline);
     ends_.stage_ends.front() = std::max(ends_.stage_ends.front(), LeastOfPasses(pipeline.transfer));
     ends_.seconds = std::max({still, ends_.seconds, ends_.stage_ends.front()});
     for (size_t i = busiest; i < places_.size(); i += static_cast<size_t>(stages_)) {
       const UnitTime& time = places_[i].time;
-      cost->compute += micro_batches_ * (time.forward.compute() + time.backward.compute());
+      const double times = micro_batches_ * turns;
+      cost->compute += times * (time.forward.compute() + time.backward.compute());
       cost->tensor_communication +=
-          micro_batches_ * (time.forward.communication + time.backward.communication);
-      cost->recompute += micro_batches_ * time.recompute.total();
+          times * (time.forward.communication + time.backward.communication);
+      cost->recompute += times * time.recompute.total();
     }
     // What gathers and sums of every micro-batch add to the passes.
-    cost->data_exposed = busy[busiest] - plain[busiest];
-    cost->pipeline_bubble = still - busy[busiest];
+    cost->data_exposed = turns * (busy[busiest] - plain[busiest]);
+    cost->pipeline_bubble = still - turns * busy[busiest];
     cost->pipeline_transfers = ends_.seconds - still;
     // The last stage has nothing else to do while the others finish.
     const double longer = std::max(0.0, ends_.stage_ends.back() + deferred_ - ends_.seconds);
@@ -332,9 +358,10 @@ class Step {
   void AddData(StepCost* cost) {
     double end = 0;
     for (int stage = 0; stage < stages_; ++stage) {
-      end = std::max(end, ends_.stage_ends[static_cast<size_t>(stage)] + ExposedOfStage(stage));
+      end = std::max(
+          end, ends_.stage_ends[static_cast<size_t>(stage)] + Turns() * ExposedOfStage(stage));
     }
-    const double exposed = std::max(0.0, end - ends_.seconds) + TiedSum();
+    const double exposed = std::max(0.0, end - ends_.seconds) + Turns() * TiedSum();
     cost->data_exposed += exposed;
     cost->seconds += exposed;
   }
@@ -357,7 +384,8 @@ class Step {
       pass.forward += places_[i].passes.forward;
       pass.backward += places_[i].passes.backward;
     }
-    const double messages = Buckets(weights);
+    const int ends = (stage == 0 ? 1 : 0) + (stage == stages_ - 1 ? 1 : 0);
+    const double messages = Buckets(weights, layers + ends);
     const double of_gathers = recipe_.gathers_each_tensor ? kTensorsOfLayer * layers : messages;
     const double bytes = GradientBytesOf(weights);
     double sum = 0;
@@ -393,7 +421,7 @@ class Step {
     for (int stage = 0; stage < stages_; ++stage) most = std::max(most, Weights(stage));
     const double own = layout_.zero_stage() >= 1 ? most / shards_ : most;
     const double bytes = own * (kUpdateBytes + (1 + kNormPasses) * recipe_.gradient_bytes);
-    cost->optimizer = op_.Elementwise(bytes, 10);
+    cost->optimizer = Turns() * op_.Elementwise(bytes, 10, KernelKind::kUpdate);
     cost->seconds += cost->optimizer;
     cost->other = constants_.step_seconds;
     cost->seconds += cost->other;
@@ -430,6 +458,7 @@ class Step {
   const Basis& basis_;
   const UnitTimes& units_;
   const v1::JobSpec& job_;
+  const ClusterModel& cluster_;
   const v1::Layout& layout_;
   const Recipe& recipe_;
   const Constants& constants_;
@@ -454,7 +483,7 @@ class Step {
 std::vector<int> BalancedLayers(const StepInput& input) {
   const model::Architecture architecture = model::ArchitectureOf(input.job.model());
   const UnitTimes units = TimesOfUnits(architecture, input.job, input.layout, input.cluster,
-                                       input.recipe, input.constants);
+                                       input.recipe, ConstantsOf(input));
   const auto seconds = [](const UnitTime& time) {
     return time.forward.total() + time.recompute.total() + time.backward.total();
   };

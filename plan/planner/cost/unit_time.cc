@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "model/layer.h"
+#include "plan/lanes.h"
 #include "plan/model_tensors.h"
 #include "plan/precision.h"
 
@@ -12,10 +13,31 @@ namespace {
 
 // A product's gradient of a weight is added to an fp32 sum.
 constexpr double kSumBytes = 8;
+// One gradient is added to another, both in fp32.
+constexpr double kAdditionBytes = 12;
 // Passes over an activation of the kernels that an RMS norm and a rotation consist of where no
 // compiler joins them, times those of one kernel.
 constexpr double kEagerNorm = 5;
 constexpr double kEagerRotation = 4;
+
+// How the gradients of a micro-batch's weights are summed.
+struct Lanes {
+  int64_t segments = 1;  // products that each gradient is computed by
+  double additions = 0;  // of two gradients, for each micro-batch
+};
+
+Lanes LanesOf(const v1::JobSpec& job, const v1::Layout& layout) {
+  const v1::TrainingSpec& training = job.training();
+  const int data = std::max(1, layout.data());
+  const int all = training.lanes() > 0 ? training.lanes()
+                                       : LaneCount(std::max<int64_t>(1, training.global_batch()));
+  const int lanes = LanesPerDataRank(all, data);
+  const int micro_batches = std::max(1, layout.micro_batches());
+  const int64_t of_lane =
+      std::max<int64_t>(1, int64_t{layout.micro_batch()} * micro_batches / lanes);
+  return {.segments = (layout.micro_batch() + of_lane - 1) / of_lane,
+          .additions = static_cast<double>(lanes - 1) / micro_batches};
+}
 
 class Units {
  public:
@@ -30,7 +52,8 @@ class Units {
         collective_(cluster, constants),
         tensor_(std::max(1, layout.tensor())),
         context_(std::max(1, layout.context_parallel())),
-        drops_(job.model().dropout() > 0) {}
+        drops_(job.model().dropout() > 0),
+        lanes_(recipe.sums_lanes ? LanesOf(job, layout) : Lanes()) {}
 
   UnitTimes Get() const {
     UnitTimes times;
@@ -79,13 +102,20 @@ class Units {
     const Factor factor = fp8 ? Factor::k8 : op_.factor();
     time->forward.products += op_.Product({rows, outputs, inputs}, factor);
     time->backward.products += op_.Product({rows, inputs, outputs}, factor) +
-                               op_.Product({outputs, inputs, rows, 1, kSumBytes}, factor);
+                               WeightGradient(rows, outputs, inputs, factor);
     time->backward.elementwise +=
         op_.Elementwise(recipe_.accumulation_bytes * D(outputs) * D(inputs));
+    time->backward.elementwise +=
+        op_.Elementwise(lanes_.additions * kAdditionBytes * D(outputs) * D(inputs));
     if (!fp8) return;
     // Factors are read in 16 bits and written in 8, once as they are and once transposed.
     time->forward.elementwise += op_.Elementwise(recipe_.fp8_bytes * D(rows) * D(inputs));
     time->backward.elementwise += op_.Elementwise(recipe_.fp8_bytes * D(rows) * D(outputs));
+  }
+
+  double WeightGradient(int64_t rows, int64_t outputs, int64_t inputs, Factor factor) const {
+    const int64_t segments = std::min(lanes_.segments, std::max<int64_t>(1, rows));
+    return D(segments) * op_.Product({outputs, inputs, rows / segments, 1, kSumBytes}, factor);
   }
 
   // A norm of `elements` of the residual stream.
@@ -112,11 +142,15 @@ class Units {
     const double elements = D(rows) * D(mlp.width / tensor_) * bytes();
     const bool fused = recipe_.fuses_elementwise;
     if (mlp.gated) {
-      time->forward.elementwise += op_.Elementwise((fused ? 3 : 5) * elements);
-      time->backward.elementwise += op_.Elementwise((fused ? 5 : 8) * elements);
+      time->forward.elementwise +=
+          op_.Elementwise((fused ? 3 : 5) * elements, 1, KernelKind::kActivation);
+      time->backward.elementwise +=
+          op_.Elementwise((fused ? 5 : 8) * elements, 1, KernelKind::kActivation);
     } else {
-      time->forward.elementwise += op_.Elementwise((fused ? 2 : 4) * elements);
-      time->backward.elementwise += op_.Elementwise((3 + (mlp.bias ? 1 : 0)) * elements);
+      time->forward.elementwise +=
+          op_.Elementwise((fused ? 2 : 4) * elements, 1, KernelKind::kActivation);
+      time->backward.elementwise +=
+          op_.Elementwise((3 + (mlp.bias ? 1 : 0)) * elements, 1, KernelKind::kActivation);
     }
   }
 
@@ -308,8 +342,9 @@ class Units {
     // In fp32: largest, difference, exponential, sum and quotient, each a pass where nothing joins
     // them (Megatron's vocabulary-parallel loss).
     const bool fused = recipe_.fuses_elementwise && recipe_.fuses_loss;
-    time.forward.elementwise += op_.Elementwise((fused ? 8 : 34) * logits, fused ? 2 : 8);
-    time.backward.elementwise += op_.Elementwise((fused ? 6 : 14) * logits, 2);
+    time.forward.elementwise +=
+        op_.Elementwise((fused ? 8 : 34) * logits, fused ? 2 : 8, KernelKind::kLoss);
+    time.backward.elementwise += op_.Elementwise((fused ? 6 : 14) * logits, 2, KernelKind::kLoss);
     if (tensor_ > 1) {
       const Group group{tensor_, 1};
       // Three numbers of each row forward, and the gradient of what the product reads.
@@ -335,6 +370,7 @@ class Units {
   const int tensor_;
   const int context_;
   const bool drops_;
+  const Lanes lanes_;
 };
 
 }  // namespace
