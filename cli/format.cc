@@ -418,7 +418,7 @@ Json FiguresToJson(const v1::MachineFigures& figures) {
           {"link_seconds", figures.link_seconds()},
           {"step_seconds", figures.step_seconds()},
           {"reference_step_seconds", figures.reference_step_seconds()},
-          {"measured", TextOrNull(TimeText(figures.measured()))}};
+          {"recorded", TextOrNull(TimeText(figures.recorded()))}};
 }
 
 Json CheckpointToJson(const v1::CheckpointInfo& checkpoint) {

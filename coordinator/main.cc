@@ -82,9 +82,9 @@ Settings MakeSettings(const Flags& flags) {
     cluster.memory_bytes = share.memory_bytes;
     cluster.shares_gpus = share.shares_gpus;
     if (share.gpu.empty()) {
-      plan::UseCpus({}, share.cores, &cluster);
+      plan::UseCpus(share.figures, share.cores, &cluster);
     } else {
-      plan::UseGpus(share.gpu, &cluster);
+      plan::UseGpus(share.figures, share.gpu, &cluster);
     }
     return plan::MakePlan(spec, slots, cluster);
   };

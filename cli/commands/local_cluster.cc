@@ -84,7 +84,7 @@ ClusterHere OnGpusHere(const Gpus& gpus, plan::Cluster cluster) {
   cluster.shares_gpus = sharing > 1;
   // Where there is none, those that are assumed are on nodes of the usual size.
   cluster.ranks_per_node = summary.count == 0 ? 0 : std::max(summary.count, cluster.ranks);
-  plan::UseGpus(summary.model, &cluster);
+  plan::UseGpus({}, summary.model, &cluster);
   return {cluster, TextOf(summary, cluster.memory_bytes), summary.model};
 }
 

@@ -160,12 +160,12 @@ void PrintProgram(const v1::JobSpec& spec, const v1::Layout& layout, const PlanO
 absl::Status CheckClusterOptions(const PlanOptions& options) {
   const bool asks = !options.what_if.empty() || !options.explain.empty() ||
                     !options.compare.empty() || options.tokens > 0 || !options.scale.empty() ||
-                    options.largest;
+                    options.largest || !options.simulate.empty() || !options.svg.empty() ||
+                    !options.timeline.empty();
   if (asks && options.cluster.empty()) {
     return absl::InvalidArgumentError(
-        "--what-if, --explain, --compare, --tokens, --scale and --largest are about a cluster "
-        "file; "
-        "name it with --cluster");
+        "--what-if, --explain, --compare, --tokens, --scale, --largest, --simulate, --svg and "
+        "--timeline are about a cluster file; name it with --cluster");
   }
   if (!options.cluster.empty() &&
       (options.ranks > 0 || options.explain_tensors || options.program)) {

@@ -90,7 +90,8 @@ plot::Timeline TimelineFigure(const StepTimeline& timeline, const v1::Layout& la
   figure.unit = absl::StrCat(TimeOf(timeline.seconds), " predicted on ", cluster);
   figure.label = absl::StrCat("Timeline of the stages. ", figure.title, ", ", figure.unit);
   figure.note = absl::StrCat(
-      "A row is a stage: what each of its ranks does. Numbers: micro-batches, from 0.",
+      "A row is a stage: what each of its ranks does. Numbers, where there is room: micro-batches, "
+      "from 0.",
       has_chunks ? " Paler: later chunks of the stage." : "", " Empty: the stage waits.");
   figure.shades = timeline.shape.chunks;
   figure.seconds = timeline.seconds;

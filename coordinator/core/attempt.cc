@@ -87,6 +87,14 @@ bool IsTraining(const v1::TimeLedger& ledger) {
   return ledger.present() == v1::TIME_KIND_PRODUCTIVE || ledger.present() == v1::TIME_KIND_DEGRADED;
 }
 
+double BestRate(const v1::MachineFigures& figures) {
+  double best = 0;
+  for (const v1::ProductRate& rate : figures.products()) {
+    best = std::max(best, rate.flops_per_second());
+  }
+  return best;
+}
+
 }  // namespace
 
 const char* NameOf(FaultCause cause) {
@@ -306,7 +314,15 @@ RankShare Stepper::ShareOfRanks(const JobState& job) const {
     share.memory_bytes = std::min(share.memory_bytes, MemoryOfRank(hello, count));
     share.shares_gpus = share.shares_gpus || SharesGpus(hello);
     if (hello.device_facts_size() > 0) share.gpu = hello.device_facts(0).model();
+    if (node == state_.nodes.end()) continue;
+    // The ranks run in step with the slowest one.
+    const v1::MachineFigures& figures = node->second.record.figures();
+    const bool is_slower =
+        share.figures.products().empty() || BestRate(figures) < BestRate(share.figures);
+    if (!figures.products().empty() && is_slower) share.figures = figures;
   }
+  // Figures of a node's cores say nothing about its GPUs.
+  if ((share.figures.device() == "cpu") != share.gpu.empty()) share.figures.Clear();
   const int wanted = job.record.spec().resources().threads_per_rank();
   if (wanted > 0) share.threads = wanted;
   // Threads are what a rank computes with: it cannot use cores beyond their number.

@@ -459,6 +459,8 @@ TEST(Figures, AreKeptWithTheirNodeOverRestarts) {
   cluster.RestartCoordinator();
   cluster.Attach("a");
   EXPECT_EQ(cluster.state_.nodes.at("a").record.figures().link_seconds(), 1e-4);
+  EXPECT_EQ(cluster.state_.nodes.at("a").record.figures().recorded().seconds(),
+            static_cast<int64_t>(cluster.now_));
   // The newest ones count.
   figures.set_link_seconds(2e-4);
   cluster.last_ = cluster.Do(FiguresRecorded{"a", figures});

@@ -218,8 +218,9 @@ struct RankShare {
   int threads = 1;
   double cores = 1;  // less than one where ranks share them
   int64_t memory_bytes = int64_t{1} << 62;
-  bool shares_gpus = false;  // several ranks may be on one GPU
-  std::string gpu;           // model of one of them; empty: none
+  bool shares_gpus = false;    // several ranks may be on one GPU
+  std::string gpu;             // model of one of them; empty: none
+  v1::MachineFigures figures;  // of the slowest node that was measured; empty: none was
 };
 
 // Maximum rollbacks per job; later spikes are only reported.

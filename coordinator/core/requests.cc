@@ -183,7 +183,9 @@ void Stepper::Handle(const FiguresRecorded& recorded) {
     effects_.answer = NoNode(recorded.node);
     return;
   }
-  *found->second.record.mutable_figures() = recorded.figures;
+  v1::MachineFigures& figures = *found->second.record.mutable_figures();
+  figures = recorded.figures;
+  figures.mutable_recorded()->set_seconds(static_cast<int64_t>(now_));
   effects_.changed_nodes.insert(recorded.node);
   NoteNode(recorded.node, "node_measured", "figures for predictions were recorded");
 }

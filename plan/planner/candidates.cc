@@ -13,6 +13,7 @@
 #include "plan/offload.h"
 #include "plan/plan_builder.h"
 #include "plan/planner/search.h"
+#include "plan/precision.h"
 #include "plan/rank_layout.h"
 #include "plan/stage_layers.h"
 
@@ -21,8 +22,10 @@ namespace {
 
 constexpr int kOffloadParts = 8;  // shares that are tried are multiples of an eighth
 constexpr int kMostChunks = 8;
-// What a layout with more settings has to gain: predictions are not exact enough for less.
+// What a layout with more settings has to gain: predictions are not exact enough for less. On CPUs
+// they are off by more (docs/planner.md).
 constexpr double kWorthAChange = 1.02;
+constexpr double kWorthAChangeOnCpus = 1.1;
 
 std::string MissingMemory(const v1::Prediction& predicted, const Cluster& cluster) {
   constexpr double kMiB = 1 << 20;
@@ -69,7 +72,8 @@ void AddMicroBatches(const v1::JobSpec& job, v1::Layout layout, std::vector<v1::
 
 // Stages with equally many layers, where these divide, and with those that make the slowest one as
 // fast as can be: embedding and head are work, too.
-void AddDivisionsOfLayers(const v1::JobSpec& job, const Cluster& cluster, v1::Layout layout,
+void AddDivisionsOfLayers(const v1::JobSpec& job, const cost::ClusterModel& devices,
+                          const cost::Recipe& recipe, v1::Layout layout,
                           std::vector<v1::Layout>* out) {
   layout.clear_stage_layers();
   SetStageLayers(job, &layout);
@@ -78,43 +82,40 @@ void AddDivisionsOfLayers(const v1::JobSpec& job, const Cluster& cluster, v1::La
   SetMicroBatch(job, MicroBatchOf(job, layout), &layout);
   const std::vector<int> before = LayersOfPlaces(model::LayersOf(job.model()), layout);
   const std::vector<int> balanced =
-      cost::BalancedLayers({.job = job,
-                            .layout = layout,
-                            .cluster = DevicesOf(cluster, WorldSize(layout)),
-                            .recipe = cluster.recipe,
-                            .constants = cluster.constants});
+      cost::BalancedLayers({.job = job, .layout = layout, .cluster = devices, .recipe = recipe});
   if (balanced == before) return;
   *layout.mutable_stage_layers() = {balanced.begin(), balanced.end()};
   if (CheckStageLayers(job.model(), layout).ok()) AddMicroBatches(job, layout, out);
 }
 
-void AddChunks(const v1::JobSpec& job, const Cluster& cluster, v1::Layout layout,
-               std::vector<v1::Layout>* out) {
-  AddDivisionsOfLayers(job, cluster, layout, out);
+void AddChunks(const v1::JobSpec& job, const cost::ClusterModel& devices,
+               const cost::Recipe& recipe, v1::Layout layout, std::vector<v1::Layout>* out) {
+  AddDivisionsOfLayers(job, devices, recipe, layout, out);
   if (layout.pipeline() == 1 || layout.schedule() == v1::PIPELINE_SCHEDULE_GPIPE) return;
   const int of_stage = model::LayersOf(job.model()) / layout.pipeline();
   for (int chunks = 2; chunks <= std::min(of_stage, kMostChunks); ++chunks) {
     layout.set_virtual_pipeline(chunks);
     layout.set_schedule(v1::PIPELINE_SCHEDULE_INTERLEAVED);
-    AddDivisionsOfLayers(job, cluster, layout, out);
+    AddDivisionsOfLayers(job, devices, recipe, layout, out);
   }
 }
 
 // Simple ones first.
-std::vector<v1::Layout> WithoutMoreDivision(const v1::JobSpec& job, const Cluster& cluster,
-                                            v1::Layout layout) {
+std::vector<v1::Layout> WithoutMoreDivision(const v1::JobSpec& job,
+                                            const cost::ClusterModel& devices,
+                                            const cost::Recipe& recipe, v1::Layout layout) {
   std::vector<v1::Layout> layouts;
-  AddChunks(job, cluster, layout, &layouts);
+  AddChunks(job, devices, recipe, layout, &layouts);
   if (layout.tensor() > 1 && !layout.sequence_parallel()) {
     layout.set_sequence_parallel(true);
-    AddChunks(job, cluster, layout, &layouts);
+    AddChunks(job, devices, recipe, layout, &layouts);
   }
   return layouts;
 }
 
 // What the job asks for is the least.
-std::vector<v1::Layout> WithMoreDivision(const v1::JobSpec& job, const Cluster& cluster,
-                                         v1::Layout layout) {
+std::vector<v1::Layout> WithMoreDivision(const v1::JobSpec& job, const cost::ClusterModel& devices,
+                                         const cost::Recipe& recipe, v1::Layout layout) {
   std::vector<v1::Layout> layouts;
   const v1::Recompute asked = std::max(v1::RECOMPUTE_NONE, layout.recompute());
   const int most_stage = layout.data() > 1 ? 3 : layout.zero_stage();
@@ -123,7 +124,7 @@ std::vector<v1::Layout> WithMoreDivision(const v1::JobSpec& job, const Cluster& 
       if (recompute < asked) continue;
       layout.set_zero_stage(stage);
       layout.set_recompute(recompute);
-      const std::vector<v1::Layout> some = WithoutMoreDivision(job, cluster, layout);
+      const std::vector<v1::Layout> some = WithoutMoreDivision(job, devices, recipe, layout);
       layouts.insert(layouts.end(), some.begin(), some.end());
     }
   }
@@ -141,10 +142,11 @@ bool TakesNoLess(const v1::Layout& a, const v1::Layout& b) {
 }
 
 // Gains of the settings that make a layout less simple must be worth it.
-double Weighed(double seconds, const v1::Layout& layout) {
-  if (layout.virtual_pipeline() > 1) seconds *= kWorthAChange;
-  if (layout.sequence_parallel()) seconds *= kWorthAChange;
-  if (!layout.stage_layers().empty()) seconds *= kWorthAChange;
+double Weighed(const v1::JobSpec& job, double seconds, const v1::Layout& layout) {
+  const double worth = OnGpu(job) ? kWorthAChange : kWorthAChangeOnCpus;
+  if (layout.virtual_pipeline() > 1) seconds *= worth;
+  if (layout.sequence_parallel()) seconds *= worth;
+  if (!layout.stage_layers().empty()) seconds *= worth;
   return seconds;
 }
 
@@ -174,7 +176,7 @@ Candidates::Candidates(const v1::JobSpec& job, const Cluster& cluster)
     : job_(job),
       cluster_(cluster),
       devices_(DevicesOf(cluster, cluster.ranks)),
-      costs_(job_, devices_, cluster_.recipe, cluster_.constants) {}
+      costs_(job_, devices_, cluster_.recipe) {}
 
 v1::Prediction Candidates::Predict(const v1::JobSpec& job, const v1::Layout& layout) {
   v1::Prediction prediction;
@@ -184,17 +186,12 @@ v1::Prediction Candidates::Predict(const v1::JobSpec& job, const v1::Layout& lay
     memory = std::max(memory,
                       MemoryOfStage(job, layout, stage, cluster_.threads_per_rank).total_bytes());
   }
-  const cost::ClusterModel devices = DevicesOf(cluster_, WorldSize(layout));
-  const cost::StepCost cost = cost::CostOfStep({.job = job,
-                                                .layout = layout,
-                                                .cluster = devices,
-                                                .recipe = cluster_.recipe,
-                                                .constants = cluster_.constants},
-                                               &walks_);
+  const cost::StepCost cost = cost::CostOfStep(
+      {.job = job, .layout = layout, .cluster = devices_, .recipe = cluster_.recipe}, &walks_);
   prediction.set_step_seconds(cost.seconds);
   prediction.set_tokens_per_second(cost.tokens_per_second);
   prediction.set_tflops_per_gpu(cost.model_flops / 1e12);
-  const double peak = PeakOf(devices.accelerator, job.training());
+  const double peak = PeakOf(devices_.accelerator, job.training());
   prediction.set_mfu(peak > 0 ? cost.model_flops / peak : 0);
   SetParts(cost, prediction.mutable_parts());
   prediction.set_memory_bytes_peak(memory);
@@ -282,7 +279,7 @@ std::vector<v1::LayoutCandidate> Candidates::AllWith(const v1::Layout& degrees) 
   v1::Layout layout = degrees;
   layout.set_zero_stage(LeastStage(job_, layout));
   std::vector<v1::LayoutCandidate> fitting;
-  for (const v1::Layout& each : WithoutMoreDivision(job_, cluster_, layout)) {
+  for (const v1::Layout& each : WithoutMoreDivision(job_, devices_, cluster_.recipe, layout)) {
     v1::LayoutCandidate candidate = Judge(each);
     if (candidate.rejected().empty()) fitting.push_back(std::move(candidate));
   }
@@ -302,7 +299,7 @@ v1::LayoutCandidate Candidates::BestWith(const v1::Layout& degrees) {
       const bool legal = CheckLayout(job, each, cluster_.ranks).ok();
       const double seconds = legal ? costs_.Of(each).seconds : 0;
       // One that breaks a rule is judged only where all do, to say which.
-      if (legal) timed.emplace_back(Weighed(seconds, each), each);
+      if (legal) timed.emplace_back(Weighed(job_, seconds, each), each);
     }
     if (timed.empty()) return std::vector<v1::Layout>{layouts.front()};
     std::stable_sort(timed.begin(), timed.end(),
@@ -313,10 +310,10 @@ v1::LayoutCandidate Candidates::BestWith(const v1::Layout& degrees) {
     return sorted;
   };
   v1::LayoutCandidate plain =
-      AtLeastShare(fastest_first(WithoutMoreDivision(job_, cluster_, layout)));
+      AtLeastShare(fastest_first(WithoutMoreDivision(job_, devices_, cluster_.recipe, layout)));
   if (plain.rejected().empty() || !plain.predicted_valid()) return plain;
   v1::LayoutCandidate divided =
-      AtLeastShare(fastest_first(WithMoreDivision(job_, cluster_, layout)));
+      AtLeastShare(fastest_first(WithMoreDivision(job_, devices_, cluster_.recipe, layout)));
   return divided.predicted_valid() ? divided : plain;
 }
 

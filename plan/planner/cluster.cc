@@ -19,14 +19,16 @@ const cost::Recipe& GpuRecipe() { return *cost::FindRecipe("tercio"); }
 
 }  // namespace
 
-Cluster::Cluster() : recipe(cost::CpuRecipe()) { UseCpus({}, /*cores_per_rank=*/1, this); }
+Cluster::Cluster() { UseCpus({}, /*cores_per_rank=*/1, this); }
 
 cost::ClusterModel DevicesOf(const Cluster& cluster, int ranks) {
-  cost::ClusterModel devices = cluster.devices;
-  const int per_node = cluster.ranks_per_node > 0 ? std::min(cluster.ranks_per_node, ranks) : ranks;
-  devices.devices_per_node = std::max(1, per_node);
-  devices.nodes = (ranks + devices.devices_per_node - 1) / devices.devices_per_node;
-  return devices;
+  const int most = cluster.ranks_per_node > 0 ? cluster.ranks_per_node : ranks;
+  const int per_node = std::max(1, std::min(most, ranks));
+  const int nodes = (ranks + per_node - 1) / per_node;
+  if (cluster.gpu == nullptr) {
+    return cost::MeasuredCluster(cluster.figures, nodes, per_node, cluster.cores_per_rank);
+  }
+  return cost::MakeCluster(*cluster.gpu, per_node, nodes, per_node, kAssumedInterface);
 }
 
 Cluster LocalCluster(int ranks, int cores, int64_t memory_bytes, int threads_per_rank) {
@@ -41,22 +43,20 @@ Cluster LocalCluster(int ranks, int cores, int64_t memory_bytes, int threads_per
 }
 
 void UseCpus(const v1::MachineFigures& figures, double cores_per_rank, Cluster* cluster) {
-  const v1::MachineFigures assumed =
-      figures.products().empty() ? cost::AssumedCpuFigures() : v1::MachineFigures();
-  cluster->devices = cost::MeasuredCluster(figures.products().empty() ? assumed : figures,
-                                           /*nodes=*/1, /*ranks_per_node=*/1, cores_per_rank);
-  cluster->constants = cost::CpuConstants();
+  cluster->figures = figures.products().empty() ? cost::AssumedCpuFigures() : figures;
+  cluster->cores_per_rank = cores_per_rank;
+  cluster->gpu = nullptr;
   cluster->recipe = cost::CpuRecipe();
 }
 
-void UseGpus(std::string_view model, Cluster* cluster) {
-  const cost::Accelerator* found = cost::FindDriverName(model);
-  if (found == nullptr) found = cost::FindDriverName(kAssumedGpu);
+void UseGpus(const v1::MachineFigures& figures, std::string_view model, Cluster* cluster) {
   if (cluster->ranks_per_node == 0) cluster->ranks_per_node = kAssumedGpusPerNode;
-  cluster->devices = cost::MakeCluster(*found, cluster->ranks_per_node, /*nodes=*/1,
-                                       cluster->ranks_per_node, kAssumedInterface);
-  cluster->constants = {};
+  cluster->figures = figures;
   cluster->recipe = GpuRecipe();
+  cluster->gpu = nullptr;
+  if (!figures.products().empty()) return;
+  cluster->gpu = cost::FindDriverName(model);
+  if (cluster->gpu == nullptr) cluster->gpu = cost::FindDriverName(kAssumedGpu);
 }
 
 double PeakOf(const cost::Accelerator& accelerator, const v1::TrainingSpec& training) {

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <string_view>
 
-#include "plan/planner/cost/constants.h"
 #include "plan/planner/cost/hardware.h"
 #include "plan/planner/cost/recipe.h"
 #include "proto/tercio/v1/figures.pb.h"
@@ -22,12 +21,16 @@ struct Cluster {
 
   int ranks = 1;
   int threads_per_rank = 1;
-  int ranks_per_node = 0;      // 0: all are on one node
-  cost::ClusterModel devices;  // of one rank each; its number of nodes is not used
-  cost::Constants constants;
-  cost::Recipe recipe;
+  int ranks_per_node = 0;                      // 0: all are on one node
   int64_t memory_bytes = kUnknownMemoryBytes;  // memory of one rank, without a GPU's context
   bool shares_gpus = false;                    // several ranks on one GPU, which NCCL refuses
+
+  // Set by UseCpus and UseGpus: what the trainer does on such devices, and what DevicesOf makes
+  // them from: figures that were measured or are assumed, or a GPU of the catalogue.
+  cost::Recipe recipe;
+  v1::MachineFigures figures;
+  double cores_per_rank = 1;
+  const cost::Accelerator* gpu = nullptr;
 };
 
 // The devices of as many ranks: whole nodes, or a part of one.
@@ -37,12 +40,12 @@ cost::ClusterModel DevicesOf(const Cluster& cluster, int ranks);
 Cluster LocalCluster(int ranks, int cores, int64_t memory_bytes, int threads_per_rank);
 
 // Its ranks compute on this many cores each, less than one where ranks share them. `figures`: what
-// was measured of such machines; the default instance: figures are assumed.
+// was measured of such machines (cost::CheckFigures); the default instance: figures are assumed.
 void UseCpus(const v1::MachineFigures& figures, double cores_per_rank, Cluster* cluster);
 
 // Its ranks are on GPUs of this model (as the driver names it), or on plan::kAssumedGpu where that
-// is not known: what matters for a choice is how rates compare.
-void UseGpus(std::string_view model, Cluster* cluster);
+// is not known: what matters for a choice is how rates compare. `figures` as in UseCpus.
+void UseGpus(const v1::MachineFigures& figures, std::string_view model, Cluster* cluster);
 
 // The most products of an accelerator in the job's precision; 0: not known.
 double PeakOf(const cost::Accelerator& accelerator, const v1::TrainingSpec& training);

@@ -14,6 +14,7 @@
 #include "plan/memory_map.h"
 #include "plan/plan_builder.h"
 #include "plan/rank_layout.h"
+#include "plan/stage_layers.h"
 
 namespace tercio::plan {
 namespace {
@@ -74,12 +75,16 @@ class Choices {
 
  private:
   void AddChunks() {
-    const int64_t of_stage = model::LayersOf(job_.model()) / degrees_.pipeline();
+    const int layers = model::LayersOf(job_.model());
+    const int of_stage = layers / degrees_.pipeline();
+    // Chunks are of equally many layers; stages need not be.
+    const bool has_chunks = degrees_.pipeline() > 1 && layers % degrees_.pipeline() == 0;
     const std::vector<int> chunks =
-        degrees_.pipeline() > 1 ? DivisorsOf(of_stage, kMostChunks) : std::vector<int>{1};
+        has_chunks ? DivisorsOf(of_stage, kMostChunks) : std::vector<int>{1};
     for (const int count : chunks) {
       if (count > 1 && degrees_.micro_batches() % degrees_.pipeline() != 0) continue;
       degrees_.set_virtual_pipeline(count);
+      SetStageLayers(job_, &degrees_);
       degrees_.set_schedule(count > 1 ? v1::PIPELINE_SCHEDULE_INTERLEAVED
                                       : v1::PIPELINE_SCHEDULE_1F1B);
       AddMemory();
@@ -350,8 +355,6 @@ std::vector<v1::Layout> SpaceOf(const v1::JobSpec& job, const cost::ClusterModel
   for (const int tensor : DivisorsOf(devices, devices)) {
     const bool divides = TensorDivides(job, tensor);
     for (const int pipeline : DivisorsOf(devices / tensor, layers)) {
-      // Stages have equally many layers.
-      if (layers % pipeline != 0) continue;
       v1::Layout degrees;
       degrees.set_tensor(tensor);
       degrees.set_pipeline(pipeline);

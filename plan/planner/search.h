@@ -64,10 +64,10 @@ struct SearchOptions {
 RankedLayout Assess(const v1::JobSpec& job, const v1::Layout& layout,
                     const cost::ClusterModel& cluster, const cost::Recipe& recipe);
 
-// The candidates: all of the cluster's devices; where the job names its layout, that one alone. The
-// state is divided over all data ranks, and in groups of them: as many as are in one node or, where
-// tensor ranks fill nodes, the fewest that there can be, and a power of two times as many (the
-// middle one of those that there are), unless the job names their size.
+// The candidates: all of the cluster's devices; where the job names its layout, that one alone.
+// From zero_stage 1 on the state is divided over all data ranks, and, where the job does not name
+// `shard`, in groups of two more sizes: as many data ranks as a node has (at least two), and the
+// middle one of the sizes that are a power of two times as many.
 std::vector<v1::Layout> SpaceOf(const v1::JobSpec& job, const cost::ClusterModel& cluster);
 
 // REQUIRES: CheckCluster(cluster); a job whose vocabulary is known, for GPUs.

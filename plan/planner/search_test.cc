@@ -132,7 +132,10 @@ TEST(Search, FindsWhatASearchOfEverythingFinds) {
   };
   for (const Space& space : {Space{Gpt(8, 2048, 16, 32), Nodes("A100-80", 1, 8)},
                              Space{Gpt(8, 4096, 32, 16), Nodes("V100-16", 1, 4)},
-                             Space{Gpt(4, 1024, 16, 8), Nodes("H100", 2, 2)}}) {
+                             Space{Gpt(4, 1024, 16, 8), Nodes("H100", 2, 2)},
+                             // Stages with unequally many layers.
+                             Space{Gpt(10, 2048, 16, 32), Nodes("A100-80", 1, 8)},
+                             Space{Gpt(7, 4096, 32, 16), Nodes("V100-16", 1, 4)}}) {
     const size_t compared = ExpectFindsWhatASearchOfEverythingFinds(
         space.job, space.cluster, {.most_fitting = 5, .most_too_large = 3});
     EXPECT_GE(compared, 5u);

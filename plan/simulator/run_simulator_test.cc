@@ -1,8 +1,8 @@
 #include "plan/simulator/run_simulator.h"
 
-#include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <ctime>
 #include <vector>
 
 #include "absl/strings/str_format.h"
@@ -200,16 +200,14 @@ TEST(RunSimulator, AMonthOfTwelveThousandGpusTakesLessThanTwoSeconds) {
   RunInput input = Large();
   input.disturbances = {
       .pass_jitter = 0.03, .step_jitter = 0.01, .slow_share = 1e-4, .slow_by = 0.1};
-  const auto begin = std::chrono::steady_clock::now();
+  // Time of the processor: what else the machine does is left out.
+  const std::clock_t begin = std::clock();
   const RunSimulator simulator(input, 1);
   const Forecast forecast = simulator.Predict({.steps = 100}, 200);
-  const double seconds =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  const double seconds = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
   std::printf("a month on 12,288 GPUs, %d runs: %.2f s; goodput %.3f\n", forecast.runs, seconds,
               forecast.goodput.mean);
-#ifdef NDEBUG
   EXPECT_LT(seconds, 2);
-#endif
   EXPECT_EQ(forecast.runs, 200);
 }
 

@@ -111,6 +111,8 @@ class PlanCluster(TercioTest):
         for part in ("RUN OF 10.0 d", "WHERE ITS TIME GOES", "Daly 2006", "best simulated", "ASSUMED (faults)"):
             self.assertIn(part, out)
         _, err = self.tercio("plan", self.path("job.yaml"), "--cluster", self.path("cluster.yaml"), "--simulate", "a month", code=2)
+        _, alone = self.tercio("plan", self.path("job.yaml"), "--simulate", "30d", code=2)
+        self.assertIn("are about a cluster file; name it with --cluster", alone)
         self.assertIn("--simulate a month: is no length of a run; write a duration such as 12h or 30d", err)
 
     def test_timeline_of_a_step(self):

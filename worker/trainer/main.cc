@@ -189,10 +189,7 @@ int Measure(int argc, char** argv) {
   if (figures.ok()) {
     google::protobuf::util::JsonPrintOptions options;
     options.preserve_proto_field_names = true;
-    v1::MachineFigures stamped = *figures;
-    // People see when; nothing is computed from it.
-    stamped.mutable_measured()->set_seconds(absl::ToUnixSeconds(absl::Now()));
-    const absl::StatusOr<std::string> text = plan::ToJson(stamped, options);
+    const absl::StatusOr<std::string> text = plan::ToJson(*figures, options);
     status = text.status();
     if (text.ok()) std::printf("%s\n", text->c_str());
   }

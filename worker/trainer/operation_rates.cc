@@ -293,7 +293,7 @@ absl::StatusOr<double> RateOfNorms(Buffers& buffers) {
   return 8.0 * static_cast<double>(kCount * buffers.value_bytes()) / seconds;
 }
 
-// Of the function and its gradient: 2 and 3 for each element.
+// The function and its gradient: 2 and 3 values for each element.
 absl::StatusOr<double> RateOfActivations(Buffers& buffers) {
   constexpr int64_t kCount = kRows * 4 * kColumns;
   TERCIO_ASSIGN_OR_RETURN(const kernels::Values h, buffers.Values(kCount, buffers.format()));
@@ -307,7 +307,7 @@ absl::StatusOr<double> RateOfActivations(Buffers& buffers) {
   return 5.0 * static_cast<double>(kCount * buffers.value_bytes()) / seconds;
 }
 
-// Of the loss and its gradient: 8 and 6 bytes for each logit.
+// The loss and its gradient: 8 and 6 bytes for each logit.
 absl::StatusOr<double> RateOfLoss(Buffers& buffers) {
   constexpr int64_t kCount = kRows / 4 * kVocabulary;
   TERCIO_ASSIGN_OR_RETURN(const kernels::Values logits, buffers.Values(kCount, buffers.format()));
@@ -334,7 +334,7 @@ absl::StatusOr<double> RateOfLoss(Buffers& buffers) {
   return 14.0 * static_cast<double>(kCount) / seconds;
 }
 
-// Of AdamW and the norm of the gradients: 42 bytes for each weight.
+// AdamW and the norm of the gradients: 42 bytes for each weight.
 absl::StatusOr<double> RateOfUpdate(Buffers& buffers) {
   TERCIO_ASSIGN_OR_RETURN(float* const weight, buffers.Floats(kParameters));
   TERCIO_ASSIGN_OR_RETURN(float* const gradient, buffers.Floats(kParameters, 1e-3f));

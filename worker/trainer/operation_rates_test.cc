@@ -8,10 +8,10 @@
 namespace tercio::trainer {
 namespace {
 
-// A clock that moves by itself: a second at each look.
+// A clock that moves by itself: a millisecond at each look.
 struct FakeClock {
   absl::Time now = absl::UnixEpoch();
-  absl::Time operator()() { return now += absl::Seconds(1); }
+  absl::Time operator()() { return now += absl::Milliseconds(1); }
 };
 
 RateOptions Options() {
@@ -42,15 +42,15 @@ TEST(OperationRates, EveryFigureIsANumberAboveZero) {
   }
 }
 
-// A call takes a second of that clock.
+// A call takes a millisecond of that clock.
 TEST(OperationRates, RatesAreOperationsOverTheTimeOfTheClock) {
   const auto device = device::CreateCpuDevice(1);
   v1::MachineFigures figures;
   ASSERT_TRUE(MeasureOperations(*device, Options(), &figures).ok());
   const v1::ProductRate& rate = figures.products(5);
-  EXPECT_DOUBLE_EQ(rate.flops_per_second(), 6.0 * rate.m() * rate.n() * rate.k());
-  EXPECT_DOUBLE_EQ(figures.memory_bytes_per_second(), 2.0 * (1 << 20));
-  EXPECT_DOUBLE_EQ(figures.operation_seconds(), 1);
+  EXPECT_DOUBLE_EQ(rate.flops_per_second(), 6e3 * rate.m() * rate.n() * rate.k());
+  EXPECT_DOUBLE_EQ(figures.memory_bytes_per_second(), 2e3 * (1 << 20));
+  EXPECT_DOUBLE_EQ(figures.operation_seconds(), 1e-3);
 }
 
 TEST(OperationRates, TheMedianOfTheRepetitionsCounts) {

@@ -28,7 +28,7 @@ ClusterModel MeasuredCluster(const v1::MachineFigures& figures, int nodes, int r
 // than is counted. All rates are divided by the ratio.
 v1::JobSpec ReferenceJob();
 
-// Of cores that nobody has measured: those of the machine of docs/planner.md, rounded.
+// Figures of cores that nobody has measured: those of the machine of docs/planner.md, rounded.
 v1::MachineFigures AssumedCpuFigures();
 
 // The model's constants for CPUs, before anything is measured; a measured cluster has its own.

@@ -147,6 +147,24 @@ TEST(Measured, RanksWithSeveralCoresAreFasterByTheirShare) {
   EXPECT_NEAR(rate(1.9) / rate(1), 1, 1e-9);
 }
 
+// Gradients of weights are summed apart for each lane, and lanes are added.
+TEST(Measured, LanesCostTime) {
+  const ClusterModel cluster = MeasuredCluster(Exact(), 1, 1, 1);
+  v1::Layout layout = Layout(1, 1, 1);
+  layout.set_micro_batch(8);
+  layout.set_micro_batches(1);
+  const auto seconds = [&](int lanes, const Recipe& recipe) {
+    v1::JobSpec job = Job();
+    job.mutable_training()->set_lanes(lanes);
+    return CostOfStep(job, layout, cluster, recipe).seconds;
+  };
+  EXPECT_GT(seconds(8, CpuRecipe()), seconds(1, CpuRecipe()));
+  // A job that names none has eight.
+  EXPECT_EQ(seconds(0, CpuRecipe()), seconds(8, CpuRecipe()));
+  const Recipe& gpus = *FindRecipe("tercio");
+  EXPECT_EQ(seconds(8, gpus), seconds(1, gpus));
+}
+
 TEST(Measured, RanksThatShareCoresTakeTurns) {
   const v1::MachineFigures figures = Exact();
   const v1::Layout layout = Layout(1, 1, 4);
@@ -173,7 +191,7 @@ TEST(Measured, PipelinesOnSharedCoresHaveLessOfABubble) {
               cost.compute + cost.tensor_communication + cost.recompute + cost.pipeline_bubble +
                   cost.pipeline_transfers + cost.data_exposed + cost.optimizer + cost.other,
               1e-9);
-  EXPECT_LE(LeastSecondsOfStep(input), cost.seconds);
+  EXPECT_LE(StepCosts(job, cluster, CpuRecipe()).Least(layout), cost.seconds);
 }
 
 TEST(Measured, ClustersPassTheChecks) {

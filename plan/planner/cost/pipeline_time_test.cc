@@ -1,7 +1,9 @@
 #include "plan/planner/cost/pipeline_time.h"
 
+#include <algorithm>
 #include <cmath>
 #include <random>
+#include <vector>
 
 #include "gtest/gtest.h"
 
@@ -130,6 +132,32 @@ TEST(PipelineTime, SharedDevicesAreNeverIdleWhileTwoStagesHaveWork) {
   const double both = PipelineWalk(four).Play(apart).seconds;
   EXPECT_GT(both, 8 * 3 * 2);
   EXPECT_LT(both, 2 * (8 + 3) * 3);
+}
+
+TEST(PipelineTime, PassesCanBeSeenAndScaled) {
+  const ScheduleShape shape = Shape(3, 6, 2);
+  PipelineCost cost = Equal(shape, 1, 2);
+  cost.transfer = 0.25;
+  cost.overlaps_transfers = false;
+  const PipelineWalk walk(shape);
+  const PipelineTime time = walk.Play(cost);
+  std::vector<PassSpan> spans;
+  EXPECT_EQ(walk.Play(cost, &spans).seconds, time.seconds);
+  ASSERT_EQ(spans.size(), 3u * 6 * 2 * 2);
+  std::vector<double> ends(3, 0);
+  for (const PassSpan& span : spans) {
+    double& end = ends[static_cast<size_t>(span.stage)];
+    EXPECT_EQ(span.free, end);
+    EXPECT_EQ(span.begin, std::max(span.free, span.ready));
+    EXPECT_EQ(span.seconds, span.forward ? 1 : 2);
+    end = span.begin + span.seconds + span.sending;
+  }
+  EXPECT_EQ(ends, time.stage_ends);
+  EXPECT_EQ(walk.Play(cost, [](int) { return 1.0; }).seconds, time.seconds);
+  cost.transfer = 0;
+  const double still = walk.Play(cost).seconds;
+  EXPECT_DOUBLE_EQ(walk.Play(cost, [](int) { return 2.0; }).seconds, 2 * still);
+  EXPECT_GT(walk.Play(cost, [](int stage) { return stage == 1 ? 1.5 : 1.0; }).seconds, still);
 }
 
 TEST(PipelineTime, ThousandsOfMicroBatchesCostNoMoreThanAFew) {
