@@ -8,6 +8,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/time.h"
 #include "cli/evaluation_json.h"
 #include "cli/evaluation_text.h"
@@ -138,6 +139,21 @@ Json LayoutToJson(const v1::Layout& layout) {
       {"offload_share", layout.has_offload_share() ? Json(layout.offload_share()) : Json(nullptr)},
       {"recompute",
        plan::TextOf(plan::IsNamed(layout.recompute()) ? layout.recompute() : v1::RECOMPUTE_NONE)}};
+}
+
+std::string SettingsText(const v1::Layout& layout) {
+  std::vector<std::string> settings;
+  if (layout.virtual_pipeline() > 1) {
+    settings.push_back(absl::StrCat("virtual_pipeline ", layout.virtual_pipeline()));
+  }
+  if (layout.sequence_parallel()) settings.emplace_back("sequence_parallel");
+  if (layout.zero_stage() > 0) {
+    settings.push_back(absl::StrCat("zero_stage ", layout.zero_stage()));
+  }
+  if (layout.recompute() > v1::RECOMPUTE_NONE) {
+    settings.push_back(absl::StrCat("recompute ", plan::TextOf(layout.recompute())));
+  }
+  return absl::StrJoin(settings, ", ");
 }
 
 std::string PipelineText(const v1::Layout& layout) {

@@ -32,6 +32,9 @@ Json CheckpointToJson(const v1::CheckpointInfo& checkpoint);
 Json LayoutToJson(const v1::Layout& layout);
 // The pipeline degree, with the layers of stages where these differ: "4 (7, 9, 9, 7)".
 std::string PipelineText(const v1::Layout& layout);
+// What a layout has beside degrees, layers and micro-batches, as the planner may have chosen it:
+// "virtual_pipeline 2, recompute full"; empty: nothing.
+std::string SettingsText(const v1::Layout& layout);
 Json PlanReportToJson(const v1::PlanReport& report);
 
 // RFC 3339, UTC; empty when not set.

@@ -150,6 +150,13 @@ TEST(LayoutToJson, LayersOfStages) {
   for (const int layers : {1, 2, 1}) layout.add_stage_layers(layers);
   EXPECT_EQ(LayoutToJson(layout)["stage_layers"], Json({1, 2, 1}));
   EXPECT_EQ(PipelineText(layout), "3 (1, 2, 1)");
+  EXPECT_EQ(SettingsText(layout), "");
+  layout.set_virtual_pipeline(2);
+  layout.set_sequence_parallel(true);
+  layout.set_zero_stage(1);
+  layout.set_recompute(v1::RECOMPUTE_FULL);
+  EXPECT_EQ(SettingsText(layout),
+            "virtual_pipeline 2, sequence_parallel, zero_stage 1, recompute full");
 }
 
 }  // namespace

@@ -60,7 +60,8 @@ void PrintDivisions(const v1::PlanReport& report) {
 
 void PrintPlan(const v1::PlanReport& report) {
   std::vector<std::vector<std::string>> rows = {{"", "TENSOR", "PIPELINE", "DATA", "MICRO-BATCH",
-                                                 "STEP", "TOKENS/S", "MEMORY", "BUBBLE", "NOTE"}};
+                                                 "WITH", "STEP", "TOKENS/S", "MEMORY", "BUBBLE",
+                                                 "NOTE"}};
   for (int i = 0; i < report.layouts_size(); ++i) {
     const v1::LayoutCandidate& candidate = report.layouts(i);
     const v1::Prediction& predicted = candidate.predicted();
@@ -69,7 +70,7 @@ void PrintPlan(const v1::PlanReport& report) {
     rows.push_back(
         {i == report.chosen() ? "*" : "", absl::StrCat(candidate.layout().tensor()),
          PipelineText(candidate.layout()), absl::StrCat(candidate.layout().data()),
-         absl::StrCat(candidate.layout().micro_batch()),
+         absl::StrCat(candidate.layout().micro_batch()), SettingsText(candidate.layout()),
          valid ? absl::StrFormat("%.3f s", predicted.step_seconds()) : "-",
          valid ? absl::StrFormat("%.0f", predicted.tokens_per_second()) : "-",
          valid ? absl::StrFormat("%.1f MiB",

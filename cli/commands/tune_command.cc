@@ -44,16 +44,10 @@ namespace tercio::cli {
 namespace {
 
 std::string LayoutText(const v1::Layout& layout) {
-  std::string text = absl::StrCat(layout.tensor(), "x", layout.pipeline(), "x", layout.data(),
-                                  " micro_batch ", layout.micro_batch());
-  if (layout.virtual_pipeline() > 1) {
-    absl::StrAppend(&text, " virtual_pipeline ", layout.virtual_pipeline());
-  }
-  if (layout.sequence_parallel()) absl::StrAppend(&text, " sequence_parallel");
-  if (layout.zero_stage() > 0) absl::StrAppend(&text, " zero_stage ", layout.zero_stage());
-  if (layout.recompute() != v1::RECOMPUTE_NONE) {
-    absl::StrAppend(&text, " recompute ", plan::TextOf(layout.recompute()));
-  }
+  std::string text = absl::StrCat(layout.tensor(), "x", PipelineText(layout), "x", layout.data(),
+                                  ", micro_batch ", layout.micro_batch());
+  const std::string settings = SettingsText(layout);
+  if (!settings.empty()) absl::StrAppend(&text, ", ", settings);
   return text;
 }
 
