@@ -11,7 +11,10 @@ namespace {
 
 // Ratios of smaller predictions say nothing.
 constexpr double kLeastSeconds = 1e-6;
+// What a trial may gain over its corrected prediction, however exact the others were.
 constexpr double kLeastGain = 0.9;
+// Fewer trials neither correct predictions well nor tell how far off they are.
+constexpr int kLeastTrials = 3;
 
 double Compute(const v1::StepParts& parts) { return parts.compute() + parts.recompute(); }
 double Wait(const v1::StepParts& parts) {
@@ -95,9 +98,11 @@ std::optional<size_t> NextTrial(absl::Span<const Trial> trials) {
   std::optional<size_t> next;
   double least = 0;
   double gain = kLeastGain;
+  int measured = 0;
   for (size_t i = 0; i < trials.size(); ++i) {
     const double corrected = CorrectedSeconds(trials[i].predicted, correction);
     if (trials[i].measured.has_value()) {
+      ++measured;
       gain = std::min(gain, trials[i].measured->seconds / std::max(corrected, kLeastSeconds));
     } else if (!trials[i].failed && (!next.has_value() || corrected < least)) {
       next = i;
@@ -105,9 +110,8 @@ std::optional<size_t> NextTrial(absl::Span<const Trial> trials) {
     }
   }
   const std::optional<size_t> best = BestTrial(trials);
-  if (next.has_value() && best.has_value() && least * gain > trials[*best].measured->seconds) {
-    return std::nullopt;
-  }
+  if (!next.has_value() || !best.has_value() || measured < kLeastTrials) return next;
+  if (least * gain > trials[*best].measured->seconds) return std::nullopt;
   return next;
 }
 

@@ -42,9 +42,9 @@ double CorrectedSeconds(const v1::StepParts& parts, const Correction& correction
 // the fastest first.
 std::vector<Trial> TrialsOf(const v1::JobSpec& job, const Cluster& cluster);
 
-// The trial that is predicted to be the fastest of those that have not run; nullopt: none is left
-// that could be faster than the best that has, even if it gains as much over its prediction as any
-// trial did (at least a tenth).
+// The trial that is predicted to be the fastest of those that have not run; nullopt: none is left,
+// or, once three have run, none that could be faster than the best of them even if it gains as much
+// over its prediction as any trial did (at least a tenth).
 std::optional<size_t> NextTrial(absl::Span<const Trial> trials);
 
 // The fastest of those that have run; nullopt: none has.

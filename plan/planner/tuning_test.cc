@@ -42,13 +42,20 @@ TEST(Tuning, TheFastestPredictionIsNext) {
   EXPECT_EQ(BestTrial(trials), std::nullopt);
   trials[1].failed = true;
   EXPECT_EQ(NextTrial(trials), 2U);
-  // As predicted: nothing slower is worth a run.
+  // As predicted; but one trial says little about others.
   trials[2].measured = MeasuredStep{.seconds = 2, .compute = 2};
-  EXPECT_EQ(NextTrial(trials), std::nullopt);
+  EXPECT_EQ(NextTrial(trials), 0U);
+  trials[0].measured = MeasuredStep{.seconds = 3, .compute = 3};
   EXPECT_EQ(BestTrial(trials), 2U);
-  // One that is nearly as fast is.
-  trials.push_back(Predicted(2.1, 0));
+  EXPECT_EQ(NextTrial(trials), std::nullopt) << "none is left";
+  trials.push_back(Predicted(4, 0));
   EXPECT_EQ(NextTrial(trials), 3U);
+  trials[3].measured = MeasuredStep{.seconds = 4, .compute = 4};
+  // Nothing much slower than the best is worth a run; what is nearly as fast is.
+  trials.push_back(Predicted(2.5, 0));
+  EXPECT_EQ(NextTrial(trials), std::nullopt);
+  trials.push_back(Predicted(2.1, 0));
+  EXPECT_EQ(NextTrial(trials), 5U);
 }
 
 // Whatever the devices do, the search ends with the fastest trial, as long as predictions are off
