@@ -372,6 +372,11 @@ void Stepper::OnSaveUnanswered(JobState& job, const std::string& node,
                                const v1::SaveUnanswered& said) {
   const v1::JobRecord& record = job.record;
   if (!HasLiveRun(record.phase()) || said.step() <= record.checkpoint_step()) return;
+  // One that is skipped has not begun on any rank.
+  if (said.problem() != v1::SAVE_PROBLEM_SKIPPED) {
+    job.given_up_step = said.step();
+    job.given_up_attempt = record.attempt();
+  }
   const std::string rank = RankOn(said.rank(), node);
   const auto failed = [&](SaveFailure reason, const std::string& text) {
     OnSaveFailed(job, said.step(), reason, absl::StrCat(text, said.error()), node, said.rank());

@@ -124,7 +124,10 @@ struct JobState {
   bool verifying = false;        // one of its checkpoints:
   int64_t verifying_step = 0;
   int verifying_attempt = 0;  // whose it was when that began
-  bool killed = false;        // a phase of stopping took too long: SIGKILL was asked for
+  // The last step whose save a rank has given up, and the attempt of both: it sends no part of it.
+  int64_t given_up_step = 0;
+  int given_up_attempt = 0;
+  bool killed = false;  // a phase of stopping took too long: SIGKILL was asked for
   std::shared_ptr<RunHealthState> health;  // health of the present attempt; null: no report yet
   Avoided avoided;
   // For each rank of the present attempt: the node whose memory holds its state; empty: it starts

@@ -63,6 +63,23 @@ TEST_F(ProgressTest, TheTimeLeftOutlivesTheCoordinatorAndTheAttempt) {
   EXPECT_EQ(Left(), std::nullopt) << "it has ended";
 }
 
+// The service waits for no part of it (coordinator/service/saves.h).
+TEST_F(ProgressTest, TheLastSaveThatARankGaveUpIsKnown) {
+  const auto given_up = [this] {
+    const JobState& job = cluster_.state_.jobs.at(kJob);
+    return std::pair(job.given_up_attempt, job.given_up_step);
+  };
+  cluster_.Stepped(20);
+  EXPECT_EQ(given_up(), std::pair(0, int64_t{0}));
+  Unanswered(0, 10);
+  EXPECT_EQ(given_up(), std::pair(1, int64_t{10}));
+  // All ranks skip a save together.
+  Unanswered(0, 20, 1, "busy", v1::SAVE_PROBLEM_SKIPPED);
+  EXPECT_EQ(given_up(), std::pair(1, int64_t{10}));
+  Unanswered(1, 20, 1, "late", v1::SAVE_PROBLEM_TIMEOUT);
+  EXPECT_EQ(given_up(), std::pair(1, int64_t{20}));
+}
+
 TEST_F(ProgressTest, SavesThatFailAreSaidUntilOneIsCommitted) {
   cluster_.Stepped(10);
   Fail(10);

@@ -27,6 +27,10 @@ class CoordinatorHost : public CheckpointHost {
     return coordinator_.IsPresent(run, token);
   }
 
+  bool IsGivenUp(const v1::RunId& run, int64_t step) const override {
+    return coordinator_.IsGivenUp(run, step);
+  }
+
   absl::StatusOr<SaveTerms> TermsOf(const v1::RunId& run) const override {
     TERCIO_ASSIGN_OR_RETURN(const Coordinator::JobView view, coordinator_.View(run.job_id()));
     const v1::JobSpec& spec = view.record.spec();

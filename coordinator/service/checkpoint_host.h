@@ -34,6 +34,9 @@ class CheckpointHost {
   virtual checkpoint::Store& StoreOf(const std::string& job) = 0;
   // Whether (job, attempt, token) is the present attempt.
   virtual bool IsPresent(const v1::RunId& run, const std::string& token) const = 0;
+  // Whether a rank of this attempt has said that it gave up its part of this save: it comes no
+  // more.
+  virtual bool IsGivenUp(const v1::RunId& run, int64_t step) const = 0;
   virtual absl::StatusOr<SaveTerms> TermsOf(const v1::RunId& run) const = 0;
   // Whether parts of all ranks together are the state of the job's model: every tensor of it, in
   // its shape. DATA_LOSS names what is missing.

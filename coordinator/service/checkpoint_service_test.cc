@@ -52,6 +52,14 @@ class FakeHost : public CheckpointHost {
     std::lock_guard<std::mutex> lock(mutex_);
     return run.attempt() == attempt_ && token == "token";
   }
+  bool IsGivenUp(const v1::RunId&, int64_t step) const override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return step == given_up_;
+  }
+  void GiveUp(int64_t step) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    given_up_ = step;
+  }
   absl::StatusOr<SaveTerms> TermsOf(const v1::RunId&) const override {
     std::lock_guard<std::mutex> lock(mutex_);
     SaveTerms terms;
@@ -150,6 +158,7 @@ class FakeHost : public CheckpointHost {
   std::atomic<int> ranks_ = 2;
   int attempt_ = 1;
   absl::Duration timeout_ = absl::Minutes(5);
+  int64_t given_up_ = 0;  // a save's step
   std::atomic<bool> own_files_ = false;
   absl::Status recorded_;
   std::vector<std::string> said_;
@@ -425,6 +434,20 @@ TEST_F(CheckpointServiceTest, ACheckpointThatLacksATensorIsNone) {
   EXPECT_EQ(one->SendAll().error_code(), grpc::StatusCode::DATA_LOSS);
   EXPECT_EQ(answer.get().error_code(), grpc::StatusCode::DATA_LOSS);
   AwaitNothingLeft();
+}
+
+// Where the coordinator was away, some ranks may have given up before it was back, and others not:
+// these are answered at once, and the next save finds nobody waiting.
+TEST_F(CheckpointServiceTest, ARankThatHasGivenUpIsNotWaitedFor) {
+  const auto one = Start(1, 10);
+  ASSERT_TRUE(one->SendChunks());
+  one->SendEnd(one->Checksum());
+  host_.GiveUp(10);
+  const grpc::Status answer = one->Finish();
+  EXPECT_EQ(answer.error_code(), grpc::StatusCode::ABORTED);
+  EXPECT_THAT(answer.error_message(), HasSubstr("a rank has given up its part"));
+  SaveAll(20, 1);
+  EXPECT_EQ(NewestGood(), 20);
 }
 
 // It ended the process when it was written into the manifest.

@@ -760,6 +760,13 @@ bool Coordinator::IsPresentAttempt(const v1::RunId& run) const {
   return PresentRecord(run) != nullptr;
 }
 
+bool Coordinator::IsGivenUp(const v1::RunId& run, int64_t step) const {
+  MutexLock lock(mutex_);
+  const auto found = state_.jobs.find(run.job_id());
+  return found != state_.jobs.end() && found->second.given_up_attempt == run.attempt() &&
+         found->second.given_up_step == step;
+}
+
 // The job's record when `run` is its present attempt and has not ended; else null.
 const v1::JobRecord* Coordinator::PresentRecord(const v1::RunId& run) const {
   const auto found = state_.jobs.find(run.job_id());

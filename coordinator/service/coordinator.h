@@ -174,6 +174,9 @@ class Coordinator {
 
   bool IsPresentAttempt(const v1::RunId& run) const TERCIO_EXCLUDES(mutex_);
 
+  // Whether a rank of this attempt has reported that it gave up its part of this save.
+  bool IsGivenUp(const v1::RunId& run, int64_t step) const TERCIO_EXCLUDES(mutex_);
+
   // Waits until something has changed since `version`, or the time is up. Returns the new version.
   uint64_t WaitForChange(uint64_t version, double seconds) const TERCIO_EXCLUDES(mutex_);
   uint64_t version() const TERCIO_EXCLUDES(mutex_);

@@ -268,6 +268,10 @@ void Saves::EndWhereDue(Save& save) {
   }
   if (save.committing) return;
   if (!host_.IsPresent(save.run, save.token)) return End(save, AttemptIsOver());
+  // After a while without the coordinator some ranks give up, and others reach the new one.
+  if (host_.IsGivenUp(save.run, save.step)) {
+    return End(save, absl::AbortedError("a rank has given up its part"));
+  }
   if (now - last_byte <= kSilence) return;
   End(save,
       absl::DeadlineExceededError(

@@ -3,9 +3,10 @@
 //
 // An upload is answered when the whole save is visible, or given up: a rank that has its answer
 // need not send again. A save is given up when one of its uploads fails, when a rank begins a later
-// one, when its attempt is over, when no byte has come for kSilence, or when it has taken longer
-// than the job's checkpoint.timeout: then also while it is being committed, since a disk that hangs
-// answers no caller. Its files are removed by the last upload that leaves it.
+// one, or has reported to its agent that it gave up its part, when its attempt is over, when no
+// byte has come for kSilence, or when it has taken longer than the job's checkpoint.timeout: then
+// also while it is being committed, since a disk that hangs answers no caller. Its files are
+// removed by the last upload that leaves it.
 //
 // Threads: any. No call but Leave, and what AddPart returns, waits for a disk.
 #pragma once

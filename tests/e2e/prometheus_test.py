@@ -188,7 +188,10 @@ class PrometheusRun(ClusterTest):
         self.render(job, began)
         self.tercio(*self.reach("cancel", job))
         # Its last checkpoint is saved first.
-        wait_for(lambda: self.get(job)["state"] == "cancelled", "the end of the job")
+        try:
+            wait_for(lambda: self.get(job)["state"] == "cancelled", "the end of the job", 60)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; {self.story(job)}") from None
         left = {}
 
         def are_gone():
@@ -197,7 +200,7 @@ class PrometheusRun(ClusterTest):
         try:
             wait_for(are_gone, "the series of the job to vanish", 30)
         except AssertionError as error:
-            raise AssertionError(f"{error}; left: {left}") from None
+            raise AssertionError(f"{error}; left: {left}; {self.story(job)}") from None
 
     def kill_a_rank(self, job):
         wait_for(lambda: self.get(job)["checkpoint"], "a checkpoint")
@@ -313,6 +316,12 @@ class PrometheusRun(ClusterTest):
         self.resolved("CoordinatorDown", "AgentCutOff", "GpuXid")
         self.after_step(job, self.get(job)["step"])
 
+    def story(self, job):
+        """What has become of the job, for a failure."""
+        told = self.get(job)
+        events = [(event["time"], event["attempt"], event["kind"], event["message"]) for event in self.events(job)[-12:]]
+        return f"the job is {told['state']} at step {told['step']} after {told['restarts']} restarts; {events}"
+
     # ---- a storm ----
 
     def steps(self, job, seconds):
@@ -341,7 +350,7 @@ class PrometheusRun(ClusterTest):
         quiet, storms = (measured[stormy][1] / max(1, measured[stormy][0]) for stormy in (False, True))
         print(f"prometheus: a step takes {storms / quiet:.2f} times as long under {answers / measured[True][1]:.0f} scrapes a second "
               f"and 1000 idle connections; daemons grow by at most {max(grown) / 2**20:.1f} MiB")
-        self.assertGreater(measured[True][0], 0)
+        self.assertGreater(measured[True][0], 0, self.story(job))
         self.assertGreater(answers, 100)
         self.assertLess(max(grown), 32 << 20)
 
