@@ -160,9 +160,9 @@ int Compare(const CompareOptions& options);
 struct TuneOptions : GlobalOptions {
   std::string job_file;
   std::vector<std::string> set;    // KEY=VALUE
-  std::string directory = "tune";  // of what has run, and of the job that results
+  std::string directory = "tune";  // where measurements and the resulting job file go
   double budget = 600;             // seconds
-  int steps = 12;                  // of each trial
+  int steps = 12;                  // steps of each trial
 };
 int Tune(const TuneOptions& options);
 
@@ -271,7 +271,7 @@ struct PlanOptions : GlobalOptions {
   bool weak = false;                 // the global batch grows with them
   bool largest = false;              // also the largest model with each method
   std::string simulate;              // the length of a run that is forecast; empty: none
-  int64_t seed = 1;                  // of its draws
+  int64_t seed = 1;                  // seed of the forecast's draws
   std::string svg;                   // files for the timeline of a step; empty: none
   std::string timeline;
   bool effective = false;

@@ -31,9 +31,9 @@ constexpr double kDetect = 15;
 constexpr double kRestart = 600;
 constexpr double kReplace = 4 * 3600;
 constexpr double kLeastPause = 5;
-constexpr double kCopyRate = 10e9;    // of a GPU into memory of the host
-constexpr double kWriteRate = 1.2e9;  // of a node into storage
-constexpr double kBytesOfState = 12;  // of a parameter: weight and moments in fp32
+constexpr double kCopyRate = 10e9;    // bytes a second, from a GPU to the host
+constexpr double kWriteRate = 1.2e9;  // bytes a second, from a node to storage
+constexpr double kBytesOfState = 12;  // bytes of a parameter: weight and moments in fp32
 
 constexpr int kRuns = 200;
 constexpr int kRunsOfSearch = 60;  // for each interval that is tried

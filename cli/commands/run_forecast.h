@@ -15,7 +15,7 @@ namespace tercio::cli {
 
 // A figure that the cluster file does not give.
 struct Assumption {
-  std::string key;  // of its section `faults`
+  std::string key;  // key in the cluster file's section `faults`
   std::string value;
   std::string source;
 };
@@ -25,7 +25,7 @@ struct IntervalChoice {
   std::string key;   // in JSON
   std::string name;  // in tables
   plan::simulator::Interval interval;
-  double seconds = 0;  // of steps between two checkpoints; 0: there are none
+  double seconds = 0;  // time between two checkpoints; 0: there are none
   plan::simulator::Forecast forecast;
   double expected_goodput = 0;  // by the closed form, with steps as long as simulated ones
 };

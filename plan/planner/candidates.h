@@ -49,9 +49,9 @@ class Candidates {
   cost::PipelineWalks walks_;
 };
 
-// The micro-batches of a layout that the planner may choose, the largest first; that of the job
-// where it names one.
+// Sets the size of micro-batches, in sequences, and their number in a step.
 void SetMicroBatch(const v1::JobSpec& job, int64_t micro_batch, v1::Layout* layout);
+// The micro-batch that the job names, else the largest one that the planner may choose.
 int64_t MicroBatchOf(const v1::JobSpec& job, const v1::Layout& layout);
 
 }  // namespace tercio::plan
