@@ -1,9 +1,11 @@
 #include "config/cluster_file.h"
 
+#include <algorithm>
 #include <functional>
 #include <utility>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
@@ -14,6 +16,7 @@
 #include "config/quantity.h"
 #include "config/reader.h"
 #include "config/yaml_text.h"
+#include "plan/planner/cost/node_groups.h"
 #include "yaml-cpp/yaml.h"
 
 namespace tercio::config {
@@ -21,6 +24,7 @@ namespace {
 
 using plan::cost::Accelerator;
 using plan::cost::ClusterModel;
+using plan::cost::Link;
 
 constexpr int64_t kMostNodes = 1 << 20;
 constexpr int64_t kMostPerNode = 1024;
@@ -56,23 +60,46 @@ absl::StatusOr<Accelerator> Catalogued(const std::string& name) {
   return plan::cost::AcceleratorOf(name);
 }
 
+// The kinds of nodes, and what joins them where there are several.
+struct Kinds {
+  std::vector<ClusterModel> list;
+  Link joining;
+  int interfaces = 1;
+
+  ClusterModel Joined() const { return plan::cost::JoinGroups(list, joining, interfaces); }
+};
+
+struct Parsed {
+  Kinds kinds;
+  ClusterFile file;  // without its cluster
+};
+
 class ClusterParser {
  public:
   ClusterParser(const YAML::Node& root, Faults* faults)
       : faults_(*faults), root_(root, "", faults) {}
 
-  ClusterFile Parse() {
+  Parsed Parse() {
+    has_interconnect_ = root_.Has("interconnect");
     const YAML::Node nodes = root_.Get("nodes");
     if (!nodes.IsDefined() || !nodes.IsSequence() || nodes.size() == 0) {
       root_.Fault("nodes",
                   "missing; list the nodes, such as [{count: 4, gpus: 8, gpu: a100-80gb}]");
-    } else if (nodes.size() > 1) {
-      root_.Fault("nodes", "several kinds of nodes are not supported by this version");
-    } else if (Section node = MapAt(nodes[0], "nodes[0]"); nodes[0].IsMap()) {
-      ParseNode(std::move(node));
+    } else if (nodes.size() > plan::cost::kMostGroups) {
+      root_.Fault("nodes", absl::StrCat("has ", nodes.size(), " kinds of nodes; at most ",
+                                        plan::cost::kMostGroups, " can be planned for"));
+    } else {
+      is_several_ = nodes.size() > 1;
+      for (size_t i = 0; i < nodes.size(); ++i) {
+        const std::string path = absl::StrCat("nodes[", i, "]");
+        Section node = MapAt(nodes[i], path);
+        if (nodes[i].IsMap()) ParseNode(std::move(node), path);
+      }
+      ParseInterconnect();
     }
-    if (root_.Has("cost")) out_.cost = ParseDeviceCost(root_.Child("cost"));
-    if (root_.Has("faults")) out_.faults = ParseFaults(root_.Child("faults"));
+    ClusterFile& file = out_.file;
+    if (root_.Has("cost")) file.cost = ParseDeviceCost(root_.Child("cost"));
+    if (root_.Has("faults")) file.faults = ParseFaults(root_.Child("faults"));
     root_.Finish();
     return std::move(out_);
   }
@@ -84,25 +111,26 @@ class ClusterParser {
     return Section(node, path, &faults_, line);
   }
 
-  void ParseNode(Section node) {
-    ClusterModel& cluster = out_.cluster;
+  void ParseNode(Section node, const std::string& path) {
     if (!node.Has("gpus")) node.Fault("gpus", "missing; the number of GPUs of a node");
     const auto gpus = static_cast<int>(node.Integer("gpus", 1, 1, kMostPerNode));
     const auto count = static_cast<int>(node.Integer("count", 1, 1, kMostNodes));
     const Accelerator gpu = ParseGpu(node);
-    cluster = plan::cost::MakeCluster(gpu, gpus, count, 1, 0);
+    ClusterModel& cluster =
+        out_.kinds.list.emplace_back(plan::cost::MakeCluster(gpu, gpus, count, 1, 0));
+    cluster.name = node.Text("name", absl::StrCat(path, " ", std::string(gpu.name)));
     cluster.inside.bytes_per_second = Figure(node, "intra_node_bandwidth", ParseBytesPerSecond,
                                              "a rate such as 300GB/s", gpu.link_bytes_per_second);
     cluster.inside.seconds = Figure(node, "intra_node_latency", ParseShortTime,
                                     "a time such as 4us", cluster.inside.seconds);
-    ParseInterfaces(node, count);
+    ParseInterfaces(node, path, &cluster);
     node.Finish();
   }
 
-  void ParseInterfaces(Section& node, int nodes) {
+  void ParseInterfaces(Section& node, const std::string& path, ClusterModel* cluster) {
     const YAML::Node list = node.Get("nics");
     if (!list.IsDefined()) {
-      if (nodes > 1) {
+      if (cluster->nodes > 1 || (is_several_ && !has_interconnect_)) {
         node.Fault("nics",
                    "missing; how nodes are linked, such as [{count: 8, bandwidth: 25GB/s}]");
       }
@@ -111,17 +139,37 @@ class ClusterParser {
     if (!list.IsSequence() || list.size() != 1) {
       return node.Fault("nics", "expected a list with one kind of interface");
     }
-    Section nic = MapAt(list[0], "nodes[0].nics[0]");
+    Section nic = MapAt(list[0], absl::StrCat(path, ".nics[0]"));
     if (!list[0].IsMap()) return;
-    ClusterModel& cluster = out_.cluster;
+    ParseLink(std::move(nic), &cluster->between, &cluster->interfaces_per_node);
+  }
+
+  void ParseLink(Section nic, Link* link, int* count) {
     nic.OneOf("kind", "infiniband", {"infiniband", "roce", "ethernet", "efa"});
-    cluster.interfaces_per_node = static_cast<int>(nic.Integer("count", 1, 1, kMostPerNode));
+    *count = static_cast<int>(nic.Integer("count", 1, 1, kMostPerNode));
     if (!nic.Has("bandwidth")) nic.Fault("bandwidth", "missing; a rate such as 25GB/s or 200Gb/s");
-    cluster.between.bytes_per_second =
+    link->bytes_per_second =
         Figure(nic, "bandwidth", ParseBytesPerSecond, "a rate such as 25GB/s or 200Gb/s", 1);
-    cluster.between.seconds =
-        Figure(nic, "latency", ParseShortTime, "a time such as 10us", cluster.between.seconds);
+    link->seconds = Figure(nic, "latency", ParseShortTime, "a time such as 10us", link->seconds);
     nic.Finish();
+  }
+
+  // Where the file does not tell, the slowest of the kinds' own interfaces.
+  void ParseInterconnect() {
+    if (has_interconnect_ && !is_several_) {
+      return root_.Fault("interconnect", "joins several kinds of nodes, and `nodes` has one");
+    }
+    Kinds& kinds = out_.kinds;
+    for (const ClusterModel& kind : kinds.list) {
+      const auto rate = [](const Link& link, int count) { return link.bytes_per_second * count; };
+      const bool is_slower =
+          rate(kind.between, kind.interfaces_per_node) < rate(kinds.joining, kinds.interfaces);
+      if (kinds.joining.bytes_per_second > 0 && !is_slower) continue;
+      kinds.joining = kind.between;
+      kinds.interfaces = kind.interfaces_per_node;
+    }
+    if (!has_interconnect_) return;
+    ParseLink(root_.Child("interconnect"), &kinds.joining, &kinds.interfaces);
   }
 
   Accelerator ParseGpu(Section& node) {
@@ -165,10 +213,12 @@ class ClusterParser {
 
   Faults& faults_;
   Section root_;
-  ClusterFile out_;
+  bool is_several_ = false;
+  bool has_interconnect_ = false;
+  Parsed out_;
 };
 
-absl::StatusOr<ClusterFile> Read(const std::string& text, const std::string& path) {
+absl::StatusOr<Parsed> Read(const std::string& text, const std::string& path) {
   TERCIO_RETURN_IF_ERROR(CheckUtf8(text, path));
   try {
     const YAML::Node root = YAML::Load(text);
@@ -179,21 +229,27 @@ absl::StatusOr<ClusterFile> Read(const std::string& text, const std::string& pat
     if (const int line = LineOfSecondDocument(text); line > 0) {
       faults.Add(line, "", "a second document (after ---); a file holds one cluster");
     }
-    ClusterFile file = ClusterParser(root, &faults).Parse();
+    Parsed parsed = ClusterParser(root, &faults).Parse();
     TERCIO_RETURN_IF_ERROR(faults.ToStatus());
-    return file;
+    return parsed;
   } catch (const YAML::Exception& error) {
     return absl::InvalidArgumentError(
         absl::StrCat(path, ":", error.mark.line + 1, ": not YAML: ", error.msg));
   }
 }
 
-// The figures that --what-if may change.
+// The figures of a kind of nodes that --what-if may change.
 struct Changeable {
   const char* key;
   Parse parse;
   std::function<void(ClusterModel&, double)> set;
 };
+
+absl::StatusOr<double> AboveZero(Parse parse, const std::string& text) {
+  const std::optional<double> value = parse(text);
+  if (value.has_value() && *value > 0 && *value <= 1e18) return *value;
+  return absl::InvalidArgumentError(absl::StrCat("'", text, "' is no such figure, or not above 0"));
+}
 
 const std::vector<Changeable>& Changeables() {
   static const auto* const kAll = new std::vector<Changeable>{
@@ -217,37 +273,95 @@ const std::vector<Changeable>& Changeables() {
   return *kAll;
 }
 
-absl::Status ApplyWhatIf(const std::string& change, ClusterFile* file) {
-  const std::pair<std::string, std::string> parts = absl::StrSplit(change, absl::MaxSplits('=', 1));
-  ClusterModel* const cluster = &file->cluster;
-  // Another kind of GPU brings all of its figures.
-  if (parts.first == "gpu") {
-    TERCIO_ASSIGN_OR_RETURN(cluster->accelerator, Catalogued(parts.second));
-    cluster->inside.bytes_per_second = cluster->accelerator.link_bytes_per_second;
-    return absl::OkStatus();
-  }
-  std::vector<std::string> keys = {"gpu"};
-  for (const Changeable& each : Changeables()) {
-    keys.push_back(each.key);
-    if (parts.first != each.key) continue;
-    const std::optional<double> value = each.parse(parts.second);
-    if (!value.has_value() || !(*value > 0) || *value > 1e18) {
-      return absl::InvalidArgumentError(absl::StrCat("--what-if ", change, ": '", parts.second,
-                                                     "' is no such figure, or not above 0"));
+// Changes a figure of each of these kinds. False: there is no such key.
+absl::StatusOr<bool> ChangeNodes(const std::string& key, const std::string& text,
+                                 const std::vector<ClusterModel*>& kinds) {
+  // Another GPU brings all of its figures.
+  if (key == "gpu") {
+    TERCIO_ASSIGN_OR_RETURN(const Accelerator gpu, Catalogued(text));
+    for (ClusterModel* const kind : kinds) {
+      kind->accelerator = gpu;
+      kind->inside.bytes_per_second = gpu.link_bytes_per_second;
     }
-    each.set(*cluster, *value);
-    return absl::OkStatus();
+    return true;
   }
-  for (const std::string& key : FaultKeys()) {
-    keys.push_back(key);
-    if (parts.first != key) continue;
-    const absl::Status changed = ChangeFault(key, parts.second, &file->faults);
-    if (changed.ok()) return changed;
+  for (const Changeable& each : Changeables()) {
+    if (key != each.key) continue;
+    TERCIO_ASSIGN_OR_RETURN(const double value, AboveZero(each.parse, text));
+    for (ClusterModel* const kind : kinds) each.set(*kind, value);
+    return true;
+  }
+  return false;
+}
+
+absl::StatusOr<bool> ChangeInterconnect(const std::string& key, const std::string& text,
+                                        Kinds* kinds) {
+  constexpr absl::string_view kPrefix = "interconnect.";
+  if (kinds->list.size() < 2 || !absl::StartsWith(key, kPrefix)) return false;
+  // It has what an interface has.
+  ClusterModel link;
+  link.between = kinds->joining;
+  link.interfaces_per_node = kinds->interfaces;
+  const std::string nic = absl::StrCat("nic.", key.substr(kPrefix.size()));
+  TERCIO_ASSIGN_OR_RETURN(const bool changed, ChangeNodes(nic, text, {&link}));
+  kinds->joining = link.between;
+  kinds->interfaces = link.interfaces_per_node;
+  return changed;
+}
+
+// "nodes[1].nic.bandwidth" is a key of one kind; others are those of all kinds.
+absl::StatusOr<bool> ChangeKinds(std::string key, const std::string& text, Kinds* kinds) {
+  std::vector<ClusterModel*> changed;
+  for (size_t i = 0; i < kinds->list.size(); ++i) {
+    const std::string prefix = absl::StrCat("nodes[", i, "].");
+    if (!absl::StartsWith(key, prefix)) continue;
+    changed.push_back(&kinds->list[i]);
+    key = key.substr(prefix.size());
+    break;
+  }
+  if (!changed.empty()) return ChangeNodes(key, text, changed);
+  for (ClusterModel& kind : kinds->list) changed.push_back(&kind);
+  if (changed.size() > 1 && (key == "nodes" || key == "gpus")) {
     return absl::InvalidArgumentError(
-        absl::StrCat("--what-if ", change, ": ", std::string(changed.message())));
+        absl::StrCat("say of which kind of nodes, such as nodes[0].", key));
   }
-  return absl::InvalidArgumentError(absl::StrCat("--what-if ", change, ": expected KEY=VALUE with ",
-                                                 "one of ", absl::StrJoin(keys, ", ")));
+  return ChangeNodes(key, text, changed);
+}
+
+std::vector<std::string> KeysOf(const Kinds& kinds) {
+  std::vector<std::string> keys = {"gpu"};
+  for (const Changeable& each : Changeables()) keys.push_back(each.key);
+  if (kinds.list.size() > 1) {
+    for (const char* key : {"count", "bandwidth", "latency"}) {
+      keys.push_back(absl::StrCat("interconnect.", key));
+    }
+  }
+  const std::vector<std::string> of_faults = FaultKeys();
+  keys.insert(keys.end(), of_faults.begin(), of_faults.end());
+  return keys;
+}
+
+absl::Status ApplyWhatIf(const std::string& change, Parsed* parsed) {
+  const std::pair<std::string, std::string> parts = absl::StrSplit(change, absl::MaxSplits('=', 1));
+  const auto& [key, text] = parts;
+  const auto named = [&](const absl::Status& status) {
+    return absl::Status(status.code(),
+                        absl::StrCat("--what-if ", change, ": ", std::string(status.message())));
+  };
+  for (const auto& found :
+       {ChangeKinds(key, text, &parsed->kinds), ChangeInterconnect(key, text, &parsed->kinds)}) {
+    if (!found.ok()) return named(found.status());
+    if (*found) return absl::OkStatus();
+  }
+  const std::vector<std::string> of_faults = FaultKeys();
+  if (std::find(of_faults.begin(), of_faults.end(), key) != of_faults.end()) {
+    const absl::Status changed = ChangeFault(key, text, &parsed->file.faults);
+    return changed.ok() ? changed : named(absl::InvalidArgumentError(changed.message()));
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--what-if ", change, ": expected KEY=VALUE with ", "one of ",
+      absl::StrJoin(KeysOf(parsed->kinds), ", "),
+      parsed->kinds.list.size() > 1 ? "; those of one kind of nodes as nodes[0].KEY" : ""));
 }
 
 }  // namespace
@@ -255,12 +369,20 @@ absl::Status ApplyWhatIf(const std::string& change, ClusterFile* file) {
 absl::StatusOr<ClusterFile> ParseClusterFile(const std::string& path,
                                              const std::vector<std::string>& what_if) {
   TERCIO_ASSIGN_OR_RETURN(const std::string text, ReadInput(path, kMostYamlBytes));
-  TERCIO_ASSIGN_OR_RETURN(ClusterFile file, Read(text, path));
+  TERCIO_ASSIGN_OR_RETURN(Parsed parsed, Read(text, path));
   for (const std::string& change : what_if) {
-    TERCIO_RETURN_IF_ERROR(ApplyWhatIf(change, &file));
+    TERCIO_RETURN_IF_ERROR(ApplyWhatIf(change, &parsed));
   }
+  ClusterFile file = std::move(parsed.file);
+  for (const ClusterModel& kind : parsed.kinds.list) {
+    TERCIO_RETURN_IF_ERROR(plan::cost::CheckCluster(kind));
+    for (const std::string& notice : plan::cost::ImplausibleFigures(kind)) {
+      const bool is_one = parsed.kinds.list.size() == 1;
+      file.notices.push_back(is_one ? notice : absl::StrCat(kind.name, ": ", notice));
+    }
+  }
+  file.cluster = parsed.kinds.Joined();
   TERCIO_RETURN_IF_ERROR(plan::cost::CheckCluster(file.cluster));
-  file.notices = plan::cost::ImplausibleFigures(file.cluster);
   return file;
 }
 

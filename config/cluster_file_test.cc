@@ -64,6 +64,61 @@ TEST_F(ClusterFileTest, NodesByTheirFigures) {
   EXPECT_EQ(file->cost->currency, "EUR");
 }
 
+constexpr char kTwoKinds[] =
+    "nodes:\n"
+    "  - {name: new, count: 4, gpus: 8, gpu: a100-80gb, nics: [{count: 8, bandwidth: 25GB/s}]}\n"
+    "  - {count: 2, gpus: 4, gpu: v100-32gb, nics: [{count: 2, bandwidth: 12.5GB/s}]}\n";
+
+TEST_F(ClusterFileTest, SeveralKindsOfNodes) {
+  const auto file = Parse(kTwoKinds);
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_EQ(file->cluster.devices(), 40);
+  ASSERT_EQ(file->cluster.groups.size(), 2u);
+  EXPECT_EQ(file->cluster.groups[0].name, "new");
+  EXPECT_EQ(file->cluster.groups[1].name, "nodes[1] V100-32");
+  EXPECT_EQ(file->cluster.groups[1].devices(), 8);
+  // The slower network joins them where the file names none.
+  EXPECT_EQ(file->cluster.between.bytes_per_second, 12.5e9);
+  EXPECT_EQ(file->cluster.interfaces_per_node, 2);
+
+  const auto joined = Parse(std::string(kTwoKinds) +
+                            "interconnect: {kind: ethernet, bandwidth: 25Gb/s, latency: 30us}\n");
+  ASSERT_TRUE(joined.ok()) << joined.status();
+  EXPECT_EQ(joined->cluster.between.bytes_per_second, 25e9 / 8);
+  EXPECT_EQ(joined->cluster.between.seconds, 30e-6);
+  EXPECT_EQ(joined->cluster.interfaces_per_node, 1);
+  EXPECT_EQ(joined->cluster.groups[0].between.bytes_per_second, 25e9);
+}
+
+TEST_F(ClusterFileTest, FiguresOfOneKindMayChange) {
+  const auto file = Parse(kTwoKinds, {"nodes[1].nic.bandwidth=50GB/s", "nodes[0].nodes=1",
+                                      "intra_node_latency=5us", "interconnect.bandwidth=1GB/s"});
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_EQ(file->cluster.devices(), 16);
+  EXPECT_EQ(file->cluster.groups[0].between.bytes_per_second, 25e9);
+  EXPECT_EQ(file->cluster.groups[1].between.bytes_per_second, 50e9);
+  EXPECT_EQ(file->cluster.groups[0].inside.seconds, 5e-6);
+  EXPECT_EQ(file->cluster.groups[1].inside.seconds, 5e-6);
+  EXPECT_EQ(file->cluster.between.bytes_per_second, 1e9);
+  EXPECT_THAT(FaultOf(kTwoKinds, {"nodes=2"}), HasSubstr("such as nodes[0].nodes"));
+  EXPECT_THAT(FaultOf(kTwoKinds, {"nodes[2].nodes=2"}), HasSubstr("nodes[0].KEY"));
+  EXPECT_THAT(FaultOf(kTwoKinds, {"interconnect.bandwidth=0GB/s"}),
+              HasSubstr("--what-if interconnect.bandwidth=0GB/s: '0GB/s'"));
+  EXPECT_THAT(FaultOf(kSelene, {"interconnect.bandwidth=1GB/s"}), HasSubstr("expected KEY=VALUE"));
+}
+
+TEST_F(ClusterFileTest, WhatJoinsKindsOfNodesIsChecked) {
+  EXPECT_THAT(FaultOf(std::string(kSelene) + "interconnect: {bandwidth: 1GB/s}\n"),
+              HasSubstr("joins several kinds of nodes"));
+  EXPECT_THAT(FaultOf(std::string(kTwoKinds) + "interconnect: {count: 2}\n"),
+              HasSubstr("interconnect.bandwidth: missing"));
+  EXPECT_THAT(FaultOf("nodes: [{gpus: 8, gpu: h100}, {gpus: 8, gpu: a100-80gb}]\n"),
+              HasSubstr("nodes[1].nics: missing"));
+  EXPECT_THAT(FaultOf("nodes: [{gpus: 1, gpu: h100}, {gpus: 1, gpu: h100}, {gpus: 1, gpu: h100},\n"
+                      "  {gpus: 1, gpu: h100}, {gpus: 1, gpu: h100}]\n"),
+              HasSubstr("has 5 kinds of nodes; at most 4"));
+}
+
 TEST_F(ClusterFileTest, AllFaultsAreReportedWithTheirLines) {
   const std::string faults = FaultOf(
       "nodes:\n"

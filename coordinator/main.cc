@@ -29,14 +29,13 @@
 #include "coordinator/access/access.h"
 #include "coordinator/access/access_commands.h"
 #include "coordinator/flags.h"
+#include "coordinator/planning.h"
 #include "coordinator/server.h"
 #include "coordinator/service/coordinator.h"
 #include "coordinator/service/coordinator_metrics.h"
 #include "coordinator/service/rpc_metrics.h"
 #include "coordinator/service/stream_hub.h"
 #include "coordinator/verify_child.h"
-#include "plan/planner/elastic.h"
-#include "plan/planner/planner.h"
 
 namespace tercio::coordinator {
 namespace {
@@ -74,28 +73,7 @@ Settings MakeSettings(const Flags& flags) {
   settings.checkpoint_patience = flags.checkpoint_patience;
   settings.scrub_interval = flags.scrub_interval;
   settings.job_retention = flags.job_retention;
-  settings.make_plan = [](const v1::JobSpec& spec, const std::vector<plan::DeviceSlot>& slots,
-                          const RankShare& share) {
-    // The ranks run in step, so the share of the worst node stands for all (ShareOfRanks).
-    plan::Cluster cluster;
-    cluster.threads_per_rank = share.threads;
-    cluster.memory_bytes = share.memory_bytes;
-    cluster.shares_gpus = share.shares_gpus;
-    if (share.gpu.empty()) {
-      plan::UseCpus(share.figures, share.cores, &cluster);
-    } else {
-      plan::UseGpus(share.figures, share.gpu, &cluster);
-    }
-    return plan::MakePlan(spec, slots, cluster);
-  };
-  settings.smaller_layout = [](const v1::JobSpec& spec, int least, int most, const RankShare& share,
-                               int* ranks) {
-    // Only memory limits how few ranks can hold the model; speed is not asked here.
-    plan::Cluster cluster;
-    cluster.memory_bytes = share.memory_bytes;
-    cluster.shares_gpus = share.shares_gpus;
-    return plan::SmallerLayout(spec, least, most, cluster, ranks);
-  };
+  UsePlanner(&settings);
   return settings;
 }
 

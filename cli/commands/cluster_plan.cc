@@ -14,6 +14,7 @@
 #include "cli/output.h"
 #include "common/exit_codes.h"
 #include "common/status_macros.h"
+#include "plan/planner/cost/node_groups.h"
 #include "plan/planner/cost/recipe.h"
 
 namespace tercio::cli {
@@ -80,6 +81,8 @@ bool Fits(const v1::JobSpec& job, const plan::cost::ClusterModel& cluster) {
 // What of the cluster would have to be larger for the job to fit: its nodes, or the memory of its
 // GPUs, to within a tenth. Empty: neither is enough.
 std::string WhatWouldSuffice(const v1::JobSpec& job, const plan::cost::ClusterModel& cluster) {
+  // Which of several kinds there should be more of is not for this search to say.
+  if (!cluster.groups.empty()) return "";
   constexpr int kMostTimes = 64;
   std::vector<std::string> ways;
   for (int times = 2; times <= kMostTimes; times *= 2) {
@@ -109,7 +112,24 @@ std::string WhatWouldSuffice(const v1::JobSpec& job, const plan::cost::ClusterMo
   return absl::StrCat("; it would fit on ", absl::StrJoin(ways, ", or on "));
 }
 
+// What only clusters of one kind of nodes have.
+absl::Status CheckOneKind(const plan::cost::ClusterModel& cluster, const PlanOptions& options) {
+  if (cluster.groups.empty()) return absl::OkStatus();
+  const char* const option = !options.scale.empty() ? "--scale"
+                             : options.largest      ? "--largest"
+                                                    : "";
+  if (*option == '\0') return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(option, ": needs nodes of one kind, and the cluster file has ",
+                   cluster.groups.size(), " kinds; plan for each of them with a file of its own"));
+}
+
 }  // namespace
+
+plan::cost::ClusterModel ClusterOf(const ClusterPlan& plan, const plan::RankedLayout& ranked) {
+  const plan::cost::ClusterModel& cluster = plan.file.cluster;
+  return ranked.order.empty() ? cluster : plan::cost::InOrder(cluster, ranked.order);
+}
 
 absl::StatusOr<ClusterPlan> MakeClusterPlan(const v1::JobSpec& job, config::ClusterFile file,
                                             const PlanOptions& options) {
@@ -118,6 +138,7 @@ absl::StatusOr<ClusterPlan> MakeClusterPlan(const v1::JobSpec& job, config::Clus
   plan.file = std::move(file);
   plan.tokens = options.tokens;
   const plan::cost::ClusterModel& cluster = plan.file.cluster;
+  TERCIO_RETURN_IF_ERROR(CheckOneKind(cluster, options));
   plan::SearchOptions search;
   if (!options.explain.empty()) {
     TERCIO_ASSIGN_OR_RETURN(search.accepts, ParseLayoutFilter(options.explain));

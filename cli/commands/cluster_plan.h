@@ -38,6 +38,9 @@ struct ClusterPlan {
 absl::StatusOr<ClusterPlan> MakeClusterPlan(const v1::JobSpec& job, config::ClusterFile file,
                                             const PlanOptions& options);
 
+// The cluster with its kinds of nodes in the order of the layout.
+plan::cost::ClusterModel ClusterOf(const ClusterPlan& plan, const plan::RankedLayout& ranked);
+
 std::string ClusterPlanText(const ClusterPlan& plan);
 nlohmann::ordered_json ClusterPlanJson(const ClusterPlan& plan);
 

@@ -7,12 +7,15 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "cli/commands/cluster_plan.h"
 #include "cli/format.h"
 #include "cli/text.h"
+#include "model/architecture.h"
 #include "plan/memory_map.h"
 #include "plan/names.h"
 #include "plan/planner/cluster.h"
+#include "plan/planner/cost/node_groups.h"
 #include "plan/stage_layers.h"
 #include "plan/state_shards.h"
 
@@ -41,8 +44,18 @@ constexpr TimePart kTimeParts[] = {
     {"optimizer", "optimizer", &StepCost::optimizer},
     {"other", "other", &StepCost::other}};
 
+// The mean over the GPUs.
+double PeakOf(const plan::cost::ClusterModel& cluster, const v1::TrainingSpec& training) {
+  if (cluster.groups.empty()) return plan::PeakOf(cluster.accelerator, training);
+  double all = 0;
+  for (const plan::cost::ClusterModel& group : cluster.groups) {
+    all += group.devices() * plan::PeakOf(group.accelerator, training);
+  }
+  return all / cluster.devices();
+}
+
 double Utilisation(const ClusterPlan& plan, const RankedLayout& ranked) {
-  const double peak = plan::PeakOf(plan.file.cluster.accelerator, plan.job.training());
+  const double peak = PeakOf(plan.file.cluster, plan.job.training());
   return peak > 0 ? ranked.cost.model_flops / peak : 0;
 }
 
@@ -140,11 +153,13 @@ std::map<v1::BufferKind, int64_t> BytesOfStage(const ClusterPlan& plan, const v1
 }
 
 constexpr int kMostStagesToShow = 8;
-std::vector<int> StagesToShow(const v1::Layout& layout) {
+std::vector<int> StagesToShow(const RankedLayout& ranked) {
+  const v1::Layout& layout = ranked.layout;
   if (layout.pipeline() == 1) return {0};
   std::vector<int> stages = {0, layout.pipeline() - 1};
-  // Without stage_layers those between have no more than the first.
-  if (layout.stage_layers().empty() || layout.pipeline() > kMostStagesToShow) return stages;
+  // Without stage_layers, and on nodes of one kind, those between have no more than the first.
+  const bool are_alike = layout.stage_layers().empty() && ranked.order.empty();
+  if (are_alike || layout.pipeline() > kMostStagesToShow) return stages;
   stages.resize(static_cast<size_t>(layout.pipeline()));
   std::iota(stages.begin(), stages.end(), 0);
   return stages;
@@ -153,7 +168,7 @@ std::vector<int> StagesToShow(const v1::Layout& layout) {
 std::string MemoryText(const ClusterPlan& plan, const RankedLayout& ranked) {
   std::vector<std::string> head = {"MEMORY OF A RANK"};
   std::map<v1::BufferKind, std::vector<int64_t>> kinds;
-  const std::vector<int> stages = StagesToShow(ranked.layout);
+  const std::vector<int> stages = StagesToShow(ranked);
   for (size_t i = 0; i < stages.size(); ++i) {
     head.push_back(absl::StrCat("STAGE ", stages[i]));
     for (const auto& [kind, bytes] : BytesOfStage(plan, ranked.layout, stages[i])) {
@@ -168,8 +183,88 @@ std::string MemoryText(const ClusterPlan& plan, const RankedLayout& ranked) {
     for (const int64_t of_stage : bytes) row.push_back(GiB(static_cast<double>(of_stage)));
     rows.push_back(std::move(row));
   }
-  rows.push_back({"available", GiB(static_cast<double>(ranked.available_bytes))});
+  std::vector<std::string> available = {"available"};
+  const std::vector<int64_t> of_stages =
+      plan::AvailableBytes(plan.job, ClusterOf(plan, ranked), ranked.layout);
+  if (of_stages.size() == 1) {
+    available.push_back(GiB(static_cast<double>(of_stages.front())));
+  } else {
+    for (const int stage : stages) {
+      available.push_back(GiB(static_cast<double>(of_stages[static_cast<size_t>(stage)])));
+    }
+  }
+  rows.push_back(std::move(available));
   return Table(rows);
+}
+
+// Stages in a row that are on the same kinds of nodes.
+struct StageRun {
+  int first = 0;
+  int last = 0;
+  plan::cost::GroupRange groups;
+};
+std::vector<StageRun> RunsOf(const plan::cost::ClusterModel& cluster, const v1::Layout& layout) {
+  std::vector<StageRun> runs;
+  const int ranks = layout.tensor() * layout.data();
+  for (int stage = 0; stage < layout.pipeline(); ++stage) {
+    const plan::cost::GroupRange groups = plan::cost::GroupsOfRanks(cluster, stage * ranks, ranks);
+    if (runs.empty() || !(runs.back().groups == groups)) runs.push_back({stage, stage, groups});
+    runs.back().last = stage;
+  }
+  return runs;
+}
+
+std::string NamesOf(const plan::cost::ClusterModel& cluster, const plan::cost::GroupRange& groups) {
+  std::vector<std::string> names;
+  for (int i = groups.first; i <= groups.last; ++i) {
+    names.push_back(cluster.groups[static_cast<size_t>(i)].name);
+  }
+  return absl::StrJoin(names, " and ");
+}
+
+// Layers of each stage, over its chunks.
+std::vector<int> LayersOfStages(const ClusterPlan& plan, const v1::Layout& layout) {
+  const std::vector<int> places = plan::LayersOfPlaces(model::LayersOf(plan.job.model()), layout);
+  std::vector<int> layers(static_cast<size_t>(layout.pipeline()), 0);
+  for (size_t place = 0; place < places.size(); ++place) {
+    layers[place % layers.size()] += places[place];
+  }
+  return layers;
+}
+
+std::string PlacementText(const ClusterPlan& plan, const RankedLayout& ranked) {
+  const plan::cost::ClusterModel cluster = ClusterOf(plan, ranked);
+  const std::vector<int> layers = LayersOfStages(plan, ranked.layout);
+  Rows rows = {{"STAGES", "NODES", "GPUS", "LAYERS OF EACH"}};
+  for (const StageRun& run : RunsOf(cluster, ranked.layout)) {
+    const std::string stages =
+        run.first == run.last ? absl::StrCat(run.first) : absl::StrCat(run.first, "-", run.last);
+    const int gpus = (run.last - run.first + 1) * ranked.layout.tensor() * ranked.layout.data();
+    rows.push_back({stages, NamesOf(cluster, run.groups), absl::StrCat(gpus),
+                    absl::StrJoin(layers.begin() + run.first, layers.begin() + run.last + 1, ",")});
+  }
+  return Table(rows);
+}
+
+ordered_json PlacementJson(const ClusterPlan& plan, const RankedLayout& ranked) {
+  if (ranked.order.empty()) return nullptr;
+  const plan::cost::ClusterModel cluster = ClusterOf(plan, ranked);
+  const std::vector<int> layers = LayersOfStages(plan, ranked.layout);
+  const int ranks = ranked.layout.tensor() * ranked.layout.data();
+  ordered_json stages = ordered_json::array();
+  for (int stage = 0; stage < ranked.layout.pipeline(); ++stage) {
+    const plan::cost::GroupRange groups = plan::cost::GroupsOfRanks(cluster, stage * ranks, ranks);
+    ordered_json names = ordered_json::array();
+    for (int i = groups.first; i <= groups.last; ++i) {
+      names.push_back(cluster.groups[static_cast<size_t>(i)].name);
+    }
+    stages.push_back({{"stage", stage},
+                      {"first_rank", stage * ranks},
+                      {"ranks", ranks},
+                      {"nodes", names},
+                      {"layers", layers[static_cast<size_t>(stage)]}});
+  }
+  return stages;
 }
 
 std::string CostText(const ClusterPlan& plan, const RankedLayout& ranked) {
@@ -259,14 +354,15 @@ ordered_json RankedJson(const ClusterPlan& plan, const RankedLayout& ranked) {
                        {"bubble_ratio", (ranked.layout.pipeline() - 1) / chunks}};
   json["memory_bytes_available"] = ranked.available_bytes;
   json["time"] = TimeJson(ranked.cost);
+  json["placement"] = PlacementJson(plan, ranked);
   return json;
 }
 
-ordered_json MemoryJson(const ClusterPlan& plan, const v1::Layout& layout) {
+ordered_json MemoryJson(const ClusterPlan& plan, const RankedLayout& ranked) {
   ordered_json stages = ordered_json::array();
-  for (const int stage : StagesToShow(layout)) {
+  for (const int stage : StagesToShow(ranked)) {
     ordered_json json = {{"stage", stage}};
-    for (const auto& [kind, bytes] : BytesOfStage(plan, layout, stage)) {
+    for (const auto& [kind, bytes] : BytesOfStage(plan, ranked.layout, stage)) {
       json[plan::BufferKindText(kind)] = bytes;
     }
     stages.push_back(std::move(json));
@@ -299,8 +395,9 @@ std::string ClusterPlanText(const ClusterPlan& plan) {
   }
   if (!explained.empty()) absl::StrAppend(&text, "\n", StepPartsText(explained));
   for (const RankedLayout& ranked : explained) {
-    absl::StrAppend(&text, "\n", plan.compared.empty() ? "" : Degrees(ranked.layout) + "\n",
-                    MemoryText(plan, ranked));
+    absl::StrAppend(&text, "\n", plan.compared.empty() ? "" : Degrees(ranked.layout) + "\n");
+    if (!ranked.order.empty()) absl::StrAppend(&text, PlacementText(plan, ranked), "\n");
+    absl::StrAppend(&text, MemoryText(plan, ranked));
   }
   if (plan.tokens > 0 && !plan.found.fitting.empty()) {
     absl::StrAppend(&text, "\n", CostText(plan, plan.found.fitting.front()));
@@ -334,7 +431,7 @@ ordered_json ClusterPlanJson(const ClusterPlan& plan) {
           {"chosen", fits ? ordered_json(0) : ordered_json()},
           {"considered", plan.found.considered},
           {"broken_rules", broken},
-          {"memory", fits ? MemoryJson(plan, plan.found.fitting.front().layout) : ordered_json()},
+          {"memory", fits ? MemoryJson(plan, plan.found.fitting.front()) : ordered_json()},
           {"run", CostJson(plan)},
           {"compared", compared},
           {"scale", scale},

@@ -44,17 +44,19 @@ absl::Status WriteTimelines(const ClusterPlan& plan, const PlanOptions& options)
         " passes, and at most ", kMostPasses,
         " can be shown; choose a layout with fewer micro-batches or stages with --explain"));
   }
+  const plan::cost::ClusterModel cluster = ClusterOf(plan, plan.found.fitting.front());
   plan::cost::PipelineWalks walks;
   const StepTimeline timeline = plan::simulator::TimelineOfStep(
       plan::cost::TimingOfStep({.job = plan.job,
                                 .layout = layout,
-                                .cluster = plan.file.cluster,
+                                .cluster = cluster,
                                 .recipe = *plan::cost::FindRecipe("tercio")},
                                &walks));
   if (!options.svg.empty()) {
-    const plan::cost::ClusterModel& cluster = plan.file.cluster;
     const std::string gpus =
-        absl::StrCat(cluster.devices(), " x ", std::string(cluster.accelerator.name));
+        cluster.groups.empty()
+            ? absl::StrCat(cluster.devices(), " x ", std::string(cluster.accelerator.name))
+            : absl::StrCat(cluster.devices(), " GPUs of ", cluster.groups.size(), " kinds");
     TERCIO_RETURN_IF_ERROR(
         Write("--svg", options.svg,
               plot::Draw(TimelineFigure(timeline, layout, gpus), plot::SvgPlace::kOwnFile)));

@@ -113,11 +113,12 @@ void FillFaults(const ClusterPlan& plan, RunForecast* forecast) {
 
 void FillStep(const ClusterPlan& plan, RunForecast* forecast) {
   const v1::Layout& layout = forecast->layout.layout;
+  const plan::cost::ClusterModel cluster = ClusterOf(plan, forecast->layout);
   plan::cost::PipelineWalks walks;
   const plan::cost::StepTiming timing =
       plan::cost::TimingOfStep({.job = plan.job,
                                 .layout = layout,
-                                .cluster = plan.file.cluster,
+                                .cluster = cluster,
                                 .recipe = *plan::cost::FindRecipe("tercio")},
                                &walks);
   forecast->input.step = plan::simulator::ShapeOfStep(timing, layout);

@@ -95,6 +95,40 @@ double BestRate(const v1::MachineFigures& figures) {
   return best;
 }
 
+// The planner tries all orders of kinds, or compares as many (plan/planner/cost/node_groups.h).
+constexpr size_t kMostKinds = 4;
+// Nodes whose speeds differ by less are of one kind: measurements of one node differ as much.
+constexpr double kAlike = 1.25;
+
+// What the node's first rank has, of so many on it.
+KindShare ShareOfNode(const NodeState& node, int ranks, double most_cores) {
+  KindShare share;
+  share.ranks = 1;
+  share.ranks_per_node = ranks;
+  share.cores = std::min(most_cores, static_cast<double>(std::max(1, node.hello.cores())) / ranks);
+  if (node.hello.device_facts_size() > 0) share.gpu = node.hello.device_facts(0).model();
+  const v1::MachineFigures& figures = node.record.figures();
+  if ((figures.device() == "cpu") == share.gpu.empty()) share.figures = figures;
+  return share;
+}
+
+double SpeedOf(const KindShare& kind) { return kind.cores * BestRate(kind.figures); }
+
+bool AreAlike(const KindShare& a, const KindShare& b) {
+  if (!a.gpu.empty() || !b.gpu.empty()) return a.gpu == b.gpu;
+  return std::max(SpeedOf(a), SpeedOf(b)) < kAlike * std::min(SpeedOf(a), SpeedOf(b));
+}
+
+// The slower ranks stand for both.
+void Join(KindShare more, KindShare* kind) {
+  kind->ranks += more.ranks;
+  kind->ranks_per_node = std::max(kind->ranks_per_node, more.ranks_per_node);
+  const bool is_slower = !more.figures.products().empty() &&
+                         (kind->figures.products().empty() || SpeedOf(more) < SpeedOf(*kind));
+  if (is_slower) kind->figures = std::move(more.figures);
+  kind->cores = std::min(kind->cores, more.cores);
+}
+
 }  // namespace
 
 const char* NameOf(FaultCause cause) {
@@ -299,6 +333,31 @@ std::vector<plan::DeviceSlot> Stepper::SlotsOf(const Placement& placement) const
   return slots;
 }
 
+// The ranks of a job by kinds of nodes, in their order.
+std::vector<KindShare> Stepper::KindsOfRanks(const JobState& job, double most_cores) const {
+  const Placement& placement = *job.placement;
+  std::vector<KindShare> kinds;
+  for (int rank = 0; rank < placement.ranks(); ++rank) {
+    const std::string& name = placement.NodeOf(rank);
+    if (rank > 0 && name == placement.NodeOf(rank - 1)) {
+      ++kinds.back().ranks;
+      continue;
+    }
+    const auto node = state_.nodes.find(name);
+    if (node == state_.nodes.end()) return {};
+    KindShare of_node = ShareOfNode(node->second, placement.RanksOn(name), most_cores);
+    // How fast a node is that nobody has measured is not known.
+    if (of_node.gpu.empty() && of_node.figures.products().empty()) return {};
+    if (!kinds.empty() && AreAlike(kinds.back(), of_node)) {
+      Join(std::move(of_node), &kinds.back());
+    } else {
+      kinds.push_back(std::move(of_node));
+    }
+  }
+  const bool are_several = kinds.size() > 1 && kinds.size() <= kMostKinds;
+  return are_several ? kinds : std::vector<KindShare>();
+}
+
 // Cores and memory are shared by the ranks of a node; the plan needs one number for all ranks.
 RankShare Stepper::ShareOfRanks(const JobState& job) const {
   RankShare share;
@@ -327,6 +386,7 @@ RankShare Stepper::ShareOfRanks(const JobState& job) const {
   if (wanted > 0) share.threads = wanted;
   // Threads are what a rank computes with: it cannot use cores beyond their number.
   share.cores = std::min<double>(share.cores, share.threads);
+  share.kinds = KindsOfRanks(job, share.threads);
   return share;
 }
 

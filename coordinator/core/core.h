@@ -216,6 +216,15 @@ struct Stored {
 };
 State Restore(Stored stored, double now);
 
+// Ranks in a row that are on nodes of one kind.
+struct KindShare {
+  int ranks = 0;
+  int ranks_per_node = 0;  // the most of a node
+  double cores = 1;
+  std::string gpu;
+  v1::MachineFigures figures;
+};
+
 // A rank's share of its node, the least over all ranks of a job.
 struct RankShare {
   int threads = 1;
@@ -224,6 +233,9 @@ struct RankShare {
   bool shares_gpus = false;    // several ranks may be on one GPU
   std::string gpu;             // model of one of them; empty: none
   v1::MachineFigures figures;  // of the slowest node that was measured; empty: none was
+  // In the order of the ranks, where nodes have GPUs of different models, or were all measured and
+  // differ in speed; else empty.
+  std::vector<KindShare> kinds;
 };
 
 // Maximum rollbacks per job; later spikes are only reported.

@@ -37,11 +37,13 @@ Devices ChooseByModel(const Devices& free, const DeviceWish& wish) {
   }
   Devices chosen;
   for (const Devices& alike : models) {
-    // Without a known layout any two ranks might share a tensor group, so a mix is no answer.
-    if (wish.tensor == 0) break;
+    // Without a known layout any two ranks might share a tensor group, so a mix is no answer where
+    // devices that are alike will do.
+    if (wish.tensor == 0 && !wish.mixes) break;
     const int missing = wish.ranks - static_cast<int>(chosen.size());
     // A tensor group is cut from one model only; what is left of that model stays free.
-    const int whole = static_cast<int>(alike.size()) / wish.tensor * wish.tensor;
+    const int group = std::max(1, wish.tensor);
+    const int whole = static_cast<int>(alike.size()) / group * group;
     const Devices part = First(alike, std::min(missing, whole));
     chosen.insert(chosen.end(), part.begin(), part.end());
   }

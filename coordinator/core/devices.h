@@ -22,6 +22,9 @@ struct DeviceWish {
   int ranks = 1;
   int tensor = 1;         // ranks of a tensor group; 0: not known yet, so all are to be alike
   bool one_nccl = false;  // ranks of several nodes talk over NCCL
+  // Without a known tensor degree: devices of several models, as no model has enough of them. The
+  // layout is then one whose tensor groups are alike.
+  bool mixes = false;
 };
 
 // For ranks 0, 1, ... in this order; empty when these devices do not suffice. Of devices that are

@@ -45,6 +45,18 @@ TEST(Devices, ATensorGroupHasOneModel) {
   EXPECT_THAT(WhyNoDevices(free, {5, 0, false}), HasSubstr("parallelism: auto"));
 }
 
+TEST(Devices, AMixIsForJobsThatNoModelHasEnoughDevicesFor) {
+  const std::vector<FreeDevice> free = {
+      {"a", 0, "old", ""}, {"b", 0, "new", ""}, {"b", 1, "new", ""}, {"c", 0, "old", ""}};
+  EXPECT_THAT(ChooseDevices(free, {.ranks = 3, .tensor = 0}), IsEmpty());
+  // Those of one model follow each other.
+  EXPECT_THAT(Names(ChooseDevices(free, {.ranks = 3, .tensor = 0, .mixes = true})),
+              ElementsAre("a0", "c0", "b0"));
+  EXPECT_THAT(Names(ChooseDevices(free, {.ranks = 2, .tensor = 0, .mixes = true})),
+              ElementsAre("a0", "c0"));
+  EXPECT_THAT(ChooseDevices(free, {.ranks = 5, .tensor = 0, .mixes = true}), IsEmpty());
+}
+
 TEST(Devices, NodesOfAJobHaveOneNccl) {
   const std::vector<FreeDevice> free = {{"a", 0, "m", "2.27.3"}, {"a", 1, "m", "2.27.3"},
                                         {"b", 0, "m", "2.28.9"}, {"b", 1, "m", "2.28.9"},

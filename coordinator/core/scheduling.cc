@@ -188,6 +188,14 @@ std::vector<FreeDevice> Stepper::KnownDevicesFor(const v1::JobSpec& spec) const 
   return known;
 }
 
+DeviceWish Stepper::WishFor(const v1::JobSpec& spec, int ranks) const {
+  DeviceWish wish = WishOf(spec, ranks);
+  if (wish.tensor > 0) return wish;
+  // Devices in use count as well: it is better to wait for devices that are alike.
+  wish.mixes = ChooseDevices(KnownDevicesFor(spec), wish).empty();
+  return wish;
+}
+
 Stepper::Room Stepper::RoomBeside(const v1::JobSpec& spec, const Avoided& avoided) const {
   Room room;
   room.free = static_cast<int>(FreeDevicesFor(spec, avoided).size());
@@ -203,7 +211,7 @@ PlacementPtr Stepper::TakeDevices(const v1::JobSpec& spec, int ranks,
                                   const Avoided& avoided) const {
   v1::RankSlots slots;
   for (const FreeDevice& device :
-       ChooseDevices(FreeDevicesFor(spec, avoided), WishOf(spec, ranks))) {
+       ChooseDevices(FreeDevicesFor(spec, avoided), WishFor(spec, ranks))) {
     v1::RankSlot* slot = slots.add_slots();
     slot->set_node(std::string(device.node));
     slot->set_device(device.device);
@@ -253,7 +261,7 @@ bool Stepper::MayBeSkipped(JobState& job) {
   const v1::JobSpec& spec = job.record.spec();
   job.may_be_skipped = false;
   if (job.record.attempt() > 0 ||
-      !ChooseDevices(KnownDevicesFor(spec), WishOf(spec, plan::RanksOfJob(spec))).empty()) {
+      !ChooseDevices(KnownDevicesFor(spec), WishFor(spec, plan::RanksOfJob(spec))).empty()) {
     job.too_large_since = 0;
     return false;
   }
@@ -293,7 +301,7 @@ void Stepper::Wait(JobState& job, int ranks) {
       absl::StrCat("waiting: needs ", ranks,
                    spec.resources().device() == v1::DEVICE_KIND_CUDA ? " GPUs, " : " devices, ",
                    room.free, " of ", room.total, " are free");
-  const std::string why = WhyNoDevices(FreeDevicesFor(spec, {}), WishOf(spec, ranks));
+  const std::string why = WhyNoDevices(FreeDevicesFor(spec, {}), WishFor(spec, ranks));
   if (!why.empty()) absl::StrAppend(&reason, "; ", why);
   absl::StrAppend(&reason, DescribeFaulty(state_, spec));
   for (const auto& [name, node] : state_.nodes) {
@@ -362,7 +370,7 @@ void Stepper::GrowWhereRoom() {
     const int ranks = plan::RanksOfJob(record.spec());
     // The job's own devices count as free, since it gives them up when it moves.
     const std::vector<FreeDevice> free = FreeDevicesFor(record.spec(), {}, &job);
-    if (ChooseDevices(free, WishOf(record.spec(), ranks)).empty()) {
+    if (ChooseDevices(free, WishFor(record.spec(), ranks)).empty()) {
       job.room_since = 0;
     } else if (job.room_since == 0) {
       job.room_since = now_;

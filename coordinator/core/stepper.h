@@ -130,6 +130,9 @@ class Stepper {
   void NoteNumerics(JobState& job);
   std::vector<plan::DeviceSlot> SlotsOf(const Placement& placement) const;
   RankShare ShareOfRanks(const JobState& job) const;
+  std::vector<KindShare> KindsOfRanks(const JobState& job, double most_cores) const;
+  // The devices that the job wishes for.
+  DeviceWish WishFor(const v1::JobSpec& spec, int ranks) const;
   void OnRankPhase(JobState& job, const v1::RankPhase& phase);
   void OnProductsChosen(JobState& job, const v1::ProductsChosen& chosen);
   void OnStepReport(JobState& job, const v1::StepReport& report);

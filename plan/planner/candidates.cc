@@ -1,6 +1,7 @@
 #include "plan/planner/candidates.h"
 
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -206,6 +207,19 @@ v1::Prediction Candidates::Predict(const v1::JobSpec& job, const v1::Layout& lay
   return prediction;
 }
 
+// A tensor group waits for its slowest rank in every layer. Cores differ less than GPUs do.
+std::string Candidates::MixedTensorGroup(const v1::Layout& layout) const {
+  if (!OnGpu(job_)) return "";
+  int first = 0;
+  for (const cost::ClusterModel& group : devices_.groups) {
+    first += group.devices();
+    if (first % layout.tensor() == 0) continue;
+    return absl::StrCat("the ", layout.tensor(),
+                        " GPUs of a tensor group would be of different models");
+  }
+  return "";
+}
+
 v1::LayoutCandidate Candidates::Judge(const v1::Layout& layout) {
   v1::LayoutCandidate candidate;
   *candidate.mutable_layout() = layout;
@@ -214,6 +228,10 @@ v1::LayoutCandidate Candidates::Judge(const v1::Layout& layout) {
   const absl::Status legal = CheckLayout(job, layout, cluster_.ranks);
   if (!legal.ok()) {
     candidate.set_rejected(std::string(legal.message()));
+    return candidate;
+  }
+  if (const std::string mixed = MixedTensorGroup(layout); !mixed.empty()) {
+    candidate.set_rejected(mixed);
     return candidate;
   }
   // The prediction is made even where the memory does not suffice: the message names the need.
@@ -269,8 +287,26 @@ v1::LayoutCandidate Candidates::AtLeastShare(std::vector<v1::Layout> layouts) {
   return all;
 }
 
+// On nodes of several kinds stages have as many layers as makes the slowest one as fast as can be,
+// where that gains enough and the job does not say otherwise.
+std::optional<v1::Layout> Candidates::FasterDivision(v1::Layout layout) {
+  const bool is_open = layout.pipeline() > 1 && layout.stage_layers().empty();
+  if (devices_.groups.empty() || !is_open || job_.model().decoder_layers() > 0) return std::nullopt;
+  SetMicroBatch(job_, MicroBatchOf(job_, layout), &layout);
+  const double equal = costs_.Of(layout).seconds;
+  const std::vector<int> balanced = costs_.Balanced(layout);
+  *layout.mutable_stage_layers() = {balanced.begin(), balanced.end()};
+  if (!CheckStageLayers(job_.model(), layout).ok()) return std::nullopt;
+  if (Weighed(job_, costs_.Of(layout).seconds, layout) >= equal) return std::nullopt;
+  return layout;
+}
+
 v1::LayoutCandidate Candidates::JudgeNamed(const v1::Layout& layout) {
   std::vector<v1::Layout> layouts;
+  if (CheckLayout(WithLayout(job_, layout), layout, cluster_.ranks).ok()) {
+    const std::optional<v1::Layout> faster = FasterDivision(layout);
+    if (faster.has_value()) AddMicroBatches(job_, *faster, &layouts);
+  }
   AddMicroBatches(job_, layout, &layouts);
   return AtLeastShare(std::move(layouts));
 }

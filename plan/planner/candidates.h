@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "plan/planner/cluster.h"
@@ -26,7 +28,8 @@ class Candidates {
   // One layout: rejected where it breaks a rule or does not fit; in the latter case with its
   // prediction, which names the need.
   v1::LayoutCandidate Judge(const v1::Layout& layout);
-  // The same for a layout that the job names. What it leaves open is chosen: a micro-batch, which
+  // The same for a layout that the job names. What it leaves open is chosen: on nodes of several
+  // kinds the layers of stages; a micro-batch, which
   // becomes smaller until it fits, and a share of the optimizer's state that lies elsewhere.
   v1::LayoutCandidate JudgeNamed(const v1::Layout& layout);
   // For a job that leaves its layout to the planner: the fastest layout with these degrees that
@@ -39,6 +42,9 @@ class Candidates {
   std::vector<v1::LayoutCandidate> AllWith(const v1::Layout& degrees);
 
  private:
+  // Why a tensor group would be on devices that differ; empty: none would.
+  std::string MixedTensorGroup(const v1::Layout& layout) const;
+  std::optional<v1::Layout> FasterDivision(v1::Layout layout);
   v1::LayoutCandidate FirstThatFits(const std::vector<v1::Layout>& layouts);
   v1::LayoutCandidate AtLeastShare(std::vector<v1::Layout> layouts);
 

@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "plan/gpu_figures.h"
 #include "plan/planner/cost/measured.h"
+#include "plan/planner/cost/node_groups.h"
 #include "plan/precision.h"
 
 namespace tercio::plan {
@@ -17,11 +20,32 @@ constexpr int kAssumedGpusPerNode = 8;
 
 const cost::Recipe& GpuRecipe() { return *cost::FindRecipe("tercio"); }
 
+// Nothing is known of the network between kinds of nodes: it is taken to be as fast as the slower
+// one of their own.
+cost::ClusterModel DevicesOfKinds(const Cluster& cluster) {
+  std::vector<cost::ClusterModel> groups;
+  cost::Link joining;
+  int interfaces = 1;
+  for (const Cluster& kind : cluster.kinds) {
+    cost::ClusterModel& group = groups.emplace_back(DevicesOf(kind, kind.ranks));
+    if (kind.gpu == nullptr && group.shared_devices > 0) {
+      group = cost::MeasuredCluster(kind.figures, group.nodes, group.devices_per_node,
+                                    kind.cores_per_rank, cost::Cores::kFixedParts);
+    }
+    const double rate = group.between.bytes_per_second * group.interfaces_per_node;
+    if (joining.bytes_per_second > 0 && rate >= joining.bytes_per_second * interfaces) continue;
+    joining = group.between;
+    interfaces = group.interfaces_per_node;
+  }
+  return cost::JoinGroups(std::move(groups), joining, interfaces);
+}
+
 }  // namespace
 
 Cluster::Cluster() { UseCpus({}, /*cores_per_rank=*/1, this); }
 
 cost::ClusterModel DevicesOf(const Cluster& cluster, int ranks) {
+  if (!cluster.kinds.empty() && ranks == cluster.ranks) return DevicesOfKinds(cluster);
   const int most = cluster.ranks_per_node > 0 ? cluster.ranks_per_node : ranks;
   const int per_node = std::max(1, std::min(most, ranks));
   const int nodes = (ranks + per_node - 1) / per_node;

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string_view>
+#include <vector>
 
 #include "plan/planner/cost/hardware.h"
 #include "plan/planner/cost/recipe.h"
@@ -15,7 +16,8 @@ namespace tercio::plan {
 // Memory that nobody has measured: every model fits.
 inline constexpr int64_t kUnknownMemoryBytes = int64_t{1} << 62;
 
-// Ranks on devices that are alike. Until UseCpus or UseGpus: on a core each of one node.
+// Ranks on devices that are alike, or of several kinds. Until UseCpus or UseGpus: on a core each of
+// one node.
 struct Cluster {
   Cluster();
 
@@ -31,9 +33,14 @@ struct Cluster {
   v1::MachineFigures figures;
   double cores_per_rank = 1;
   const cost::Accelerator* gpu = nullptr;
+
+  // Kinds of nodes in the order of the ranks, each with its own ranks, where there are several;
+  // what is above says then what the slowest and smallest of them have.
+  std::vector<Cluster> kinds;
 };
 
-// The devices of as many ranks: whole nodes, or a part of one.
+// The devices of as many ranks: whole nodes, or a part of one. Kinds of nodes are those of all
+// ranks of the cluster; fewer ranks are on devices like the slowest.
 cost::ClusterModel DevicesOf(const Cluster& cluster, int ranks);
 
 // This machine, shared by `ranks` ranks, with assumed figures.

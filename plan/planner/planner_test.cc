@@ -136,6 +136,70 @@ TEST(Planner, RanksThatShareCoresTakeTurns) {
   EXPECT_EQ(DevicesOf(gpu, 1).accelerator.name, "A100-80");
 }
 
+// Two nodes, one with cores of half the rate: its stage has fewer layers, and data ranks would wait
+// for it.
+TEST(Planner, NodesOfSeveralKindsGetLayersByTheirSpeed) {
+  v1::JobSpec job = Gpt(v1::DEVICE_KIND_CPU);
+  job.mutable_training()->set_precision(v1::PRECISION_FP32);
+  job.mutable_training()->set_global_batch(16);
+  job.mutable_resources()->set_ranks(2);
+  const Cluster fast = LocalCluster(1, 1, int64_t{1} << 40, 0);
+  Cluster slow = fast;
+  for (v1::ProductRate& rate : *slow.figures.mutable_products()) {
+    rate.set_flops_per_second(rate.flops_per_second() / 3);
+  }
+  Cluster cluster = fast;
+  cluster.ranks = 2;
+  cluster.kinds = {fast, slow};
+  for (Cluster& kind : cluster.kinds) kind.ranks = kind.ranks_per_node = 1;
+  EXPECT_EQ(DevicesOf(cluster, 2).groups.size(), 2u);
+
+  // Degrees that a job names are kept, and so are the layers that it names.
+  job.mutable_parallelism()->set_automatic(false);
+  job.mutable_parallelism()->set_tensor(1);
+  job.mutable_parallelism()->set_pipeline(2);
+  job.mutable_parallelism()->set_data(1);
+  const v1::LayoutCandidate divided = Chosen(job, cluster);
+  ASSERT_EQ(divided.layout().stage_layers_size(), 2);
+  EXPECT_GT(divided.layout().stage_layers(0), divided.layout().stage_layers(1));
+  job.mutable_parallelism()->add_stage_layers(6);
+  job.mutable_parallelism()->add_stage_layers(6);
+  const v1::LayoutCandidate equal = Chosen(job, cluster);
+  EXPECT_EQ(equal.layout().stage_layers(0), 6);
+  EXPECT_LT(divided.predicted().step_seconds(), 0.9 * equal.predicted().step_seconds());
+  // In the other order it is the other stage.
+  std::swap(cluster.kinds[0], cluster.kinds[1]);
+  job.mutable_parallelism()->clear_stage_layers();
+  const v1::LayoutCandidate other = Chosen(job, cluster);
+  ASSERT_EQ(other.layout().stage_layers_size(), 2);
+  EXPECT_LT(other.layout().stage_layers(0), other.layout().stage_layers(1));
+}
+
+TEST(Planner, ATensorGroupHasGpusOfOneModel) {
+  v1::JobSpec job = Gpt(v1::DEVICE_KIND_CUDA);
+  job.mutable_training()->set_global_batch(24);
+  job.mutable_resources()->set_ranks(6);
+  Cluster cluster;
+  cluster.ranks = 6;
+  cluster.shares_gpus = true;
+  cluster.memory_bytes = int64_t{80} << 30;
+  UseGpus({}, "NVIDIA A100", &cluster);
+  for (const char* model : {"NVIDIA H200", "NVIDIA A100"}) {
+    Cluster& kind = cluster.kinds.emplace_back();
+    kind.ranks = kind.ranks_per_node = 3;
+    UseGpus({}, model, &kind);
+  }
+  const v1::PlanReport report = PlanLayouts(job, cluster);
+  ASSERT_GE(report.chosen(), 0);
+  int refused = 0;
+  for (const v1::LayoutCandidate& candidate : report.layouts()) {
+    if (candidate.layout().tensor() == 1 || candidate.layout().tensor() == 3) continue;
+    EXPECT_THAT(candidate.rejected(), HasSubstr("of different models"));
+    ++refused;
+  }
+  EXPECT_GT(refused, 0);
+}
+
 // Ranks that a node has no room for are on further ones.
 TEST(Planner, NodesFollowFromTheRanks) {
   Cluster cluster;

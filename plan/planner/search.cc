@@ -1,6 +1,7 @@
 #include "plan/planner/search.h"
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
 #include <map>
 #include <optional>
@@ -13,6 +14,7 @@
 #include "plan/gpu_reserve.h"
 #include "plan/memory_map.h"
 #include "plan/plan_builder.h"
+#include "plan/planner/cost/node_groups.h"
 #include "plan/rank_layout.h"
 #include "plan/stage_layers.h"
 
@@ -50,11 +52,13 @@ std::vector<int> ShardsOf(const v1::JobSpec& job, const cost::ClusterModel& clus
 // Layouts of one set of degrees, with everything else that may be chosen.
 class Choices {
  public:
+  // `costs`: where the layers of stages are to be balanced, too; else nullptr.
   Choices(const v1::JobSpec& job, const cost::ClusterModel& cluster, v1::Layout degrees,
-          std::vector<v1::Layout>* out)
+          cost::StepCosts* costs, std::vector<v1::Layout>* out)
       : job_(job),
         shards_(ShardsOf(job, cluster, degrees)),
         degrees_(std::move(degrees)),
+        costs_(costs),
         out_(*out) {}
 
   void Add() {
@@ -99,8 +103,19 @@ class Choices {
            {v1::RECOMPUTE_NONE, v1::RECOMPUTE_SELECTIVE, v1::RECOMPUTE_FULL}) {
         degrees_.set_recompute(recompute);
         AddDivisions();
+        AddBalanced();
       }
     }
+  }
+
+  void AddBalanced() {
+    if (costs_ == nullptr || degrees_.pipeline() == 1 || job_.model().decoder_layers() > 0) return;
+    const v1::Layout before = degrees_;
+    const std::vector<int> balanced = costs_->Balanced(degrees_);
+    if (balanced == LayersOfPlaces(model::LayersOf(job_.model()), degrees_)) return;
+    *degrees_.mutable_stage_layers() = {balanced.begin(), balanced.end()};
+    if (CheckStageLayers(job_.model(), degrees_).ok()) AddDivisions();
+    degrees_ = before;
   }
 
   void AddDivisions() {
@@ -119,6 +134,7 @@ class Choices {
   const v1::JobSpec& job_;
   const std::vector<int> shards_;
   v1::Layout degrees_;
+  cost::StepCosts* const costs_;
   std::vector<v1::Layout>& out_;
 };
 
@@ -157,30 +173,44 @@ class BrokenRules {
 // Threads of the host, which only CPUs' memory depends on.
 constexpr int kThreads = 1;
 
-// What a rank has for its plan.
-int64_t AvailableBytes(const v1::JobSpec& job, const cost::ClusterModel& cluster,
-                       const v1::Layout& layout) {
-  return static_cast<int64_t>(std::max(
-      0.0, cluster.accelerator.memory_bytes - static_cast<double>(GpuReserveBytes(job, layout))));
+int64_t OfStage(const std::vector<int64_t>& available, int stage) {
+  return available[available.size() > 1 ? static_cast<size_t>(stage) : 0];
 }
 
 // Stages whose memory is that of the rank which needs most: those between are alike, and those
-// further back keep fewer micro-batches; but for stages of an encoder, or of its decoder, and for
-// those that have layers of their own number.
-std::vector<int> StagesThatDiffer(const v1::JobSpec& job, const v1::Layout& layout) {
+// further back keep fewer micro-batches; but for stages of an encoder, or of its decoder, for
+// those that have layers of their own number, and for those on nodes of several kinds.
+std::vector<int> StagesThatDiffer(const v1::JobSpec& job, const v1::Layout& layout,
+                                  bool is_one_kind) {
   std::vector<int> stages;
+  const bool are_alike =
+      is_one_kind && job.model().decoder_layers() == 0 && layout.stage_layers().empty();
   for (int stage = 0; stage < layout.pipeline(); ++stage) {
     const bool is_between = stage > 1 && stage + 1 < layout.pipeline();
-    const bool are_alike = job.model().decoder_layers() == 0 && layout.stage_layers().empty();
     if (!is_between || !are_alike) stages.push_back(stage);
   }
   return stages;
 }
 
-void SetMemory(int64_t needed, int64_t available, RankedLayout* ranked) {
+// Memory of the rank that lacks most, or has least left.
+struct Fit {
+  int64_t needed = 0;
+  int64_t available = std::numeric_limits<int64_t>::max();
+
+  bool fits() const { return needed <= available; }
+  void Add(int64_t more_needed, int64_t of_available) {
+    if (more_needed - of_available <= needed - available) return;
+    needed = more_needed;
+    available = of_available;
+  }
+};
+
+void SetMemory(const Fit& fit, RankedLayout* ranked) {
+  const int64_t needed = fit.needed;
+  const int64_t available = fit.available;
   ranked->memory_bytes = needed;
   ranked->available_bytes = available;
-  if (needed <= available) return;
+  if (fit.fits()) return;
   constexpr double kGiB = 1 << 30;
   ranked->rejected =
       absl::StrFormat("does not fit in memory: needs %.1f GiB per rank, %.1f GiB are available",
@@ -256,13 +286,12 @@ class Search {
   // False: neither it nor what takes longer is wanted. Candidates come in the order of `least`.
   bool Judge(const v1::Layout& layout, const Candidate& candidate) {
     if (candidate.least > fitting_.worst()) return false;
-    const int64_t available = AvailableBytes(job_, cluster_, layout);
     // Only the fastest of those that are too large are shown.
     const bool may_be_shown = candidate.least <= too_large_.worst();
-    std::optional<int64_t> needed;
+    std::optional<Fit> fit;
     if (!may_be_shown) {
-      needed = NeededBytes(layout, available);
-      if (*needed > available) return true;
+      fit = FitOf(layout, /*whole=*/false);
+      if (!fit->fits()) return true;
     }
     Placed placed = {.place = candidate.place};
     placed.ranked.layout = layout;
@@ -271,12 +300,9 @@ class Search {
     const double seconds = placed.ranked.cost.seconds;
     if (seconds > fitting_.worst()) return true;
     const bool is_shown = seconds <= too_large_.worst();
-    if (!needed.has_value()) {
-      needed = NeededBytes(layout, is_shown ? std::numeric_limits<int64_t>::max() : available);
-    }
-    SetMemory(*needed, available, &placed.ranked);
-    const bool fits = *needed <= available;
-    if (fits || is_shown) (fits ? fitting_ : too_large_).Add(std::move(placed));
+    if (!fit.has_value()) fit = FitOf(layout, is_shown);
+    SetMemory(*fit, &placed.ranked);
+    if (fit->fits() || is_shown) (fit->fits() ? fitting_ : too_large_).Add(std::move(placed));
     return true;
   }
 
@@ -288,16 +314,17 @@ class Search {
   }
 
  private:
-  // What the rank that needs most needs, or a number above `most` where that is more.
-  int64_t NeededBytes(const v1::Layout& layout, int64_t most) {
-    int64_t needed = tables_.LeastOfStage(layout, 0);
-    if (needed > most) return needed;
-    for (const int stage : StagesThatDiffer(job_, layout)) {
+  // Not `whole`: where a rank lacks memory any one that does is enough.
+  Fit FitOf(const v1::Layout& layout, bool whole) {
+    const std::vector<int64_t> available = AvailableBytes(job_, cluster_, layout);
+    Fit fit;
+    fit.Add(tables_.LeastOfStage(layout, 0), OfStage(available, 0));
+    for (const int stage : StagesThatDiffer(job_, layout, cluster_.groups.empty())) {
+      if (!whole && !fit.fits()) break;
       ++work_.tables;
-      needed = std::max(needed, tables_.OfStage(layout, stage, kThreads).total_bytes());
-      if (needed > most) return needed;
+      fit.Add(tables_.OfStage(layout, stage, kThreads).total_bytes(), OfStage(available, stage));
     }
-    return needed;
+    return fit;
   }
 
   const v1::JobSpec& job_;
@@ -319,6 +346,22 @@ bool TensorDivides(const v1::JobSpec& job, int tensor) {
 }
 
 }  // namespace
+
+std::vector<int64_t> AvailableBytes(const v1::JobSpec& job, const cost::ClusterModel& cluster,
+                                    const v1::Layout& layout) {
+  const auto reserve = static_cast<double>(GpuReserveBytes(job, layout));
+  const auto left = [&](double memory) {
+    return static_cast<int64_t>(std::max(0.0, memory - reserve));
+  };
+  if (cluster.groups.empty()) return {left(cluster.accelerator.memory_bytes)};
+  std::vector<int64_t> available;
+  const int ranks = WorldSize(layout) / layout.pipeline();
+  for (int stage = 0; stage < layout.pipeline(); ++stage) {
+    available.push_back(
+        left(LeastMemory(cluster, cost::GroupsOfRanks(cluster, stage * ranks, ranks))));
+  }
+  return available;
+}
 
 v1::JobSpec WithLayout(v1::JobSpec job, const v1::Layout& layout) {
   v1::ParallelismSpec* wanted = job.mutable_parallelism();
@@ -342,7 +385,8 @@ v1::JobSpec WithLayout(v1::JobSpec job, const v1::Layout& layout) {
   return job;
 }
 
-std::vector<v1::Layout> SpaceOf(const v1::JobSpec& job, const cost::ClusterModel& cluster) {
+std::vector<v1::Layout> SpaceOf(const v1::JobSpec& job, const cost::ClusterModel& cluster,
+                                const cost::Recipe& recipe) {
   std::vector<v1::Layout> layouts;
   if (!job.parallelism().automatic()) {
     if (absl::StatusOr<v1::Layout> named = LayoutOfJob(job); named.ok()) {
@@ -350,6 +394,8 @@ std::vector<v1::Layout> SpaceOf(const v1::JobSpec& job, const cost::ClusterModel
     }
     return layouts;
   }
+  std::optional<cost::StepCosts> costs;
+  if (!cluster.groups.empty()) costs.emplace(job, cluster, recipe);
   const int devices = cluster.devices();
   const int layers = model::LayersOf(job.model());
   for (const int tensor : DivisorsOf(devices, devices)) {
@@ -361,7 +407,7 @@ std::vector<v1::Layout> SpaceOf(const v1::JobSpec& job, const cost::ClusterModel
       degrees.set_context_parallel(1);
       degrees.set_data(devices / tensor / pipeline);
       SetChoices(job, &degrees);
-      Choices(job, cluster, degrees, &layouts).Add();
+      Choices(job, cluster, degrees, costs.has_value() ? &*costs : nullptr, &layouts).Add();
       // One of them is enough to say why it is none.
       if (!divides && !layouts.empty()) break;
     }
@@ -376,20 +422,24 @@ RankedLayout Assess(const v1::JobSpec& job, const v1::Layout& layout,
   RankedLayout ranked;
   ranked.layout = layout;
   ranked.cost = cost::CostOfStep(job, layout, cluster, recipe);
-  int64_t needed = 0;
-  for (const int stage : StagesThatDiffer(job, layout)) {
-    needed = std::max(needed, MemoryOfStage(job, layout, stage, kThreads).total_bytes());
+  const std::vector<int64_t> available = AvailableBytes(job, cluster, layout);
+  Fit fit;
+  for (const int stage : StagesThatDiffer(job, layout, cluster.groups.empty())) {
+    fit.Add(MemoryOfStage(job, layout, stage, kThreads).total_bytes(), OfStage(available, stage));
   }
-  SetMemory(needed, AvailableBytes(job, cluster, layout), &ranked);
+  SetMemory(fit, &ranked);
   return ranked;
 }
 
-SearchResult SearchLayouts(const v1::JobSpec& job, const cost::ClusterModel& cluster,
-                           const cost::Recipe& recipe, const SearchOptions& options) {
+namespace {
+
+// With the groups of nodes in the order of the cluster.
+SearchResult SearchOneOrder(const v1::JobSpec& job, const cost::ClusterModel& cluster,
+                            const cost::Recipe& recipe, const SearchOptions& options) {
   SearchResult result;
   BrokenRules broken;
   Search search(job, cluster, recipe, options);
-  const std::vector<v1::Layout> space = SpaceOf(job, cluster);
+  const std::vector<v1::Layout> space = SpaceOf(job, cluster, recipe);
   std::vector<Candidate> candidates;
   for (size_t place = 0; place < space.size(); ++place) {
     const v1::Layout& layout = space[place];
@@ -410,6 +460,53 @@ SearchResult SearchLayouts(const v1::JobSpec& job, const cost::ClusterModel& clu
   }
   search.Take(&result);
   return result;
+}
+
+// Moves the fastest of both lists into `into`; equally fast ones stay in the order of the orders.
+void Join(std::vector<RankedLayout> more, size_t most, std::vector<RankedLayout>* into) {
+  into->insert(into->end(), std::make_move_iterator(more.begin()),
+               std::make_move_iterator(more.end()));
+  std::stable_sort(into->begin(), into->end(), [](const RankedLayout& a, const RankedLayout& b) {
+    return a.cost.seconds < b.cost.seconds;
+  });
+  if (into->size() > most) into->resize(most);
+}
+
+// What was found in each order of the nodes.
+SearchResult Merge(std::vector<SearchResult> results, const SearchOptions& options) {
+  SearchResult all;
+  // Which rules a layout breaks does not depend on the order.
+  all.broken = std::move(results.front().broken);
+  for (SearchResult& result : results) {
+    Join(std::move(result.fitting), options.most_fitting, &all.fitting);
+    Join(std::move(result.too_large), options.most_too_large, &all.too_large);
+    all.considered += result.considered;
+    all.work.bounds += result.work.bounds;
+    all.work.steps += result.work.steps;
+    all.work.walks += result.work.walks;
+    all.work.tables += result.work.tables;
+  }
+  if (all.fitting.size() == options.most_fitting && !all.fitting.empty()) {
+    const double worst = all.fitting.back().cost.seconds;
+    std::erase_if(all.too_large,
+                  [&](const RankedLayout& ranked) { return ranked.cost.seconds > worst; });
+  }
+  return all;
+}
+
+}  // namespace
+
+SearchResult SearchLayouts(const v1::JobSpec& job, const cost::ClusterModel& cluster,
+                           const cost::Recipe& recipe, const SearchOptions& options) {
+  if (cluster.groups.empty()) return SearchOneOrder(job, cluster, recipe, options);
+  std::vector<SearchResult> results;
+  for (const std::vector<int>& order : cost::OrdersOf(cluster)) {
+    SearchResult& result =
+        results.emplace_back(SearchOneOrder(job, cost::InOrder(cluster, order), recipe, options));
+    for (RankedLayout& ranked : result.fitting) ranked.order = order;
+    for (RankedLayout& ranked : result.too_large) ranked.order = order;
+  }
+  return Merge(std::move(results), options);
 }
 
 }  // namespace tercio::plan

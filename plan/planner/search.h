@@ -3,6 +3,10 @@
 // over all data ranks or in groups of them. Time is that of plan/planner/cost/step_cost.h, memory
 // the trainer's own table. Pure.
 //
+// Where nodes are of several kinds, all orders of them are searched, since ranks are numbered
+// through them: an order decides which stages are where. Beside equally many layers, stages then
+// also get as many as makes the slowest of them as fast as can be.
+//
 // Layouts are judged in the order of a bound of their time. Where that alone, or with a bound of
 // memory, shows that a layout is neither among the fastest that fit nor among those too large that
 // are wanted, nothing else of it is computed. The result is that of a search that computes all.
@@ -24,8 +28,11 @@ namespace tercio::plan {
 
 struct RankedLayout {
   v1::Layout layout;
+  // Of the cluster's groups (cost::InOrder), where nodes are of several kinds; else empty.
+  std::vector<int> order = {};
   cost::StepCost cost;
-  int64_t memory_bytes = 0;  // of the rank that needs most
+  // Of the rank that lacks most, or has least left.
+  int64_t memory_bytes = 0;
   int64_t available_bytes = 0;
   std::string rejected;  // why it is none of those that fit; empty: it is
 };
@@ -60,15 +67,22 @@ struct SearchOptions {
   std::function<bool(const v1::Layout&)> accepts = {};
 };
 
-// The job's cost and memory in one layout. REQUIRES: CheckLayout accepts it.
+// What ranks of each stage have for their plans; one number where nodes are alike.
+std::vector<int64_t> AvailableBytes(const v1::JobSpec& job, const cost::ClusterModel& cluster,
+                                    const v1::Layout& layout);
+
+// The job's cost and memory in one layout, with groups of nodes in the order of the cluster.
+// REQUIRES: CheckLayout accepts it.
 RankedLayout Assess(const v1::JobSpec& job, const v1::Layout& layout,
                     const cost::ClusterModel& cluster, const cost::Recipe& recipe);
 
 // The candidates: all of the cluster's devices; where the job names its layout, that one alone.
 // From zero_stage 1 on the state is divided over all data ranks, and, where the job does not name
 // `shard`, in groups of two more sizes: as many data ranks as a node has (at least two), and the
-// middle one of the sizes that are a power of two times as many.
-std::vector<v1::Layout> SpaceOf(const v1::JobSpec& job, const cost::ClusterModel& cluster);
+// middle one of the sizes that are a power of two times as many. Groups of nodes are in the order
+// of the cluster.
+std::vector<v1::Layout> SpaceOf(const v1::JobSpec& job, const cost::ClusterModel& cluster,
+                                const cost::Recipe& recipe);
 
 // REQUIRES: CheckCluster(cluster); a job whose vocabulary is known, for GPUs.
 SearchResult SearchLayouts(const v1::JobSpec& job, const cost::ClusterModel& cluster,

@@ -14,8 +14,10 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "plan/planner/cost/node_groups.h"
 #include "plan/planner/cost/recipe.h"
 #include "plan/rank_layout.h"
+#include "plan/stage_layers.h"
 
 namespace tercio::plan {
 namespace {
@@ -52,12 +54,16 @@ cost::ClusterModel Nodes(const char* accelerator, int nodes, int per_node) {
 const cost::Recipe& Own() { return *cost::FindRecipe("tercio"); }
 
 // Time and memory of every layout that breaks no rule, each computed alone.
-std::vector<RankedLayout> All(const v1::JobSpec& job, const cost::ClusterModel& cluster) {
+std::vector<RankedLayout> All(const v1::JobSpec& job, const cost::ClusterModel& in_any_order) {
   std::vector<RankedLayout> all;
-  for (const v1::Layout& layout : SpaceOf(job, cluster)) {
-    const v1::JobSpec with = WithLayout(job, layout);
-    if (!CheckLayout(with, layout, cluster.devices()).ok()) continue;
-    all.push_back(Assess(with, layout, cluster, Own()));
+  for (const std::vector<int>& order : cost::OrdersOf(in_any_order)) {
+    const cost::ClusterModel cluster = cost::InOrder(in_any_order, order);
+    for (const v1::Layout& layout : SpaceOf(job, cluster, Own())) {
+      const v1::JobSpec with = WithLayout(job, layout);
+      if (!CheckLayout(with, layout, cluster.devices()).ok()) continue;
+      all.push_back(Assess(with, layout, cluster, Own()));
+      if (!cluster.groups.empty()) all.back().order = order;
+    }
   }
   std::stable_sort(all.begin(), all.end(),
                    [](const auto& a, const auto& b) { return a.cost.seconds < b.cost.seconds; });
@@ -80,6 +86,7 @@ void ExpectSame(const std::vector<RankedLayout>& found,
   ASSERT_EQ(found.size(), wanted.size());
   for (size_t i = 0; i < found.size(); ++i) {
     EXPECT_EQ(found[i].layout.ShortDebugString(), wanted[i]->layout.ShortDebugString()) << i;
+    EXPECT_EQ(found[i].order, wanted[i]->order) << i;
     EXPECT_EQ(found[i].cost.seconds, wanted[i]->cost.seconds) << i;
     EXPECT_EQ(found[i].memory_bytes, wanted[i]->memory_bytes) << i;
     EXPECT_EQ(found[i].available_bytes, wanted[i]->available_bytes) << i;
@@ -175,10 +182,80 @@ TEST(Search, FindsTheSameForDrawnJobsAndClusters) {
   EXPECT_GT(with_too_large, 5);
 }
 
+TEST(Search, FindsTheSameOnNodesOfSeveralKinds) {
+  const auto joined = [](std::vector<cost::ClusterModel> groups) {
+    return cost::JoinGroups(std::move(groups), {.bytes_per_second = 3e9, .seconds = 3e-5}, 1);
+  };
+  for (const cost::ClusterModel& cluster :
+       {joined({Nodes("A100-80", 1, 4), Nodes("V100-16", 1, 4)}),
+        joined({Nodes("H100", 2, 2), Nodes("A100-40", 1, 4)}),
+        joined({Nodes("V100-16", 1, 2), Nodes("H100", 1, 2), Nodes("A100-80", 1, 2)})}) {
+    ExpectFindsWhatASearchOfEverythingFinds(Gpt(8, 2048, 16, 48), cluster,
+                                            {.most_fitting = 5, .most_too_large = 3});
+    ExpectFindsWhatASearchOfEverythingFinds(Gpt(7, 4096, 32, 24), cluster,
+                                            {.most_fitting = 20, .most_too_large = 10});
+  }
+}
+
+// Stages do not straddle a slow network where they need not, and those on faster GPUs have more
+// layers.
+TEST(Search, PlacesStagesOnKindsOfNodes) {
+  const cost::ClusterModel slow_between =
+      cost::JoinGroups({Nodes("A100-80", 4, 8), Nodes("A100-80", 4, 8)},
+                       {.bytes_per_second = 3e9, .seconds = 3e-5}, 1);
+  const SearchResult halves = SearchLayouts(Gpt(24, 4096, 32, 256), slow_between, Own());
+  ASSERT_FALSE(halves.fitting.empty());
+  const v1::Layout& best = halves.fitting.front().layout;
+  const int ranks = best.tensor() * best.data();
+  for (int stage = 0; stage < best.pipeline(); ++stage) {
+    const cost::GroupRange groups = cost::GroupsOfRanks(slow_between, stage * ranks, ranks);
+    EXPECT_EQ(groups.first, groups.last) << best.ShortDebugString();
+  }
+
+  const cost::ClusterModel unequal =
+      cost::JoinGroups({Nodes("V100-32", 4, 8), Nodes("A100-80", 4, 8)},
+                       {.bytes_per_second = 25e9, .seconds = 1e-5}, 8);
+  const SearchResult mixed = SearchLayouts(Gpt(24, 4096, 32, 256), unequal, Own());
+  ASSERT_FALSE(mixed.fitting.empty());
+  const RankedLayout& fastest = mixed.fitting.front();
+  const cost::ClusterModel cluster = cost::InOrder(unequal, fastest.order);
+  std::map<std::string_view, int> layers;
+  const std::vector<int> places = LayersOfPlaces(24, fastest.layout);
+  const int stages = fastest.layout.pipeline();
+  for (size_t place = 0; place < places.size(); ++place) {
+    const int of_stage = 64 / stages;
+    const auto group =
+        cost::GroupsOfRanks(cluster, static_cast<int>(place) % stages * of_stage, of_stage);
+    layers[cluster.groups[static_cast<size_t>(group.first)].accelerator.name] += places[place];
+  }
+  EXPECT_GT(layers["A100-80"], 1.5 * layers["V100-32"]) << fastest.layout.ShortDebugString();
+}
+
+// Each stage has the memory of its own nodes.
+TEST(Search, StagesOnSmallGpusNeedNotHaveTheMemoryOfLargeOnes) {
+  v1::JobSpec job = Gpt(8, 4096, 32, 16);
+  v1::ParallelismSpec& named = *job.mutable_parallelism();
+  named.set_automatic(false);
+  named.set_tensor(1);
+  named.set_pipeline(2);
+  named.set_data(4);
+  for (const int layers : {7, 1}) named.add_stage_layers(layers);
+  const cost::ClusterModel cluster =
+      cost::JoinGroups({Nodes("V100-16", 1, 4), Nodes("A100-80", 1, 4)},
+                       {.bytes_per_second = 25e9, .seconds = 1e-5}, 4);
+  const SearchResult found = SearchLayouts(job, cluster, Own());
+  // 7 layers of 200 million parameters need more than 16 GB, and 80 GB are enough.
+  ASSERT_EQ(found.fitting.size(), 1u);
+  EXPECT_THAT(found.fitting[0].order, ElementsAre(1, 0));
+  for (const RankedLayout& ranked : found.too_large) EXPECT_THAT(ranked.order, ElementsAre(0, 1));
+  EXPECT_THAT(AvailableBytes(job, cluster, found.fitting[0].layout),
+              ElementsAre(testing::Lt(16e9), testing::Gt(70e9)));
+}
+
 // The state is divided over all data ranks, or over those of some nodes.
 TEST(Search, DividesTheStateInGroupsOfNodes) {
   std::map<std::tuple<int, int>, std::set<int>> shards;  // by tensor degree and data ranks
-  for (const v1::Layout& layout : SpaceOf(Gpt(8, 2048, 16, 64), Nodes("A100-80", 8, 8))) {
+  for (const v1::Layout& layout : SpaceOf(Gpt(8, 2048, 16, 64), Nodes("A100-80", 8, 8), Own())) {
     if (layout.zero_stage() == 0) {
       EXPECT_EQ(layout.shard(), 0);
     } else {
@@ -192,7 +269,7 @@ TEST(Search, DividesTheStateInGroupsOfNodes) {
   EXPECT_THAT((shards[{1, 8}]), ElementsAre(0));
   v1::JobSpec job = Gpt(8, 2048, 16, 64);
   job.mutable_parallelism()->set_shard(16);
-  for (const v1::Layout& layout : SpaceOf(job, Nodes("A100-80", 8, 8))) {
+  for (const v1::Layout& layout : SpaceOf(job, Nodes("A100-80", 8, 8), Own())) {
     EXPECT_EQ(layout.shard(), 16);
   }
 }

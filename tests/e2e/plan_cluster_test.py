@@ -66,6 +66,33 @@ class PlanCluster(TercioTest):
                              "--set", "model.heads=2", "--set", "model.hidden=512", code=2)
         self.assertIn("tensor 4 does not divide model.heads 2", err)
 
+    def test_nodes_of_several_kinds(self):
+        with open(self.path("mixed.yaml"), "w", encoding="utf-8") as file:
+            file.write("nodes:\n"
+                       "  - {name: old, count: 1, gpus: 8, gpu: v100-32gb, nics: [{count: 4, bandwidth: 12.5GB/s}]}\n"
+                       "  - {name: new, count: 1, gpus: 8, gpu: a100-80gb, nics: [{count: 8, bandwidth: 25GB/s}]}\n"
+                       "interconnect: {kind: ethernet, bandwidth: 10Gb/s}\n")
+        options = ("plan", self.path("job.yaml"), "--cluster", self.path("mixed.yaml"))
+        plan = self.json(*options)
+        best = plan["layouts"][0]
+        layers = {"old": 0, "new": 0}
+        for stage in best["placement"]:
+            self.assertEqual(len(stage["nodes"]), 1, "a stage that straddles the slow network")
+            layers[stage["nodes"][0]] += stage["layers"]
+        self.assertEqual(sum(layers.values()), 24)
+        self.assertGreater(layers["new"], 1.5 * layers["old"])
+        self.assertEqual([stage["first_rank"] for stage in best["placement"]],
+                         [i * best["tensor"] * best["data"] for i in range(best["pipeline"])])
+        out, _ = self.tercio(*options, "--svg", self.path("mixed.svg"), "--simulate", "10d")
+        for part in ("STAGES", "LAYERS OF EACH", "old", "new"):
+            self.assertIn(part, out)
+        # More of the network between them, and of the old GPUs, only helps.
+        faster = self.json(*options, "--what-if", "interconnect.bandwidth=25GB/s", "--what-if", "nodes[0].gpu=a100-80gb")
+        self.assertLess(faster["layouts"][0]["predicted"]["step_seconds"], 0.7 * best["predicted"]["step_seconds"])
+        _, err = self.tercio(*options, "--scale", "4,8", code=2)
+        self.assertIn("--scale: needs nodes of one kind", err)
+        self.assertIsNone(self.plan()["layouts"][0]["placement"])
+
     def test_runs_and_scale(self):
         plan = self.plan("--tokens", "1e9", "--scale", "4,16", "--weak")
         run = plan["run"]

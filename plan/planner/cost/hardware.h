@@ -71,6 +71,7 @@ absl::StatusOr<Accelerator> AcceleratorOf(std::string_view name);
 const Accelerator* FindDriverName(std::string_view name);
 
 struct ClusterModel {
+  std::string name = {};  // of its kind of nodes, where there are several
   Accelerator accelerator;
   int nodes = 1;
   int devices_per_node = 1;
@@ -82,8 +83,16 @@ struct ClusterModel {
   double shared_devices = 0;
   // The model's constants where they are not those of GPUs, instead of those of StepInput.
   std::optional<Constants> constants;
+  // Kinds of nodes in the order of the ranks, where there are several: all figures above are then
+  // those of JoinGroups (plan/planner/cost/node_groups.h).
+  std::vector<ClusterModel> groups = {};
 
-  int devices() const { return nodes * devices_per_node; }
+  int devices() const {
+    if (groups.empty()) return nodes * devices_per_node;
+    int all = 0;
+    for (const ClusterModel& group : groups) all += group.devices();
+    return all;
+  }
 };
 
 // The cluster of `nodes` nodes in which the accelerators are linked as the catalogue says, and with

@@ -311,13 +311,16 @@ absl::Status CheckFigures(const v1::MachineFigures& figures) {
 }
 
 ClusterModel MeasuredCluster(const v1::MachineFigures& figures, int nodes, int ranks_per_node,
-                             double cores_per_rank) {
+                             double cores_per_rank, Cores cores) {
   TERCIO_CHECK(nodes > 0 && ranks_per_node > 0 && cores_per_rank > 0);
   if (!IsCpu(figures)) return GpuCluster(figures, nodes, ranks_per_node);
   const double threads = std::max(1.0, std::floor(cores_per_rank));
   const double speed = threads * ShareOfThreads(figures, threads) /
                        std::max(kLeastSlowness, SlownessOfSteps(figures));
-  return CpuCluster(figures, nodes, ranks_per_node, cores_per_rank, speed);
+  if (cores == Cores::kTakeTurns || cores_per_rank >= 1) {
+    return CpuCluster(figures, nodes, ranks_per_node, cores_per_rank, speed);
+  }
+  return CpuCluster(figures, nodes, ranks_per_node, 1, speed * cores_per_rank);
 }
 
 v1::JobSpec ReferenceJob() {

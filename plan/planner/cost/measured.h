@@ -15,13 +15,17 @@ namespace tercio::plan::cost {
 // from what any machine has, and where it comes from.
 absl::Status CheckFigures(const v1::MachineFigures& figures);
 
+// How ranks with less than a core each use it: in turns, so that one has more of it while others
+// wait; or with a fixed part each, for clusters of several kinds of nodes.
+enum class Cores { kTakeTurns, kFixedParts };
+
 // Nodes that are all like the measured one. A rank on CPUs has `cores_per_rank` cores, less than
 // one where ranks take turns on them; on GPUs it has a GPU, and the number counts for nothing.
 // Between nodes, which nobody has measured, messages travel as inside of one. The memory of a
 // device is not among the figures: it counts as large, and callers set it. REQUIRES:
 // CheckFigures(figures), numbers above 0.
 ClusterModel MeasuredCluster(const v1::MachineFigures& figures, int nodes, int ranks_per_node,
-                             double cores_per_rank);
+                             double cores_per_rank, Cores cores = Cores::kTakeTurns);
 
 // A small GPT-2, for one rank: what a measured step is put beside the model's own sum over
 // operations, since kernels in turn find colder caches than one that is repeated, and steps do more

@@ -17,11 +17,24 @@ std::vector<double> NumbersOf(const PipelineCost& cost) {
                                  cost.sharing.devices,
                                  static_cast<double>(cost.sharing.ranks_of_stage),
                                  static_cast<double>(cost.sharing.ranks_of_node)};
+  numbers.insert(numbers.end(), cost.transfers.begin(), cost.transfers.end());
   for (const PassSeconds& place : cost.places) {
     numbers.push_back(place.forward);
     numbers.push_back(place.backward);
   }
   return numbers;
+}
+
+// Seconds of messages between each stage and the next one.
+std::vector<double> TransfersOf(const PipelineCost& cost, size_t stages) {
+  if (cost.transfers.empty()) return std::vector<double>(stages, cost.transfer);
+  TERCIO_CHECK_EQ(cost.transfers.size(), stages);
+  return cost.transfers;
+}
+
+// The stage whose boundary with the next one a message crosses that is sent at a place.
+size_t BoundaryOf(size_t place, bool forward, size_t stages) {
+  return (forward ? place : place - 1) % stages;
 }
 
 }  // namespace
@@ -45,6 +58,7 @@ class PipelineWalk::Shared {
         stages_(walk.stages_.size()),
         places_(cost.places.size()),
         micro_batches_(static_cast<size_t>(walk.shape_.micro_batches)),
+        transfers_(TransfersOf(cost, stages_)),
         activation_(places_ * micro_batches_, kNotYet),
         gradient_(places_ * micro_batches_, kNotYet),
         states_(stages_) {
@@ -147,7 +161,7 @@ class PipelineWalk::Shared {
     if (pass.forward ? place + 1 == places_ : place == 0) return;
     Pass next = pass;
     next.place += pass.forward ? 1 : -1;
-    ReadyAt(next) = now + cost_.transfer;
+    ReadyAt(next) = now + transfers_[BoundaryOf(place, pass.forward, stages_)];
   }
 
   const PipelineWalk& walk_;
@@ -155,6 +169,7 @@ class PipelineWalk::Shared {
   const size_t stages_;
   const size_t places_;
   const size_t micro_batches_;
+  const std::vector<double> transfers_;
   // When what a pass reads is there.
   std::vector<double> activation_;
   std::vector<double> gradient_;
@@ -172,6 +187,7 @@ PipelineTime PipelineWalk::PlayWith(const PipelineCost& cost, const Factor& fact
   const size_t places = stages * static_cast<size_t>(std::max(1, shape_.chunks));
   const auto micro_batches = static_cast<size_t>(shape_.micro_batches);
   TERCIO_CHECK_EQ(cost.places.size(), places);
+  const std::vector<double> transfers = TransfersOf(cost, stages);
   // When what a pass reads is there.
   std::vector<double> activation(places * micro_batches, kNotYet);
   std::vector<double> gradient(places * micro_batches, kNotYet);
@@ -203,7 +219,7 @@ PipelineTime PipelineWalk::PlayWith(const PipelineCost& cost, const Factor& fact
         const double ended = now;
         const bool sends = pass.forward ? place + 1 < places : place > 0;
         if (sends) {
-          const double arrives = now + cost.transfer;
+          const double arrives = now + transfers[BoundaryOf(place, pass.forward, stages)];
           if (!cost.overlaps_transfers) now = arrives;
           const size_t next = pass.forward ? place + 1 : place - 1;
           (pass.forward ? activation : gradient)[next * micro_batches + micro_batch] = arrives;

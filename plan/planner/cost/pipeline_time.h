@@ -32,6 +32,8 @@ struct Sharing {
 struct PipelineCost {
   std::vector<PassSeconds> places;  // by chunk * stages + stage, the order of the model
   double transfer = 0;              // of a message between stages, either way
+  // Where that differs: between each stage and the next one, the last and the first.
+  std::vector<double> transfers = {};
   // Whether messages travel while stages compute; else a sender waits until its message is there.
   bool overlaps_transfers = true;
   Sharing sharing = {};

@@ -10,6 +10,7 @@
 #include "model/architecture.h"
 #include "plan/model_tensors.h"
 #include "plan/planner/cost/collective_time.h"
+#include "plan/planner/cost/node_groups.h"
 #include "plan/planner/cost/op_time.h"
 #include "plan/planner/cost/unit_time.h"
 #include "plan/precision.h"
@@ -34,13 +35,24 @@ double TravellingBytes(v1::BlockFormat format, double bytes) {
   return static_cast<double>(kernels::PackedBytes(block, kElements)) / kElements;
 }
 
-const Constants& ConstantsOf(const StepInput& input) {
-  return input.cluster.constants.has_value() ? *input.cluster.constants : input.constants;
-}
+// What computes and joins ranks that are on nodes of one kind, or of several.
+struct Hardware {
+  Hardware(const ClusterModel& cluster, const Constants& of_constants, Factor factor)
+      : devices(cluster.devices()),
+        constants(of_constants),
+        collective(cluster, constants),
+        op(cluster.accelerator, constants, factor) {}
+
+  int devices;
+  Constants constants;
+  CollectiveTime collective;
+  OpTime op;
+};
 
 // What one place of the pipeline does with a micro-batch.
 struct Place {
   UnitTime time;
+  const Hardware* hardware = nullptr;  // of its stage
   int layers = 0;
   PassSeconds passes;  // with what gathers and sums of divided state add
 };
@@ -54,38 +66,73 @@ struct Basis {
         recipe(of_recipe),
         constants(of_cluster.constants.value_or(of_constants)),
         architecture(model::ArchitectureOf(of_job.model())),
-        collective(of_cluster, constants),
-        op(of_cluster.accelerator, constants, FactorOf(of_job)),
+        groups(CountGroups(of_cluster)),
         flops_of_token(FlopsPerToken(of_job.model(), AttentionCount::kWhole)),
         products_of_token(2 * model::WeightsInProducts(architecture)),
         attention_of_token(4 *
-                           model::ElementsTimesKeys(architecture, model::AttentionCount::kWhole)) {}
+                           model::ElementsTimesKeys(architecture, model::AttentionCount::kWhole)) {
+    for (int first = 0; first < groups; ++first) {
+      for (int last = first; last < groups; ++last) {
+        parts.push_back(PartOf(cluster, {first, last}));
+        hardware.emplace_back(parts.back(), parts.back().constants.value_or(of_constants),
+                              FactorOf(job));
+      }
+    }
+  }
+
+  // Where the ranks of groups first ... last are among `parts` and `hardware`.
+  size_t IndexOf(const GroupRange& range) const {
+    const int before = range.first * groups - range.first * (range.first - 1) / 2;
+    return static_cast<size_t>(before + range.last - range.first);
+  }
 
   const v1::JobSpec& job;
   const ClusterModel& cluster;
   const Recipe& recipe;
   const Constants constants;
   const model::Architecture architecture;
-  const CollectiveTime collective;
-  const OpTime op;
-  const double flops_of_token;  // of the model, forward and backward
+  const int groups;                 // kinds of nodes
+  std::vector<ClusterModel> parts;  // of the cluster, by IndexOf
+  std::vector<Hardware> hardware;   // the same
+  const double flops_of_token;      // of the model, forward and backward
   // Forward, in layers: of products with weights, and of attention.
   const double products_of_token;
   const double attention_of_token;
 };
 
-UnitTimes UnitsOf(const Basis& basis, const v1::Layout& layout) {
-  return TimesOfUnits(basis.architecture, basis.job, layout, basis.cluster, basis.recipe,
-                      basis.constants);
+// Times of the units of layouts on the parts of a cluster, computed when they are first asked for.
+class UnitStore {
+ public:
+  // Stays where it is.
+  const UnitTimes& Of(const Basis& basis, const v1::Layout& layout, size_t part) {
+    const auto [found, is_new] = units_.try_emplace(
+        {layout.tensor(), layout.micro_batch(), layout.context_parallel(), layout.tensor_overlap(),
+         layout.sequence_parallel(), static_cast<int>(layout.recompute()), part});
+    if (is_new) {
+      found->second = TimesOfUnits(basis.architecture, basis.job, layout, basis.parts[part],
+                                   basis.recipe, basis.hardware[part].constants);
+    }
+    return found->second;
+  }
+
+ private:
+  std::map<std::tuple<int, int, int, int, bool, int, size_t>, UnitTimes> units_;
+};
+
+// The part of the cluster that a stage is on, or that several in a row are on.
+size_t PartOfStages(const Basis& basis, const v1::Layout& layout, int first, int count) {
+  if (basis.groups == 1) return 0;
+  const int ranks = std::max(1, layout.tensor()) * std::max(1, layout.data()) *
+                    std::max(1, layout.context_parallel());
+  return basis.IndexOf(GroupsOfRanks(basis.cluster, first * ranks, count * ranks));
 }
 
 class Step {
  public:
   // `layers`: StepInput. All arguments must outlive it.
-  Step(const Basis& basis, const UnitTimes& units, const v1::Layout& layout,
+  Step(const Basis& basis, UnitStore* units, const v1::Layout& layout,
        const std::vector<int>& layers, PipelineWalks* walks)
       : basis_(basis),
-        units_(units),
         job_(basis.job),
         cluster_(basis.cluster),
         layout_(layout),
@@ -93,8 +140,6 @@ class Step {
         constants_(basis.constants),
         walks_(walks),
         architecture_(basis.architecture),
-        collective_(basis.collective),
-        op_(basis.op),
         tensor_(std::max(1, layout.tensor())),
         stages_(std::max(1, layout.pipeline())),
         chunks_(std::max(1, layout.virtual_pipeline())),
@@ -104,6 +149,12 @@ class Step {
     const int all = static_cast<int>(architecture_.layers.size());
     layers_ = layers.empty() ? LayersOfPlaces(all, layout_) : layers;
     TERCIO_CHECK_EQ(layers_.size(), static_cast<size_t>(stages_ * chunks_));
+    const int different = basis.groups > 1 ? stages_ : 1;
+    for (int stage = 0; stage < different; ++stage) {
+      const size_t part = PartOfStages(basis, layout, stage, 1);
+      hardware_.push_back(&basis.hardware[part]);
+      units_.push_back(&units->Of(basis, layout, part));
+    }
     FillPlaces();
   }
 
@@ -112,7 +163,9 @@ class Step {
   double Least() {
     StepCost rest;
     AddOptimizer(&rest);
-    return LeastOfPasses(TransferSeconds()) + ExposedOfStage(0) + TiedSum() + rest.seconds;
+    PipelineCost messages;
+    SetTransfers(&messages);
+    return LeastOfPasses(messages) + ExposedOfStage(0) + TiedSum() + rest.seconds;
   }
 
   StepCost Get() {
@@ -128,7 +181,7 @@ class Step {
     StepTiming timing;
     timing.cost = Get();
     timing.shape = ShapeOfSchedule(layout_);
-    timing.pipeline.transfer = TransferSeconds();
+    SetTransfers(&timing.pipeline);
     timing.pipeline.overlaps_transfers = recipe_.overlaps_transfers;
     for (const Place& place : places_) {
       timing.pipeline.places.push_back(PassesOf(place));
@@ -143,6 +196,13 @@ class Step {
   }
 
  private:
+  // Stages are numbered from 0; places of their chunks follow each other.
+  size_t StageOf(size_t place) const { return place % static_cast<size_t>(stages_); }
+  const Hardware& HardwareOf(size_t stage) const {
+    return *hardware_[hardware_.size() > 1 ? stage : 0];
+  }
+  const UnitTimes& UnitsOf(size_t stage) const { return *units_[units_.size() > 1 ? stage : 0]; }
+
   void FillPlaces() {
     const auto kind_of = [&](size_t layer) {
       return static_cast<size_t>(architecture_.layers[layer]);
@@ -151,7 +211,8 @@ class Step {
     for (size_t i = 0; i < layers_.size(); ++i) {
       const auto layers = static_cast<size_t>(layers_[i]);
       // Places in the middle are mostly like the one before.
-      bool is_same = i > 1 && i + 1 < layers_.size() && layers_[i] == layers_[i - 1];
+      bool is_same = i > 1 && i + 1 < layers_.size() && layers_[i] == layers_[i - 1] &&
+                     &HardwareOf(StageOf(i)) == &HardwareOf(StageOf(i - 1));
       for (size_t j = layer; is_same && j < layer + layers; ++j) {
         is_same = kind_of(j) == kind_of(j - layers);
       }
@@ -160,17 +221,19 @@ class Step {
         layer += layers;
         continue;
       }
+      const UnitTimes& units = UnitsOf(StageOf(i));
       Place place;
+      place.hardware = &HardwareOf(StageOf(i));
       place.layers = layers_[i];
-      if (i == 0) place.time += units_.embedding;
-      for (size_t j = 0; j < layers; ++j, ++layer) place.time += units_.kinds[kind_of(layer)];
-      if (i + 1 == layers_.size()) place.time += units_.head;
+      if (i == 0) place.time += units.embedding;
+      for (size_t j = 0; j < layers; ++j, ++layer) place.time += units.kinds[kind_of(layer)];
+      if (i + 1 == layers_.size()) place.time += units.head;
       place.passes = PassesOf(place);
       places_.push_back(place);
     }
     const int deferred =
         stages_ > 1 ? std::min(micro_batches_, recipe_.deferred_head_gradients) : 0;
-    deferred_ = deferred * units_.head_gradient;
+    deferred_ = deferred * UnitsOf(static_cast<size_t>(stages_ - 1)).head_gradient;
     if (deferred == 0) return;
     places_.back().time.backward.products -= deferred_ / micro_batches_;
     places_.back().passes = PassesOf(places_.back());
@@ -178,13 +241,14 @@ class Step {
 
   // No stage is faster than its passes with what has to happen before its first one and behind its
   // last one.
-  double LeastOfPasses(double transfer) const {
+  double LeastOfPasses(const PipelineCost& messages) const {
     double least = 0;
     double before = 0;
     for (size_t stage = 0; stage < static_cast<size_t>(stages_); ++stage) {
       least = std::max(least, before + BusyOf(stage));
       const PassSeconds& first = places_[stage].passes;
-      before += first.forward + first.backward + 2 * transfer;
+      before += first.forward + first.backward +
+                2 * (messages.transfers.empty() ? messages.transfer : messages.transfers[stage]);
     }
     return least;
   }
@@ -212,7 +276,7 @@ class Step {
 
   Group ShardGroup() const { return {shards_, tensor_}; }
   Group ReplicaGroup() const { return {data_ / shards_, tensor_ * shards_}; }
-  double ValueBytes() const { return op_.value_bytes(); }
+  double ValueBytes() const { return HardwareOf(0).op.value_bytes(); }
   // Collectives that reach a part of the network's rate take as long as those of more bytes.
   double ValueBytesOf(double weights) const {
     const double bytes = TravellingBytes(job_.training().weight_format(), ValueBytes());
@@ -241,18 +305,19 @@ class Step {
     if (data_ == 1 || layout_.zero_stage() < 2) return {forward, backward};
     const double weights = place.time.weights;
     const double gathers = std::max(1, place.layers * recipe_.gathers_per_layer);
+    const CollectiveTime& collective = place.hardware->collective;
     double gather = 0;
     double again = 0;
     if (layout_.zero_stage() >= 3 && shards_ > 1) {
-      gather = collective_.AllGather(ShardGroup(), ValueBytesOf(weights), gathers);
+      gather = collective.AllGather(ShardGroup(), ValueBytesOf(weights), gathers);
       again = gather;
     }
     if (const int kept_over = layout_.reshard_after_forward(); kept_over > 0) {
       // The first gather of a step is whole; later ones are among the neighbours that keep it.
-      again = collective_.AllGather({kept_over, tensor_}, ValueBytesOf(weights), gathers);
+      again = collective.AllGather({kept_over, tensor_}, ValueBytesOf(weights), gathers);
       gather = (gather + (micro_batches_ - 1) * again) / micro_batches_;
     }
-    double reduce = collective_.ReduceScatter(ShardGroup(), GradientBytesOf(weights), gathers);
+    double reduce = collective.ReduceScatter(ShardGroup(), GradientBytesOf(weights), gathers);
     if (!recipe_.sums_each_micro_batch) reduce /= micro_batches_;
     // The first gather and the last sum of a pass have nothing beside them.
     const double edge = 1.0 / std::max(1, place.layers * chunks_);
@@ -265,7 +330,24 @@ class Step {
     return passes;
   }
 
-  double TransferSeconds() const {
+  void SetTransfers(PipelineCost* pipeline) const {
+    if (basis_.groups == 1) {
+      pipeline->transfer = TransferSeconds(HardwareOf(0), stages_);
+      return;
+    }
+    const int ranks = tensor_ * data_;
+    for (int stage = 0; stage < stages_; ++stage) {
+      const bool is_last = stage + 1 == stages_;
+      const size_t part = is_last ? PartOfStages(basis_, layout_, 0, stages_)
+                                  : PartOfStages(basis_, layout_, stage, 2);
+      const Hardware& hardware = basis_.hardware[part];
+      pipeline->transfers.push_back(
+          TransferSeconds(hardware, is_last ? stages_ : std::max(2, hardware.devices / ranks)));
+    }
+  }
+
+  // Of a message between two of so many stages on this hardware.
+  double TransferSeconds(const Hardware& hardware, int stages) const {
     if (stages_ == 1) return 0;
     double rows = 0;
     for (const model::Stream& stream : architecture_.streams) {
@@ -278,10 +360,10 @@ class Step {
     if (layout_.sequence_parallel()) {
       bytes /= tensor_;
     } else if (recipe_.scatters_transfers && tensor_ > 1) {
-      gather = collective_.AllGather({tensor_, 1}, bytes);
+      gather = hardware.collective.AllGather({tensor_, 1}, bytes);
       bytes /= tensor_;
     }
-    return collective_.Transfer(stride, stages_, bytes) + gather;
+    return hardware.collective.Transfer(stride, stages, bytes) + gather;
   }
 
   void AddPasses(StepCost* cost) {
@@ -307,15 +389,16 @@ class Step {
     const size_t busiest =
         static_cast<size_t>(std::max_element(busy.begin(), busy.end()) - busy.begin());
     // What is left out of a walk is known to some 0.1 %; no pipeline is faster than its stages.
-    const double played = std::max(LeastOfPasses(0), walks_->Play(shape, pipeline).seconds);
+    const double played =
+        std::max(LeastOfPasses(PipelineCost()), walks_->Play(shape, pipeline).seconds);
     // On shared devices the busiest stage is as slow as others allow that have something to do,
     // too.
     const double all = std::accumulate(busy.begin(), busy.end(), 0.0);
     const double turns = std::max(1.0, all / stages_ * Turns() / busy[busiest]);
     const double still = std::max(turns * busy[busiest], played);
-    pipeline.transfer = TransferSeconds();
+    SetTransfers(&pipeline);
     ends_ = walks_->Play(shape, pipeline);
-    ends_.stage_ends.front() = std::max(ends_.stage_ends.front(), LeastOfPasses(pipeline.transfer));
+    ends_.stage_ends.front() = std::max(ends_.stage_ends.front(), LeastOfPasses(pipeline));
     ends_.seconds = std::max({still, ends_.seconds, ends_.stage_ends.front()});
     for (size_t i = busiest; i < places_.size(); i += static_cast<size_t>(stages_)) {
       const UnitTime& time = places_[i].time;
@@ -369,8 +452,9 @@ class Step {
   // The first and the last stage add the gradients of a tied table.
   double TiedSum() const {
     if (stages_ == 1 || !architecture_.head.reads_token_table()) return 0;
-    return collective_.AllReduce({2, tensor_ * data_ * (stages_ - 1)},
-                                 TableElements() * recipe_.gradient_bytes);
+    const size_t part = PartOfStages(basis_, layout_, 0, stages_);
+    return basis_.hardware[part].collective.AllReduce({2, tensor_ * data_ * (stages_ - 1)},
+                                                      TableElements() * recipe_.gradient_bytes);
   }
 
   double ExposedOfStage(int stage) const {
@@ -388,18 +472,19 @@ class Step {
     const double messages = Buckets(weights, layers + ends);
     const double of_gathers = recipe_.gathers_each_tensor ? kTensorsOfLayer * layers : messages;
     const double bytes = GradientBytesOf(weights);
+    const CollectiveTime& collective = HardwareOf(static_cast<size_t>(stage)).collective;
     double sum = 0;
     double gather = 0;
     if (layout_.zero_stage() == 0) {
-      sum = collective_.AllReduce({data_, tensor_}, bytes, messages);
+      sum = collective.AllReduce({data_, tensor_}, bytes, messages);
     } else {
       if (layout_.zero_stage() == 1) {
-        sum = collective_.ReduceScatter(ShardGroup(), bytes, messages);
+        sum = collective.ReduceScatter(ShardGroup(), bytes, messages);
       }
       if (layout_.zero_stage() <= 2) {
-        gather = collective_.AllGather(ShardGroup(), ValueBytesOf(weights), of_gathers);
+        gather = collective.AllGather(ShardGroup(), ValueBytesOf(weights), of_gathers);
       }
-      sum += collective_.AllReduce(ReplicaGroup(), bytes / shards_, messages);
+      sum += collective.AllReduce(ReplicaGroup(), bytes / shards_, messages);
     }
     // Sums hide behind the last backward pass, gathers behind the first forward pass. Interleaved,
     // a chunk's are free to move while the last group of micro-batches is in the other chunks.
@@ -417,11 +502,15 @@ class Step {
   }
 
   void AddOptimizer(StepCost* cost) {
-    double most = 0;
-    for (int stage = 0; stage < stages_; ++stage) most = std::max(most, Weights(stage));
-    const double own = layout_.zero_stage() >= 1 ? most / shards_ : most;
-    const double bytes = own * (kUpdateBytes + (1 + kNormPasses) * recipe_.gradient_bytes);
-    cost->optimizer = Turns() * op_.Elementwise(bytes, 10, KernelKind::kUpdate);
+    double longest = 0;
+    for (int stage = 0; stage < stages_; ++stage) {
+      const double weights = Weights(stage);
+      const double own = layout_.zero_stage() >= 1 ? weights / shards_ : weights;
+      const double bytes = own * (kUpdateBytes + (1 + kNormPasses) * recipe_.gradient_bytes);
+      const OpTime& op = HardwareOf(static_cast<size_t>(stage)).op;
+      longest = std::max(longest, op.Elementwise(bytes, 10, KernelKind::kUpdate));
+    }
+    cost->optimizer = Turns() * longest;
     cost->seconds += cost->optimizer;
     cost->other = constants_.step_seconds;
     cost->seconds += cost->other;
@@ -456,7 +545,6 @@ class Step {
   }
 
   const Basis& basis_;
-  const UnitTimes& units_;
   const v1::JobSpec& job_;
   const ClusterModel& cluster_;
   const v1::Layout& layout_;
@@ -464,8 +552,9 @@ class Step {
   const Constants& constants_;
   PipelineWalks* const walks_;
   const model::Architecture& architecture_;
-  const CollectiveTime& collective_;
-  const OpTime& op_;
+  // Of each stage, or, where all nodes are alike, of all of them.
+  std::vector<const Hardware*> hardware_;
+  std::vector<const UnitTimes*> units_;
   const int tensor_;
   const int stages_;
   const int chunks_;
@@ -478,94 +567,124 @@ class Step {
   PipelineTime ends_;
 };
 
+// Layers of places in order, so that the slowest place is as fast as can be.
+class LayerBalance {
+ public:
+  LayerBalance(const Basis& basis, UnitStore* units, const v1::Layout& layout)
+      : kinds_(basis.architecture.layers),
+        places_(static_cast<size_t>(std::max(1, layout.pipeline()) *
+                                    std::max(1, layout.virtual_pipeline()))) {
+    const auto stages = static_cast<size_t>(std::max(1, layout.pipeline()));
+    for (size_t place = 0; place < places_; ++place) {
+      const size_t part = PartOfStages(basis, layout, static_cast<int>(place % stages), 1);
+      units_.push_back(&units->Of(basis, layout, part));
+    }
+  }
+
+  // Empty: there are fewer layers than places.
+  std::vector<int> Get() const {
+    std::vector<int> best;
+    double low = 0;
+    double high = 0;
+    for (const UnitTimes* units : units_) high = std::max(high, AllOf(*units));
+    constexpr int kHalvings = 40;
+    for (int i = 0; i < kHalvings; ++i) {
+      std::vector<int> tried;
+      const double middle = (low + high) / 2;
+      if (Divide(middle, &tried)) {
+        best = tried;
+        high = middle;
+      } else {
+        low = middle;
+      }
+    }
+    return best;
+  }
+
+ private:
+  static double Seconds(const UnitTime& time) {
+    return time.forward.total() + time.recompute.total() + time.backward.total();
+  }
+  double AllOf(const UnitTimes& units) const {
+    double all = Seconds(units.embedding) + Seconds(units.head);
+    for (const int kind : kinds_) all += Seconds(units.kinds[static_cast<size_t>(kind)]);
+    return all;
+  }
+
+  // How many layers each place takes, at least one, if none may take longer than `most`.
+  bool Divide(double most, std::vector<int>* result) const {
+    result->assign(places_, 0);
+    size_t layer = 0;
+    for (size_t place = 0; place < places_; ++place) {
+      const UnitTimes& units = *units_[place];
+      double sum = place == 0 ? Seconds(units.embedding) : 0;
+      if (place + 1 == places_) sum += Seconds(units.head);
+      const size_t left_for_others = places_ - place - 1;
+      while (layer + left_for_others < kinds_.size()) {
+        sum += Seconds(units.kinds[static_cast<size_t>(kinds_[layer])]);
+        if (sum > most) break;
+        ++layer;
+        ++(*result)[place];
+      }
+      if ((*result)[place] == 0) return false;
+    }
+    return layer == kinds_.size();
+  }
+
+  const std::vector<int> kinds_;  // of layers
+  const size_t places_;
+  std::vector<const UnitTimes*> units_;  // of the places
+};
+
+std::vector<int> BalancedLayersOf(const Basis& basis, UnitStore* units, const v1::Layout& layout) {
+  const std::vector<int> balanced = LayerBalance(basis, units, layout).Get();
+  if (!balanced.empty()) return balanced;
+  return LayersOfPlaces(static_cast<int>(basis.architecture.layers.size()), layout);
+}
+
 }  // namespace
 
 std::vector<int> BalancedLayers(const StepInput& input) {
-  const model::Architecture architecture = model::ArchitectureOf(input.job.model());
-  const UnitTimes units = TimesOfUnits(architecture, input.job, input.layout, input.cluster,
-                                       input.recipe, ConstantsOf(input));
-  const auto seconds = [](const UnitTime& time) {
-    return time.forward.total() + time.recompute.total() + time.backward.total();
-  };
-  const auto layers = architecture.layers.size();
-  std::vector<double> time;
-  for (const int kind : architecture.layers) {
-    time.push_back(seconds(units.kinds[static_cast<size_t>(kind)]));
-  }
-  const size_t places = static_cast<size_t>(std::max(1, input.layout.pipeline()) *
-                                            std::max(1, input.layout.virtual_pipeline()));
-  // How many layers each place takes, in order, if none may take longer than `most`.
-  const auto divide = [&](double most, std::vector<int>* result) {
-    result->assign(places, 0);
-    size_t layer = 0;
-    for (size_t place = 0; place < places; ++place) {
-      double sum = place == 0 ? seconds(units.embedding) : 0;
-      if (place + 1 == places) sum += seconds(units.head);
-      while (layer < layers && sum + time[layer] <= most) {
-        sum += time[layer++];
-        ++(*result)[place];
-      }
-    }
-    return layer == layers;
-  };
-  std::vector<int> best;
-  double low = 0;
-  double high = seconds(units.embedding) + seconds(units.head);
-  for (const double each : time) high += each;
-  constexpr int kHalvings = 40;
-  for (int i = 0; i < kHalvings; ++i) {
-    std::vector<int> tried;
-    const double middle = (low + high) / 2;
-    if (divide(middle, &tried)) {
-      best = tried;
-      high = middle;
-    } else {
-      low = middle;
-    }
-  }
-  return best.empty() ? LayersOfPlaces(static_cast<int>(layers), input.layout) : best;
+  const Basis basis(input.job, input.cluster, input.recipe, input.constants);
+  UnitStore units;
+  return BalancedLayersOf(basis, &units, input.layout);
 }
 
 struct StepCosts::Common {
-  // The times of the units of a layout.
-  const UnitTimes& Units(const v1::Layout& layout) {
-    const auto [found, is_new] = units.try_emplace(
-        {layout.tensor(), layout.micro_batch(), layout.context_parallel(), layout.tensor_overlap(),
-         layout.sequence_parallel(), static_cast<int>(layout.recompute())});
-    if (is_new) found->second = UnitsOf(basis, layout);
-    return found->second;
-  }
-
   const Basis basis;
-  std::map<std::tuple<int, int, int, int, bool, int>, UnitTimes> units;
+  UnitStore units;
   PipelineWalks walks;
 };
 
 StepCosts::StepCosts(const v1::JobSpec& job, const ClusterModel& cluster, const Recipe& recipe,
                      const Constants& constants)
-    : common_(new Common{.basis = Basis(job, cluster, recipe, constants)}) {}
+    : common_(new Common{Basis(job, cluster, recipe, constants), {}, {}}) {}
 StepCosts::~StepCosts() = default;
 
 double StepCosts::Least(const v1::Layout& layout) {
-  return Step(common_->basis, common_->Units(layout), layout, {}, nullptr).Least();
+  return Step(common_->basis, &common_->units, layout, {}, nullptr).Least();
 }
 
 StepCost StepCosts::Of(const v1::Layout& layout) {
-  return Step(common_->basis, common_->Units(layout), layout, {}, &common_->walks).Get();
+  return Step(common_->basis, &common_->units, layout, {}, &common_->walks).Get();
+}
+
+std::vector<int> StepCosts::Balanced(const v1::Layout& layout) {
+  return BalancedLayersOf(common_->basis, &common_->units, layout);
 }
 
 int64_t StepCosts::played() const { return common_->walks.played(); }
 
 StepCost CostOfStep(const StepInput& input, PipelineWalks* walks) {
   const Basis basis(input.job, input.cluster, input.recipe, input.constants);
-  const UnitTimes units = UnitsOf(basis, input.layout);
-  return Step(basis, units, input.layout, input.layers, walks).Get();
+  UnitStore units;
+  return Step(basis, &units, input.layout, input.layers, walks).Get();
 }
 
 StepTiming TimingOfStep(const StepInput& input, PipelineWalks* walks) {
   const Basis basis(input.job, input.cluster, input.recipe, input.constants);
-  const UnitTimes units = UnitsOf(basis, input.layout);
-  return Step(basis, units, input.layout, input.layers, walks).Timing();
+  UnitStore units;
+  return Step(basis, &units, input.layout, input.layers, walks).Timing();
 }
 
 StepCost CostOfStep(const v1::JobSpec& job, const v1::Layout& layout, const ClusterModel& cluster,

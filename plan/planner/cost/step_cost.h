@@ -48,7 +48,8 @@ struct StepInput {
   std::vector<int> layers = {};  // of places; empty: LayersOfPlaces (plan/stage_layers.h)
 };
 
-// Layers of places so that the slowest one is as fast as can be, with embedding and head as work.
+// Layers of places so that the slowest one is as fast as can be, with embedding and head as work,
+// and on the devices that each stage is on.
 std::vector<int> BalancedLayers(const StepInput& input);
 
 // REQUIRES: CheckCluster(cluster), degrees that the model's sizes can be divided by, micro-batches
@@ -85,6 +86,8 @@ class StepCosts {
 
   // CostOfStep.
   StepCost Of(const v1::Layout& layout);
+  // BalancedLayers.
+  std::vector<int> Balanced(const v1::Layout& layout);
   // Seconds that Of does not fall below, for much less work: those of the stage that has most to
   // do, with what has to happen before its first pass and behind its last one, of what the first
   // stage exchanges with its data ranks after that, and of the optimizer.
