@@ -14,7 +14,7 @@ namespace {
 
 using ::testing::IsEmpty;
 
-// Of the machine that is assumed where none was measured, so many times slower.
+// The machine that is assumed where none was measured, but so many times slower.
 v1::MachineFigures Slower(double times) {
   v1::MachineFigures figures = plan::cost::AssumedCpuFigures();
   for (v1::ProductRate& rate : *figures.mutable_products()) {

@@ -614,9 +614,16 @@ v1::MemoryTable MemoryTables::OfStage(const v1::Layout& layout, int stage, int t
 }
 
 const MemoryTables::Activations& MemoryTables::ActivationsOf(const v1::Layout& layout, int stage) {
-  const auto [found, is_new] = activations_.try_emplace(
-      {stage, layout.tensor(), layout.pipeline(), layout.virtual_pipeline(), layout.micro_batch(),
-       layout.tensor_overlap(), layout.sequence_parallel(), static_cast<int>(layout.recompute())});
+  const auto [found, is_new] =
+      activations_.try_emplace({stage,
+                                layout.tensor(),
+                                layout.pipeline(),
+                                layout.virtual_pipeline(),
+                                layout.micro_batch(),
+                                layout.tensor_overlap(),
+                                layout.sequence_parallel(),
+                                static_cast<int>(layout.recompute()),
+                                {layout.stage_layers().begin(), layout.stage_layers().end()}});
   if (is_new) {
     const SlotActivations slot = ActivationsOfSlot(ShapeOfStage(job_, layout, stage),
                                                    UnitsOfStage(job_.model(), layout, stage));

@@ -65,7 +65,8 @@ class MemoryTables {
   const v1::JobSpec& job_;
   StageTables stages_;
   // By all that they depend on.
-  std::map<std::tuple<int, int, int, int, int, int, bool, int>, Activations> activations_;
+  using ActivationsKey = std::tuple<int, int, int, int, int, int, bool, int, std::vector<int>>;
+  std::map<ActivationsKey, Activations> activations_;
 };
 
 // The most memory that a rank should take beside its arena, which is measured but not limited: on

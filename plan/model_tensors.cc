@@ -209,8 +209,8 @@ struct StageTables::Lists {
   explicit Lists(const v1::ModelSpec& model) : all(model::ArchitectureOf(model)) {}
 
   const TensorList all;
-  // By tensor degree, stages, chunks of a stage, and stage.
-  std::map<std::tuple<int, int, int, int>, StageTensors> stages;
+  // By tensor degree, stages, chunks of a stage, stage, and what the layout says of layers.
+  std::map<std::tuple<int, int, int, int, std::vector<int>>, StageTensors> stages;
 };
 
 StageTables::StageTables(const v1::ModelSpec& model) : model_(model) {
@@ -222,8 +222,12 @@ StageTables::~StageTables() = default;
 const std::vector<LogicalTensor>& StageTables::tensors() const { return lists_->all.tensors; }
 
 const StageTensors& StageTables::Of(const v1::Layout& layout, int stage) {
-  const auto [found, is_new] = lists_->stages.try_emplace(
-      {layout.tensor(), layout.pipeline(), std::max(1, layout.virtual_pipeline()), stage});
+  const auto [found, is_new] =
+      lists_->stages.try_emplace({layout.tensor(),
+                                  layout.pipeline(),
+                                  std::max(1, layout.virtual_pipeline()),
+                                  stage,
+                                  {layout.stage_layers().begin(), layout.stage_layers().end()}});
   if (is_new) found->second = TensorsOfStage(lists_->all, model_, layout, stage);
   return found->second;
 }

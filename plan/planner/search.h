@@ -28,10 +28,11 @@ namespace tercio::plan {
 
 struct RankedLayout {
   v1::Layout layout;
-  // Of the cluster's groups (cost::InOrder), where nodes are of several kinds; else empty.
+  // The order of the cluster's groups (cost::InOrder), where nodes are of several kinds; else
+  // empty.
   std::vector<int> order = {};
   cost::StepCost cost;
-  // Of the rank that lacks most, or has least left.
+  // The memory of the rank that lacks most, or has least left.
   int64_t memory_bytes = 0;
   int64_t available_bytes = 0;
   std::string rejected;  // why it is none of those that fit; empty: it is

@@ -34,6 +34,8 @@ v1::JobSpec Gpt() {
   model.set_context(2048);
   model.set_bias(true);
   model.set_vocab_size(51200);
+  // A tied table is summed between the first and the last stage, over the slowest network.
+  model.set_untied_head(true);
   job.mutable_training()->set_global_batch(256);
   job.mutable_training()->set_precision(v1::PRECISION_BF16);
   job.mutable_resources()->set_device(v1::DEVICE_KIND_CUDA);

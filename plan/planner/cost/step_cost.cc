@@ -346,7 +346,7 @@ class Step {
     }
   }
 
-  // Of a message between two of so many stages on this hardware.
+  // A message between two of so many stages on this hardware.
   double TransferSeconds(const Hardware& hardware, int stages) const {
     if (stages_ == 1) return 0;
     double rows = 0;
@@ -552,7 +552,7 @@ class Step {
   const Constants& constants_;
   PipelineWalks* const walks_;
   const model::Architecture& architecture_;
-  // Of each stage, or, where all nodes are alike, of all of them.
+  // One of each stage, or, where all nodes are alike, of all of them.
   std::vector<const Hardware*> hardware_;
   std::vector<const UnitTimes*> units_;
   const int tensor_;
