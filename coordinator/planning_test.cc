@@ -8,6 +8,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "plan/planner/cost/measured.h"
+#include "plan/planner/cost/testing/slower_cores.h"
 
 namespace tercio::coordinator {
 namespace {
@@ -16,11 +17,7 @@ using ::testing::IsEmpty;
 
 // The machine that is assumed where none was measured, but so many times slower.
 v1::MachineFigures Slower(double times) {
-  v1::MachineFigures figures = plan::cost::AssumedCpuFigures();
-  for (v1::ProductRate& rate : *figures.mutable_products()) {
-    rate.set_flops_per_second(rate.flops_per_second() / times);
-  }
-  return figures;
+  return plan::cost::SlowerCores(plan::cost::AssumedCpuFigures(), times);
 }
 
 v1::JobSpec PipelineOf12Layers() {

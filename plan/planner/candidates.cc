@@ -290,7 +290,7 @@ v1::LayoutCandidate Candidates::AtLeastShare(std::vector<v1::Layout> layouts) {
 // On nodes of several kinds stages have as many layers as makes the slowest one as fast as can be,
 // where that gains enough and the job does not say otherwise.
 std::optional<v1::Layout> Candidates::FasterDivision(v1::Layout layout) {
-  const bool is_open = layout.pipeline() > 1 && layout.stage_layers().empty();
+  const bool is_open = layout.pipeline() > 1 && job_.parallelism().stage_layers().empty();
   if (devices_.groups.empty() || !is_open || job_.model().decoder_layers() > 0) return std::nullopt;
   SetMicroBatch(job_, MicroBatchOf(job_, layout), &layout);
   const double equal = costs_.Of(layout).seconds;
