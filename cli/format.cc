@@ -60,6 +60,7 @@ Json StepPartsToJson(const v1::StepParts& parts) {
           {"pipeline_transfers", parts.pipeline_transfers()},
           {"data_exposed", parts.data_exposed()},
           {"optimizer", parts.optimizer()},
+          {"offload", parts.offload()},
           {"other", parts.other()}};
 }
 

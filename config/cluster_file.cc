@@ -123,8 +123,21 @@ class ClusterParser {
                                              "a rate such as 300GB/s", gpu.link_bytes_per_second);
     cluster.inside.seconds = Figure(node, "intra_node_latency", ParseShortTime,
                                     "a time such as 4us", cluster.inside.seconds);
+    ParseHost(node, &cluster.host);
     ParseInterfaces(node, path, &cluster);
     node.Finish();
+  }
+
+  // Left out: plan::cost::AssumedHost.
+  static void ParseHost(Section& node, plan::cost::Host* host) {
+    const auto rate = [&](const char* key, const char* expected, double* value) {
+      *value = Figure(node, key, ParseBytesPerSecond, expected, *value);
+    };
+    rate("host_link_bandwidth", "a rate such as 25GB/s", &host->link_bytes_per_second);
+    rate("host_memory_bandwidth", "a rate such as 300GB/s", &host->memory_bytes_per_second);
+    rate("disk_bandwidth", "a rate such as 3GB/s", &host->disk_bytes_per_second);
+    host->memory_bytes =
+        Figure(node, "host_memory", ParseBytes, "a size such as 1TB", host->memory_bytes);
   }
 
   void ParseInterfaces(Section& node, const std::string& path, ClusterModel* cluster) {
@@ -264,6 +277,13 @@ const std::vector<Changeable>& Changeables() {
        [](ClusterModel& c, double x) { c.inside.bytes_per_second = x; }},
       {"intra_node_latency", ParseShortTime,
        [](ClusterModel& c, double x) { c.inside.seconds = x; }},
+      {"host_link_bandwidth", ParseBytesPerSecond,
+       [](ClusterModel& c, double x) { c.host.link_bytes_per_second = x; }},
+      {"host_memory_bandwidth", ParseBytesPerSecond,
+       [](ClusterModel& c, double x) { c.host.memory_bytes_per_second = x; }},
+      {"host_memory", ParseBytes, [](ClusterModel& c, double x) { c.host.memory_bytes = x; }},
+      {"disk_bandwidth", ParseBytesPerSecond,
+       [](ClusterModel& c, double x) { c.host.disk_bytes_per_second = x; }},
       {"nic.count", ParseBytes,
        [](ClusterModel& c, double x) { c.interfaces_per_node = static_cast<int>(x); }},
       {"nic.bandwidth", ParseBytesPerSecond,
@@ -282,6 +302,9 @@ absl::StatusOr<bool> ChangeNodes(const std::string& key, const std::string& text
     for (ClusterModel* const kind : kinds) {
       kind->accelerator = gpu;
       kind->inside.bytes_per_second = gpu.link_bytes_per_second;
+      const auto host = plan::cost::AssumedHost(gpu, kind->devices_per_node);
+      kind->host.link_bytes_per_second = host.link_bytes_per_second;
+      kind->host.memory_bytes_per_second = host.memory_bytes_per_second;
     }
     return true;
   }

@@ -162,6 +162,37 @@ TEST_F(ClusterFileTest, FiguresCanBeChanged) {
   EXPECT_THAT(FaultOf(kSelene, {"gpu=g100"}), HasSubstr("no accelerator is named"));
 }
 
+// What a node has for state that is offloaded: assumed, given, changed.
+TEST_F(ClusterFileTest, HostsOfNodes) {
+  const auto assumed = Parse(kSelene);
+  ASSERT_TRUE(assumed.ok()) << assumed.status();
+  EXPECT_EQ(assumed->cluster.host.link_bytes_per_second, 25e9);
+  EXPECT_EQ(assumed->cluster.host.memory_bytes, 8 * 128e9);
+  const std::string node =
+      "nodes: [{gpus: 4, gpu: h100, host_link_bandwidth: 40GB/s, host_memory: 2TB,\n"
+      "         host_memory_bandwidth: 400GB/s, disk_bandwidth: 6GB/s}]\n";
+  const auto given = Parse(node);
+  ASSERT_TRUE(given.ok()) << given.status();
+  EXPECT_EQ(given->cluster.host.link_bytes_per_second, 40e9);
+  EXPECT_EQ(given->cluster.host.memory_bytes_per_second, 400e9);
+  EXPECT_EQ(given->cluster.host.memory_bytes, 2e12);
+  EXPECT_EQ(given->cluster.host.disk_bytes_per_second, 6e9);
+  EXPECT_THAT(given->notices, IsEmpty());
+  const auto changed = Parse(node, {"host_link_bandwidth=450GB/s", "host_memory_bandwidth=1TB/s",
+                                    "host_memory=512GB", "disk_bandwidth=1GB/s"});
+  ASSERT_TRUE(changed.ok()) << changed.status();
+  EXPECT_EQ(changed->cluster.host.link_bytes_per_second, 450e9);
+  EXPECT_EQ(changed->cluster.host.memory_bytes_per_second, 1e12);
+  EXPECT_EQ(changed->cluster.host.memory_bytes, 512e9);
+  EXPECT_EQ(changed->cluster.host.disk_bytes_per_second, 1e9);
+  // Another GPU is linked as such GPUs are.
+  const auto other = Parse(kSelene, {"gpu=gh200"});
+  ASSERT_TRUE(other.ok()) << other.status();
+  EXPECT_EQ(other->cluster.host.link_bytes_per_second, 450e9);
+  EXPECT_THAT(FaultOf("nodes: [{gpus: 4, gpu: h100, host_memory: much}]\n"),
+              HasSubstr("host_memory: is 'much'; expected a size such as 1TB"));
+}
+
 TEST_F(ClusterFileTest, FaultsOfNodes) {
   const std::string selene = kSelene;
   const auto none = Parse(selene);

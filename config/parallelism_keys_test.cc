@@ -35,7 +35,9 @@ TEST(ParallelismKeys, HowTheStateIsDividedAndWhereItLies) {
   EXPECT_EQ(plain->parallelism().shard(), 0);
   EXPECT_EQ(plain->parallelism().reshard_after_forward(), 0);
   EXPECT_EQ(plain->parallelism().prefetch(), 1);
-  EXPECT_EQ(plain->offload().optimizer(), v1::OFFLOAD_TIER_NONE);
+  // Plans for a cluster may choose what is left out.
+  EXPECT_EQ(plain->offload().optimizer(), v1::OFFLOAD_TIER_UNSPECIFIED);
+  EXPECT_EQ(Parse({"offload.optimizer=none"})->offload().optimizer(), v1::OFFLOAD_TIER_NONE);
   for (const auto& [text, ranks] :
        {std::pair("true", 0), std::pair("false", 1), std::pair("2", 2)}) {
     const auto job = Parse({absl::StrCat("parallelism={data: 4, zero_stage: 3, shard: 4, "

@@ -151,7 +151,10 @@ void CheckStageLayers(Section& root, const v1::JobSpec& spec) {
 }
 
 void ParseOffload(Section offload, v1::OffloadSpec* out) {
-  out->set_optimizer(offload.OneOf("optimizer", v1::OFFLOAD_TIER_NONE));
+  // Left out it stays open: a plan for a cluster may choose it (plan/planner/offload_choice.h).
+  if (offload.Has("optimizer")) {
+    out->set_optimizer(offload.OneOf("optimizer", v1::OFFLOAD_TIER_NONE));
+  }
   out->set_parameters(offload.OneOf("parameters", v1::OFFLOAD_TIER_NONE));
   out->set_activations(offload.OneOf("activations", v1::OFFLOAD_TIER_NONE));
   ParseShare(offload, out);
@@ -186,10 +189,11 @@ std::string ReshardText(int ranks) {
 }
 
 std::string OffloadYaml(const v1::OffloadSpec& offload) {
-  return absl::StrCat("offload: {optimizer: ", TierText(offload.optimizer()),
-                      ", parameters: ", TierText(offload.parameters()),
-                      ", activations: ", TierText(offload.activations()),
-                      ", share: ", ShareText(offload), "}\n");
+  const bool is_open = offload.optimizer() == v1::OFFLOAD_TIER_UNSPECIFIED;
+  return absl::StrCat(
+      "offload: {", is_open ? "" : absl::StrCat("optimizer: ", TierText(offload.optimizer()), ", "),
+      "parameters: ", TierText(offload.parameters()),
+      ", activations: ", TierText(offload.activations()), ", share: ", ShareText(offload), "}\n");
 }
 
 }  // namespace tercio::config

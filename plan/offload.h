@@ -17,6 +17,14 @@ inline bool IsElsewhere(const v1::JobSpec& job, v1::OffloadTier tier) {
   return tier == v1::OFFLOAD_TIER_NVME || (tier == v1::OFFLOAD_TIER_HOST && OnGpu(job));
 }
 
+// Where the moments of a layout lie. A search for the layouts of a cluster may move moments that
+// the job leaves in memory to the host: its layouts have an offload_share then
+// (plan/planner/offload_choice.h).
+inline v1::OffloadTier OptimizerTierOf(const v1::JobSpec& job, const v1::Layout& layout) {
+  const v1::OffloadTier tier = job.offload().optimizer();
+  return !IsOffloaded(tier) && layout.has_offload_share() ? v1::OFFLOAD_TIER_HOST : tier;
+}
+
 // Weights lie where the model cannot read them, or should not: it reads copies.
 inline bool OffloadsParameters(const v1::JobSpec& job) {
   return IsElsewhere(job, job.offload().parameters());
@@ -26,6 +34,9 @@ inline bool OffloadsParameters(const v1::JobSpec& job) {
 inline constexpr double kWholeShare = 1;
 // OffloadSpec.share of a job that leaves it to the planner. In a layout: nothing lies elsewhere.
 inline constexpr double kLeastShare = 0;
+
+// Shares that the planner tries are multiples of an eighth.
+inline constexpr int kOffloadParts = 8;
 
 // Whether the planner chooses how much of the optimizer's state lies elsewhere.
 inline bool ChoosesOffloadShare(const v1::JobSpec& job) {

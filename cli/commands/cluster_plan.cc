@@ -84,6 +84,7 @@ std::string WhatWouldSuffice(const v1::JobSpec& job, const plan::cost::ClusterMo
   // Which of several kinds there should be more of is not for this search to say.
   if (!cluster.groups.empty()) return "";
   constexpr int kMostTimes = 64;
+  constexpr double kGiga = 1e9;
   std::vector<std::string> ways;
   for (int times = 2; times <= kMostTimes; times *= 2) {
     plan::cost::ClusterModel more = cluster;
@@ -103,10 +104,18 @@ std::string WhatWouldSuffice(const v1::JobSpec& job, const plan::cost::ClusterMo
       memory = (low + high) / 2;
       (Fits(job, larger) ? high : low) = memory;
     }
-    constexpr double kGiga = 1e9;
     const double enough = std::ceil(high / kGiga);
     ways.push_back(
         absl::StrFormat("GPUs with %.0f GB (--what-if gpu.memory=%.0fGB)", enough, enough));
+  }
+  plan::cost::ClusterModel hosts = cluster;
+  hosts.host.memory_bytes = kMostTimes * cluster.host.memory_bytes;
+  if (Fits(job, hosts)) {
+    double& of_host = hosts.host.memory_bytes;
+    of_host = 2 * cluster.host.memory_bytes;
+    while (!Fits(job, hosts)) of_host *= 2;
+    ways.push_back(absl::StrFormat("nodes with %.0f GB of memory (--what-if host_memory=%.0fGB)",
+                                   of_host / kGiga, of_host / kGiga));
   }
   if (ways.empty()) return "";
   return absl::StrCat("; it would fit on ", absl::StrJoin(ways, ", or on "));

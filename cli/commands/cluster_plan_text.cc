@@ -14,6 +14,7 @@
 #include "model/architecture.h"
 #include "plan/memory_map.h"
 #include "plan/names.h"
+#include "plan/offload.h"
 #include "plan/planner/cluster.h"
 #include "plan/planner/cost/node_groups.h"
 #include "plan/stage_layers.h"
@@ -42,6 +43,7 @@ constexpr TimePart kTimeParts[] = {
     {"pipeline_transfers", "messages between stages", &StepCost::pipeline_transfers},
     {"data_exposed", "exchange of data ranks, not hidden", &StepCost::data_exposed},
     {"optimizer", "optimizer", &StepCost::optimizer},
+    {"offload", "state on the host", &StepCost::offload},
     {"other", "other", &StepCost::other}};
 
 // The mean over the GPUs.
@@ -63,7 +65,16 @@ int RanksOf(const v1::Layout& layout) {
   return layout.tensor() * layout.pipeline() * layout.data();
 }
 
-std::string Degrees(const v1::Layout& layout) {
+// The part of the optimizer's state that lies on the host: "1/8".
+std::string OffloadText(const ClusterPlan& plan, const v1::Layout& layout) {
+  const v1::JobSpec job = plan::WithLayout(plan.job, layout);
+  const double parts = plan::kOffloadParts * plan::OffloadedShare(job, layout);
+  if (parts <= 0) return "no";
+  if (parts >= plan::kOffloadParts) return "all";
+  return absl::StrFormat("%g/%d", parts, plan::kOffloadParts);
+}
+
+std::string Degrees(const ClusterPlan& plan, const v1::Layout& layout) {
   std::string text = absl::StrCat(layout.tensor(), "x", layout.pipeline(), "x", layout.data(),
                                   ",micro_batch=", layout.micro_batch());
   if (layout.virtual_pipeline() > 1) {
@@ -78,6 +89,10 @@ std::string Degrees(const v1::Layout& layout) {
     absl::StrAppend(&text, ",recompute=", plan::TextOf(layout.recompute()));
   }
   if (layout.sequence_parallel()) absl::StrAppend(&text, ",sequence_parallel=true");
+  if (layout.offload_share() > 0) {
+    absl::StrAppend(&text, " (", OffloadText(plan, layout),
+                    " of the optimizer's state on the host)");
+  }
   return text;
 }
 
@@ -97,19 +112,21 @@ RunCost CostOf(const ClusterPlan& plan, const RankedLayout& ranked) {
 
 void AddRow(const ClusterPlan& plan, const RankedLayout& ranked, const char* mark, Rows* rows) {
   const v1::Layout& layout = ranked.layout;
-  rows->push_back(
-      {mark, absl::StrCat(layout.tensor()), PipelineText(layout),
-       absl::StrCat(std::max(1, layout.virtual_pipeline())), absl::StrCat(layout.data()),
-       absl::StrCat(layout.micro_batch()), absl::StrCat(layout.zero_stage()),
-       absl::StrCat(plan::ShardRanks(layout)), plan::TextOf(layout.recompute()),
-       layout.sequence_parallel() ? "yes" : "no", Seconds(ranked.cost.seconds),
-       absl::StrFormat("%.0f", ranked.cost.tokens_per_second), Percent(Utilisation(plan, ranked)),
-       GiB(static_cast<double>(ranked.memory_bytes)), ranked.rejected});
+  rows->push_back({mark, absl::StrCat(layout.tensor()), PipelineText(layout),
+                   absl::StrCat(std::max(1, layout.virtual_pipeline())),
+                   absl::StrCat(layout.data()), absl::StrCat(layout.micro_batch()),
+                   absl::StrCat(layout.zero_stage()), absl::StrCat(plan::ShardRanks(layout)),
+                   plan::TextOf(layout.recompute()), layout.sequence_parallel() ? "yes" : "no",
+                   OffloadText(plan, layout), Seconds(ranked.cost.seconds),
+                   absl::StrFormat("%.0f", ranked.cost.tokens_per_second),
+                   Percent(Utilisation(plan, ranked)),
+                   GiB(static_cast<double>(ranked.memory_bytes)), ranked.rejected});
 }
 
 std::string LayoutsText(const ClusterPlan& plan) {
   Rows rows = {{"", "TENSOR", "PIPELINE", "CHUNKS", "DATA", "MICRO-BATCH", "ZERO", "SHARD",
-                "RECOMPUTE", "SEQUENCE PARALLEL", "STEP", "TOKENS/S", "MFU", "MEMORY", "NOTE"}};
+                "RECOMPUTE", "SEQUENCE PARALLEL", "OFFLOAD", "STEP", "TOKENS/S", "MFU", "MEMORY",
+                "NOTE"}};
   for (size_t i = 0; i < plan.found.fitting.size(); ++i) {
     AddRow(plan, plan.found.fitting[i], i == 0 ? "*" : "", &rows);
   }
@@ -122,9 +139,9 @@ std::string LayoutsText(const ClusterPlan& plan) {
   return text + "\n";
 }
 
-std::string StepPartsText(const std::vector<RankedLayout>& layouts) {
+std::string StepPartsText(const ClusterPlan& plan, const std::vector<RankedLayout>& layouts) {
   std::vector<std::string> head = {"TIME OF A STEP"};
-  for (const RankedLayout& ranked : layouts) head.push_back(Degrees(ranked.layout));
+  for (const RankedLayout& ranked : layouts) head.push_back(Degrees(plan, ranked.layout));
   Rows rows = {head};
   for (const TimePart& part : kTimeParts) {
     std::vector<std::string> row = {part.name};
@@ -140,12 +157,13 @@ std::string StepPartsText(const std::vector<RankedLayout>& layouts) {
   return Table(rows);
 }
 
-// Bytes by kind of buffer, of a rank of the stage.
-std::map<v1::BufferKind, int64_t> BytesOfStage(const ClusterPlan& plan, const v1::Layout& layout,
-                                               int stage) {
+v1::MemoryTable TableOfStage(const ClusterPlan& plan, const v1::Layout& layout, int stage) {
+  return plan::MemoryOfStage(plan::WithLayout(plan.job, layout), layout, stage, /*threads=*/1);
+}
+
+// Bytes of the device by kind of buffer.
+std::map<v1::BufferKind, int64_t> BytesOfDevice(const v1::MemoryTable& table) {
   std::map<v1::BufferKind, int64_t> bytes;
-  const v1::MemoryTable table =
-      plan::MemoryOfStage(plan::WithLayout(plan.job, layout), layout, stage, /*threads=*/1);
   for (const v1::Buffer& buffer : table.buffers()) {
     if (!buffer.on_host() && !buffer.on_disk()) bytes[buffer.kind()] += buffer.size_bytes();
   }
@@ -168,10 +186,13 @@ std::vector<int> StagesToShow(const RankedLayout& ranked) {
 std::string MemoryText(const ClusterPlan& plan, const RankedLayout& ranked) {
   std::vector<std::string> head = {"MEMORY OF A RANK"};
   std::map<v1::BufferKind, std::vector<int64_t>> kinds;
+  std::vector<std::string> on_host = {"on the host"};
   const std::vector<int> stages = StagesToShow(ranked);
   for (size_t i = 0; i < stages.size(); ++i) {
     head.push_back(absl::StrCat("STAGE ", stages[i]));
-    for (const auto& [kind, bytes] : BytesOfStage(plan, ranked.layout, stages[i])) {
+    const v1::MemoryTable table = TableOfStage(plan, ranked.layout, stages[i]);
+    on_host.push_back(GiB(static_cast<double>(table.host_bytes())));
+    for (const auto& [kind, bytes] : BytesOfDevice(table)) {
       kinds[kind].resize(stages.size());
       kinds[kind][i] = bytes;
     }
@@ -184,16 +205,17 @@ std::string MemoryText(const ClusterPlan& plan, const RankedLayout& ranked) {
     rows.push_back(std::move(row));
   }
   std::vector<std::string> available = {"available"};
-  const std::vector<int64_t> of_stages =
-      plan::AvailableBytes(plan.job, ClusterOf(plan, ranked), ranked.layout);
-  if (of_stages.size() == 1) {
-    available.push_back(GiB(static_cast<double>(of_stages.front())));
-  } else {
-    for (const int stage : stages) {
-      available.push_back(GiB(static_cast<double>(of_stages[static_cast<size_t>(stage)])));
-    }
+  std::vector<std::string> available_on_host = {"available on the host"};
+  const std::vector<plan::RankMemory> of_stages =
+      plan::AvailableTo(plan.job, ClusterOf(plan, ranked), ranked.layout);
+  for (const int stage : of_stages.size() == 1 ? std::vector<int>{0} : stages) {
+    const plan::RankMemory& memory = of_stages[static_cast<size_t>(stage)];
+    available.push_back(GiB(static_cast<double>(memory.device)));
+    available_on_host.push_back(GiB(static_cast<double>(memory.host)));
   }
   rows.push_back(std::move(available));
+  rows.push_back(std::move(on_host));
+  rows.push_back(std::move(available_on_host));
   return Table(rows);
 }
 
@@ -290,7 +312,8 @@ std::string ScaleText(const ClusterPlan& plan) {
     }
     const double per_device = point.best->cost.tokens_per_second / point.devices;
     if (first == 0) first = per_device;
-    rows.push_back({devices, batch, Degrees(point.best->layout), Seconds(point.best->cost.seconds),
+    rows.push_back({devices, batch, Degrees(plan, point.best->layout),
+                    Seconds(point.best->cost.seconds),
                     absl::StrFormat("%.0f", point.best->cost.tokens_per_second),
                     Percent(per_device / first), Percent(Utilisation(plan, *point.best))});
   }
@@ -353,6 +376,8 @@ ordered_json RankedJson(const ClusterPlan& plan, const RankedLayout& ranked) {
                        {"memory_bytes_peak", ranked.memory_bytes},
                        {"bubble_ratio", (ranked.layout.pipeline() - 1) / chunks}};
   json["memory_bytes_available"] = ranked.available_bytes;
+  json["host_bytes"] = ranked.host_bytes;
+  json["host_bytes_available"] = ranked.host_available_bytes;
   json["time"] = TimeJson(ranked.cost);
   json["placement"] = PlacementJson(plan, ranked);
   return json;
@@ -361,10 +386,12 @@ ordered_json RankedJson(const ClusterPlan& plan, const RankedLayout& ranked) {
 ordered_json MemoryJson(const ClusterPlan& plan, const RankedLayout& ranked) {
   ordered_json stages = ordered_json::array();
   for (const int stage : StagesToShow(ranked)) {
+    const v1::MemoryTable table = TableOfStage(plan, ranked.layout, stage);
     ordered_json json = {{"stage", stage}};
-    for (const auto& [kind, bytes] : BytesOfStage(plan, ranked.layout, stage)) {
+    for (const auto& [kind, bytes] : BytesOfDevice(table)) {
       json[plan::BufferKindText(kind)] = bytes;
     }
+    json["host"] = table.host_bytes();
     stages.push_back(std::move(json));
   }
   return stages;
@@ -393,9 +420,9 @@ std::string ClusterPlanText(const ClusterPlan& plan) {
   if (explained.empty() && !plan.found.fitting.empty()) {
     explained.push_back(plan.found.fitting.front());
   }
-  if (!explained.empty()) absl::StrAppend(&text, "\n", StepPartsText(explained));
+  if (!explained.empty()) absl::StrAppend(&text, "\n", StepPartsText(plan, explained));
   for (const RankedLayout& ranked : explained) {
-    absl::StrAppend(&text, "\n", plan.compared.empty() ? "" : Degrees(ranked.layout) + "\n");
+    absl::StrAppend(&text, "\n", plan.compared.empty() ? "" : Degrees(plan, ranked.layout) + "\n");
     if (!ranked.order.empty()) absl::StrAppend(&text, PlacementText(plan, ranked), "\n");
     absl::StrAppend(&text, MemoryText(plan, ranked));
   }

@@ -53,7 +53,8 @@ std::vector<PlanPart> PlanPartsOf(const JobData& job, const Numbers& numbers) {
        predicted(parts.tensor_communication() + parts.pipeline_bubble() +
                  parts.pipeline_transfers() + parts.data_exposed()),
        measured(phases.wait())},
-      {"optimizer", "optimizer", "s", predicted(parts.optimizer()), measured(phases.optimizer())},
+      {"optimizer", "optimizer", "s", predicted(parts.optimizer() + parts.offload()),
+       measured(phases.optimizer())},
       {"other", "other", "s", predicted(parts.other()), measured(phases.data() + phases.other())},
       {"step", "step (measured: median)", "s", made(told.step_seconds()), step},
       {"tokens_per_second", "tokens per second", "tokens/s", made(told.tokens_per_second()),

@@ -21,7 +21,6 @@
 namespace tercio::plan {
 namespace {
 
-constexpr int kOffloadParts = 8;  // shares that are tried are multiples of an eighth
 constexpr int kMostChunks = 8;
 // What a layout with more settings has to gain: predictions are not exact enough for less. On CPUs
 // they are off by more (docs/planner.md).
@@ -50,6 +49,7 @@ void SetParts(const cost::StepCost& cost, v1::StepParts* parts) {
   parts->set_data_exposed(cost.data_exposed);
   parts->set_optimizer(cost.optimizer);
   parts->set_other(cost.other);
+  parts->set_offload(cost.offload);
 }
 
 // The micro-batches that may be chosen, the largest first.

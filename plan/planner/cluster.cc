@@ -17,6 +17,7 @@ namespace {
 // each GPU, as nodes with eight GPUs have them since Ampere.
 constexpr double kAssumedInterface = 25e9;
 constexpr int kAssumedGpusPerNode = 8;
+constexpr char kCpu[] = "cpu";  // v1::MachineFigures.device
 
 const cost::Recipe& GpuRecipe() { return *cost::FindRecipe("tercio"); }
 
@@ -50,7 +51,14 @@ cost::ClusterModel DevicesOf(const Cluster& cluster, int ranks) {
   const int per_node = std::max(1, std::min(most, ranks));
   const int nodes = (ranks + per_node - 1) / per_node;
   if (cluster.gpu == nullptr) {
-    return cost::MeasuredCluster(cluster.figures, nodes, per_node, cluster.cores_per_rank);
+    cost::ClusterModel devices =
+        cost::MeasuredCluster(cluster.figures, nodes, per_node, cluster.cores_per_rank);
+    // On GPUs it is the devices' own.
+    const bool is_host = cluster.figures.device() == kCpu;
+    if (is_host && cluster.memory_bytes < kUnknownMemoryBytes) {
+      devices.host.memory_bytes = static_cast<double>(cluster.memory_bytes) * per_node;
+    }
+    return devices;
   }
   return cost::MakeCluster(*cluster.gpu, per_node, nodes, per_node, kAssumedInterface);
 }

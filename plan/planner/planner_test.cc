@@ -464,8 +464,29 @@ TEST(Planner, ChunksAndSequenceParallelismAreChosenWhereTheyGain) {
   const v1::StepParts& parts = best.predicted().parts();
   EXPECT_NEAR(parts.compute() + parts.tensor_communication() + parts.recompute() +
                   parts.pipeline_bubble() + parts.pipeline_transfers() + parts.data_exposed() +
-                  parts.optimizer() + parts.other(),
+                  parts.optimizer() + parts.offload() + parts.other(),
               best.predicted().step_seconds(), 1e-9);
+}
+
+// A job that leaves everything to the planner is told that it would fit with its optimizer's state
+// on the host; it does not get that without asking for it.
+TEST(Planner, OffloadIsAdvisedAndNeverChosen) {
+  v1::JobSpec job = Gpt(v1::DEVICE_KIND_CUDA);
+  job.mutable_resources()->set_ranks(1);
+  Cluster cluster;
+  UseGpus({}, "NVIDIA H100", &cluster);
+  cluster.shares_gpus = true;
+  cluster.memory_bytes = 1;
+  const v1::PlanReport report = PlanLayouts(job, cluster);
+  ASSERT_EQ(report.layouts_size(), 1);
+  cluster.memory_bytes = report.layouts(0).predicted().memory_bytes_peak() - 1;
+  const absl::Status refused = ChooseLayout(job, cluster).status();
+  EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("offload.optimizer=host"));
+  job.mutable_offload()->set_optimizer(v1::OFFLOAD_TIER_HOST);
+  const absl::StatusOr<v1::Layout> asked = ChooseLayout(job, cluster);
+  ASSERT_TRUE(asked.ok()) << asked.status();
+  EXPECT_GT(PlanLayouts(job, cluster).layouts(0).predicted().parts().offload(), 0);
 }
 
 // Every setting that is named has been tried, and says what it costs.

@@ -1,10 +1,12 @@
 #include "plan/planner/search.h"
 
 #include <algorithm>
+#include <functional>
 #include <iterator>
 #include <limits>
 #include <map>
 #include <optional>
+#include <queue>
 #include <tuple>
 #include <utility>
 
@@ -13,8 +15,10 @@
 #include "model/architecture.h"
 #include "plan/gpu_reserve.h"
 #include "plan/memory_map.h"
+#include "plan/offload.h"
 #include "plan/plan_builder.h"
 #include "plan/planner/cost/node_groups.h"
+#include "plan/planner/offload_choice.h"
 #include "plan/rank_layout.h"
 #include "plan/stage_layers.h"
 
@@ -173,7 +177,7 @@ class BrokenRules {
 // Threads of the host, which only CPUs' memory depends on.
 constexpr int kThreads = 1;
 
-int64_t OfStage(const std::vector<int64_t>& available, int stage) {
+const RankMemory& OfStage(const std::vector<RankMemory>& available, int stage) {
   return available[available.size() > 1 ? static_cast<size_t>(stage) : 0];
 }
 
@@ -192,35 +196,65 @@ std::vector<int> StagesThatDiffer(const v1::JobSpec& job, const v1::Layout& layo
   return stages;
 }
 
-// Memory of the rank that lacks most, or has least left.
-struct Fit {
-  int64_t needed = 0;
-  int64_t available = std::numeric_limits<int64_t>::max();
-
-  bool fits() const { return needed <= available; }
-  void Add(int64_t more_needed, int64_t of_available) {
-    if (more_needed - of_available <= needed - available) return;
-    needed = more_needed;
-    available = of_available;
+// Device and host of the ranks that lack most of each, or have least left.
+class Fit {
+ public:
+  void Add(const RankMemory& needed, const RankMemory& available) {
+    if (is_empty_ || needed.device - available.device > needed_.device - available_.device) {
+      needed_.device = needed.device;
+      available_.device = available.device;
+    }
+    if (is_empty_ ||
+        needed.host - LimitOf(available.host) > needed_.host - LimitOf(available_.host)) {
+      needed_.host = needed.host;
+      available_.host = available.host;
+    }
+    is_empty_ = false;
   }
+  bool fits_device() const { return needed_.device <= available_.device; }
+  bool fits() const { return fits_device() && needed_.host <= LimitOf(available_.host); }
+  const RankMemory& needed() const { return needed_; }
+  const RankMemory& available() const { return available_; }
+
+ private:
+  static int64_t LimitOf(int64_t host) {
+    return host == 0 ? std::numeric_limits<int64_t>::max() : host;
+  }
+
+  bool is_empty_ = true;
+  RankMemory needed_;
+  RankMemory available_;
 };
 
+RankMemory NeededBy(const v1::MemoryTable& table) {
+  return {.device = table.total_bytes(), .host = table.host_bytes()};
+}
+
 void SetMemory(const Fit& fit, RankedLayout* ranked) {
-  const int64_t needed = fit.needed;
-  const int64_t available = fit.available;
-  ranked->memory_bytes = needed;
-  ranked->available_bytes = available;
+  const RankMemory& needed = fit.needed();
+  const RankMemory& available = fit.available();
+  ranked->memory_bytes = needed.device;
+  ranked->available_bytes = available.device;
+  ranked->host_bytes = needed.host;
+  ranked->host_available_bytes = available.host;
   if (fit.fits()) return;
   constexpr double kGiB = 1 << 30;
+  const bool is_device = needed.device > available.device;
   ranked->rejected =
-      absl::StrFormat("does not fit in memory: needs %.1f GiB per rank, %.1f GiB are available",
-                      static_cast<double>(needed) / kGiB, static_cast<double>(available) / kGiB);
+      absl::StrFormat("does not fit in memory%s: needs %.1f GiB per rank, %.1f GiB are available",
+                      is_device ? "" : " of the host",
+                      static_cast<double>(is_device ? needed.device : needed.host) / kGiB,
+                      static_cast<double>(is_device ? available.device : available.host) / kGiB);
 }
 
 // The order of the result: equally fast layouts stay in that of the space.
 struct Candidate {
   double least = 0;  // seconds
   size_t place = 0;  // in the space
+
+  bool operator>(const Candidate& other) const {
+    return std::tie(least, place) > std::tie(other.least, other.place);
+  }
 };
 struct Placed {
   RankedLayout ranked;
@@ -271,6 +305,8 @@ class Search {
         divided_(model::SizesThatTensorDivides(model::ArchitectureOf(job.model()))),
         costs_(job, cluster, recipe),
         tables_(job),
+        offload_(job),
+        offloaded_tables_(offload_.job()),
         fitting_(options.most_fitting),
         too_large_(options.most_too_large) {}
 
@@ -290,8 +326,11 @@ class Search {
     const bool may_be_shown = candidate.least <= too_large_.worst();
     std::optional<Fit> fit;
     if (!may_be_shown) {
-      fit = FitOf(layout, /*whole=*/false);
-      if (!fit->fits()) return true;
+      fit = FitOf(&tables_, layout, /*whole=*/false);
+      if (!fit->fits()) {
+        ConsiderOffload(layout, candidate.place);
+        return true;
+      }
     }
     Placed placed = {.place = candidate.place};
     placed.ranked.layout = layout;
@@ -300,10 +339,37 @@ class Search {
     const double seconds = placed.ranked.cost.seconds;
     if (seconds > fitting_.worst()) return true;
     const bool is_shown = seconds <= too_large_.worst();
-    if (!fit.has_value()) fit = FitOf(layout, is_shown);
+    if (!fit.has_value()) fit = FitOf(&tables_, layout, is_shown);
     SetMemory(*fit, &placed.ranked);
+    if (!fit->fits()) ConsiderOffload(layout, candidate.place);
     if (fit->fits() || is_shown) (fit->fits() ? fitting_ : too_large_).Add(std::move(placed));
     return true;
+  }
+
+  // Judges those that ConsiderOffload has found and whose bound is not above `until`. Like others
+  // they are judged in the order of their bounds.
+  void JudgeOffloaded(const std::vector<v1::Layout>& space, double until) {
+    while (!offloaded_.empty() && offloaded_.top().least <= until) {
+      const Candidate candidate = offloaded_.top();
+      offloaded_.pop();
+      if (candidate.least > fitting_.worst()) continue;
+      const v1::Layout& layout = space[candidate.place];
+      Fit fit;
+      const int parts = OffloadChoice::Fewest([&](int part) {
+        const Fit of_part = FitOf(&offloaded_tables_, OffloadChoice::With(layout, part), false);
+        if (of_part.fits_device()) fit = of_part;
+        return of_part.fits_device();
+      });
+      // The last ones that fit are the fewest. The host has more of it with more of them.
+      if (parts == 0 || !fit.fits()) continue;
+      Placed placed = {.place = candidate.place};
+      placed.ranked.layout = OffloadChoice::With(layout, parts);
+      placed.ranked.cost = costs_.Of(placed.ranked.layout);
+      ++work_.steps;
+      if (placed.ranked.cost.seconds > fitting_.worst()) continue;
+      SetMemory(fit, &placed.ranked);
+      fitting_.Add(std::move(placed));
+    }
   }
 
   void Take(SearchResult* result) {
@@ -314,17 +380,28 @@ class Search {
   }
 
  private:
-  // Not `whole`: where a rank lacks memory any one that does is enough.
-  Fit FitOf(const v1::Layout& layout, bool whole) {
-    const std::vector<int64_t> available = AvailableBytes(job_, cluster_, layout);
+  // Not `whole`: where a device lacks memory any one that does is enough.
+  Fit FitOf(MemoryTables* tables, const v1::Layout& layout, bool whole) {
+    const std::vector<RankMemory> available = AvailableTo(job_, cluster_, layout);
     Fit fit;
-    fit.Add(tables_.LeastOfStage(layout, 0), OfStage(available, 0));
+    fit.Add({.device = tables->LeastOfStage(layout, 0)}, OfStage(available, 0));
     for (const int stage : StagesThatDiffer(job_, layout, cluster_.groups.empty())) {
-      if (!whole && !fit.fits()) break;
+      if (!whole && !fit.fits_device()) break;
       ++work_.tables;
-      fit.Add(tables_.OfStage(layout, stage, kThreads).total_bytes(), OfStage(available, stage));
+      fit.Add(NeededBy(tables->OfStage(layout, stage, kThreads)), OfStage(available, stage));
     }
     return fit;
+  }
+
+  // Keeps a layout that does not fit for JudgeOffloaded, if it may fit with state on the host and
+  // be among the fastest.
+  void ConsiderOffload(const v1::Layout& layout, size_t place) {
+    if (!offload_.IsOpen(layout)) return;
+    const v1::Layout whole = OffloadChoice::With(layout, kOffloadParts);
+    const RankMemory available = OfStage(AvailableTo(job_, cluster_, layout), 0);
+    if (offloaded_tables_.LeastOfStage(whole, 0) > available.device) return;
+    const double least = LeastSeconds(OffloadChoice::With(layout, 1));
+    if (least <= fitting_.worst()) offloaded_.push({.least = least, .place = place});
   }
 
   const v1::JobSpec& job_;
@@ -332,6 +409,9 @@ class Search {
   const std::vector<model::DividedSize> divided_;
   cost::StepCosts costs_;
   MemoryTables tables_;
+  const OffloadChoice offload_;
+  MemoryTables offloaded_tables_;
+  std::priority_queue<Candidate, std::vector<Candidate>, std::greater<>> offloaded_;
   Fastest fitting_;
   Fastest too_large_;
   SearchWork work_;
@@ -347,18 +427,27 @@ bool TensorDivides(const v1::JobSpec& job, int tensor) {
 
 }  // namespace
 
-std::vector<int64_t> AvailableBytes(const v1::JobSpec& job, const cost::ClusterModel& cluster,
+std::vector<RankMemory> AvailableTo(const v1::JobSpec& job, const cost::ClusterModel& cluster,
                                     const v1::Layout& layout) {
   const auto reserve = static_cast<double>(GpuReserveBytes(job, layout));
-  const auto left = [&](double memory) {
-    return static_cast<int64_t>(std::max(0.0, memory - reserve));
+  const auto of_nodes = [&](const cost::ClusterModel& nodes) {
+    const double device = std::max(0.0, nodes.accelerator.memory_bytes - reserve);
+    return RankMemory{
+        .device = static_cast<int64_t>(device),
+        .host = static_cast<int64_t>(nodes.host.memory_bytes / nodes.devices_per_node)};
   };
-  if (cluster.groups.empty()) return {left(cluster.accelerator.memory_bytes)};
-  std::vector<int64_t> available;
+  if (cluster.groups.empty()) return {of_nodes(cluster)};
+  std::vector<RankMemory> available;
   const int ranks = WorldSize(layout) / layout.pipeline();
   for (int stage = 0; stage < layout.pipeline(); ++stage) {
-    available.push_back(
-        left(LeastMemory(cluster, cost::GroupsOfRanks(cluster, stage * ranks, ranks))));
+    const cost::GroupRange range = cost::GroupsOfRanks(cluster, stage * ranks, ranks);
+    RankMemory least = of_nodes(cluster.groups[static_cast<size_t>(range.first)]);
+    for (int i = range.first + 1; i <= range.last; ++i) {
+      const RankMemory other = of_nodes(cluster.groups[static_cast<size_t>(i)]);
+      least.device = std::min(least.device, other.device);
+      least.host = std::min(least.host, other.host);
+    }
+    available.push_back(least);
   }
   return available;
 }
@@ -380,6 +469,9 @@ v1::JobSpec WithLayout(v1::JobSpec job, const v1::Layout& layout) {
   wanted->set_shard(layout.shard());
   wanted->set_reshard_after_forward(layout.reshard_after_forward());
   if (layout.has_prefetch()) wanted->set_prefetch(layout.prefetch());
+  if (layout.offload_share() > kLeastShare) {
+    job.mutable_offload()->set_optimizer(OptimizerTierOf(job, layout));
+  }
   job.mutable_training()->set_micro_batch(layout.micro_batch());
   job.mutable_resources()->set_ranks(WorldSize(layout));
   return job;
@@ -422,10 +514,10 @@ RankedLayout Assess(const v1::JobSpec& job, const v1::Layout& layout,
   RankedLayout ranked;
   ranked.layout = layout;
   ranked.cost = cost::CostOfStep(job, layout, cluster, recipe);
-  const std::vector<int64_t> available = AvailableBytes(job, cluster, layout);
+  const std::vector<RankMemory> available = AvailableTo(job, cluster, layout);
   Fit fit;
   for (const int stage : StagesThatDiffer(job, layout, cluster.groups.empty())) {
-    fit.Add(MemoryOfStage(job, layout, stage, kThreads).total_bytes(), OfStage(available, stage));
+    fit.Add(NeededBy(MemoryOfStage(job, layout, stage, kThreads)), OfStage(available, stage));
   }
   SetMemory(fit, &ranked);
   return ranked;
@@ -456,8 +548,10 @@ SearchResult SearchOneOrder(const v1::JobSpec& job, const cost::ClusterModel& cl
     return std::tie(a.least, a.place) < std::tie(b.least, b.place);
   });
   for (const Candidate& candidate : candidates) {
+    search.JudgeOffloaded(space, candidate.least);
     if (!search.Judge(space[candidate.place], candidate)) break;
   }
+  search.JudgeOffloaded(space, std::numeric_limits<double>::infinity());
   search.Take(&result);
   return result;
 }

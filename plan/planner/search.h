@@ -1,7 +1,8 @@
 // All layouts of a job on a cluster, by the time of their steps: tensor x pipeline x virtual
 // pipeline x data degrees, micro-batch, recomputation, sequence parallelism, division of the state
-// over all data ranks or in groups of them. Time is that of plan/planner/cost/step_cost.h, memory
-// the trainer's own table. Pure.
+// over all data ranks or in groups of them; and, of those that do not fit, the ones that would with
+// a part of the optimizer's state on the host (plan/planner/offload_choice.h). Time is that of
+// plan/planner/cost/step_cost.h, memory the trainer's own table. Pure.
 //
 // Where nodes are of several kinds, all orders of them are searched, since ranks are numbered
 // through them: an order decides which stages are where. Beside equally many layers, stages then
@@ -35,6 +36,10 @@ struct RankedLayout {
   // The memory of the rank that lacks most, or has least left.
   int64_t memory_bytes = 0;
   int64_t available_bytes = 0;
+  // The host's memory: what the rank needs that needs most of it, and its part of the node's; 0:
+  // not known.
+  int64_t host_bytes = 0;
+  int64_t host_available_bytes = 0;
   std::string rejected;  // why it is none of those that fit; empty: it is
 };
 
@@ -68,12 +73,17 @@ struct SearchOptions {
   std::function<bool(const v1::Layout&)> accepts = {};
 };
 
-// What ranks of each stage have for their plans; one number where nodes are alike.
-std::vector<int64_t> AvailableBytes(const v1::JobSpec& job, const cost::ClusterModel& cluster,
+// Memory of a rank: of its device, and its part of the host's.
+struct RankMemory {
+  int64_t device = 0;
+  int64_t host = 0;  // of what is available, 0: any number of bytes
+};
+// What ranks of each stage have for their plans; one value where nodes are alike.
+std::vector<RankMemory> AvailableTo(const v1::JobSpec& job, const cost::ClusterModel& cluster,
                                     const v1::Layout& layout);
 
 // The job's cost and memory in one layout, with groups of nodes in the order of the cluster.
-// REQUIRES: CheckLayout accepts it.
+// REQUIRES: CheckLayout accepts it; a job that has what the layout offloads (WithLayout).
 RankedLayout Assess(const v1::JobSpec& job, const v1::Layout& layout,
                     const cost::ClusterModel& cluster, const cost::Recipe& recipe);
 

@@ -6,6 +6,7 @@
 #include <initializer_list>
 #include <limits>
 #include <map>
+#include <optional>
 #include <random>
 #include <set>
 #include <string>
@@ -14,6 +15,8 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "plan/combinations.h"
+#include "plan/offload.h"
 #include "plan/planner/cost/node_groups.h"
 #include "plan/planner/cost/recipe.h"
 #include "plan/rank_layout.h"
@@ -53,16 +56,46 @@ cost::ClusterModel Nodes(const char* accelerator, int nodes, int per_node) {
 
 const cost::Recipe& Own() { return *cost::FindRecipe("tercio"); }
 
-// Time and memory of every layout that breaks no rule, each computed alone.
+// A layout that does not fit, with as little of its optimizer's state on the host as lets it fit.
+std::optional<RankedLayout> Offloaded(const v1::JobSpec& job, v1::Layout layout,
+                                      const cost::ClusterModel& cluster) {
+  const auto at = [&](int parts) {
+    layout.set_offload_share(static_cast<double>(parts) / kOffloadParts);
+    const v1::JobSpec with = WithLayout(job, layout);
+    EXPECT_EQ(with.offload().optimizer(), v1::OFFLOAD_TIER_HOST);
+    RankedLayout ranked = Assess(with, layout, cluster, Own());
+    if (!BrokenBy(with).empty()) ranked.rejected = "breaks a rule";
+    return ranked;
+  };
+  // Where all of it is not enough of the device's memory, less is not either
+  // (plan/offload_test.cc).
+  const RankedLayout all = at(kOffloadParts);
+  if (all.memory_bytes > all.available_bytes) return std::nullopt;
+  for (int parts = 1; parts <= kOffloadParts; ++parts) {
+    RankedLayout ranked = at(parts);
+    if (ranked.rejected.empty()) return ranked;
+  }
+  return std::nullopt;
+}
+
+// Time and memory of every layout that breaks no rule, each computed alone, and of those that do
+// not fit what offloading makes of them where the job leaves it open.
 std::vector<RankedLayout> All(const v1::JobSpec& job, const cost::ClusterModel& in_any_order) {
   std::vector<RankedLayout> all;
+  const bool is_open = job.offload().optimizer() == v1::OFFLOAD_TIER_UNSPECIFIED ||
+                       (job.offload().has_share() && job.offload().share() == kLeastShare);
   for (const std::vector<int>& order : cost::OrdersOf(in_any_order)) {
     const cost::ClusterModel cluster = cost::InOrder(in_any_order, order);
+    const auto add = [&](RankedLayout ranked) {
+      if (!cluster.groups.empty()) ranked.order = order;
+      all.push_back(std::move(ranked));
+    };
     for (const v1::Layout& layout : SpaceOf(job, cluster, Own())) {
       const v1::JobSpec with = WithLayout(job, layout);
       if (!CheckLayout(with, layout, cluster.devices()).ok()) continue;
-      all.push_back(Assess(with, layout, cluster, Own()));
-      if (!cluster.groups.empty()) all.back().order = order;
+      add(Assess(with, layout, cluster, Own()));
+      if (all.back().rejected.empty() || !is_open) continue;
+      if (auto offloaded = Offloaded(job, layout, cluster)) add(*std::move(offloaded));
     }
   }
   std::stable_sort(all.begin(), all.end(),
@@ -90,6 +123,8 @@ void ExpectSame(const std::vector<RankedLayout>& found,
     EXPECT_EQ(found[i].cost.seconds, wanted[i]->cost.seconds) << i;
     EXPECT_EQ(found[i].memory_bytes, wanted[i]->memory_bytes) << i;
     EXPECT_EQ(found[i].available_bytes, wanted[i]->available_bytes) << i;
+    EXPECT_EQ(found[i].host_bytes, wanted[i]->host_bytes) << i;
+    EXPECT_EQ(found[i].host_available_bytes, wanted[i]->host_available_bytes) << i;
     EXPECT_EQ(found[i].rejected, wanted[i]->rejected) << i;
   }
 }
@@ -157,6 +192,7 @@ TEST(Search, FindsTheSameForDrawnJobsAndClusters) {
     return *(values.begin() + random() % values.size());
   };
   int with_too_large = 0;
+  int offloaded = 0;
   for (int i = 0; i < 24; ++i) {
     const int heads = one_of({8, 12, 32});
     v1::JobSpec job =
@@ -167,19 +203,88 @@ TEST(Search, FindsTheSameForDrawnJobsAndClusters) {
     if (one_of({0, 1, 2, 3}) == 0) {
       job.mutable_training()->set_reproducibility(v1::REPRODUCIBILITY_EXACT);
     }
-    if (one_of({0, 1, 2, 3}) == 0) job.mutable_offload()->set_optimizer(v1::OFFLOAD_TIER_HOST);
+    const int offload = one_of({0, 1, 2, 3, 4, 5, 6, 7});
+    if (offload < 2) job.mutable_offload()->set_optimizer(v1::OFFLOAD_TIER_HOST);
+    if (offload == 1) job.mutable_offload()->set_share(kLeastShare);
+    if (offload == 2) job.mutable_offload()->set_optimizer(v1::OFFLOAD_TIER_NONE);
     cost::ClusterModel cluster =
-        Nodes(i % 2 == 0 ? "A100-40" : "H100", one_of({1, 2, 4}), one_of({2, 4}));
+        Nodes(i % 2 == 0 ? "A100-40" : "H100", one_of({1, 2, 4}), one_of({1, 2, 4}));
     // Some of the layouts fit, and others do not.
     cluster.accelerator.memory_bytes = one_of({2, 3, 4, 6, 8, 16}) * 1e9;
+    cluster.host.link_bytes_per_second = one_of({1, 25, 450}) * 1e9;
+    cluster.host.memory_bytes = cluster.devices_per_node * one_of({1, 4, 128, 128}) * 1e9;
     const SearchOptions options = {.most_fitting = static_cast<size_t>(one_of({1, 5, 20})),
                                    .most_too_large = static_cast<size_t>(one_of({0, 1, 10}))};
     SCOPED_TRACE(job.ShortDebugString());
     ExpectFindsWhatASearchOfEverythingFinds(job, cluster, options);
-    if (!SearchLayouts(job, cluster, Own(), options).too_large.empty()) ++with_too_large;
+    const SearchResult found = SearchLayouts(job, cluster, Own(), options);
+    if (!found.too_large.empty()) ++with_too_large;
+    for (const RankedLayout& ranked : found.fitting) {
+      if (ranked.layout.offload_share() == 0) continue;
+      ++offloaded;
+      EXPECT_GT(ranked.cost.offload, 0);
+      EXPECT_TRUE(
+          CheckLayout(WithLayout(job, ranked.layout), ranked.layout, cluster.devices()).ok());
+    }
     if (HasFailure()) return;
   }
   EXPECT_GT(with_too_large, 5);
+  EXPECT_GT(offloaded, 5);
+}
+
+// A job of one GPU whose moments alone are larger than its memory.
+TEST(Search, OffloadsWhatDoesNotFitOtherwise) {
+  v1::JobSpec job = Gpt(24, 2048, 16, 8);
+  cost::ClusterModel cluster = Nodes("A100-40", 1, 1);
+  EXPECT_EQ(SearchLayouts(job, cluster, Own()).fitting.front().layout.offload_share(), 0);
+  cluster.accelerator.memory_bytes = 19e9;
+  const SearchResult found = SearchLayouts(job, cluster, Own());
+  ASSERT_FALSE(found.fitting.empty());
+  for (const RankedLayout& ranked : found.fitting) {
+    EXPECT_GT(ranked.layout.offload_share(), 0);
+    EXPECT_GT(ranked.cost.offload, 0);
+    EXPECT_LE(ranked.memory_bytes, ranked.available_bytes);
+    EXPECT_LE(ranked.host_bytes, ranked.host_available_bytes);
+  }
+  // One that names a tier, if only `none`, has chosen.
+  job.mutable_offload()->set_optimizer(v1::OFFLOAD_TIER_NONE);
+  EXPECT_TRUE(SearchLayouts(job, cluster, Own()).fitting.empty());
+  job.mutable_offload()->clear_optimizer();
+  job.mutable_parallelism()->set_automatic(false);
+  job.mutable_training()->set_micro_batch(1);
+  EXPECT_TRUE(SearchLayouts(job, cluster, Own()).fitting.empty());
+  // Nor does a layout fit whose snapshot and state the host has no room for.
+  job.mutable_parallelism()->set_automatic(true);
+  cluster.host.memory_bytes = 10e9;
+  EXPECT_TRUE(SearchLayouts(job, cluster, Own()).fitting.empty());
+  cluster.accelerator.memory_bytes = 40e9;
+  const SearchResult on_host = SearchLayouts(job, cluster, Own());
+  ASSERT_FALSE(on_host.too_large.empty());
+  EXPECT_THAT(on_host.too_large[0].rejected,
+              HasSubstr("does not fit in memory of the host: needs"));
+}
+
+// What a named share moves is counted on the host, not on the GPU.
+TEST(Search, CountsWhatAJobOffloads) {
+  v1::JobSpec job = Gpt(24, 2048, 16, 64);
+  job.mutable_parallelism()->set_automatic(false);
+  job.mutable_parallelism()->set_data(8);
+  job.mutable_parallelism()->set_zero_stage(1);
+  job.mutable_training()->set_micro_batch(1);
+  job.mutable_resources()->set_ranks(8);
+  const auto found = [&] {
+    const SearchResult result = SearchLayouts(job, Nodes("A100-80", 1, 8), Own());
+    return result.fitting.empty() ? RankedLayout{} : result.fitting.front();
+  };
+  const RankedLayout inside = found();
+  job.mutable_offload()->set_optimizer(v1::OFFLOAD_TIER_HOST);
+  const RankedLayout elsewhere = found();
+  const int64_t moved = inside.memory_bytes - elsewhere.memory_bytes;
+  EXPECT_GT(moved, int64_t{1} << 30);
+  EXPECT_NEAR(static_cast<double>(elsewhere.host_bytes - inside.host_bytes),
+              static_cast<double>(moved), 1 << 20);
+  EXPECT_NEAR(elsewhere.cost.seconds, inside.cost.seconds + elsewhere.cost.offload, 1e-12);
+  EXPECT_GT(elsewhere.cost.offload, 0);
 }
 
 TEST(Search, FindsTheSameOnNodesOfSeveralKinds) {
@@ -249,8 +354,10 @@ TEST(Search, StagesOnSmallGpusNeedNotHaveTheMemoryOfLargeOnes) {
   ASSERT_EQ(found.fitting.size(), 1u);
   EXPECT_THAT(found.fitting[0].order, ElementsAre(1, 0));
   for (const RankedLayout& ranked : found.too_large) EXPECT_THAT(ranked.order, ElementsAre(0, 1));
-  EXPECT_THAT(AvailableBytes(job, cluster, found.fitting[0].layout),
-              ElementsAre(testing::Lt(16e9), testing::Gt(70e9)));
+  const std::vector<RankMemory> available = AvailableTo(job, cluster, found.fitting[0].layout);
+  ASSERT_EQ(available.size(), 2u);
+  EXPECT_LT(available[0].device, 16e9);
+  EXPECT_GT(available[1].device, 70e9);
 }
 
 // The state is divided over all data ranks, or over those of some nodes.

@@ -21,8 +21,10 @@ double Wait(const v1::StepParts& parts) {
   return parts.tensor_communication() + parts.pipeline_bubble() + parts.pipeline_transfers() +
          parts.data_exposed();
 }
+// What state elsewhere adds is measured with the update, where most of it is.
+double Optimizer(const v1::StepParts& parts) { return parts.optimizer() + parts.offload(); }
 double Total(const v1::StepParts& parts) {
-  return Compute(parts) + Wait(parts) + parts.optimizer() + parts.other();
+  return Compute(parts) + Wait(parts) + Optimizer(parts) + parts.other();
 }
 
 // 1: there are none.
@@ -47,7 +49,7 @@ Correction CorrectionOf(absl::Span<const Trial> trials) {
     if (!trial.measured.has_value()) continue;
     add(trial.measured->compute, Compute(trial.predicted), &compute);
     add(trial.measured->wait, Wait(trial.predicted), &wait);
-    add(trial.measured->optimizer, trial.predicted.optimizer(), &optimizer);
+    add(trial.measured->optimizer, Optimizer(trial.predicted), &optimizer);
     add(trial.measured->seconds, Total(trial.predicted), &whole);
   }
   // Where ranks do not measure parts, the whole step stands for each of them.
@@ -60,7 +62,7 @@ Correction CorrectionOf(absl::Span<const Trial> trials) {
 
 double CorrectedSeconds(const v1::StepParts& parts, const Correction& correction) {
   return Compute(parts) * correction.compute + Wait(parts) * correction.wait +
-         parts.optimizer() * correction.optimizer + parts.other();
+         Optimizer(parts) * correction.optimizer + parts.other();
 }
 
 std::vector<Trial> TrialsOf(const v1::JobSpec& job, const Cluster& cluster) {

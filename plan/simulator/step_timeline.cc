@@ -83,9 +83,9 @@ class TimelineMaker {
       end += timing_.tied_table;
     }
     for (size_t stage = 0; stage < timeline_.stages.size(); ++stage) {
-      Add(stage, {.kind = SpanKind::kOptimizer, .begin = end, .seconds = timing_.cost.optimizer});
+      Add(stage, {.kind = SpanKind::kOptimizer, .begin = end, .seconds = timing_.optimizer});
       Add(stage, {.kind = SpanKind::kOther,
-                  .begin = end + timing_.cost.optimizer,
+                  .begin = end + timing_.optimizer,
                   .seconds = timing_.cost.other});
     }
   }

@@ -17,6 +17,17 @@ constexpr double kBetweenSeconds = 10e-6;
 // those of whole vectors.
 constexpr double kUnaligned = 0.064;
 constexpr double kUnalignedOfVolta = 0.22;
+// What copies reach over 16 lanes of PCIe 3, 4 and 5, some 80 % of what the lanes carry; and over
+// the links from chip to chip of Grace, whose memory is that of one or two GPUs (NVIDIA's data
+// sheets).
+constexpr double kPcie3 = 12.5e9;
+constexpr double kPcie4 = 25e9;
+constexpr double kPcie5 = 50e9;
+constexpr double kGraceLink = 450e9;
+constexpr double kGraceMemory = 384e9;
+constexpr double kHalfGraceLink = 225e9;
+constexpr double kHalfGraceMemory = 250e9;
+constexpr double kHostMemoryOfDevice = 128e9;  // bytes: nodes of eight GPUs have 1 or 2 TB
 // Since Hopper, warps that multiply alone leave a part of the tensor cores idle (Shah et al. 2024,
 // FlashAttention-3).
 constexpr double kLegacyShare = 0.62;
@@ -34,6 +45,7 @@ Accelerator Make(std::string_view name, std::string_view driver_name, double ter
           .memory_bytes = memory_giga * kGiga,
           .memory_bytes_per_second = memory_tera * kTera,
           .link_bytes_per_second = link_giga * kGiga,
+          .host_link_bytes_per_second = kPcie4,
           .processors = processors,
           .product_share = product_share,
           .sustained_share = sustained_share,
@@ -43,12 +55,20 @@ Accelerator Make(std::string_view name, std::string_view driver_name, double ter
 
 Accelerator Volta(Accelerator accelerator) {
   accelerator.unaligned_share = kUnalignedOfVolta;
+  accelerator.host_link_bytes_per_second = kPcie3;
   return accelerator;
 }
 
 // And later generations.
 Accelerator Hopper(Accelerator accelerator) {
   accelerator.legacy_share = kLegacyShare;
+  accelerator.host_link_bytes_per_second = kPcie5;
+  return accelerator;
+}
+
+Accelerator OnHost(Accelerator accelerator, double link, double memory = 0) {
+  accelerator.host_link_bytes_per_second = link;
+  accelerator.host_memory_bytes_per_second = memory;
   return accelerator;
 }
 
@@ -84,10 +104,14 @@ const std::vector<Accelerator>& Accelerators() {
                   kSheetOnly)),
       // One of its two dies, which programs see as a device.
       Make("MI250X", "MI250X", 191.5, 0, 0, 47.9, 64, 1.6, 100, 110, 0.75, 0.89, kAmd),
-      Make("MI300X", "MI300X", 1307, 2615, 654, 163, 192, 5.3, 448, 304, 0.58, 0.89, kAmd),
-      Hopper(Make("GH200", "GH200", 989, 1979, 494, 67, 96, 4.0, 450, 132, 0.838, 0.80, kSheet)),
-      Hopper(
-          Make("GB200", "GB200", 2500, 5000, 1250, 80, 186, 8, 900, 148, 0.776, 0.80, kSheetOnly)),
+      OnHost(Make("MI300X", "MI300X", 1307, 2615, 654, 163, 192, 5.3, 448, 304, 0.58, 0.89, kAmd),
+             kPcie5),
+      OnHost(Hopper(Make("GH200", "GH200", 989, 1979, 494, 67, 96, 4.0, 450, 132, 0.838, 0.80,
+                         kSheet)),
+             kGraceLink, kGraceMemory),
+      OnHost(Hopper(Make("GB200", "GB200", 2500, 5000, 1250, 80, 186, 8, 900, 148, 0.776, 0.80,
+                         kSheetOnly)),
+             kHalfGraceLink, kHalfGraceMemory),
       Volta(Make("V100-32", "V100", 125, 0, 0, 15.7, 32, 0.9, 150, 80, 0.85, 0.89, kSheetOnly)),
       Make("A100-80", "A100", 312, 0, 156, 19.5, 80, 2.04, 300, 108, 0.869, 0.89, kSheet),
       Make("A800-80", "A800", 312, 0, 156, 19.5, 80, 2.04, 200, 108, 0.869, 0.89, kSheetOnly),
@@ -120,6 +144,18 @@ absl::StatusOr<Accelerator> AcceleratorOf(std::string_view name) {
       std::string(near[0].second), std::string(near[1].second), std::string(near[2].second)));
 }
 
+Host AssumedHost(const Accelerator& accelerator, int devices) {
+  Host host;
+  if (accelerator.host_link_bytes_per_second > 0) {
+    host.link_bytes_per_second = accelerator.host_link_bytes_per_second;
+  }
+  if (accelerator.host_memory_bytes_per_second > 0) {
+    host.memory_bytes_per_second = devices * accelerator.host_memory_bytes_per_second;
+  }
+  host.memory_bytes = devices * kHostMemoryOfDevice;
+  return host;
+}
+
 ClusterModel MakeCluster(const Accelerator& accelerator, int devices_per_node, int nodes,
                          int interfaces_per_node, double interface_bytes_per_second) {
   return {.accelerator = accelerator,
@@ -127,7 +163,8 @@ ClusterModel MakeCluster(const Accelerator& accelerator, int devices_per_node, i
           .devices_per_node = devices_per_node,
           .inside = {accelerator.link_bytes_per_second, kInsideSeconds},
           .between = {interface_bytes_per_second, kBetweenSeconds},
-          .interfaces_per_node = interfaces_per_node};
+          .interfaces_per_node = interfaces_per_node,
+          .host = AssumedHost(accelerator, devices_per_node)};
 }
 
 absl::Status CheckCluster(const ClusterModel& cluster) {
@@ -151,6 +188,12 @@ absl::Status CheckCluster(const ClusterModel& cluster) {
       {"nodes", static_cast<double>(cluster.nodes), "the number of nodes"},
       {"devices_per_node", static_cast<double>(cluster.devices_per_node),
        "the accelerators of a node"},
+      {"host.link_bytes_per_second", cluster.host.link_bytes_per_second,
+       "what a device reads of the host's memory in a second"},
+      {"host.memory_bytes_per_second", cluster.host.memory_bytes_per_second,
+       "what a node reads and writes of its memory in a second"},
+      {"host.disk_bytes_per_second", cluster.host.disk_bytes_per_second,
+       "what a node reads and writes of its scratch disk in a second"},
   };
   for (const Figure& figure : figures) {
     if (!(figure.value > 0)) return Missing(figure.name, figure.value, figure.instead);
@@ -199,6 +242,13 @@ std::vector<std::string> ImplausibleFigures(const ClusterModel& cluster) {
   // 800 Gb/s are 100 GB/s; more in one interface are bits that were taken for bytes.
   expect("between.bytes_per_second", cluster.between.bytes_per_second, 1e8, 1.1e11,
          "bytes a second of one interface: 400 Gb/s are 50e9");
+  expect("host.link_bytes_per_second", cluster.host.link_bytes_per_second, 1e9, 2e12,
+         "bytes a second of one device, one way, not bits or GB");
+  expect("host.memory_bytes_per_second", cluster.host.memory_bytes_per_second, 1e9, 5e13,
+         "bytes a second of a node, not bits or GB");
+  expect("host.memory_bytes", cluster.host.memory_bytes, 1e9, 1e15, "bytes of a node, not GB");
+  expect("host.disk_bytes_per_second", cluster.host.disk_bytes_per_second, 1e7, 1e12,
+         "bytes a second of a node, not bits or GB");
   expect("inside.seconds", cluster.inside.seconds, 1e-7, 1e-3, "seconds, not microseconds");
   expect("between.seconds", cluster.between.seconds, 5e-7, 1e-2, "seconds, not microseconds");
   return sentences;

@@ -39,7 +39,12 @@ struct Accelerator {
   double memory_bytes = 0;
   double memory_bytes_per_second = 0;
   double link_bytes_per_second = 0;  // one way, to the other devices of its node
-  int processors = 0;                // multiprocessors, which take the tiles of a product
+  // One way, to the memory of the host: what copies reach. 0: as of PCIe 4.
+  double host_link_bytes_per_second = 0;
+  // The rate of the host's memory for each device, where every few of them have a processor of
+  // their own beside them; 0: they share that of a node.
+  double host_memory_bytes_per_second = 0;
+  int processors = 0;  // multiprocessors, which take the tiles of a product
   // Whether products are cut into tiles of fixed sizes; not so on CPUs.
   bool tiles_products = true;
   // Where they are not: seconds for each element of the factors and the result, which are packed,
@@ -70,6 +75,15 @@ absl::StatusOr<Accelerator> AcceleratorOf(std::string_view name);
 // By what a driver calls it ("NVIDIA H100 80GB HBM3"); nullptr: none.
 const Accelerator* FindDriverName(std::string_view name);
 
+// What a node has beside its devices, for state that is offloaded (offload_time.h). All of it is
+// assumed until somebody knows better.
+struct Host {
+  double link_bytes_per_second = 25e9;     // one way, of each device
+  double memory_bytes_per_second = 300e9;  // read and written together, of a node
+  double memory_bytes = 0;                 // of a node; 0: not known
+  double disk_bytes_per_second = 1.1e9;    // read and written together, of a node's scratch disk
+};
+
 struct ClusterModel {
   std::string name = {};  // of its kind of nodes, where there are several
   Accelerator accelerator;
@@ -81,6 +95,7 @@ struct ClusterModel {
   // Devices of a node that its ranks take turns on, where there are fewer than ranks; a rank is
   // never on more than one. 0: every rank has its own.
   double shared_devices = 0;
+  Host host;
   // The model's constants where they are not those of GPUs, instead of those of StepInput.
   std::optional<Constants> constants;
   // Kinds of nodes in the order of the ranks, where there are several: all figures above are then
@@ -94,6 +109,9 @@ struct ClusterModel {
     return all;
   }
 };
+
+// What is assumed of the host of so many such devices (docs/planner.md).
+Host AssumedHost(const Accelerator& accelerator, int devices);
 
 // The cluster of `nodes` nodes in which the accelerators are linked as the catalogue says, and with
 // the latencies of NCCL on such links.

@@ -63,6 +63,28 @@ TEST(Hardware, MissingFiguresAreNamed) {
   EXPECT_THAT(std::string(CheckCluster(cluster).message()), HasSubstr("latency"));
 }
 
+// What is assumed of hosts follows from how devices are linked to them.
+TEST(Hardware, HostsAreAssumed) {
+  const auto host = [](std::string_view name, int devices) {
+    return MakeCluster(*AcceleratorOf(name), devices, 1, 1, 25e9).host;
+  };
+  EXPECT_EQ(host("V100-32", 8).link_bytes_per_second, 12.5e9);
+  EXPECT_EQ(host("A100-80", 8).link_bytes_per_second, 25e9);
+  EXPECT_EQ(host("H100", 8).link_bytes_per_second, 50e9);
+  EXPECT_EQ(host("GH200", 1).link_bytes_per_second, 450e9);
+  EXPECT_EQ(host("A100-80", 8).memory_bytes_per_second, host("A100-80", 1).memory_bytes_per_second);
+  EXPECT_EQ(host("GH200", 4).memory_bytes_per_second, 4 * host("GH200", 1).memory_bytes_per_second);
+  EXPECT_EQ(host("A100-80", 8).memory_bytes, 1024e9);
+  // One that nobody has described is on PCIe 4.
+  Accelerator own = *AcceleratorOf("H100");
+  own.host_link_bytes_per_second = 0;
+  EXPECT_EQ(MakeCluster(own, 8, 1, 1, 25e9).host.link_bytes_per_second, 25e9);
+  ClusterModel cluster = Selene(1);
+  cluster.host.disk_bytes_per_second = 0;
+  EXPECT_THAT(std::string(CheckCluster(cluster).message()),
+              HasSubstr("host.disk_bytes_per_second is 0"));
+}
+
 TEST(Hardware, UnitsThatAreMixedUpAreSuspected) {
   ClusterModel cluster = Selene(4);
   cluster.between.bytes_per_second = 200e9;  // Gb/s
@@ -70,6 +92,9 @@ TEST(Hardware, UnitsThatAreMixedUpAreSuspected) {
   cluster = Selene(4);
   cluster.accelerator.flops_16 = 312;
   EXPECT_THAT(ImplausibleFigures(cluster), ElementsAre(HasSubstr("not TFLOP/s")));
+  cluster = Selene(4);
+  cluster.host.memory_bytes = 1024;
+  EXPECT_THAT(ImplausibleFigures(cluster), ElementsAre(HasSubstr("bytes of a node, not GB")));
 }
 
 }  // namespace

@@ -150,6 +150,9 @@ ClusterModel CpuCluster(const v1::MachineFigures& figures, int nodes, int ranks_
   cluster.devices_per_node = ranks_per_node;
   cluster.inside = {figures.link_bytes_per_second(), figures.link_seconds()};
   cluster.between = cluster.inside;
+  // The host is what the ranks themselves run on.
+  cluster.host.link_bytes_per_second = figures.memory_bytes_per_second();
+  cluster.host.memory_bytes_per_second = figures.memory_bytes_per_second() * ranks_per_node;
   if (cores_per_rank < 1) cluster.shared_devices = cores_per_rank * ranks_per_node;
 
   Constants constants = CpuConstants();

@@ -36,6 +36,10 @@ ClusterModel JoinGroups(std::vector<ClusterModel> groups, const Link& joining, i
     Accelerator& device = joined.accelerator;
     TakeLess(group.accelerator.memory_bytes, &device.memory_bytes);
     TakeLess(group.accelerator.memory_bytes_per_second, &device.memory_bytes_per_second);
+    TakeLess(group.host.link_bytes_per_second, &joined.host.link_bytes_per_second);
+    TakeLess(group.host.memory_bytes_per_second, &joined.host.memory_bytes_per_second);
+    TakeLess(group.host.disk_bytes_per_second, &joined.host.disk_bytes_per_second);
+    TakeLess(group.host.memory_bytes, &joined.host.memory_bytes);
     TakeSlower(group.inside, &joined.inside);
     joined.nodes += group.nodes;
     joined.devices_per_node = std::min(joined.devices_per_node, group.devices_per_node);
@@ -69,15 +73,6 @@ GroupRange GroupsOfRanks(const ClusterModel& cluster, int first, int count) {
   range.first = group_of(first);
   range.last = group_of(first + count - 1);
   return range;
-}
-
-double LeastMemory(const ClusterModel& cluster, const GroupRange& range) {
-  if (cluster.groups.empty()) return cluster.accelerator.memory_bytes;
-  double least = cluster.groups[static_cast<size_t>(range.first)].accelerator.memory_bytes;
-  for (int i = range.first + 1; i <= range.last; ++i) {
-    TakeLess(cluster.groups[static_cast<size_t>(i)].accelerator.memory_bytes, &least);
-  }
-  return least;
 }
 
 ClusterModel PartOf(const ClusterModel& cluster, const GroupRange& range) {

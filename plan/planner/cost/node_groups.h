@@ -28,8 +28,6 @@ struct GroupRange {
 int CountGroups(const ClusterModel& cluster);
 // The groups that these ranks are on. REQUIRES: 0 <= first, 0 < count, first + count <= devices().
 GroupRange GroupsOfRanks(const ClusterModel& cluster, int first, int count);
-// Bytes of the smallest accelerator of these groups.
-double LeastMemory(const ClusterModel& cluster, const GroupRange& range);
 // The cluster of these groups alone.
 ClusterModel PartOf(const ClusterModel& cluster, const GroupRange& range);
 // The same groups in another order: order[i] says which one is the i-th.

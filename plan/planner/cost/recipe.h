@@ -78,6 +78,9 @@ struct Recipe {
   bool sums_each_unit = false;
   // Whether new weights are gathered tensor by tensor with zero_stage 1 and 2; else in buckets.
   bool gathers_each_tensor = false;
+  // Whether the host's cores update what lies on the host (Ren et al. 2021, ZeRO-Offload):
+  // gradients go there and new weights come back. Else the device does, over its link.
+  bool updates_on_host = false;
   // The part of the network's rate that its collectives over data ranks reach.
   double data_share = 1;
 };

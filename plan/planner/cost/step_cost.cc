@@ -2,19 +2,25 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <map>
 #include <numeric>
+#include <optional>
 #include <tuple>
 
 #include "common/check.h"
 #include "model/architecture.h"
+#include "plan/memory_map.h"
 #include "plan/model_tensors.h"
+#include "plan/offload.h"
 #include "plan/planner/cost/collective_time.h"
 #include "plan/planner/cost/node_groups.h"
+#include "plan/planner/cost/offload_time.h"
 #include "plan/planner/cost/op_time.h"
 #include "plan/planner/cost/unit_time.h"
 #include "plan/precision.h"
 #include "plan/stage_layers.h"
+#include "plan/stage_units.h"
 
 namespace tercio::plan::cost {
 namespace {
@@ -55,6 +61,7 @@ struct Place {
   const Hardware* hardware = nullptr;  // of its stage
   int layers = 0;
   PassSeconds passes;  // with what gathers and sums of divided state add
+  double offload = 0;  // the part of both passes that state elsewhere adds
 };
 
 // What does not depend on a layout.
@@ -156,13 +163,16 @@ class Step {
       units_.push_back(&units->Of(basis, layout, part));
     }
     FillPlaces();
+    state_ = StateOfRank();
+    offload_.emplace(job_, layout_, cluster_, recipe_, tensor_ * stages_ * data_, state_);
+    if (offload_->slows_passes()) AddOffloadToPasses();
   }
 
   // The first stage is the last one to be done with its passes; what other stages exchange after
   // theirs may take longer.
   double Least() {
     StepCost rest;
-    AddOptimizer(&rest);
+    AddOptimizer(std::numeric_limits<double>::infinity(), &rest);
     PipelineCost messages;
     SetTransfers(&messages);
     return LeastOfPasses(messages) + ExposedOfStage(0) + TiedSum() + rest.seconds;
@@ -172,7 +182,7 @@ class Step {
     StepCost cost;
     AddPasses(&cost);
     AddData(&cost);
-    AddOptimizer(&cost);
+    AddOptimizer(cost.seconds, &cost);
     Finish(&cost);
     return cost;
   }
@@ -184,7 +194,7 @@ class Step {
     SetTransfers(&timing.pipeline);
     timing.pipeline.overlaps_transfers = recipe_.overlaps_transfers;
     for (const Place& place : places_) {
-      timing.pipeline.places.push_back(PassesOf(place));
+      timing.pipeline.places.push_back(place.passes);
       timing.recompute.push_back(place.time.recompute.total());
     }
     timing.head_gradient = deferred_;
@@ -192,6 +202,7 @@ class Step {
       timing.exchange.push_back(ExposedOfStage(stage));
     }
     timing.tied_table = TiedSum();
+    timing.optimizer = timing.cost.optimizer + update_offload_;
     return timing;
   }
 
@@ -298,20 +309,64 @@ class Step {
     return std::max(1.0, std::ceil(elements / bucket));
   }
 
+  // What each rank of the stage has that has most.
+  RankState StateOfRank() const {
+    RankState state;
+    for (int stage = 0; stage < stages_; ++stage) {
+      state.elements = std::max(state.elements, Weights(stage));
+    }
+    if (layout_.zero_stage() >= 1) state.elements /= shards_;
+    if (IsElsewhere(job_, job_.offload().activations())) {
+      state.activation_bytes = ActivationSlots(ShapeOfSchedule(layout_), 0) * ActivationsOf(0);
+    }
+    return state;
+  }
+
+  // Weights of a place that are gathered once in a step, not for each pass.
+  double WeightsBesideLayers(size_t place) const {
+    const UnitTimes& units = UnitsOf(StageOf(place));
+    return (place == 0 ? units.embedding.weights : 0) +
+           (place + 1 == places_.size() ? units.head.weights : 0);
+  }
+
+  // Bytes that the forward pass of a micro-batch leaves at a place of the stage.
+  double ActivationsOf(int stage) const {
+    const SlotActivations slot = ActivationsOfSlot(ShapeOfStage(job_, layout_, stage),
+                                                   UnitsOfStage(job_.model(), layout_, stage));
+    return static_cast<double>(slot.total);
+  }
+
+  void AddOffloadToPasses() {
+    const bool moves = IsElsewhere(job_, job_.offload().activations());
+    for (size_t i = 0; i < places_.size(); ++i) {
+      Place& place = places_[i];
+      const double of_layers = place.time.weights - WeightsBesideLayers(i);
+      PassSeconds passes = PassesOf(place, offload_->Fetch(of_layers / shards_));
+      const int stage = static_cast<int>(i) % stages_;
+      const double activations = moves ? offload_->Activations(ActivationsOf(stage)) : 0;
+      passes.forward += activations;
+      passes.backward += activations;
+      place.offload =
+          passes.forward + passes.backward - place.passes.forward - place.passes.backward;
+      place.passes = passes;
+    }
+  }
+
   // Seconds of a micro-batch at a place beyond its passes, where weights or gradients are divided.
-  PassSeconds PassesOf(const Place& place) const {
+  // `fetch`: to read the weights of the shard before they are gathered.
+  PassSeconds PassesOf(const Place& place, double fetch = 0) const {
     const double forward = place.time.forward.total();
     const double backward = place.time.recompute.total() + place.time.backward.total();
-    if (data_ == 1 || layout_.zero_stage() < 2) return {forward, backward};
+    const bool is_divided = data_ > 1 && layout_.zero_stage() >= 2;
+    if (!is_divided && fetch == 0) return {forward, backward};
     const double weights = place.time.weights;
     const double gathers = std::max(1, place.layers * recipe_.gathers_per_layer);
     const CollectiveTime& collective = place.hardware->collective;
-    double gather = 0;
-    double again = 0;
+    double gather = fetch;
     if (layout_.zero_stage() >= 3 && shards_ > 1) {
-      gather = collective.AllGather(ShardGroup(), ValueBytesOf(weights), gathers);
-      again = gather;
+      gather += collective.AllGather(ShardGroup(), ValueBytesOf(weights), gathers);
     }
+    double again = gather;
     if (const int kept_over = layout_.reshard_after_forward(); kept_over > 0) {
       // The first gather of a step is whole; later ones are among the neighbours that keep it.
       again = collective.AllGather({kept_over, tensor_}, ValueBytesOf(weights), gathers);
@@ -409,7 +464,10 @@ class Step {
       cost->recompute += times * time.recompute.total();
     }
     // What gathers and sums of every micro-batch add to the passes.
-    cost->data_exposed = turns * (busy[busiest] - plain[busiest]);
+    for (size_t i = busiest; i < places_.size(); i += static_cast<size_t>(stages_)) {
+      cost->offload += turns * micro_batches_ * places_[i].offload;
+    }
+    cost->data_exposed = turns * (busy[busiest] - plain[busiest]) - cost->offload;
     cost->pipeline_bubble = still - turns * busy[busiest];
     cost->pipeline_transfers = ends_.seconds - still;
     // The last stage has nothing else to do while the others finish.
@@ -501,17 +559,25 @@ class Step {
     return of_sum + of_gather;
   }
 
-  void AddOptimizer(StepCost* cost) {
-    double longest = 0;
-    for (int stage = 0; stage < stages_; ++stage) {
-      const double weights = Weights(stage);
+  // Seconds of the update of so many elements on the devices of a stage.
+  double UpdateSeconds(double elements, size_t stage) const {
+    const double bytes = elements * (kUpdateBytes + (1 + kNormPasses) * recipe_.gradient_bytes);
+    return HardwareOf(stage).op.Elementwise(bytes, 10, KernelKind::kUpdate);
+  }
+
+  // `beside`: seconds of the step before it.
+  void AddOptimizer(double beside, StepCost* cost) {
+    double longest = UpdateSeconds(state_.elements, 0);
+    for (size_t stage = 0; stage < hardware_.size() && hardware_.size() > 1; ++stage) {
+      const double weights = Weights(static_cast<int>(stage));
       const double own = layout_.zero_stage() >= 1 ? weights / shards_ : weights;
-      const double bytes = own * (kUpdateBytes + (1 + kNormPasses) * recipe_.gradient_bytes);
-      const OpTime& op = HardwareOf(static_cast<size_t>(stage)).op;
-      longest = std::max(longest, op.Elementwise(bytes, 10, KernelKind::kUpdate));
+      longest = std::max(stage == 0 ? 0 : longest, UpdateSeconds(own, stage));
     }
     cost->optimizer = Turns() * longest;
-    cost->seconds += cost->optimizer;
+    const double most = std::max(WeightsBesideLayers(0), WeightsBesideLayers(places_.size() - 1));
+    update_offload_ = offload_->Update(cost->optimizer, beside) + offload_->Fetch(most / shards_);
+    cost->offload += update_offload_;
+    cost->seconds += cost->optimizer + update_offload_;
     cost->other = constants_.step_seconds;
     cost->seconds += cost->other;
   }
@@ -564,6 +630,9 @@ class Step {
   double deferred_ = 0;  // seconds of the head's gradients that follow the last pass
   std::vector<int> layers_;
   std::vector<Place> places_;
+  RankState state_;
+  std::optional<OffloadTime> offload_;
+  double update_offload_ = 0;  // seconds that it adds to the optimizer
   PipelineTime ends_;
 };
 

@@ -30,7 +30,8 @@ struct StepCost {
   double pipeline_transfers = 0;
   double data_exposed = 0;  // gradients and weights between data ranks
   double optimizer = 0;
-  double other = 0;  // the host's, and waiting for slower ranks
+  double other = 0;    // the host's, and waiting for slower ranks
+  double offload = 0;  // what state elsewhere adds to passes and to the optimizer (offload_time.h)
 
   double tokens_per_second = 0;
   // Floating-point operations of each device in a second: those of the model, and with what is
@@ -64,6 +65,7 @@ struct StepTiming {
   double head_gradient = 0;       // what the last stage does behind its last pass
   // What data ranks of each stage exchange behind its last pass, as far as nothing hides it.
   std::vector<double> exchange;
+  double optimizer = 0;   // with what it takes longer where its state lies elsewhere
   double tied_table = 0;  // summed between first and last stage when all of that is done
   StepCost cost;
 };
