@@ -91,7 +91,7 @@ absl::Status PrivatePair::StartAgent() {
       agent_, Child::Start("tercio-agent",
                            {"--parent-death", "--coordinator", coordinator(), "--state-dir",
                             state_dir_ + "/agent", "--slots", absl::StrCat(slots_), "--device",
-                            device_, "--metrics-listen", "127.0.0.1:0", "--name", "local"},
+                            device_, "--metrics-listen", "127.0.0.1:0", "--name", kNode},
                            log));
   return absl::OkStatus();
 }

@@ -15,6 +15,9 @@ namespace tercio::cli {
 
 class PrivatePair {
  public:
+  // The name of the agent's node.
+  static constexpr char kNode[] = "local";
+
   // Prints the addresses to stderr. FAILED_PRECONDITION, naming the job, if another job runs in the
   // state directory.
   static absl::StatusOr<std::unique_ptr<PrivatePair>> Start(const std::string& state_dir, int slots,

@@ -7,7 +7,11 @@
 #include "absl/strings/str_cat.h"
 #include "common/file.h"
 #include "common/status_macros.h"
+#include "model/architecture.h"
 #include "nlohmann/json.hpp"
+#include "plan/planner/cost/pipeline_time.h"
+#include "plan/schedule.h"
+#include "plan/stage_layers.h"
 
 namespace tercio::cli {
 namespace {
@@ -89,6 +93,19 @@ double MeasuredBubble(const std::vector<v1::RankTrace>& traces) {
   return busiest > 0 ? (end - begin) / busiest - 1 : -1;
 }
 
+double BubbleOfLayers(int layers, const v1::Layout& layout) {
+  const plan::ScheduleShape shape = plan::ShapeOfSchedule(layout);
+  plan::cost::PipelineCost cost;
+  std::vector<double> work(static_cast<size_t>(shape.stages));  // of a micro-batch, by stage
+  for (const int count : plan::LayersOfPlaces(layers, layout)) {
+    const size_t stage = cost.places.size() % work.size();
+    cost.places.push_back({1.0 * count, 2.0 * count});
+    work[stage] += 3.0 * count;
+  }
+  const double busiest = *std::max_element(work.begin(), work.end());
+  return plan::cost::PipelineWalk(shape).Play(cost).seconds / (shape.micro_batches * busiest) - 1;
+}
+
 absl::Status WriteTrace(Client& client, const v1::JobStatus& job, const std::string& path) {
   grpc::ClientContext context;
   v1::TraceRequest request;
@@ -106,12 +123,13 @@ absl::Status WriteTrace(Client& client, const v1::JobStatus& job, const std::str
   }
   TERCIO_RETURN_IF_ERROR(WriteFileDurably(path, TraceJson(traces, job.plan())));
   const v1::Layout& layout = job.plan().layout();
-  // The formula is that of the planner (plan/planner/planner.cc).
-  const double formula = static_cast<double>(layout.pipeline() - 1) /
-                         (layout.micro_batches() * std::max(1, layout.virtual_pipeline()));
-  std::fprintf(stderr, "trace of step %lld in %s; bubble %.3f measured, %.3f by the formula\n",
+  // The formula is one of equal stages.
+  const std::string unequal = plan::StageLayersText(layout);
+  const std::string source =
+      unequal.empty() ? "by the formula" : absl::StrCat("for stages of ", unequal, " layers");
+  std::fprintf(stderr, "trace of step %lld in %s; bubble %.3f measured, %.3f %s\n",
                static_cast<long long>(traces.front().step()), path.c_str(), MeasuredBubble(traces),
-               formula);
+               BubbleOfLayers(model::LayersOf(job.spec().model()), layout), source.c_str());
   return absl::OkStatus();
 }
 

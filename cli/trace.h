@@ -20,6 +20,12 @@ std::string TraceJson(const std::vector<v1::RankTrace>& traces, const v1::Plan& 
 // either.
 double MeasuredBubble(const std::vector<v1::RankTrace>& traces);
 
+// The same of a pipeline of `layers` layers in which each takes as long as any other, backward
+// twice as long as forward, and nothing else takes any time: (p - 1) / (v m) for p stages of v
+// chunks with equally many layers and m micro-batches (Narayanan et al. 2021), else by playing the
+// passes of all stages (plan/planner/cost/pipeline_time.h).
+double BubbleOfLayers(int layers, const v1::Layout& layout);
+
 // Writes the trace of a job that has ended to `path`, and prints the bubble to stderr. NOT_FOUND:
 // the traced step was not reached.
 absl::Status WriteTrace(Client& client, const v1::JobStatus& job, const std::string& path);

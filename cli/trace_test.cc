@@ -33,6 +33,46 @@ TEST(Trace, BubbleIsTheIdleShareOfTheBusiestRank) {
   EXPECT_DOUBLE_EQ(MeasuredBubble({}), -1.0);
 }
 
+v1::Layout PipelineOf(int stages, int chunks, int micro_batches) {
+  v1::Layout layout;
+  layout.set_pipeline(stages);
+  layout.set_virtual_pipeline(chunks);
+  layout.set_micro_batches(micro_batches);
+  layout.set_schedule(chunks > 1 ? v1::PIPELINE_SCHEDULE_INTERLEAVED : v1::PIPELINE_SCHEDULE_1F1B);
+  return layout;
+}
+
+TEST(Trace, EqualStagesHaveTheBubbleOfTheFormula) {
+  for (const int stages : {1, 2, 4}) {
+    for (const int chunks : {1, 2, 3}) {
+      for (const int micro_batches : {4, 8, 16}) {
+        if (stages == 1 && chunks > 1) continue;
+        EXPECT_NEAR(BubbleOfLayers(24, PipelineOf(stages, chunks, micro_batches)),
+                    (stages - 1.0) / (chunks * micro_batches), 1e-9)
+            << stages << " x " << chunks << ", " << micro_batches;
+      }
+    }
+  }
+}
+
+TEST(Trace, UnequalStagesHaveABubbleOfTheirOwn) {
+  const auto bubble = [](int first, int second, int micro_batches) {
+    v1::Layout layout = PipelineOf(2, 1, micro_batches);
+    layout.add_stage_layers(first);
+    layout.add_stage_layers(second);
+    return BubbleOfLayers(4, layout);
+  };
+  // One micro-batch goes through all layers, of which the busiest stage has 3.
+  EXPECT_NEAR(bubble(3, 1, 1), 1.0 / 3, 1e-9);
+  EXPECT_NEAR(bubble(1, 3, 1), 1.0 / 3, 1e-9);
+  // A busy second stage waits for the first forward pass, and its step ends with the first stage's
+  // last backward pass. A busy first one has another micro-batch while it waits.
+  EXPECT_NEAR(bubble(1, 3, 8), (1.0 + 2.0) / (8 * 9), 1e-9);
+  EXPECT_NEAR(bubble(3, 1, 8), 0, 1e-9);
+  // Layers that do not divide are unequal without being named.
+  EXPECT_GT(BubbleOfLayers(5, PipelineOf(2, 1, 8)), 0);
+}
+
 TEST(Trace, JsonHasEveryEventOfEveryRank) {
   const nlohmann::json json = nlohmann::json::parse(TraceJson(TwoStages(), v1::Plan()));
   int complete = 0;

@@ -33,4 +33,14 @@ inline int64_t AvailableMemoryBytes() {
   return 0;
 }
 
+// What the kernel calls the processor.
+inline std::string ProcessorName() {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);) {
+    const size_t colon = line.find(": ");
+    if (line.starts_with("model name") && colon != std::string::npos) return line.substr(colon + 2);
+  }
+  return "unknown processor";
+}
+
 }  // namespace tercio

@@ -460,6 +460,13 @@ TEST(JobFile, FurtherKeysChangeAPreset) {
   EXPECT_EQ(with("opt-125m", {"model.activation=relu"}).activation(), v1::ACTIVATION_UNSPECIFIED);
   EXPECT_EQ(with("gpt-neox-20b", {}).activation(), v1::ACTIVATION_GELU_TANH);
   EXPECT_TRUE(with("pythia-160m", {"model.sequential_residual=true"}).sequential_residual());
+  // Heads of keys follow those of queries where the preset has as many of both.
+  EXPECT_EQ(with("gpt2-124m", {"model.heads=4"}).kv_heads(), 4);
+  EXPECT_EQ(with("gpt2-124m", {"model.heads=16"}).kv_heads(), 16);
+  EXPECT_EQ(with("gpt2-124m", {}).kv_heads(), 12);
+  EXPECT_EQ(with("llama2-7b", {"model.heads=64", "model.kv_heads=16"}).kv_heads(), 16);
+  EXPECT_EQ(with("llama2-7b", {"model.kv_heads=8"}).kv_heads(), 8);
+  EXPECT_EQ(with("llama3-8b", {"model.heads=64"}).kv_heads(), 8);
 }
 
 TEST(JobFile, FurtherSizesMustFit) {

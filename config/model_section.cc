@@ -367,6 +367,10 @@ void ParseModel(Section model, const std::string& directory, v1::ModelSpec* out)
   if (model.Has("preset")) {
     preset = PresetNamed(model.Text("preset", ""));
     if (!preset) model.Fault("preset", "unknown preset; available: " + PresetNames());
+    // A model without groups stays one without groups: its heads are one number.
+    if (preset && model.Has("heads") && preset->kv_heads() == preset->heads()) {
+      preset->clear_kv_heads();
+    }
   }
   ParseSizes(model, preset ? *preset : UnnamedModel(model), preset.has_value(), out);
   model.Finish();

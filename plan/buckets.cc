@@ -45,19 +45,37 @@ std::vector<v1::BucketRange> BucketsOfTensors(const v1::JobSpec& job, const v1::
   return buckets;
 }
 
-int64_t LargestBucket(const StageTensors& tensors) {
-  int64_t largest = 0;
+std::vector<int64_t> ElementsOfBuckets(const StageTensors& tensors) {
+  std::vector<int64_t> buckets;
   int layer = 0;
   int64_t begin = 0;
   for (const StageTensor& entry : tensors.tensors) {
-    if (largest == 0 || entry.layer != layer) {
+    if (buckets.empty() || entry.layer != layer) {
       layer = entry.layer;
       begin = entry.gradient_offset;
+      buckets.push_back(0);
     }
     // Padding between buckets is never written, so that it does not count.
-    largest = std::max(largest, entry.gradient_offset + entry.elements - begin);
+    buckets.back() = entry.gradient_offset + entry.elements - begin;
   }
-  return largest;
+  std::reverse(buckets.begin(), buckets.end());
+  return buckets;
+}
+
+int64_t LargestBucket(const StageTensors& tensors) {
+  const std::vector<int64_t> buckets = ElementsOfBuckets(tensors);
+  return *std::max_element(buckets.begin(), buckets.end());
+}
+
+std::array<int64_t, 2> ElementsOfTurns(const v1::Layout& layout, const StageTensors& tensors) {
+  const std::vector<int64_t> buckets = ElementsOfBuckets(tensors);
+  std::array<int64_t, 2> turns = {0, 0};
+  for (size_t i = 0; i < buckets.size(); ++i) turns[i % 2] = std::max(turns[i % 2], buckets[i]);
+  // With an odd number of buckets each is in the other buffer in the next round, and chunks of
+  // layers take their turns in an order of their own.
+  const bool repeats = buckets.size() % 2 == 0 && layout.virtual_pipeline() <= 1;
+  if (buckets.size() > 1 && !repeats) turns.fill(*std::max_element(turns.begin(), turns.end()));
+  return turns;
 }
 
 }  // namespace tercio::plan

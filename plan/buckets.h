@@ -2,6 +2,7 @@
 // the order in which the backward pass completes them. Pure.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -25,7 +26,14 @@ std::vector<v1::BucketRange> BucketsOfStage(const v1::JobSpec& job, const v1::La
 std::vector<v1::BucketRange> BucketsOfTensors(const v1::JobSpec& job, const v1::Layout& layout,
                                               const StageTensors& tensors);
 
-// Elements from the first to the last gradient of the bucket that has most.
+// Elements from the first to the last gradient of each bucket, in the order of BucketsOfTensors
+// where tied gradients are not joined first.
+std::vector<int64_t> ElementsOfBuckets(const StageTensors& tensors);
+// The most of them.
 int64_t LargestBucket(const StageTensors& tensors);
+
+// Elements of the two buffers that buckets are written into in turns, one while the other is summed
+// (worker/blocks/gradient_lanes.h). A stage with one bucket has one buffer.
+std::array<int64_t, 2> ElementsOfTurns(const v1::Layout& layout, const StageTensors& tensors);
 
 }  // namespace tercio::plan

@@ -408,6 +408,21 @@ int64_t NumbersOfExchange(const v1::JobSpec& job, size_t tensors) {
          static_cast<int64_t>(tensors) + 1;
 }
 
+// Tensors of which a rank has the weights from update to update: all but those of layers that are
+// gathered. Each counts once, however often the stage uses it.
+int64_t TensorsAlwaysThere(const StageTensors& tensors, bool gathers) {
+  std::vector<StateUnit> units = StateUnitsOf(tensors, 1);
+  if (gathers) PlaceWeights(tensors, /*places=*/1, &units);
+  int64_t count = 0;
+  for (const StateUnit& unit : units) {
+    if (unit.stage_layer >= 0) continue;
+    for (size_t i = unit.first_tensor; i < unit.first_tensor + unit.tensor_count; ++i) {
+      if (tensors.tensors[i].own_parameter) ++count;
+    }
+  }
+  return count;
+}
+
 void AddCommunication(const v1::JobSpec& job, const v1::Layout& layout, const StageShape& shape,
                       const StageUnits& units, const StageTensors& tensors,
                       const std::vector<UnitKind>& kinds,
@@ -454,8 +469,10 @@ void AddCommunication(const v1::JobSpec& job, const v1::Layout& layout, const St
   }
   add("tied_gradient", tied_exchange ? table_part : 0);
   const auto here = static_cast<int64_t>(tensors.tensors.size());
-  table->Add("replica_exchange", v1::BUFFER_KIND_COMMUNICATION,
-             ReplicaExchange(layout, here) * static_cast<int64_t>(sizeof(double)));
+  table->Add(
+      "replica_exchange", v1::BUFFER_KIND_COMMUNICATION,
+      ReplicaExchange(layout, TensorsAlwaysThere(tensors, GathersWeights(job, layout)), here) *
+          static_cast<int64_t>(sizeof(double)));
   table->Add("replica_digests", v1::BUFFER_KIND_COMMUNICATION,
              layout.data() > 1 ? 3 * here * static_cast<int64_t>(sizeof(uint64_t)) : 0);
   table->Add("exchange", v1::BUFFER_KIND_COMMUNICATION,
@@ -493,13 +510,13 @@ void AddGradients(const v1::JobSpec& job, const v1::Layout& layout, const StageS
   const auto add = [&](const char* name, int i, int64_t count) {
     table->Floats(absl::StrCat(name, i), v1::BUFFER_KIND_GRADIENT, count);
   };
-  const int64_t bucket = LargestBucket(tensors);
   if (DividesGradients(layout)) {
-    // One bucket is written while another one is summed.
-    const bool in_buckets = MicroBatchesAreRounds(layout, LanesOf(job, layout));
-    const bool several = BucketsOfTensors(job, layout, tensors).size() > 1;
-    add("gradients.", 0, in_buckets ? bucket : tensors.gradient_elements);
-    add("gradients.", 1, in_buckets && several ? bucket : 0);
+    std::array<int64_t, 2> turns = {tensors.gradient_elements, 0};
+    if (MicroBatchesAreRounds(layout, LanesOf(job, layout))) {
+      turns = ElementsOfTurns(layout, tensors);
+    }
+    add("gradients.", 0, turns[0]);
+    add("gradients.", 1, turns[1]);
     const int64_t sums = SumElements(kinds);
     for (int i = 0; i < SumLevels(job, layout); ++i) add("gradients.sums.", i, sums);
     return;
@@ -507,6 +524,7 @@ void AddGradients(const v1::JobSpec& job, const v1::Layout& layout, const StageS
   const LaneBuffers buffers = LaneBuffersOf(layout.micro_batch(), shape.sequences_per_rank,
                                             LanesPerDataRank(LanesOf(job, layout), layout.data()));
   for (int i = 0; i < buffers.whole; ++i) add("gradients.", i, tensors.gradient_elements);
+  const int64_t bucket = LargestBucket(tensors);
   for (int i = 0; i < buffers.shared; ++i) add("gradients.shared.", i, bucket);
 }
 
@@ -521,12 +539,14 @@ int64_t ExchangedNumbers(const v1::JobSpec& job) {
   return NumbersOfExchange(job, ModelTensors(job.model()).size());
 }
 
-// Two halves of each digest of each replica; or a vote for each rank of the job.
-int64_t ReplicaExchange(const v1::Layout& layout, int64_t tensors) {
+// Two halves of each digest of each member of a group; or a vote for each rank of the job, which
+// are more than the two halves of one digest that tensor ranks exchange.
+int64_t ReplicaExchange(const v1::Layout& layout, int64_t whole, int64_t tensors) {
   if (layout.data() == 1) return 0;
   const int64_t world = int64_t{layout.tensor()} * layout.pipeline() * layout.data();
-  const int64_t members = std::max(layout.data(), layout.tensor());
-  return std::max(2 * tensors * members, world + 2);
+  const int64_t replicas = ShardRanks(layout) > 1 ? ReplicasOf(layout) : 1;
+  return std::max(
+      {2 * whole * layout.data(), replicas > 1 ? 2 * tensors * replicas : 0, world + 2});
 }
 
 std::vector<int> SavingDataRanks(const StageTensors& tensors, int data) {

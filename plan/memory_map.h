@@ -30,8 +30,9 @@ int SumsPerSequence(const v1::ModelSpec& model);
 // All doubles of that exchange (worker/engine/exchange_vector.h).
 int64_t ExchangedNumbers(const v1::JobSpec& job);
 
-// Doubles with which data-parallel ranks compare `tensors` tensors (worker/engine/replica_check.h).
-int64_t ReplicaExchange(const v1::Layout& layout, int64_t tensors);
+// Doubles with which ranks compare a stage's tensors (worker/engine/replica_check.h): `whole` of
+// them that every data rank has, and the shards of all `tensors`, where others have the same shard.
+int64_t ReplicaExchange(const v1::Layout& layout, int64_t whole, int64_t tensors);
 
 // The data rank that saves each tensor of a stage, and its moments, in checkpoints: by index in
 // `tensors`, -1 for a tied head, which its lookup's rank saves. All data ranks save about as much:

@@ -341,7 +341,9 @@ std::vector<int64_t> ElementsOfShards(const StageTensors& tensors,
 
 int64_t PlaceWeights(const StageTensors& tensors, int places, std::vector<StateUnit>* units) {
   int64_t resident = 0;
-  int64_t largest = 0;  // elements of a layer
+  // Elements of each place: those of the largest layer that takes it, as layers of an encoder and
+  // of a decoder differ.
+  std::vector<int64_t> sizes(static_cast<size_t>(places));
   int64_t in_layer = 0;
   int layers = 0;
   int last = -1;                             // number of the last layer
@@ -362,12 +364,16 @@ int64_t PlaceWeights(const StageTensors& tensors, int places, std::vector<StateU
     unit.stage_layer = layers - 1;
     unit.model_offset = in_layer;
     in_layer = RoundUp(in_layer + unit.elements());
-    largest = std::max(largest, in_layer);
+    int64_t& size = sizes[static_cast<size_t>(unit.stage_layer % places)];
+    size = std::max(size, in_layer);
   }
+  std::vector<int64_t> ends = {resident};
+  for (const int64_t size : sizes) ends.push_back(ends.back() + size);
   for (StateUnit& unit : *units) {
-    if (unit.stage_layer >= 0) unit.model_offset += resident + unit.stage_layer % places * largest;
+    if (unit.stage_layer < 0) continue;
+    unit.model_offset += ends[static_cast<size_t>(unit.stage_layer % places)];
   }
-  return resident + std::min(layers, places) * largest;
+  return ends.back();
 }
 
 int64_t KeepOverNeighbours(int ranks, std::vector<StateUnit>* units) {

@@ -271,7 +271,7 @@ struct PlanOptions : GlobalOptions {
   bool weak = false;                 // the global batch grows with them
   bool largest = false;              // also the largest model with each method
   std::string simulate;              // the length of a run that is forecast; empty: none
-  int64_t seed = 1;                  // seed of the forecast's draws
+  int64_t seed = -1;                 // seed of the forecast's draws; below 0: none given
   std::string svg;                   // files for the timeline of a step; empty: none
   std::string timeline;
   bool effective = false;

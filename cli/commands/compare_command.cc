@@ -287,11 +287,9 @@ absl::Status Comparison::RunOne(const PlannedRun& run) {
                                         std::string(fits.message())));
     return absl::OkStatus();
   }
-  TERCIO_ASSIGN_OR_RETURN(const auto pair,
-                          PrivatePair::Start(options_.job_state, plan::RanksOfJob(spec),
-                                             plan::TextOf(spec.resources().device())));
-  TERCIO_ASSIGN_OR_RETURN(const auto client, Client::ConnectTo(pair->coordinator(), {}));
-  return RunAt(*client, pair.get(), run);
+  TERCIO_ASSIGN_OR_RETURN(const PrivateCluster own,
+                          StartPrivateCluster(spec, options_.job_state, Announce::kNo));
+  return RunAt(*own.client, own.pair.get(), run);
 }
 
 absl::Status Comparison::RunMissing() {

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "cli/client.h"
 #include "common/machine.h"
 #include "common/status_macros.h"
 #include "plan/gpu_figures.h"
@@ -56,26 +58,37 @@ std::string TextOf(const Summary& gpus, int64_t usable_bytes) {
                     GiB(plan::kAssumedGpuBytes), " each");
   }
   absl::StrAppend(&text, ", of which a rank may use ", GiB(usable_bytes));
-  // Only ratios of speeds matter for the choice, so that the plan is still of use.
-  if (!plan::FiguresOf(gpus.model).has_value()) {
-    absl::StrAppend(&text, "; their speed is not known, and assumed to be that of an ",
-                    plan::kAssumedGpu);
-  }
   return text;
 }
 
 }  // namespace
 
-absl::StatusOr<ClusterHere> FindClusterHere(const v1::JobSpec& spec, int ranks) {
-  // Threads of the host are shared by the ranks of GPUs, too.
-  const plan::Cluster cluster = plan::LocalCluster(ranks, MachineCores(), MachineMemoryBytes(),
-                                                   spec.resources().threads_per_rank());
-  if (!plan::OnGpu(spec)) return ClusterHere{cluster, "", ""};
-  TERCIO_ASSIGN_OR_RETURN(const Gpus gpus, FindGpus());
-  return OnGpusHere(gpus, cluster);
+KeptFigures FiguresHere(const v1::JobSpec& spec, const Gpus& gpus) {
+  if (!plan::OnGpu(spec)) {
+    return FindFigures(FiguresPath(DefaultStateDir(), FiguresOf::kCpus), IdentityOfCpus());
+  }
+  // GPUs that are assumed have been measured by nobody.
+  if (gpus.list.empty()) return {};
+  return FindFigures(FiguresPath(DefaultStateDir(), FiguresOf::kGpus), IdentityOfGpus(gpus));
 }
 
-ClusterHere OnGpusHere(const Gpus& gpus, plan::Cluster cluster) {
+absl::StatusOr<ClusterHere> FindClusterHere(const v1::JobSpec& spec, int ranks) {
+  // Threads of the host are shared by the ranks of GPUs, too.
+  plan::Cluster cluster = plan::LocalCluster(ranks, MachineCores(), MachineMemoryBytes(),
+                                             spec.resources().threads_per_rank());
+  if (!plan::OnGpu(spec)) {
+    const KeptFigures kept = FiguresHere(spec, {});
+    plan::UseCpus(kept.figures, cluster.cores_per_rank, &cluster);
+    return ClusterHere{cluster, "", "", kept.notice};
+  }
+  TERCIO_ASSIGN_OR_RETURN(const Gpus gpus, FindGpus());
+  const KeptFigures kept = FiguresHere(spec, gpus);
+  ClusterHere here = OnGpusHere(gpus, kept.figures, cluster);
+  here.measured = kept.notice;
+  return here;
+}
+
+ClusterHere OnGpusHere(const Gpus& gpus, const v1::MachineFigures& figures, plan::Cluster cluster) {
   const Summary summary = SummaryOf(gpus);
   const int64_t memory = summary.memory_bytes > 0 ? summary.memory_bytes : plan::kAssumedGpuBytes;
   // More ranks than GPUs share them evenly.
@@ -84,8 +97,15 @@ ClusterHere OnGpusHere(const Gpus& gpus, plan::Cluster cluster) {
   cluster.shares_gpus = sharing > 1;
   // Where there is none, those that are assumed are on nodes of the usual size.
   cluster.ranks_per_node = summary.count == 0 ? 0 : std::max(summary.count, cluster.ranks);
-  plan::UseGpus({}, summary.model, &cluster);
-  return {cluster, TextOf(summary, cluster.memory_bytes), summary.model};
+  plan::UseGpus(figures, summary.model, &cluster);
+  std::string text = TextOf(summary, cluster.memory_bytes);
+  // Only ratios of speeds matter for the choice, so that the plan is still of use.
+  const bool known = !figures.products().empty() || plan::FiguresOf(summary.model).has_value();
+  if (summary.count > 0 && !known) {
+    absl::StrAppend(&text, "; their speed is not known, and assumed to be that of an ",
+                    plan::kAssumedGpu);
+  }
+  return {cluster, std::move(text), summary.model, ""};
 }
 
 }  // namespace tercio::cli

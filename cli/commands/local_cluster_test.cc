@@ -26,7 +26,7 @@ Gpus TwoGpus(const std::string& model, int64_t memory_bytes) {
 ClusterHere Here(const Gpus& gpus, int ranks) {
   plan::Cluster cluster;
   cluster.ranks = ranks;
-  return OnGpusHere(gpus, cluster);
+  return OnGpusHere(gpus, v1::MachineFigures(), cluster);
 }
 
 v1::JobSpec JobOfWidth(int hidden) {

@@ -15,6 +15,7 @@
 #include "cli/commands/explained_tensors.h"
 #include "cli/commands/job_source.h"
 #include "cli/commands/local_cluster.h"
+#include "cli/commands/plan_options.h"
 #include "cli/completion.h"
 #include "cli/format.h"
 #include "cli/output.h"
@@ -158,28 +159,6 @@ void PrintProgram(const v1::JobSpec& spec, const v1::Layout& layout, const PlanO
   }
 }
 
-absl::Status CheckClusterOptions(const PlanOptions& options) {
-  const bool asks = !options.what_if.empty() || !options.explain.empty() ||
-                    !options.compare.empty() || options.tokens > 0 || !options.scale.empty() ||
-                    options.largest || !options.simulate.empty() || !options.svg.empty() ||
-                    !options.timeline.empty();
-  if (asks && options.cluster.empty()) {
-    return absl::InvalidArgumentError(
-        "--what-if, --explain, --compare, --tokens, --scale, --largest, --simulate, --svg and "
-        "--timeline are about a cluster file; name it with --cluster");
-  }
-  if (!options.cluster.empty() &&
-      (options.ranks > 0 || options.explain_tensors || options.program)) {
-    return absl::InvalidArgumentError(
-        "--cluster says how many ranks there are, and lists layouts: leave out --ranks, "
-        "--explain-tensors and --program");
-  }
-  if (options.weak && options.scale.empty()) {
-    return absl::InvalidArgumentError("--weak is about --scale; name numbers of GPUs");
-  }
-  return absl::OkStatus();
-}
-
 std::string PartText(const std::optional<double>& value, const std::string& unit) {
   if (!value.has_value()) return "-";
   if (unit == "s") return absl::StrFormat("%.4f s", *value);
@@ -219,21 +198,6 @@ absl::StatusOr<int> CompareWithPlan(const PlanOptions& options) {
   return kExitOk;
 }
 
-absl::Status CheckPlanOptions(const PlanOptions& options) {
-  if (options.job_file.empty() == options.job.empty()) {
-    return absl::InvalidArgumentError(
-        "plan needs a job file, or --job with a job that has run; give one of them");
-  }
-  const bool plans = !options.set.empty() || options.ranks > 0 || !options.cluster.empty() ||
-                     options.effective || options.explain_tensors || options.program;
-  if (!options.job.empty() && plans) {
-    return absl::InvalidArgumentError(
-        "--job compares a job with its own plan: leave out --set, --ranks, --cluster, --effective, "
-        "--explain-tensors and --program");
-  }
-  return CheckClusterOptions(options);
-}
-
 absl::StatusOr<int> PlanJob(const PlanOptions& options) {
   TERCIO_RETURN_IF_ERROR(CheckPlanOptions(options));
   if (!options.job.empty()) return CompareWithPlan(options);
@@ -269,6 +233,7 @@ absl::StatusOr<int> PlanJob(const PlanOptions& options) {
   TERCIO_ASSIGN_OR_RETURN(const ClusterHere here, FindClusterHere(spec, ranks));
   // The notice says which GPUs were assumed, since a plan is often made elsewhere.
   if (!here.gpus.empty()) PrintNotices({here.gpus});
+  if (!here.measured.empty()) PrintNotices({here.measured});
   v1::PlanReport report = plan::PlanLayouts(spec, here.cluster);
   plan::AddDivisions(spec, here.cluster, &report);
   PrintNotices(NoticesOnAttention(spec, report, here));

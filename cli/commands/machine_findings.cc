@@ -31,18 +31,6 @@ constexpr double kSlowDisk = 100e6;  // bytes per second
 // Each agent keeps a few connections and files open.
 constexpr rlim_t kFewFiles = 4096;
 
-std::string ProcessorName() {
-  // The kernel has no call for the name of the processor.
-  std::ifstream file("/proc/cpuinfo");
-  for (std::string line; std::getline(file, line);) {
-    const size_t colon = line.find(':');
-    if (line.starts_with("model name") && colon != std::string::npos) {
-      return std::string(absl::StripAsciiWhitespace(line.substr(colon + 1)));
-    }
-  }
-  return "unknown processor";
-}
-
 Finding CheckProcessor() {
   std::string instructions;
   bool vectors = true;

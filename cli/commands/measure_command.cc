@@ -1,5 +1,5 @@
-// tercio doctor --measure: measures this machine for the planner, and gives the figures to the
-// coordinator where one is given.
+// tercio doctor --measure: measures this machine for the planner, keeps the figures for jobs on
+// this machine, and gives them to the coordinator where one is given.
 #include <unistd.h>
 
 #include <iostream>
@@ -8,13 +8,17 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
 #include "cli/client.h"
 #include "cli/commands/commands.h"
 #include "cli/commands/findings.h"
+#include "cli/commands/kept_figures.h"
 #include "cli/format.h"
 #include "cli/output.h"
 #include "cli/text.h"
 #include "common/exit_codes.h"
+#include "common/gpus/gpus.h"
+#include "common/machine.h"
 #include "common/run_program.h"
 #include "common/status_macros.h"
 #include "plan/planner/cost/measured.h"
@@ -64,6 +68,26 @@ absl::StatusOr<v1::MachineFigures> MeasureHere(const DoctorOptions& options) {
   TERCIO_RETURN_IF_ERROR(plan::FromJson(text, &figures));
   TERCIO_RETURN_IF_ERROR(plan::cost::CheckFigures(figures));
   return figures;
+}
+
+// Keeps figures of the whole machine for the verbs that train here. Returns where.
+// FAILED_PRECONDITION: they are of a part of it only.
+absl::StatusOr<std::string> Keep(const v1::MachineFigures& figures) {
+  const bool on_cpus = figures.device() == "cpu";
+  if (on_cpus && figures.devices() != MachineCores()) {
+    return absl::FailedPreconditionError(absl::StrCat("they are of ", figures.devices(), " of ",
+                                                      MachineCores(),
+                                                      " cores; leave out --threads for that"));
+  }
+  MachineIdentity machine = IdentityOfCpus();
+  if (!on_cpus) {
+    TERCIO_ASSIGN_OR_RETURN(const Gpus gpus, FindGpus());
+    machine = IdentityOfGpus(gpus);
+  }
+  const std::string path =
+      FiguresPath(DefaultStateDir(), on_cpus ? FiguresOf::kCpus : FiguresOf::kGpus);
+  TERCIO_RETURN_IF_ERROR(KeepFigures(path, machine, absl::Now(), figures));
+  return path;
 }
 
 absl::Status Record(const DoctorOptions& options, const std::string& node,
@@ -130,6 +154,14 @@ int DoctorMeasure(const DoctorOptions& options) {
   const bool record = !options.coordinator.empty() || !options.state_dir.empty();
   const std::string node = options.node.empty() ? NameOfHost() : options.node;
   if (options.format() == Output::kTable) PrintFigures(*figures);
+  const absl::StatusOr<std::string> kept = Keep(*figures);
+  if (!kept.ok()) {
+    // They were measured all the same, and can be read.
+    PrintNotices({absl::StrCat("the figures are not kept for plan, run and tune here: ",
+                               std::string(kept.status().message()))});
+  } else if (options.format() == Output::kTable) {
+    std::cout << "Kept in " << *kept << " for plan, run and tune on this machine.\n";
+  }
   if (record) {
     if (const absl::Status status = Record(options, node, *figures); !status.ok()) {
       return Fail(status);
@@ -137,12 +169,14 @@ int DoctorMeasure(const DoctorOptions& options) {
   }
   if (options.format() != Output::kTable) {
     PrintJson({{"figures", FiguresToJson(*figures)},
+               {"kept_in", kept.ok() ? Json(*kept) : Json(nullptr)},
                {"recorded_for", record ? Json(node) : Json(nullptr)}},
               options.format());
   } else if (record) {
     std::cout << "Recorded for node " << node << ".\n";
   } else {
-    std::cout << "Not recorded: give --coordinator HOST:PORT and --node NAME for that.\n";
+    std::cout << "Not recorded with a coordinator: give --coordinator HOST:PORT and --node NAME "
+                 "for that.\n";
   }
   return kExitOk;
 }

@@ -7,10 +7,14 @@
 #include <csignal>
 #include <cstdio>
 #include <ctime>
+#include <optional>
 #include <thread>
 #include <utility>
 
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "checkpoint/weight_source.h"
+#include "cli/commands/kept_figures.h"
 #include "cli/commands/local_cluster.h"
 #include "cli/output.h"
 #include "cli/text.h"
@@ -19,14 +23,23 @@
 #include "common/file.h"
 #include "common/gpus/gpus.h"
 #include "common/status_macros.h"
+#include "common/steady_time.h"
 #include "config/job_file.h"
 #include "data/prepared_data.h"
+#include "google/protobuf/util/message_differencer.h"
 #include "plan/names.h"
 #include "plan/plan_builder.h"
 #include "plan/planner/planner.h"
+#include "plan/precision.h"
+#include "proto/tercio/v1/figures.pb.h"
 
 namespace tercio::cli {
 namespace {
+
+// An agent attaches within a fraction of a second. Without it the job would wait, too; its plan has
+// assumed figures then.
+constexpr absl::Duration kNodePatience = absl::Seconds(10);
+constexpr absl::Duration kNodeLook = absl::Milliseconds(20);
 
 // During its lifetime the first SIGINT or SIGTERM saves and stops the job, the second stops it
 // immediately, and a process of the pair that dies is restarted.
@@ -115,6 +128,41 @@ absl::StatusOr<int64_t> CheckBeforeStart(const v1::JobSpec& spec, const std::str
   return prepared.test_samples;
 }
 
+// The node of a private pair, once it is there; absent: it has never been there, or not yet.
+absl::StatusOr<std::optional<v1::Node>> FindPrivateNode(Client& client) {
+  grpc::ClientContext context;
+  v1::NodesResponse response;
+  TERCIO_RETURN_IF_ERROR(CallStatus(client.stub().Nodes(&context, {}, &response), client));
+  for (const v1::Node& node : response.nodes()) {
+    if (node.name() == PrivatePair::kNode) return node;
+  }
+  return std::nullopt;
+}
+
+// Has the coordinator predict with these figures; without products, with assumed ones, whatever it
+// was given in an earlier run. A new agent takes a moment to be known.
+absl::Status GiveFigures(const v1::MachineFigures& figures, Client& client) {
+  const bool any = !figures.products().empty();
+  const absl::Time end = SteadyNow() + kNodePatience;
+  TERCIO_ASSIGN_OR_RETURN(std::optional<v1::Node> node, FindPrivateNode(client));
+  while (any && !node.has_value() && SteadyNow() < end) {
+    absl::SleepFor(kNodeLook);
+    TERCIO_ASSIGN_OR_RETURN(node, FindPrivateNode(client));
+  }
+  if (!node.has_value() || (!any && !node->has_figures())) return absl::OkStatus();
+  v1::MachineFigures known = node->figures();
+  known.clear_recorded();
+  if (any && google::protobuf::util::MessageDifferencer::Equals(known, figures)) {
+    return absl::OkStatus();
+  }
+  grpc::ClientContext context;
+  v1::RecordFiguresRequest request;
+  request.set_node(node->name());
+  if (any) *request.mutable_figures() = figures;
+  v1::RecordFiguresResponse response;
+  return CallStatus(client.stub().RecordFigures(&context, request, &response), client);
+}
+
 void ChangeStopSignals(int how) {
   sigset_t set;
   sigemptyset(&set);
@@ -188,6 +236,24 @@ absl::StatusOr<std::string> SendResume(Client& client, const v1::ResumeRequest& 
   return status.id();
 }
 
+absl::StatusOr<PrivateCluster> StartPrivateCluster(const v1::JobSpec& spec,
+                                                   const std::string& state_dir,
+                                                   Announce announce) {
+  Gpus gpus;
+  if (plan::OnGpu(spec)) {
+    TERCIO_ASSIGN_OR_RETURN(gpus, FindGpus());
+  }
+  const KeptFigures kept = FiguresHere(spec, gpus);
+  PrivateCluster cluster;
+  TERCIO_ASSIGN_OR_RETURN(cluster.pair,
+                          PrivatePair::Start(state_dir, plan::RanksOfJob(spec),
+                                             plan::TextOf(spec.resources().device())));
+  TERCIO_ASSIGN_OR_RETURN(cluster.client, Client::ConnectTo(cluster.pair->coordinator(), {}));
+  if (announce == Announce::kYes && !kept.notice.empty()) PrintNotices({kept.notice});
+  TERCIO_RETURN_IF_ERROR(GiveFigures(kept.figures, *cluster.client));
+  return cluster;
+}
+
 MayEnd::MayEnd(const std::string& words) : words_(words) { ChangeStopSignals(SIG_UNBLOCK); }
 
 // Before the words are gone.
@@ -196,7 +262,6 @@ MayEnd::~MayEnd() { ChangeStopSignals(SIG_BLOCK); }
 absl::StatusOr<int> RunPrivately(
     const v1::JobSpec& spec, const std::string& state_dir, Announce announce, EndRanks ranks,
     absl::FunctionRef<absl::StatusOr<int>(Client& client, const PrivateEnd& end)> at_end) {
-  const int count = plan::RanksOfJob(spec);
   // An unwritable directory is a conflict (7), not a fault of the job.
   TERCIO_RETURN_IF_ERROR(AsConflict(MakeDirectories(state_dir)));
   int64_t test_samples = 0;
@@ -206,19 +271,18 @@ absl::StatusOr<int> RunPrivately(
     TERCIO_ASSIGN_OR_RETURN(test_samples, CheckBeforeStart(spec, state_dir));
   }
   BlockStopSignals();  // for JobKeeper; before lasting threads are started
-  TERCIO_ASSIGN_OR_RETURN(
-      const auto pair,
-      PrivatePair::Start(state_dir, count, plan::TextOf(spec.resources().device())));
-  TERCIO_ASSIGN_OR_RETURN(const auto client, Client::ConnectTo(pair->coordinator(), {}));
-  TERCIO_ASSIGN_OR_RETURN(const std::string id, client->Submit(spec));
+  TERCIO_ASSIGN_OR_RETURN(const PrivateCluster cluster,
+                          StartPrivateCluster(spec, state_dir, announce));
+  TERCIO_ASSIGN_OR_RETURN(const std::string id, cluster.client->Submit(spec));
   if (announce == Announce::kYes) {
     std::fprintf(stderr, "job %s in %s\n", id.c_str(), state_dir.c_str());
   }
   FollowOptions follow;
   follow.ranks = ranks == EndRanks::kYes;
-  TERCIO_ASSIGN_OR_RETURN(PrivateEnd end, FollowToEnd(pair.get(), *client, id, follow));
+  TERCIO_ASSIGN_OR_RETURN(PrivateEnd end,
+                          FollowToEnd(cluster.pair.get(), *cluster.client, id, follow));
   end.test_samples = test_samples;
-  return at_end(*client, end);
+  return at_end(*cluster.client, end);
 }
 
 }  // namespace tercio::cli

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include "absl/functional/function_ref.h"
@@ -19,6 +20,20 @@ namespace tercio::cli {
 
 // Gives a job for `auto` the device of this machine. INVALID_ARGUMENT for a GPU that is not there.
 absl::Status ChooseDevice(v1::JobSpec* spec);
+
+// Whether a verb reports what it does beside its output: the name of a job and its state directory,
+// where predictions come from.
+enum class Announce { kNo, kYes };
+
+struct PrivateCluster {
+  std::unique_ptr<PrivatePair> pair;
+  std::unique_ptr<Client> client;
+};
+
+// Starts a coordinator and an agent for the ranks of a job, and connects to them. Predictions of
+// the coordinator are made with the figures that are kept of this machine, if any.
+absl::StatusOr<PrivateCluster> StartPrivateCluster(const v1::JobSpec& spec,
+                                                   const std::string& state_dir, Announce announce);
 
 struct PrivateEnd {
   v1::JobStatus status;
@@ -64,9 +79,6 @@ class MayEnd {
  private:
   const LastWords words_;
 };
-
-// Whether the name of the job and the state directory are printed when it begins.
-enum class Announce { kNo, kYes };
 
 // Finds every error that can be found before a job exists (exit code 2), then runs the job in the
 // state directory, and returns the result of `at_end`, which may ask the coordinator.

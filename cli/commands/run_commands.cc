@@ -122,20 +122,20 @@ absl::StatusOr<int> ResumeJob(const ResumeOptions& options) {
     TERCIO_ASSIGN_OR_RETURN(const v1::JobStatus job, FindJob(*reader, options.job));
     TERCIO_ASSIGN_OR_RETURN(spec, config::ChangeJob(job.spec(), options.set));
   }
-  TERCIO_ASSIGN_OR_RETURN(const auto pair,
-                          PrivatePair::Start(options.state_dir, plan::RanksOfJob(spec),
-                                             plan::TextOf(spec.resources().device())));
-  TERCIO_ASSIGN_OR_RETURN(const auto client, Client::ConnectTo(pair->coordinator(), {}));
-  TERCIO_ASSIGN_OR_RETURN(const v1::JobStatus job, FindJob(*client, options.job));
+  TERCIO_ASSIGN_OR_RETURN(const PrivateCluster cluster,
+                          StartPrivateCluster(spec, options.state_dir, Announce::kYes));
+  Client& client = *cluster.client;
+  TERCIO_ASSIGN_OR_RETURN(const v1::JobStatus job, FindJob(client, options.job));
   std::string id = job.id();
   // A job whose coordinator was killed has not ended: it continues by itself.
   if (IsTerminal(job.state())) {
-    TERCIO_ASSIGN_OR_RETURN(id, ResumeAsAsked(*client, options, job));
+    TERCIO_ASSIGN_OR_RETURN(id, ResumeAsAsked(client, options, job));
   }
   FollowOptions follow;
   follow.ranks = options.format() != Output::kTable;
-  TERCIO_ASSIGN_OR_RETURN(const PrivateEnd end, FollowToEnd(pair.get(), *client, id, follow));
-  return PrintEnd(*client, end, options, /*trace=*/"");
+  TERCIO_ASSIGN_OR_RETURN(const PrivateEnd end,
+                          FollowToEnd(cluster.pair.get(), client, id, follow));
+  return PrintEnd(client, end, options, /*trace=*/"");
 }
 
 }  // namespace

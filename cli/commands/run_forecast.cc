@@ -35,6 +35,7 @@ constexpr double kCopyRate = 10e9;    // bytes a second, from a GPU to the host
 constexpr double kWriteRate = 1.2e9;  // bytes a second, from a node to storage
 constexpr double kBytesOfState = 12;  // bytes of a parameter: weight and moments in fp32
 
+constexpr uint64_t kDefaultSeed = 1;
 constexpr int kRuns = 200;
 constexpr int kRunsOfSearch = 60;  // for each interval that is tried
 constexpr double kLongest = 100 * 365.25 * 86400;
@@ -221,7 +222,7 @@ absl::StatusOr<std::optional<RunForecast>> ForecastRun(const ClusterPlan& plan,
   if (plan.found.fitting.empty()) return std::nullopt;
   RunForecast forecast;
   forecast.layout = plan.found.fitting.front();
-  forecast.seed = static_cast<uint64_t>(options.seed);
+  forecast.seed = options.seed < 0 ? kDefaultSeed : static_cast<uint64_t>(options.seed);
   forecast.tokens = plan.tokens;
   forecast.input.length = *length;
   FillStep(plan, &forecast);

@@ -157,6 +157,7 @@ absl::Status Tuning::Open() {
   spec_ = std::move(prepared.spec);
   const int ranks = std::max(1, spec_.resources().ranks());
   TERCIO_ASSIGN_OR_RETURN(const ClusterHere here, FindClusterHere(spec_, ranks));
+  if (!here.measured.empty()) PrintNotices({here.measured});
   trials_ = plan::TrialsOf(spec_, here.cluster);
   if (trials_.empty()) return plan::ChooseLayout(spec_, here.cluster).status();
   for (plan::Trial& trial : trials_) trial.measured = book_->Find(DigestOfJob(JobOf(trial)));
@@ -184,18 +185,19 @@ absl::Status Tuning::Try(plan::Trial* trial) {
   const double began = Elapsed();
   const v1::JobSpec job = JobOf(*trial);
   std::fprintf(stderr, "trial %d: %s\n", ++ran_, LayoutText(trial->layout).c_str());
-  TERCIO_ASSIGN_OR_RETURN(const auto pair,
-                          PrivatePair::Start(PathOf("state"), plan::RanksOfJob(job),
-                                             plan::TextOf(job.resources().device())));
-  TERCIO_ASSIGN_OR_RETURN(const auto client, Client::ConnectTo(pair->coordinator(), {}));
-  TERCIO_ASSIGN_OR_RETURN(const std::string id, client->Submit(job));
+  // The notice about figures was printed when the trials were listed.
+  TERCIO_ASSIGN_OR_RETURN(const PrivateCluster cluster,
+                          StartPrivateCluster(job, PathOf("state"), Announce::kNo));
+  Client& client = *cluster.client;
+  TERCIO_ASSIGN_OR_RETURN(const std::string id, client.Submit(job));
   FollowOptions follow;
   follow.show_progress = false;
   follow.ranks = true;
-  TERCIO_ASSIGN_OR_RETURN(const PrivateEnd end, FollowToEnd(pair.get(), *client, id, follow));
+  TERCIO_ASSIGN_OR_RETURN(const PrivateEnd end,
+                          FollowToEnd(cluster.pair.get(), client, id, follow));
   stopped_by_ = end.signal;
   if (stopped_by_ != 0) return absl::OkStatus();
-  TERCIO_ASSIGN_OR_RETURN(const report::JobData data, GatherJob(*client, id));
+  TERCIO_ASSIGN_OR_RETURN(const report::JobData data, GatherJob(client, id));
   const report::Numbers numbers = report::NumbersOf(data);
   if (end.status.state() != v1::JOB_STATE_SUCCEEDED || !numbers.step_seconds.has_value()) {
     trial->failed = true;
@@ -220,7 +222,7 @@ absl::Status Tuning::Try(plan::Trial* trial) {
   request.set_job(id);
   request.set_checkpoints(true);
   v1::DeleteResponse response;
-  return CallStatus(client->stub().Delete(&context, request, &response), *client);
+  return CallStatus(client.stub().Delete(&context, request, &response), client);
 }
 
 absl::Status Tuning::TryAll() {

@@ -645,7 +645,7 @@ void DeclarePlan(CommandLine& line) {
                        "and restarts (30d)"},
                       {"--seed",
                        &o.seed,
-                       "with --simulate: random seed; the same seed gives the same forecast",
+                       "with --simulate: random seed (1); the same seed gives the same forecast",
                        {Accepts(CLI::NonNegativeNumber)}},
                       {"--svg", &o.svg,
                        "with --cluster: draw a step of the best layout, stage by stage, into this "
@@ -678,8 +678,8 @@ void DeclareMachineVerbs(CommandLine& line) {
                      {{"--state-dir", &o.directory,
                        "directory whose disk is tested (default $XDG_STATE_HOME/tercio)"},
                       {"--measure", &o.measure,
-                       "measure this machine for the planner instead, and record the figures with "
-                       "the coordinator, if one is given"},
+                       "measure this machine for the planner instead, keep the figures for plan, "
+                       "run and tune here, and record them with the coordinator, if one is given"},
                       {"--threads", &o.threads, "cores to measure (default all)"},
                       {"--device",
                        &o.device,

@@ -465,6 +465,9 @@ TEST(Figures, AreKeptWithTheirNodeOverRestarts) {
   figures.set_link_seconds(2e-4);
   cluster.last_ = cluster.Do(FiguresRecorded{"a", figures});
   EXPECT_EQ(cluster.state_.nodes.at("a").record.figures().link_seconds(), 2e-4);
+  cluster.last_ = cluster.Do(FiguresRecorded{"a", std::nullopt});
+  EXPECT_TRUE(cluster.last_.answer.ok());
+  EXPECT_FALSE(cluster.state_.nodes.at("a").record.has_figures());
 }
 
 TEST(Figures, AnUnknownNodeHasNone) {

@@ -305,10 +305,10 @@ struct NodeChangeRequested {
   std::string node;
   NodeChange change = NodeChange::kDrain;
 };
-// Measured on the node, and checked by the caller.
+// Measured on the node, and checked by the caller; nullopt: what was recorded is removed.
 struct FiguresRecorded {
   std::string node;
-  v1::MachineFigures figures;
+  std::optional<v1::MachineFigures> figures;
 };
 // Injects a fault into a running job. Faults of checkpoints are left to the caller.
 struct DrillRequested {

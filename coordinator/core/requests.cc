@@ -183,10 +183,15 @@ void Stepper::Handle(const FiguresRecorded& recorded) {
     effects_.answer = NoNode(recorded.node);
     return;
   }
-  v1::MachineFigures& figures = *found->second.record.mutable_figures();
-  figures = recorded.figures;
-  figures.mutable_recorded()->set_seconds(static_cast<int64_t>(now_));
   effects_.changed_nodes.insert(recorded.node);
+  if (!recorded.figures.has_value()) {
+    found->second.record.clear_figures();
+    NoteNode(recorded.node, "node_measured", "figures for predictions were removed");
+    return;
+  }
+  v1::MachineFigures& figures = *found->second.record.mutable_figures();
+  figures = *recorded.figures;
+  figures.mutable_recorded()->set_seconds(static_cast<int64_t>(now_));
   NoteNode(recorded.node, "node_measured", "figures for predictions were recorded");
 }
 

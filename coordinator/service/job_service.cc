@@ -405,6 +405,9 @@ grpc::Status JobServiceImpl::ChangeNode(grpc::ServerContext*, const v1::ChangeNo
 grpc::Status JobServiceImpl::RecordFigures(grpc::ServerContext*,
                                            const v1::RecordFiguresRequest* request,
                                            v1::RecordFiguresResponse*) {
+  if (!request->has_figures()) {
+    return ToGrpc(coordinator_.Ask(FiguresRecorded{request->node(), std::nullopt}));
+  }
   // The core only keeps them.
   if (absl::Status status = plan::cost::CheckFigures(request->figures()); !status.ok()) {
     return ToGrpc(status);

@@ -78,7 +78,7 @@ class Limits {
           continue;
         }
         best.layout = layout;
-        best.largest = std::move(largest);
+        best.largest = largest;
       }
       if (!layouts.empty()) limits_.push_back(std::move(best));
     }

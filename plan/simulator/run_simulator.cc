@@ -69,8 +69,8 @@ class RunOnce {
       : input_(input),
         interval_(interval),
         times_(times),
-        failures_(std::move(failures)),
-        draws_(std::move(draws)),
+        failures_(failures),
+        draws_(draws),
         spares_(input.faults) {}
 
   RunOutcome Get() {
@@ -190,7 +190,7 @@ Spread SpreadOf(std::vector<double> values) {
   for (const double value : values) spread.mean += value / static_cast<double>(values.size());
   std::sort(values.begin(), values.end());
   const auto at = [&](double share) {
-    return values[static_cast<size_t>(share * static_cast<double>(values.size() - 1) + 0.5)];
+    return values[static_cast<size_t>(std::lround(share * static_cast<double>(values.size() - 1)))];
   };
   spread.low = at(0.1);
   spread.high = at(0.9);
@@ -242,7 +242,7 @@ RunOutcome RunSimulator::Run(uint64_t number, const Interval& interval) const {
   Draws of_steps(seed_, first);
   const StepTimes times = sampler_.Draw(kDrawnSteps, &of_steps);
   Failures failures(input_.faults.MeanToFailure(), seed_, first + 1);
-  return RunOnce(input_, interval, times, std::move(failures), Draws(seed_, first + 2)).Get();
+  return RunOnce(input_, interval, times, failures, Draws(seed_, first + 2)).Get();
 }
 
 Forecast RunSimulator::Predict(const Interval& interval, int runs) const {

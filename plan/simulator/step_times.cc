@@ -8,7 +8,6 @@
 namespace tercio::plan::simulator {
 namespace {
 
-using cost::PipelineCost;
 using cost::PipelineWalk;
 
 // Passes that are played to learn how much a pipeline varies, and how often at least and at most.
@@ -59,8 +58,8 @@ StepTimes::StepTimes(const std::vector<double>& seconds) {
 }
 
 double StepTimes::UpTo(int64_t count) const {
-  return static_cast<double>(count / size()) * sums_.back() +
-         sums_[static_cast<size_t>(count % size())];
+  const int64_t times = count / size();  // that all of them are used
+  return static_cast<double>(times) * sums_.back() + sums_[static_cast<size_t>(count % size())];
 }
 
 double StepTimes::Sum(int64_t first, int64_t count) const {

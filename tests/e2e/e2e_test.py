@@ -53,6 +53,12 @@ class Layouts(TercioTest):
             self.assertEqual(names & {"send activation", "send gradient"},
                              {"send activation"} if rank < 2 else {"send gradient"})
         self.assertEqual({e["args"]["step"] for e in events}, {3})
+        # Equal stages have a bubble of (2 - 1) / 4. Here the second one's 4 x 9 units of work hide all but the first one's
+        # first forward and last backward pass, 1 + 2.
+        _, err = self.tercio("run", self.path("job.yaml"), "--state-dir", self.path("unequal"), "--trace", self.path("unequal.json"),
+                             "--trace-step", "2", "--set", "training.steps=2", "--set", "resources.ranks=2",
+                             "--set", "parallelism={tensor: 1, pipeline: 2, data: 1, stage_layers: [1, 3]}")
+        self.assertRegex(err, r"trace of step 2 .* bubble \d+\.\d+ measured, 0\.083 for stages of 1, 3 layers")
 
 
 class Recovery(TercioTest):

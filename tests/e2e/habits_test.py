@@ -125,7 +125,7 @@ class Inputs(TercioTest):
         self.assertEqual(out, "")
         self.assertIn("x.yaml", err)
         _, err = self.tercio("plan", self.path("job.yaml"), "--tokens", "1e9", code=2)
-        self.assertIn("about a cluster file", err)
+        self.assertIn("--tokens has no effect without --cluster", err)
 
     def test_keys_without_effect_get_a_notice(self):
         changes = ["--set", "training.steps=1", "--set", "parallelism={tensor: 1, tensor_overlap: 4}",

@@ -7,7 +7,7 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import python_cases  # noqa: E402
-from harness import ClusterTest, wait_for  # noqa: E402
+from harness import ClusterTest, TercioTest, wait_for  # noqa: E402
 
 RATES = ["memory_bytes_per_second", "norm_bytes_per_second", "activation_bytes_per_second", "loss_bytes_per_second",
          "update_bytes_per_second", "operation_seconds", "link_bytes_per_second", "link_seconds", "step_seconds"]
@@ -61,6 +61,8 @@ class Measure(ClusterTest):
         self.assertIn("product fp32 512 x 1024 x 256", out)
         self.assertIn("medians of several repetitions", out)
         self.assertIn("Not recorded", out)
+        if os.cpu_count() > 1:  # figures of one core of several are not those of the machine
+            self.assertFalse(os.path.exists(self.path("xdg", "tercio", "cpu-figures.json")))
 
     def test_what_is_not_there_is_refused(self):
         _, err = self.tercio("doctor", "--measure", "--threads", "100000", "--device", "cpu", code=7)
@@ -68,6 +70,62 @@ class Measure(ClusterTest):
         if not os.path.exists("/proc/driver/nvidia"):
             _, err = self.tercio("doctor", "--measure", "--device", "cuda", code=3)
             self.assertIn("no GPU", err)
+
+
+class Kept(TercioTest):
+    """Jobs on the machine that was measured."""
+
+    def predicted(self, *changes):
+        """Seconds of a step by `plan`, and its notices."""
+        out, err = self.tercio("plan", self.path("job.yaml"), "-o", "json", *changes)
+        plan = json.loads(out)
+        return plan["layouts"][plan["chosen"]]["predicted"]["step_seconds"], err
+
+    def ran(self):
+        """Seconds of a step in the plan of a job that has run, its notices, and what became of its node's figures."""
+        out, err = self.tercio("run", self.path("job.yaml"), "--state-dir", self.state, "--set", "training.steps=2", "-o", "json")
+        job = json.loads(out)
+        events = [json.loads(line) for line in self.tercio("events", "--state-dir", self.state, "-o", "jsonl")[0].splitlines()]
+        figures = [event["message"].split()[-1] for event in events if event["kind"] == "node_measured"]
+        parts = self.json("plan", "--job", job["id"], "--state-dir", self.state)["parts"]
+        return {part["part"]: part["predicted"] for part in parts}["step"], err, figures
+
+    def test_plans_and_runs_use_what_was_measured_here(self):
+        assumed, err = self.predicted()
+        self.assertNotIn("measured", err)
+        told = json.loads(self.tercio("doctor", "--measure", "--device", "cpu", "-o", "json")[0])
+        path = self.path("xdg", "tercio", "cpu-figures.json")
+        self.assertEqual(told["kept_in"], path)
+        # No machine is that slow: assumed figures cannot be taken for these.
+        with open(path, encoding="utf-8") as file:
+            kept = json.load(file)
+        kept["figures"]["step_seconds"] = 0.5
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(kept, file)
+        measured, err = self.predicted()
+        self.assertGreater(measured, 0.5)
+        self.assertLess(assumed, 0.5)
+        self.assertEqual(err.count("predictions use what was measured on this machine on 2"), 1)
+        seconds, err, figures = self.ran()
+        self.assertGreater(seconds, 0.5)
+        self.assertEqual(err.count("predictions use what was measured on this machine on 2"), 1)
+        self.assertEqual(figures, ["recorded"])
+        # What a node has is not recorded again.
+        seconds, err, figures = self.ran()
+        self.assertGreater(seconds, 0.5)
+        self.assertEqual(figures, ["recorded"])
+
+        # The same home on another machine: there its runs have assumed figures, whatever their node had before.
+        kept["count"] += 1
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(kept, file)
+        elsewhere, err = self.predicted()
+        self.assertEqual(elsewhere, assumed)
+        self.assertEqual(err.count("is not used, and speeds are assumed"), 1)
+        seconds, err, figures = self.ran()
+        self.assertLess(seconds, 0.5)
+        self.assertEqual(err.count("is not used, and speeds are assumed"), 1)
+        self.assertEqual(figures, ["recorded", "removed"])
 
 
 if __name__ == "__main__":

@@ -139,7 +139,9 @@ class PlanCluster(TercioTest):
             self.assertIn(part, out)
         _, err = self.tercio("plan", self.path("job.yaml"), "--cluster", self.path("cluster.yaml"), "--simulate", "a month", code=2)
         _, alone = self.tercio("plan", self.path("job.yaml"), "--simulate", "30d", code=2)
-        self.assertIn("are about a cluster file; name it with --cluster", alone)
+        self.assertIn("--simulate has no effect without --cluster CLUSTER.yaml; add it, or leave --simulate out", alone)
+        _, alone = self.tercio("plan", self.path("job.yaml"), "--cluster", self.path("cluster.yaml"), "--seed", "3", code=2)
+        self.assertIn("--seed has no effect without --simulate DURATION; add it, or leave --seed out", alone)
         self.assertIn("--simulate a month: is no length of a run; write a duration such as 12h or 30d", err)
 
     def test_timeline_of_a_step(self):
@@ -194,7 +196,7 @@ class PlanCluster(TercioTest):
         out, _ = self.tercio("plan", self.path("job.yaml"), "--cluster", self.path("cluster.yaml"), "--largest")
         self.assertIn("LARGEST MODEL WITH", out)
         _, err = self.tercio("plan", self.path("job.yaml"), "--largest", code=2)
-        self.assertIn("name it with --cluster", err)
+        self.assertIn("--largest has no effect without --cluster CLUSTER.yaml", err)
 
     def test_faults_of_the_file(self):
         with open(self.path("cluster.yaml"), "w", encoding="utf-8") as file:

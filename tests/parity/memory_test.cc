@@ -180,14 +180,17 @@ TEST(MemoryPlan, UnequalStagesUseAllOfIt) {
         ExpectUsed(spec, c);
       }
     }
-    // Two layers at least, whose gradients are in one of two buffers each.
+    // A stage of one layer has two gradient buffers that differ: one for the layer, one for the
+    // embedding or the head.
     const bool decodes = spec.model().decoder_layers() > 0;
     spec.mutable_model()->set_layers(decodes ? 4 : 6);
-    for (const std::vector<int>& layers : {std::vector<int>{2, 4}, {4, 2}}) {
+    for (const std::vector<int>& layers : {std::vector<int>{2, 4}, {4, 2}, {1, 5}, {5, 1}}) {
       Case c = {1, 2, 2, 1, 1, k1f1b};
-      c.zero_stage = 3;
       c.stage_layers = layers;
-      ExpectUsed(spec, c);
+      for (const int stage : {2, 3}) {
+        c.zero_stage = stage;
+        ExpectUsed(spec, c);
+      }
     }
   }
   for (v1::JobSpec spec : {SmallJob(), SmallLlama()}) {
@@ -196,6 +199,27 @@ TEST(MemoryPlan, UnequalStagesUseAllOfIt) {
     for (const std::vector<int>& layers : {std::vector<int>{1, 2, 2, 1}, {2, 1, 1, 2}}) {
       c.stage_layers = layers;
       ExpectUsed(spec, c);
+    }
+  }
+}
+
+// Data ranks compare what each of them has whole, and those with the same shard their shards: of
+// all layers of a stage, where these are gathered and forgotten.
+TEST(MemoryPlan, WhatComparesReplicasInStagesIsUsed) {
+  for (v1::JobSpec spec : {SmallJob(), SmallLlama()}) {
+    spec.mutable_training()->set_lanes(8);
+    for (Case c :
+         {Case{1, 2, 4, 1, 1, k1f1b}, Case{1, 2, 2, 1, 1, k1f1b}, Case{4, 1, 2, 1, 1, k1f1b}}) {
+      // Tensor ranks divide heads of keys.
+      if (spec.model().kv_heads() % c.tensor != 0) continue;
+      for (const int stage : {0, 1, 3}) {
+        c.zero_stage = stage;
+        c.shard = 0;
+        ExpectUsed(spec, c);
+        if (stage == 0 || c.data < 4) continue;
+        c.shard = 2;
+        ExpectUsed(spec, c);
+      }
     }
   }
 }

@@ -51,7 +51,7 @@ class GradientLanes {
       for (const char* name : {"gradients.0", "gradients.1"}) {
         if (arena.Bytes(name) == 0) continue;
         whole_.push_back(arena.Floats(name));
-        shared_elements_ = arena.Bytes(name) / static_cast<int64_t>(sizeof(float));
+        whole_elements_.push_back(arena.Bytes(name) / static_cast<int64_t>(sizeof(float)));
       }
       return;
     }
@@ -170,8 +170,9 @@ class GradientLanes {
       if (tensor.elements == 0) continue;
       if (first < 0) first = BucketOf(tensor.gradient);
       // The memory table has room for those of one bucket.
+      const int64_t room = kind_ == Kind::kBuckets ? whole_elements_[place_] : shared_elements_;
       TERCIO_CHECK_GE(tensor.gradient, first);
-      TERCIO_CHECK_LE(tensor.gradient + tensor.elements, first + shared_elements_);
+      TERCIO_CHECK_LE(tensor.gradient + tensor.elements, first + room);
     }
     return first;
   }
@@ -188,6 +189,7 @@ class GradientLanes {
   int64_t bucket_ = -1;                 // that is being written; -1: none yet. Of kBuckets
   std::vector<int64_t> bucket_begins_;  // ascending
   std::vector<float*> whole_;
+  std::vector<int64_t> whole_elements_;  // of kRounds and kBuckets
   std::vector<float*> shared_;
   int64_t shared_elements_ = 0;
   int micro_batch_;

@@ -244,13 +244,26 @@ absl::StatusOr<ReplicaVerdict> ReplicaCheck::Compare(device::Stream& stream,
   return Locate(stream, digests, of_shard);
 }
 
+std::vector<size_t> ReplicaCheck::ComparedBy(const Group& group) const {
+  std::vector<size_t> compared;
+  for (size_t i = 0; i < tensors_.tensors.size(); ++i) {
+    // A rank has its shard only of a layer that is gathered and forgotten.
+    const bool has = tensors_.tensors[i].own_parameter || group.kind == v1::GROUP_KIND_REPLICA;
+    if (has) compared.push_back(i);
+  }
+  return compared;
+}
+
 absl::StatusOr<int> ReplicaCheck::FirstDifference(const Group& group, device::Stream& stream,
                                                   absl::Span<const uint64_t> digests) const {
-  TERCIO_ASSIGN_OR_RETURN(const Rows rows, Exchange(*group.ranks, stream, digests));
-  for (size_t i = 0; i < digests.size(); ++i) {
+  const std::vector<size_t> compared = ComparedBy(group);
+  std::vector<uint64_t> mine;
+  for (const size_t tensor : compared) mine.push_back(digests[tensor]);
+  TERCIO_ASSIGN_OR_RETURN(const Rows rows, Exchange(*group.ranks, stream, mine));
+  for (size_t i = 0; i < compared.size(); ++i) {
     const bool same = std::all_of(rows.begin(), rows.end(),
                                   [&](const auto& row) { return row[i] == rows.front()[i]; });
-    if (!same) return tensors_.tensors[i].tensor.index;
+    if (!same) return tensors_.tensors[compared[i]].tensor.index;
   }
   return -1;
 }

@@ -113,6 +113,8 @@ class ReplicaCheck {
                                                 absl::Span<const uint64_t> digests) const;
   absl::StatusOr<ReplicaVerdict> Locate(device::Stream& stream, absl::Span<const uint64_t> digests,
                                         absl::Span<const uint64_t> of_shard);
+  // The tensors that the members of a group have alike, by their place in tensors_.
+  std::vector<size_t> ComparedBy(const Group& group) const;
   // The first tensor in which the members of a group differ.
   absl::StatusOr<int> FirstDifference(const Group& group, device::Stream& stream,
                                       absl::Span<const uint64_t> digests) const;

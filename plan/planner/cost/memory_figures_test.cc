@@ -379,7 +379,7 @@ double WorkingBytes(double layer_parameters, int zero_stage) {
 TEST(MemoryFigures, ParametersOfARank) {
   v1::Layout layout = Tensor8(1, 1);
   layout.set_tensor(1);
-  for (v1::ModelSpec model : {Gpt(48, 6144, 64).model(), Llama().model()}) {
+  for (const v1::ModelSpec& model : {Gpt(48, 6144, 64).model(), Llama().model()}) {
     MemoryTraits traits;
     traits.has_positions = !model.untied_head();  // GPT-2 has a table, Llama has none
     EXPECT_EQ(RankParameters(model, layout, traits, 0), static_cast<double>(ParameterCount(model)));
