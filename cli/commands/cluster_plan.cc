@@ -5,6 +5,7 @@
 #include <iostream>
 #include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -35,6 +36,7 @@ absl::StatusOr<plan::cost::ClusterModel> OfDevices(plan::cost::ClusterModel clus
                                                    cluster.devices_per_node, " GPUs of a node"));
   }
   cluster.nodes = devices / cluster.devices_per_node;
+  TERCIO_RETURN_IF_ERROR(plan::cost::CheckCluster(cluster));
   return cluster;
 }
 
@@ -78,26 +80,50 @@ bool Fits(const v1::JobSpec& job, const plan::cost::ClusterModel& cluster) {
               .fitting.empty();
 }
 
+constexpr double kGiga = 1e9;
+
+// Nodes whose memory is no limit.
+plan::cost::ClusterModel WithLargeHosts(plan::cost::ClusterModel cluster) {
+  cluster.host.memory_bytes = 0;
+  return cluster;
+}
+
+std::string HostChange(double gigabytes) {
+  return absl::StrFormat(" --what-if host_memory=%.0fGB", gigabytes);
+}
+
+// The memory in GB that nodes need for the best layout, where they have not enough; 0: they have.
+double HostGigabytes(const v1::JobSpec& job, const plan::cost::ClusterModel& cluster) {
+  if (Fits(job, cluster)) return 0;
+  const plan::SearchResult found =
+      plan::SearchLayouts(job, WithLargeHosts(cluster), OwnRecipe(), {.most_fitting = 1});
+  if (found.fitting.empty()) return 0;
+  return std::ceil(static_cast<double>(found.fitting.front().host_bytes) *
+                   cluster.devices_per_node / kGiga);
+}
+
 // What of the cluster would have to be larger for the job to fit: its nodes, or the memory of its
 // GPUs, to within a tenth. Empty: neither is enough.
 std::string WhatWouldSuffice(const v1::JobSpec& job, const plan::cost::ClusterModel& cluster) {
   // Which of several kinds there should be more of is not for this search to say.
   if (!cluster.groups.empty()) return "";
   constexpr int kMostTimes = 64;
-  constexpr double kGiga = 1e9;
   std::vector<std::string> ways;
-  for (int times = 2; times <= kMostTimes; times *= 2) {
+  // How nodes would be linked is not known of a single one.
+  const bool is_linked = cluster.between.bytes_per_second > 0;
+  for (int times = 2; is_linked && times <= kMostTimes; times *= 2) {
     plan::cost::ClusterModel more = cluster;
     more.nodes = cluster.nodes * times;
     if (!Fits(job, more)) continue;
     ways.push_back(absl::StrCat(more.devices(), " GPUs (--what-if nodes=", more.nodes, ")"));
     break;
   }
-  plan::cost::ClusterModel larger = cluster;
+  plan::cost::ClusterModel larger = WithLargeHosts(cluster);
   double& memory = larger.accelerator.memory_bytes;
   const double most = kMostTimes * cluster.accelerator.memory_bytes;
   while (memory < most && !Fits(job, larger)) memory *= 2;
-  if (memory < most) {
+  // Not where hosts alone are too small.
+  if (memory < most && memory > cluster.accelerator.memory_bytes) {
     double low = memory / 2;
     double high = memory;
     while (high > 1.1 * low) {
@@ -105,17 +131,15 @@ std::string WhatWouldSuffice(const v1::JobSpec& job, const plan::cost::ClusterMo
       (Fits(job, larger) ? high : low) = memory;
     }
     const double enough = std::ceil(high / kGiga);
-    ways.push_back(
-        absl::StrFormat("GPUs with %.0f GB (--what-if gpu.memory=%.0fGB)", enough, enough));
+    plan::cost::ClusterModel with_hosts = cluster;
+    with_hosts.accelerator.memory_bytes = enough * kGiga;
+    const double host = HostGigabytes(job, with_hosts);
+    ways.push_back(absl::StrFormat("GPUs with %.0f GB (--what-if gpu.memory=%.0fGB%s)", enough,
+                                   enough, host > 0 ? HostChange(host) : ""));
   }
-  plan::cost::ClusterModel hosts = cluster;
-  hosts.host.memory_bytes = kMostTimes * cluster.host.memory_bytes;
-  if (Fits(job, hosts)) {
-    double& of_host = hosts.host.memory_bytes;
-    of_host = 2 * cluster.host.memory_bytes;
-    while (!Fits(job, hosts)) of_host *= 2;
-    ways.push_back(absl::StrFormat("nodes with %.0f GB of memory (--what-if host_memory=%.0fGB)",
-                                   of_host / kGiga, of_host / kGiga));
+  if (const double host = HostGigabytes(job, cluster); host > 0) {
+    ways.push_back(absl::StrFormat("nodes with %.0f GB of memory (%s)", host,
+                                   absl::StripAsciiWhitespace(HostChange(host))));
   }
   if (ways.empty()) return "";
   return absl::StrCat("; it would fit on ", absl::StrJoin(ways, ", or on "));

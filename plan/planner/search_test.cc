@@ -175,6 +175,8 @@ TEST(Search, FindsWhatASearchOfEverythingFinds) {
   for (const Space& space : {Space{Gpt(8, 2048, 16, 32), Nodes("A100-80", 1, 8)},
                              Space{Gpt(8, 4096, 32, 16), Nodes("V100-16", 1, 4)},
                              Space{Gpt(4, 1024, 16, 8), Nodes("H100", 2, 2)},
+                             // Most fit with state on the host only.
+                             Space{Gpt(24, 2048, 16, 8), Nodes("V100-16", 1, 1)},
                              // Stages with unequally many layers.
                              Space{Gpt(10, 2048, 16, 32), Nodes("A100-80", 1, 8)},
                              Space{Gpt(7, 4096, 32, 16), Nodes("V100-16", 1, 4)}}) {
@@ -229,7 +231,7 @@ TEST(Search, FindsTheSameForDrawnJobsAndClusters) {
     if (HasFailure()) return;
   }
   EXPECT_GT(with_too_large, 5);
-  EXPECT_GT(offloaded, 5);
+  EXPECT_GT(offloaded, 3);
 }
 
 // A job of one GPU whose moments alone are larger than its memory.

@@ -182,11 +182,29 @@ class PlanCluster(TercioTest):
         self.assertIn('"chosen":null', out.replace(" ", ""))
         self.assertIn("does not fit in memory: needs", err)
         # What is named there fits.
-        more, larger = re.search(r"it would fit on (\d+) GPUs \(--what-if nodes=\d+\), or on GPUs with (\d+) GB", err).groups()
+        more, larger, host = re.search(r"it would fit on (\d+) GPUs \(--what-if nodes=\d+\), or on GPUs with (\d+) GB "
+                                       r"\(--what-if gpu.memory=\d+GB --what-if host_memory=(\d+)GB\)", err).groups()
         self.assertGreater(int(more), 8)
+        # The copy of a checkpoint has no room on the hosts that are assumed.
+        self.assertGreater(int(host), 1024)
         model = "model={architecture: gpt2, layers: 96, hidden: 12288, heads: 96, context: 2048, vocab_size: 51200}"
-        for change in (f"nodes={int(more) // 8}", f"gpu.memory={larger}GB"):
-            self.assertIsNotNone(self.plan("--set", model, "--what-if", "nodes=1", "--what-if", change)["chosen"])
+        for changes in ([f"nodes={int(more) // 8}"], [f"gpu.memory={larger}GB", f"host_memory={host}GB"]):
+            what_if = [word for change in changes for word in ("--what-if", change)]
+            self.assertIsNotNone(self.plan("--set", model, "--what-if", "nodes=1", *what_if)["chosen"])
+
+    def test_state_on_the_host(self):
+        one = ("--what-if", "nodes=1", "--what-if", "gpus=1", "--what-if", "gpu=v100-16", "--set", "training.global_batch=8",
+               "--set", "parallelism=auto")
+        best = self.plan(*one)["layouts"][0]
+        self.assertIsNone(best["rejected"])
+        self.assertGreater(best["offload_share"], 0)
+        self.assertGreater(best["time"]["offload"], 0)
+        self.assertLessEqual(best["host_bytes"], best["host_bytes_available"])
+        slower = self.plan(*one, "--what-if", "host_link_bandwidth=5GB/s")["layouts"][0]
+        self.assertGreater(slower["predicted"]["step_seconds"], best["predicted"]["step_seconds"])
+        _, err = self.tercio("plan", self.path("job.yaml"), "--cluster", self.path("cluster.yaml"), *one,
+                             "--set", "offload.optimizer=none", code=2)
+        self.assertIn("does not fit in memory: needs", err)
 
     def test_the_largest_model_of_each_method(self):
         largest = {(each["method"], each["layout"]["recompute"]): each["model"]["parameters"]
