@@ -138,6 +138,7 @@ class JobParser {
     ParseEvaluate(training.Child("evaluate"));
     out->set_label_smoothing(training.Number("label_smoothing", 0, 0, 0.999));
     ParsePatterns(training, "frozen", out->mutable_frozen());
+    CheckTrained(training);
     out->set_trace_step(training.Integer("trace_step", 0, 0));
     ParseLanes(training);
     ParseBlockFormats(training);
@@ -326,6 +327,14 @@ class JobParser {
                                         out->at(out->size() - 1), "' (docs/formats.md)"));
       }
     }
+  }
+
+  void CheckTrained(Section& training) {
+    const bool is_sized = spec_.model().hidden() > 0 && spec_.model().heads() > 0;
+    if (spec_.training().frozen().empty() || !is_sized || plan::TrainsAnything(spec_)) return;
+    training.Fault("frozen",
+                   "names every tensor of the model, so that nothing is left to train; "
+                   "leave out a pattern");
   }
 
   void ParseSchedule(Section schedule) {

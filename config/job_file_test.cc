@@ -362,6 +362,8 @@ TEST(JobFile, APresetKnowsItsVocabulary) {
 TEST(JobFile, PatternsMustNameATensor) {
   EXPECT_THAT(FaultOf(kGood, {"training.frozen=[layer.*]"}),
               HasSubstr("training.frozen: no tensor of the model is named 'layer.*'"));
+  EXPECT_THAT(FaultOf(kGood, {"training.frozen=[embedding.*, layers.*, final*]"}),
+              HasSubstr("training.frozen: names every tensor of the model"));
 }
 
 TEST(JobFile, BertHasKeysOfItsOwn) {

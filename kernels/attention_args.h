@@ -43,7 +43,7 @@ struct HeadNormBackwardArgs {
   ConstValues weight;
   const float* rstd;
   Values dx;
-  float* dweight;  // (D)
+  float* dweight;  // (D), or null
   int64_t rows, heads, head_dim, stride;
   int64_t rows_per_leaf;
 };

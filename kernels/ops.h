@@ -69,7 +69,8 @@ struct MatmulBackwardInputArgs {
   bool accumulate = false;
 };
 
-// dw[n,k] (= or +=) leaf sum over m of dy[m,n] x[m,k];  dbias[n] likewise of dy[m,n] (if not null)
+// dw[n,k] (= or +=) leaf sum over m of dy[m,n] x[m,k];  dbias[n] likewise of dy[m,n]; each if not
+// null
 struct MatmulBackwardWeightArgs {
   ConstValues dy;
   ConstValues x;
@@ -137,7 +138,7 @@ struct LayerNormArgs {
   bool unit_offset = false;  // 1 + weight in the place of weight, in fp32, as in Gemma
 };
 
-// dx (= or +=) gradient through the norm; dweight, dbias += leaf sums.
+// dx (= or +=) gradient through the norm; dweight, dbias += leaf sums (if not null).
 struct LayerNormBackwardArgs {
   ConstValues dy;
   ConstValues x;
@@ -146,7 +147,7 @@ struct LayerNormBackwardArgs {
   const float* rstd;
   Values dx;
   float* dweight;
-  float* dbias;  // or null
+  float* dbias;
   int64_t rows, columns;
   int64_t rows_per_leaf;
   bool accumulate = false;

@@ -15,7 +15,7 @@ bool JoinsTiedGradientsFirst(const v1::JobSpec& job, const v1::Layout& layout) {
 
 std::vector<v1::BucketRange> BucketsOfStage(const v1::JobSpec& job, const v1::Layout& layout,
                                             int stage) {
-  return BucketsOfTensors(job, layout, TensorsOfStage(job.model(), layout, stage));
+  return BucketsOfTensors(job, layout, TensorsOfStage(job, layout, stage));
 }
 
 std::vector<v1::BucketRange> BucketsOfTensors(const v1::JobSpec& job, const v1::Layout& layout,
@@ -24,6 +24,7 @@ std::vector<v1::BucketRange> BucketsOfTensors(const v1::JobSpec& job, const v1::
   int64_t end = tensors.gradient_elements;
   std::vector<v1::BucketRange> buckets;
   for (const StageTensor& entry : tensors.tensors) {
+    if (entry.frozen) continue;
     // It is the last one.
     if (joins_first && entry.use == kHeadMatrix) {
       end = entry.gradient_offset;
@@ -38,8 +39,8 @@ std::vector<v1::BucketRange> BucketsOfTensors(const v1::JobSpec& job, const v1::
       buckets.push_back(bucket);
     }
   }
-  // The stage has at least one tensor: a layer, or the embedding.
-  buckets.back().set_end(end);
+  // All of the stage may be frozen.
+  if (!buckets.empty()) buckets.back().set_end(end);
   // The backward pass completes the last bucket first.
   std::reverse(buckets.begin(), buckets.end());
   return buckets;
@@ -50,6 +51,7 @@ std::vector<int64_t> ElementsOfBuckets(const StageTensors& tensors) {
   int layer = 0;
   int64_t begin = 0;
   for (const StageTensor& entry : tensors.tensors) {
+    if (entry.frozen) continue;
     if (buckets.empty() || entry.layer != layer) {
       layer = entry.layer;
       begin = entry.gradient_offset;
@@ -64,7 +66,8 @@ std::vector<int64_t> ElementsOfBuckets(const StageTensors& tensors) {
 
 int64_t LargestBucket(const StageTensors& tensors) {
   const std::vector<int64_t> buckets = ElementsOfBuckets(tensors);
-  return *std::max_element(buckets.begin(), buckets.end());
+  // All of the stage may be frozen.
+  return buckets.empty() ? 0 : *std::max_element(buckets.begin(), buckets.end());
 }
 
 std::array<int64_t, 2> ElementsOfTurns(const v1::Layout& layout, const StageTensors& tensors) {

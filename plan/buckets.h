@@ -18,8 +18,9 @@ namespace tercio::plan {
 bool JoinsTiedGradientsFirst(const v1::JobSpec& job, const v1::Layout& layout);
 
 // One bucket for the head and the final norm, one per layer, one for the embedding, each only where
-// the stage has it. They tile the stage's gradients, but for the head's of a tied embedding where
-// that is joined with the lookup's first. Layers that come earlier in the backward pass come first.
+// the stage has it, and something to train in it. They tile the stage's gradients, but for the
+// head's of a tied embedding where that is joined with the lookup's first. Layers that come earlier
+// in the backward pass come first.
 std::vector<v1::BucketRange> BucketsOfStage(const v1::JobSpec& job, const v1::Layout& layout,
                                             int stage);
 // The same for a stage whose tensors are known.

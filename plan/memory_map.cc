@@ -25,6 +25,7 @@
 #include "plan/snapshots.h"
 #include "plan/stage_layers.h"
 #include "plan/state_shards.h"
+#include "plan/tensor_policy.h"
 
 namespace tercio::plan {
 namespace {
@@ -127,6 +128,7 @@ StateSizes SizesOfState(const v1::JobSpec& job, const v1::Layout& layout,
   if (OptimizerHasMasterWeights(job, layout)) {
     sizes.master = sizes.moments;
   } else {
+    // Where all weights are there, frozen ones are among them: the model reads these.
     sizes.master.far =
         DividesMasterWeights(job, layout) ? ShardElements(kinds) : tensors.parameter_elements;
   }
@@ -149,23 +151,29 @@ int64_t LogicalElements(const v1::JobSpec& job, const v1::Layout& layout,
   return (shard.row_end - shard.row_begin) * shard.local_columns;
 }
 
-// The most that any data rank has of a divided state: weights and both moments, without rows that
-// pad the vocabulary. `saves`: without what another stage saves; `of_first`: what the first rank
-// has beside it.
+// Weights and both moments, or weights alone.
+int KindsOfState(const StageTensor& entry) { return entry.frozen ? 1 : 3; }
+
+// The most that any data rank has of a divided state, without rows that pad the vocabulary.
+// `saves`: without what another stage saves; `of_first`: what the first rank has beside it.
 int64_t ElementsOfShard(const v1::JobSpec& job, const v1::Layout& layout, const StageTensors& stage,
                         const std::vector<UnitKind>& kinds, bool saves, int64_t of_first) {
-  std::vector<int64_t> elements =
-      ElementsOfShards(stage, kinds, [&](const StageTensor& entry) -> int64_t {
-        if (saves ? entry.further_use : !entry.own_parameter) return 0;
-        return LogicalElements(job, layout, entry.tensor);
-      });
-  for (int64_t& each : elements) each *= 3;
+  const auto counted = [&](bool frozen) {
+    return ElementsOfShards(stage, kinds, [&](const StageTensor& entry) -> int64_t {
+      if (entry.frozen != frozen) return 0;
+      if (saves ? entry.further_use : !entry.own_parameter) return 0;
+      return LogicalElements(job, layout, entry.tensor);
+    });
+  };
+  std::vector<int64_t> elements = counted(/*frozen=*/true);
+  const std::vector<int64_t> trained = counted(/*frozen=*/false);
+  for (size_t i = 0; i < elements.size(); ++i) elements[i] += 3 * trained[i];
   elements.front() += of_first;
   return *std::max_element(elements.begin(), elements.end());
 }
 
-// All that a rank needs to continue: weights and both moments of its tensors. A tied head beside
-// its lookup shares the lookup's.
+// All that a rank needs to continue: the state of its tensors. A tied head beside its lookup shares
+// the lookup's.
 int64_t CopyElements(const v1::JobSpec& job, const v1::Layout& layout, const StageTensors& stage,
                      const std::vector<UnitKind>& kinds) {
   if (ShardRanks(layout) > 1) {
@@ -173,13 +181,14 @@ int64_t CopyElements(const v1::JobSpec& job, const v1::Layout& layout, const Sta
   }
   int64_t elements = 0;
   for (const StageTensor& entry : stage.tensors) {
-    if (entry.own_parameter) elements += 3 * LogicalElements(job, layout, entry.tensor);
+    if (!entry.own_parameter) continue;
+    elements += KindsOfState(entry) * LogicalElements(job, layout, entry.tensor);
   }
   return elements;
 }
 
-// The most that any data rank saves: weights and both moments of its tensors; the first one saves
-// `of_first` beside them.
+// The most that any data rank saves: the state of its tensors; the first one saves `of_first`
+// beside it.
 int64_t SavedElements(const v1::JobSpec& job, const v1::Layout& layout, const StageTensors& stage,
                       const std::vector<UnitKind>& kinds, int64_t of_first) {
   if (ShardRanks(layout) > 1) {
@@ -192,7 +201,7 @@ int64_t SavedElements(const v1::JobSpec& job, const v1::Layout& layout, const St
   for (size_t i = 0; i < savers.size(); ++i) {
     if (savers[i] < 0) continue;
     elements[static_cast<size_t>(savers[i])] +=
-        3 * LogicalElements(job, layout, stage.tensors[i].tensor);
+        KindsOfState(stage.tensors[i]) * LogicalElements(job, layout, stage.tensors[i].tensor);
   }
   return *std::max_element(elements.begin(), elements.end());
 }
@@ -232,7 +241,8 @@ void AddBlockScratch(const StageShape& shape, const StageUnits& units, TableBuil
     const model::LayerDescription& kind = units.kinds[i];
     for (const model::Scratch& scratch : kind.scratch) {
       // Buffers of other stages' layers are entered, too, so that their names are found.
-      const bool is_here = units.has_kind(static_cast<int>(i));
+      // All scratch is the backward pass's.
+      const bool is_here = shape.has_backward && units.has_kind(static_cast<int>(i));
       const int64_t rows = is_here ? RowsOf(scratch.rows, shape, kind.stream) : 0;
       const auto same = [&](const auto& buffer) {
         return std::string_view(buffer.first) == scratch.name;
@@ -282,12 +292,16 @@ void AddWorkspace(const v1::JobSpec& job, const StageShape& shape, const StageUn
   const StreamShape most = shape.most();
   add("workspace.branch", most.rows * shape.hidden);
   // Without dropout a branch's gradient is that of its sum.
-  add("workspace.branch_gradient", job.model().dropout() > 0 ? most.local_rows * shape.hidden : 0);
+  const bool has_branch_gradient = job.model().dropout() > 0 && shape.has_backward;
+  add("workspace.branch_gradient", has_branch_gradient ? most.local_rows * shape.hidden : 0);
   // A gathered input and a sum of local rows exist only where ranks hold parts of the rows.
   const StreamShape exchanged = ExchangedRows(shape, units);
   add("workspace.gathered", shape.sequence_parallel ? exchanged.rows * shape.hidden : 0);
   add("workspace.local_sum", shape.sequence_parallel ? exchanged.local_rows * shape.hidden : 0);
-  add("workspace.norm_gradient", most.rows * shape.hidden);
+  // Weights that are rounded as they are loaded are so in there, too.
+  const bool has_norm_gradient =
+      shape.has_backward || shape.precision.format != kernels::Format::kFloat32;
+  add("workspace.norm_gradient", has_norm_gradient ? most.rows * shape.hidden : 0);
   AddBlockScratch(shape, units, table);
   int64_t rotary = 0;
   for (const model::AttentionOptions* options : model::AttentionsOf(units.architecture)) {
@@ -355,7 +369,9 @@ int64_t LargestTensorSum(const StageShape& shape, const StageUnits& units,
   int64_t largest = ExchangedRows(shape, units).rows * shape.hidden;
   if (!shape.sequence_parallel) return largest;
   for (const StageTensor& entry : tensors.tensors) {
-    if (entry.tensor.shard == Shard::kWhole) largest = std::max(largest, entry.elements);
+    if (entry.tensor.shard == Shard::kWhole && !entry.frozen) {
+      largest = std::max(largest, entry.elements);
+    }
   }
   return largest;
 }
@@ -399,6 +415,13 @@ void AddPacked(const v1::JobSpec& job, const v1::Layout& layout, const StageTens
   add("packed.gradients", gradients.packed);
   add("packed.received", gradients.received);
   add("packed.sum", gradients.floats);
+}
+
+// Whether a use of the token table on the stage has a gradient.
+bool TrainsTokenTable(const StageTensors& tensors) {
+  return std::any_of(tensors.tensors.begin(), tensors.tensors.end(), [](const StageTensor& entry) {
+    return entry.tensor.name == model::kTokenTable && !entry.frozen;
+  });
 }
 
 // `tensors`: of the model.
@@ -445,7 +468,7 @@ void AddCommunication(const v1::JobSpec& job, const v1::Layout& layout, const St
         PackedGradients(job, layout, tensors).packed > 0 ? 0 : device.PartsScratch(part, shards);
     data_scratch = std::max(parts, device.SumScratch(part, ReplicasOf(layout)));
   }
-  const int64_t flow = shape.local_rows_of_all() * shape.hidden;
+  const int64_t flow = shape.has_backward ? shape.local_rows_of_all() * shape.hidden : 0;
   table->Values("gradient_flow.0", v1::BUFFER_KIND_COMMUNICATION, shape.precision, flow);
   // The second buffer receives while the first one is computed in; one stage receives nothing.
   table->Values("gradient_flow.1", v1::BUFFER_KIND_COMMUNICATION, shape.precision,
@@ -457,11 +480,12 @@ void AddCommunication(const v1::JobSpec& job, const v1::Layout& layout, const St
   // On one stage both uses of the table add to the same rank, so that nothing is exchanged.
   int64_t shared = 0;
   for (const LogicalTensor& tensor : of_model) {
-    if (tensor.shared) shared += tensor.rows / layout.tensor() * tensor.columns;
+    if (!tensor.shared || PolicyOf(tensor, job.training()).frozen) continue;
+    shared += tensor.rows / layout.tensor() * tensor.columns;
   }
   add("shared_gradients", shared);
   const bool tied_exchange = units.architecture.head.reads_token_table() && layout.pipeline() > 1 &&
-                             (shape.first || shape.last);
+                             (shape.first || shape.last) && TrainsTokenTable(tensors);
   int64_t table_part = shape.vocabulary * shape.hidden;
   for (const UnitKind& kind : kinds) {
     // Ranks exchange the sums of their shards.
@@ -557,8 +581,9 @@ std::vector<int> SavingDataRanks(const StageTensors& tensors, int data) {
     if (!all[i].further_use) largest_first.push_back(i);
   }
   // The sort is stable: every rank has to come to the same assignment by itself.
+  const auto size_of = [&](size_t i) { return KindsOfState(all[i]) * all[i].elements; };
   std::stable_sort(largest_first.begin(), largest_first.end(),
-                   [&](size_t a, size_t b) { return all[a].elements > all[b].elements; });
+                   [&](size_t a, size_t b) { return size_of(a) > size_of(b); });
   std::vector<int> savers(all.size(), -1);
   // The first of those ranks that have the least is next.
   using Load = std::pair<int64_t, int>;
@@ -567,7 +592,7 @@ std::vector<int> SavingDataRanks(const StageTensors& tensors, int data) {
   for (const size_t i : largest_first) {
     const auto [elements, rank] = loads.top();
     loads.pop();
-    loads.emplace(elements + all[i].elements, rank);
+    loads.emplace(elements + size_of(i), rank);
     savers[i] = rank;
   }
   return savers;
@@ -606,6 +631,9 @@ v1::MemoryTable MemoryTables::OfStage(const v1::Layout& layout, int stage, int t
     table.Values("parameters.compute", v1::BUFFER_KIND_PARAMETER, shape.precision,
                  tensors.parameter_elements);
   }
+  const int64_t frozen = KeepsFrozenApart(job, layout) ? FrozenElements(kinds) : 0;
+  table.AddAt(places.master, kFrozenBuffer, v1::BUFFER_KIND_PARAMETER,
+              frozen * FrozenPrecision(job).bytes());
   table.Values("parameters.secondary", v1::BUFFER_KIND_PARAMETER, shape.precision, kept);
   AddGradients(job, layout, shape, tensors, kinds, &table);
   for (const char* name : {"adamw.m", "adamw.v"}) {
@@ -663,15 +691,25 @@ int64_t MemoryTables::LeastOfStage(const v1::Layout& layout, int stage) {
   // Without what may pad tensors. The largest shard has as much as the mean of all, or more.
   constexpr int64_t kMostPadding = 15;
   const int64_t padding = kMostPadding * static_cast<int64_t>(tensors.tensors.size());
-  const int64_t whole = std::max<int64_t>(0, tensors.parameter_elements - padding);
+  const auto least = [&](int64_t elements) { return std::max<int64_t>(0, elements - padding); };
+  const int64_t all = least(tensors.parameter_elements);
+  int64_t frozen = 0;
+  int64_t parameters = 0;  // that are trained
+  for (const StageTensor& entry : tensors.tensors) {
+    if (entry.own_parameter) (entry.frozen ? frozen : parameters) += entry.elements;
+  }
+  const int64_t whole = least(parameters);
   const int64_t shard = whole / ShardRanks(layout);
   if (places.master == Place::kDevice) {
     const bool divided =
         OptimizerHasMasterWeights(job_, layout) || DividesMasterWeights(job_, layout);
-    bytes += kFloat * (divided ? shard : whole);
+    bytes += kFloat * (divided ? shard : all);
+    if (KeepsFrozenApart(job_, layout)) {
+      bytes += FrozenPrecision(job_).bytes() * least(frozen) / ShardRanks(layout);
+    }
   }
   if (RoundsWeights(job_) && !GathersWeights(job_, layout)) {
-    bytes += PrecisionOf(job_).bytes() * whole;
+    bytes += PrecisionOf(job_).bytes() * all;
   }
   bytes += kFloat * (DividesGradients(layout) ? shard : whole);
   if (places.moments == Place::kDevice) bytes += 2 * kFloat * shard;
@@ -679,7 +717,7 @@ int64_t MemoryTables::LeastOfStage(const v1::Layout& layout, int stage) {
 }
 
 int64_t MostBytesOutside(const v1::JobSpec& job, const v1::Layout& layout, int stage) {
-  return DeviceMemoryOf(job)->MostBytesOutside(layout, TensorsOfStage(job.model(), layout, stage));
+  return DeviceMemoryOf(job)->MostBytesOutside(layout, TensorsOfStage(job, layout, stage));
 }
 
 const v1::Buffer& FindBuffer(const v1::MemoryTable& table, const std::string& name) {

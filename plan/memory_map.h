@@ -49,7 +49,7 @@ v1::MemoryTable MemoryOfStage(const v1::JobSpec& job, const v1::Layout& layout, 
 class MemoryTables {
  public:
   // `job` must outlive it.
-  explicit MemoryTables(const v1::JobSpec& job) : job_(job), stages_(job.model()) {}
+  explicit MemoryTables(const v1::JobSpec& job) : job_(job), stages_(job) {}
 
   // MemoryOfStage.
   v1::MemoryTable OfStage(const v1::Layout& layout, int stage, int threads);

@@ -6,10 +6,12 @@
 #include <tuple>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "model/layer.h"
 #include "plan/stage_layers.h"
+#include "plan/tensor_policy.h"
 
 namespace tercio::plan {
 namespace {
@@ -115,8 +117,10 @@ class StageBuilder {
       : tensor_degree_(layout.tensor()),
         padded_(PaddedVocabulary(model.vocab_size(), layout.tensor())) {}
 
-  void Add(const LogicalTensor& tensor, const std::string& use, int layer, bool in_layer) {
+  void Add(const LogicalTensor& tensor, const std::string& use, int layer, bool in_layer,
+           bool frozen) {
     StageTensor entry;
+    entry.frozen = frozen;
     entry.in_layer = in_layer;
     entry.tensor = tensor;
     entry.use = use;
@@ -127,13 +131,14 @@ class StageBuilder {
     // The first rank has the most rows, and all ranks use the same offsets.
     const TensorShard shard = ShardOfRank(tensor, tensor_degree_, 0, padded_);
     entry.elements = shard.local_rows * shard.local_columns;
+    int64_t& elements = frozen ? frozen_elements_ : stage_.gradient_elements;
     // Gaps would tear apart what is read as one matrix.
     if (!tensor.continues) {
-      stage_.gradient_elements = RoundUp16(stage_.gradient_elements);
+      elements = RoundUp16(elements);
       if (entry.own_parameter) stage_.parameter_elements = RoundUp16(stage_.parameter_elements);
     }
-    entry.gradient_offset = stage_.gradient_elements;
-    stage_.gradient_elements += entry.elements;
+    entry.gradient_offset = elements;
+    elements += entry.elements;
     if (entry.own_parameter) {
       entry.parameter_offset = stage_.parameter_elements;
       stage_.parameter_elements += entry.elements;
@@ -149,20 +154,68 @@ class StageBuilder {
   int tensor_degree_;
   int64_t padded_;
   StageTensors stage_;
+  int64_t frozen_elements_ = 0;
   absl::flat_hash_map<int, size_t> holders_;  // the entry with a parameter, by tensor number
 };
 
-StageTensors TensorsOfStage(const TensorList& all, const v1::ModelSpec& spec,
-                            const v1::Layout& layout, int stage) {
+// Uses that follow each other in a unit of the model, as one matrix or alone; frozen only together.
+struct Run {
+  const TensorList::Use* first;
+  size_t count = 0;
+  bool frozen = true;
+};
+
+// By tensors of the list. Few patterns match many names, so it is done once.
+using FrozenFlags = std::vector<bool>;
+FrozenFlags FrozenOf(const TensorList& all, const v1::TrainingSpec& training) {
+  FrozenFlags frozen;
+  for (const LogicalTensor& tensor : all.tensors) {
+    frozen.push_back(PolicyOf(tensor, training).frozen);
+  }
+  return frozen;
+}
+
+// The uses on a stage in flat order: in the embedding, in each layer and in the head first what is
+// frozen.
+std::vector<Run> RunsOf(const TensorList& all, const FrozenFlags& frozen,
+                        absl::FunctionRef<bool(const TensorList::Use&)> is_here) {
+  std::vector<Run> runs;
+  size_t unit = 0;  // the first run of it
+  const auto order = [&] {
+    std::stable_partition(runs.begin() + static_cast<std::ptrdiff_t>(unit), runs.end(),
+                          [](const Run& run) { return run.frozen; });
+    unit = runs.size();
+  };
+  int layer = 0;
+  for (const TensorList::Use& use : all.uses) {
+    if (!is_here(use)) continue;
+    if (use.layer != layer) order();
+    layer = use.layer;
+    if (runs.size() == unit || !all.tensors[use.tensor].continues) runs.push_back({&use});
+    Run& run = runs.back();
+    ++run.count;
+    run.frozen = run.frozen && frozen[use.tensor];
+  }
+  order();
+  return runs;
+}
+
+StageTensors TensorsOfStage(const TensorList& all, const FrozenFlags& frozen,
+                            const v1::ModelSpec& spec, const v1::Layout& layout, int stage) {
   // The layers are ascending, which the search below relies on.
   const std::vector<int> mine = LayersOfStage(all.layers, layout, stage);
+  const auto is_inner = [&](const TensorList::Use& use) {
+    return use.layer >= 0 && use.layer < all.layers;
+  };
+  const auto is_here = [&](const TensorList::Use& use) {
+    if (is_inner(use)) return std::binary_search(mine.begin(), mine.end(), use.layer);
+    return use.layer < 0 ? stage == 0 : stage == layout.pipeline() - 1;
+  };
   StageBuilder builder(spec, layout);
-  for (const TensorList::Use& use : all.uses) {
-    const bool inner = use.layer >= 0 && use.layer < all.layers;
-    const bool here = use.layer < 0 ? stage == 0
-                      : inner       ? std::binary_search(mine.begin(), mine.end(), use.layer)
-                                    : stage == layout.pipeline() - 1;
-    if (here) builder.Add(all.tensors[use.tensor], use.name, use.layer, inner);
+  for (const Run& run : RunsOf(all, frozen, is_here)) {
+    for (const TensorList::Use* use = run.first; use != run.first + run.count; ++use) {
+      builder.Add(all.tensors[use->tensor], use->name, use->layer, is_inner(*use), run.frozen);
+    }
   }
   return builder.Finish();
 }
@@ -200,22 +253,31 @@ TensorShard ShardOfRank(const LogicalTensor& tensor, int tensor_degree, int tens
   return shard;
 }
 
+StageTensors TensorsOfStage(const v1::JobSpec& job, const v1::Layout& layout, int stage) {
+  TERCIO_CHECK_GT(job.model().vocab_size(), 0);
+  const TensorList all(model::ArchitectureOf(job.model()));
+  return TensorsOfStage(all, FrozenOf(all, job.training()), job.model(), layout, stage);
+}
+
 StageTensors TensorsOfStage(const v1::ModelSpec& spec, const v1::Layout& layout, int stage) {
   TERCIO_CHECK_GT(spec.vocab_size(), 0);
-  return TensorsOfStage(TensorList(model::ArchitectureOf(spec)), spec, layout, stage);
+  const TensorList all(model::ArchitectureOf(spec));
+  return TensorsOfStage(all, FrozenFlags(all.tensors.size()), spec, layout, stage);
 }
 
 struct StageTables::Lists {
-  explicit Lists(const v1::ModelSpec& model) : all(model::ArchitectureOf(model)) {}
+  explicit Lists(const v1::JobSpec& job)
+      : all(model::ArchitectureOf(job.model())), frozen(FrozenOf(all, job.training())) {}
 
   const TensorList all;
+  const FrozenFlags frozen;
   // By tensor degree, stages, chunks of a stage, stage, and what the layout says of layers.
   std::map<std::tuple<int, int, int, int, std::vector<int>>, StageTensors> stages;
 };
 
-StageTables::StageTables(const v1::ModelSpec& model) : model_(model) {
-  TERCIO_CHECK_GT(model.vocab_size(), 0);
-  lists_ = std::make_unique<Lists>(model);
+StageTables::StageTables(const v1::JobSpec& job) : job_(job) {
+  TERCIO_CHECK_GT(job.model().vocab_size(), 0);
+  lists_ = std::make_unique<Lists>(job);
 }
 StageTables::~StageTables() = default;
 
@@ -228,14 +290,46 @@ const StageTensors& StageTables::Of(const v1::Layout& layout, int stage) {
                                   std::max(1, layout.virtual_pipeline()),
                                   stage,
                                   {layout.stage_layers().begin(), layout.stage_layers().end()}});
-  if (is_new) found->second = TensorsOfStage(lists_->all, model_, layout, stage);
+  if (is_new) {
+    found->second = TensorsOfStage(lists_->all, lists_->frozen, job_.model(), layout, stage);
+  }
   return found->second;
 }
 
-std::vector<LogicalTensor> TensorsSharedByLayers(const v1::ModelSpec& model) {
-  std::vector<LogicalTensor> shared = ModelTensors(model);
-  std::erase_if(shared, [](const LogicalTensor& tensor) { return !tensor.shared; });
+std::vector<LogicalTensor> TensorsSharedByLayers(const v1::JobSpec& job) {
+  std::vector<LogicalTensor> shared = ModelTensors(job.model());
+  std::erase_if(shared, [&](const LogicalTensor& tensor) {
+    return !tensor.shared || PolicyOf(tensor, job.training()).frozen;
+  });
   return shared;
+}
+
+std::vector<bool> TensorsWithGradients(const v1::JobSpec& job) {
+  const TensorList all(model::ArchitectureOf(job.model()));
+  std::vector<bool> with(all.tensors.size());
+  const auto runs = RunsOf(all, FrozenOf(all, job.training()), [](const auto&) { return true; });
+  for (const Run& run : runs) {
+    for (const TensorList::Use* use = run.first; use != run.first + run.count; ++use) {
+      with[use->tensor] = !run.frozen;
+    }
+  }
+  return with;
+}
+
+int FirstTrainedLayer(const v1::JobSpec& job) {
+  const TensorList all(model::ArchitectureOf(job.model()));
+  const FrozenFlags frozen = FrozenOf(all, job.training());
+  int first = all.layers;
+  for (const TensorList::Use& use : all.uses) {
+    if (!frozen[use.tensor]) first = std::min(first, use.layer);
+  }
+  return first;
+}
+
+bool TrainsAnything(const v1::JobSpec& job) {
+  const TensorList all(model::ArchitectureOf(job.model()));
+  const FrozenFlags frozen = FrozenOf(all, job.training());
+  return std::find(frozen.begin(), frozen.end(), false) != frozen.end();
 }
 
 bool BelongsToTask(const v1::ModelSpec& spec, std::string_view name) {

@@ -88,6 +88,10 @@ TensorShard ShardOfRank(const LogicalTensor& tensor, int tensor_degree, int tens
 // 16, except that query, key, value (weights, and biases), and gate and up, follow each other
 // without a gap, as one matrix.
 //
+// Frozen tensors (plan/tensor_policy.h) have weights only. In the embedding, in each layer and in
+// the head they come before the others, so that these are two runs. One matrix is never torn apart:
+// where a part of it is trained, all of it has gradients and optimizer state.
+//
 // A tied tensor has an entry for each use. Each has a gradient of its own; the first one on a stage
 // has the stage's copy of the parameter, which the others read.
 struct StageTensor {
@@ -97,26 +101,31 @@ struct StageTensor {
   bool own_parameter = true;     // no entry before it on the stage has the parameter
   int layer = -1;                // of the use: as in `tensor`, but `layers` for a tied head
   bool in_layer = false;         // the use is a layer's, not the embedding's or the head's
+  bool frozen = false;           // no gradient, no optimizer state
   int64_t elements = 0;          // local
   int64_t parameter_offset = 0;  // without a parameter of its own: that of the entry which has it
+  // Frozen ones, which have no gradient, are counted on their own.
   int64_t gradient_offset = 0;
 };
 
 struct StageTensors {
-  std::vector<StageTensor> tensors;  // in flat order: forward order, ascending gradient_offset
+  // In flat order: that of the forward pass, ascending gradient_offset, of frozen ones as well.
+  std::vector<StageTensor> tensors;
   int64_t parameter_elements = 0;
   int64_t gradient_elements = 0;
 };
 
 // The table of one stage; the same for all its tensor and data ranks.
+StageTensors TensorsOfStage(const v1::JobSpec& job, const v1::Layout& layout, int stage);
+// That of a model of which nothing is frozen.
 StageTensors TensorsOfStage(const v1::ModelSpec& model, const v1::Layout& layout, int stage);
 
-// The same for many stages and layouts of one model, whose tensors are listed once. A table is made
+// The same for many stages and layouts of one job, whose tensors are listed once. A table is made
 // when it is first asked for, and stays as long as this does. Not for several threads at a time.
 class StageTables {
  public:
-  // REQUIRES: vocab_size > 0. `model` must outlive it.
-  explicit StageTables(const v1::ModelSpec& model);
+  // REQUIRES: vocab_size > 0. `job` must outlive it.
+  explicit StageTables(const v1::JobSpec& job);
   ~StageTables();
   StageTables(const StageTables&) = delete;
   StageTables& operator=(const StageTables&) = delete;
@@ -128,12 +137,23 @@ class StageTables {
  private:
   struct Lists;
 
-  const v1::ModelSpec& model_;
+  const v1::JobSpec& job_;
   std::unique_ptr<Lists> lists_;
 };
 
-// Tensors that several layers share, in the order of the model: one entry for each, by its name.
-std::vector<LogicalTensor> TensorsSharedByLayers(const v1::ModelSpec& model);
+// Tensors that several layers share and that are not frozen, in the order of the model: one entry
+// for each, by its name.
+std::vector<LogicalTensor> TensorsSharedByLayers(const v1::JobSpec& job);
+
+// By ModelTensors: whether a tensor has gradients and optimizer state, for it is not frozen, or is
+// a part of a matrix that is not.
+std::vector<bool> TensorsWithGradients(const v1::JobSpec& job);
+
+// The first use in the model of a tensor that is not frozen, as StageTensor::layer: the backward
+// pass ends there. The number of the model's layers stands for the head, also where all is frozen.
+int FirstTrainedLayer(const v1::JobSpec& job);
+// Whether anything is left to train. vocab_size may be 0.
+bool TrainsAnything(const v1::JobSpec& job);
 
 int64_t ParameterCount(const v1::ModelSpec& model);
 

@@ -73,6 +73,7 @@ PackedBuffers PackedGradients(const v1::JobSpec& job, const v1::Layout& layout,
   const int shards = ShardRanks(layout);
   const std::vector<UnitKind> kinds = UnitKindsOf(tensors, shards);
   for (const UnitKind& kind : kinds) {
+    if (kind.unit.frozen) continue;
     const PackedUnit packed = PackedUnitOf(tensors, kind.unit, format);
     buffers.packed = std::max(buffers.packed, packed.bytes());
     buffers.received = std::max(buffers.received, (shards - 1) * LargestOf(packed.bounds));

@@ -1,6 +1,7 @@
 #include "plan/program.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -29,6 +30,11 @@ std::vector<int> UnitsOfChunk(const ProgramShape& shape, int chunk) {
   return units;
 }
 
+// What a micro-batch does with gradients of a chunk: none of it where no unit has a backward pass.
+bool HasBackwardPass(const ProgramShape& shape, int chunk) {
+  return shape.HasBackward(UnitsOfChunk(shape, chunk).back());
+}
+
 // Passes taken apart; no weights are gathered yet.
 class Expansion {
  public:
@@ -53,12 +59,14 @@ class Expansion {
   void AddBackward(const v1::Action& action) {
     const int of_round = shape_.micro_batches / shape_.rounds;
     const bool ends_round = (action.micro_batch() + 1) % of_round == 0;
+    if (!HasBackwardPass(shape_, action.chunk())) return;
     Add(Kind::kBeginBackward, action);
     std::vector<int> units = UnitsOfChunk(shape_, action.chunk());
     std::reverse(units.begin(), units.end());
     for (const int unit : units) {
+      if (!shape_.HasBackward(unit)) break;
       AddOfUnit(Kind::kBackward, action, unit);
-      if (!shape_.reduces || !ends_round) continue;
+      if (!shape_.reduces || !ends_round || !shape_.IsTrained(unit)) continue;
       AddOfUnit(Kind::kReduce, action, unit);
       program_.back().round = action.micro_batch() / of_round;
     }
@@ -70,8 +78,11 @@ class Expansion {
     Add(Kind::kJudge, action);
     std::vector<int> units;
     for (int chunk = 0; chunk < shape_.runs.chunks(); ++chunk) {
-      for (const int unit : UnitsOfChunk(shape_, chunk)) units.push_back(unit);
+      for (const int unit : UnitsOfChunk(shape_, chunk)) {
+        if (shape_.IsTrained(unit)) units.push_back(unit);
+      }
     }
+    if (units.empty()) return;
     if (shape_.fetches) AddOfUnit(Kind::kFetch, action, units.front());
     for (size_t i = 0; i < units.size(); ++i) {
       if (shape_.fetches && i + 1 < units.size()) AddOfUnit(Kind::kFetch, action, units[i + 1]);
@@ -161,19 +172,53 @@ std::vector<int> PublishedUnits(const v1::JobSpec& job, const v1::Layout& layout
   if (ShardRanks(layout) == 1 && !gathers && WeightFormatOf(job) == kernels::BlockFormat::kNone) {
     return published;
   }
-  const StageTensors tensors = TensorsOfStage(job.model(), layout, stage);
+  const StageTensors tensors = TensorsOfStage(job, layout, stage);
   std::vector<StateUnit> units = StateUnitsOf(tensors, ShardRanks(layout));
   if (gathers) PlaceWeights(tensors, PlacesOfLayers(layout), &units);
   const std::vector<int> of_program = ProgramUnitsOf(units);
   for (size_t i = 0; i < units.size(); ++i) {
     // Further uses of a tensor read the same memory, and layers may be gathered for each pass.
-    if (!units[i].own_parameter || units[i].stage_layer >= 0) continue;
+    if (!units[i].own_parameter || units[i].stage_layer >= 0 || units[i].frozen) continue;
     if (published.empty() || published.back() != of_program[i]) published.push_back(of_program[i]);
   }
   return published;
 }
 
+// The program's units of the stage of which all tensors are frozen.
+std::vector<int> UntrainedUnits(const ProgramShape& shape, const v1::JobSpec& job,
+                                const v1::Layout& layout, int stage) {
+  if (job.training().frozen().empty()) return {};
+  const std::vector<StateUnit> units = StateUnitsOf(TensorsOfStage(job, layout, stage), 1);
+  const std::vector<int> of_program = ProgramUnitsOf(units);
+  std::set<int> untrained;
+  for (int unit = shape.first ? kEmbeddingUnit : 0; unit < shape.head() + (shape.last ? 1 : 0);
+       ++unit) {
+    untrained.insert(unit);
+  }
+  for (size_t i = 0; i < units.size(); ++i) {
+    if (!units[i].frozen) untrained.erase(of_program[i]);
+  }
+  return {untrained.begin(), untrained.end()};
+}
+
 }  // namespace
+
+bool ProgramShape::IsTrained(int unit) const {
+  return !std::binary_search(untrained.begin(), untrained.end(), unit);
+}
+
+bool ProgramShape::HasBackward(int unit) const {
+  // The head is the last unit, so that the gradients of all others come from it.
+  if (unit == head()) return last;
+  if (unit == kEmbeddingUnit || layers.empty()) return unit >= trained_from;
+  return layers[static_cast<size_t>(unit)] >= trained_from;
+}
+
+bool ProgramShape::PassesGradientOn(int chunk) const {
+  if (first && chunk == 0) return false;
+  const int unit = runs.first(chunk);
+  return (layers.empty() ? unit : layers[static_cast<size_t>(unit)]) > trained_from;
+}
 
 ProgramShape ShapeOfProgram(const v1::JobSpec& job, const v1::Layout& layout, int stage) {
   ProgramShape shape;
@@ -186,6 +231,9 @@ ProgramShape ShapeOfProgram(const v1::JobSpec& job, const v1::Layout& layout, in
   shape.fetches = job.offload().optimizer() == v1::OFFLOAD_TIER_NVME ||
                   job.offload().parameters() == v1::OFFLOAD_TIER_NVME;
   shape.published = PublishedUnits(job, layout, stage);
+  shape.layers = LayersOfStage(model::LayersOf(job.model()), layout, stage);
+  shape.trained_from = FirstTrainedLayer(job);
+  shape.untrained = UntrainedUnits(shape, job, layout, stage);
   if (!GathersWeights(job, layout)) return shape;
   shape.places = PlacesOfLayers(layout);
   shape.keeps = SecondaryRanks(layout) > 0;
@@ -217,13 +265,15 @@ Program TrainingProgram(const ProgramShape& shape, const std::vector<v1::Action>
         expansion.Add(Kind::kSendActivation, action);
         break;
       case v1::ACTION_KIND_RECEIVE_GRADIENT:
-        expansion.Add(Kind::kReceiveGradient, action);
+        if (HasBackwardPass(shape, action.chunk())) {
+          expansion.Add(Kind::kReceiveGradient, action);
+        }
         break;
       case v1::ACTION_KIND_BACKWARD:
         expansion.AddBackward(action);
         break;
       case v1::ACTION_KIND_SEND_GRADIENT:
-        expansion.Add(Kind::kSendGradient, action);
+        if (shape.PassesGradientOn(action.chunk())) expansion.Add(Kind::kSendGradient, action);
         break;
       case v1::ACTION_KIND_REDUCE_GRADIENTS:
         expansion.Add(Kind::kFinish, action);

@@ -73,8 +73,19 @@ struct ProgramShape {
   // Units whose new weights become what the model reads by more than the update, and before they
   // are gathered for a pass; ascending.
   std::vector<int> published = {};
+  // Numbers in the model of the stage's layers; empty: they are counted as on the stage.
+  std::vector<int> layers = {};
+  // The number in the model of the first layer with something to train, kEmbeddingUnit, or, where
+  // that is the head, the number of all layers: units before it have no backward pass.
+  int trained_from = kEmbeddingUnit;
+  // Units without gradients, for all that they have is frozen; ascending.
+  std::vector<int> untrained = {};
 
   int head() const { return runs.layers(); }
+  bool IsTrained(int unit) const;
+  bool HasBackward(int unit) const;
+  // Whether the chunk before this one in the model takes the gradient of the chunk's input.
+  bool PassesGradientOn(int chunk) const;
 };
 ProgramShape ShapeOfProgram(const v1::JobSpec& job, const v1::Layout& layout, int stage);
 
@@ -86,11 +97,11 @@ Program TrainingProgram(const ProgramShape& shape, const std::vector<v1::Action>
 Program EvaluationProgram(const ProgramShape& shape);
 
 // Proves that units are computed with their weights in place, each once in each micro-batch, in the
-// order of the model and back; that a kept layer was gathered before; that the gradients of each
-// unit are summed once in each round, in ascending order, after its last backward pass in it and
-// before they are written again; and that after the verdict each unit is updated once, in the order
-// in which it is read, fetched before and published behind where that is needed. INTERNAL names the
-// step.
+// order of the model and, down to the first one that is trained, back; that a kept layer was
+// gathered before; that the gradients of each unit that has some are summed once in each round, in
+// ascending order, after its last backward pass in it and before they are written again; and that
+// after the verdict each of these units is updated once, in the order in which it is read, fetched
+// before and published behind where that is needed. INTERNAL names the step.
 absl::Status CheckProgram(const ProgramShape& shape, const Program& program);
 
 // "forward layers.3, micro-batch 2"

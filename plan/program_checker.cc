@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <cstddef>
 #include <map>
 #include <set>
 #include <utility>
@@ -14,7 +16,12 @@ using Kind = ProgramStep::Kind;
 class Checker {
  public:
   explicit Checker(const ProgramShape& shape)
-      : shape_(shape), there_(static_cast<size_t>(shape.places), -1) {}
+      : shape_(shape), there_(static_cast<size_t>(shape.places), -1) {
+    for (int unit = FirstUnit(); unit < FirstUnit() + UnitCount(); ++unit) {
+      if (shape.IsTrained(unit)) trained_.push_back(unit);
+      if (shape.HasBackward(unit)) ++with_backward_;
+    }
+  }
 
   absl::Status Check(const ProgramStep& step) {
     const absl::Status status = CheckStep(step);
@@ -24,14 +31,16 @@ class Checker {
   }
 
   absl::Status CheckEnd(bool trains) const {
-    const int units = UnitCount();
-    const auto passes = static_cast<size_t>(shape_.micro_batches * units);
-    if (forward_.size() != passes) return Missing("forward passes");
+    const auto passes = [&](int units) {
+      return static_cast<size_t>(shape_.micro_batches * units);
+    };
+    if (forward_.size() != passes(UnitCount())) return Missing("forward passes");
     if (!trains) return absl::OkStatus();
-    if (backward_.size() != passes) return Missing("backward passes");
-    const auto sums = static_cast<size_t>(shape_.reduces ? units * shape_.rounds : 0);
+    if (backward_.size() != passes(with_backward_)) return Missing("backward passes");
+    const size_t sums = shape_.reduces ? trained_.size() * static_cast<size_t>(shape_.rounds) : 0;
     if (reduced_ != sums) return Missing("sums");
-    if (updated_ != units) return Missing("updates");
+    if (!judged_) return Missing("verdicts");
+    if (updated_ != trained_.size()) return Missing("updates");
     if (published_ != shape_.published) return Missing("published units");
     return absl::OkStatus();
   }
@@ -118,12 +127,13 @@ class Checker {
   absl::Status Backward(const ProgramStep& step) {
     const Pass pass = {step.micro_batch, step.unit};
     if (forward_.count(pass) == 0) return Wrong("before its forward pass");
+    if (!shape_.HasBackward(step.unit)) return Wrong("nothing is trained up to it");
     if (!IsThere(step.unit)) return Wrong("its weights are not in their place");
     if (HasAfter(step.unit) && backward_.count({step.micro_batch, step.unit + 1}) == 0) {
       return Wrong("the unit behind it was not computed");
     }
     const int round = RoundOf(step.micro_batch);
-    if (shape_.reduces && round != rounds_[step.unit]) {
+    if (shape_.reduces && shape_.IsTrained(step.unit) && round != rounds_[step.unit]) {
       return Wrong("gradients of another round are not summed yet");
     }
     ++of_round_[step.unit];
@@ -144,6 +154,7 @@ class Checker {
   absl::Status Reduce(const ProgramStep& step) {
     if (!shape_.reduces) return Wrong("there are no other ranks");
     if (finished_) return Wrong("sums are finished");
+    if (!shape_.IsTrained(step.unit)) return Wrong("it has no gradients");
     if (rounds_[step.unit] != step.round) return Wrong("rounds are not summed in their order");
     if (of_round_[step.unit] != shape_.micro_batches / shape_.rounds) {
       return Wrong("the round's backward passes are not complete");
@@ -158,20 +169,25 @@ class Checker {
     if (!shape_.fetches) return Wrong("its state is in memory");
     if (!judged_) return Wrong("the step is not judged");
     // More would push other pages out of memory.
-    if (step.unit > FirstUnit() + updated_ + 1) return Wrong("too far ahead");
+    const bool is_near = std::find(trained_.cbegin(), Ahead(2), step.unit) != Ahead(2);
+    if (!is_near) return Wrong("too far ahead");
     return fetched_.insert(step.unit).second ? absl::OkStatus() : Wrong("a second time");
   }
 
   absl::Status Update(const ProgramStep& step) {
     if (!judged_) return Wrong("the step is not judged");
-    if (step.unit != FirstUnit() + updated_) return Wrong("out of the order of the units");
+    if (Ahead(0) == trained_.end() || step.unit != *Ahead(0)) {
+      return Wrong("out of the order of the units");
+    }
     if (shape_.fetches && fetched_.count(step.unit) == 0) return Wrong("it was not fetched");
     ++updated_;
     return absl::OkStatus();
   }
 
   absl::Status Publish(const ProgramStep& step) {
-    if (step.unit >= FirstUnit() + updated_) return Wrong("it is not updated yet");
+    if (std::find(trained_.cbegin(), Ahead(0), step.unit) == Ahead(0)) {
+      return Wrong("it is not updated yet");
+    }
     const bool is_next = published_.size() < shape_.published.size() &&
                          shape_.published[published_.size()] == step.unit;
     if (!is_next) return Wrong("another unit is the next that is published, or none");
@@ -179,7 +195,15 @@ class Checker {
     return absl::OkStatus();
   }
 
+  // The unit that comes `count` behind those that are updated, or the end.
+  std::vector<int>::const_iterator Ahead(size_t count) const {
+    return trained_.begin() +
+           static_cast<std::ptrdiff_t>(std::min(trained_.size(), updated_ + count));
+  }
+
   const ProgramShape& shape_;
+  std::vector<int> trained_;  // units with gradients
+  int with_backward_ = 0;     // units
   std::set<Pass> forward_;
   std::set<Pass> backward_;
   std::set<int> gathered_;       // units that neighbours may keep
@@ -189,7 +213,7 @@ class Checker {
   size_t reduced_ = 0;
   std::set<int> fetched_;       // units
   std::vector<int> published_;  // units
-  int updated_ = 0;             // units, the first ones
+  size_t updated_ = 0;          // units, the first of those that are trained
   bool finished_ = false;
   bool judged_ = false;
 };
@@ -200,7 +224,9 @@ absl::Status CheckProgram(const ProgramShape& shape, const Program& program) {
   Checker checker(shape);
   bool trains = false;
   for (const ProgramStep& step : program) {
-    trains = trains || step.kind == Kind::kBackward;
+    // A stage of which nothing is trained has no more than the end.
+    trains = trains || step.kind == Kind::kBackward || step.kind == Kind::kFinish ||
+             step.kind == Kind::kJudge;
     if (const absl::Status status = checker.Check(step); !status.ok()) return status;
   }
   return checker.CheckEnd(trains);

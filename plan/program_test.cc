@@ -59,6 +59,17 @@ void ForAll(absl::FunctionRef<void(const Drawn&)> body) {
                   drawn.shape.published = {0};
                 }
                 if (!drawn.shape.reduces && rounds > 1) continue;
+                // Half of the stages train little: from a layer of theirs on, and not all units.
+                if (places % 2 == 1) {
+                  drawn.shape.trained_from = micro_batches % 3;
+                  const int last = std::max(0, drawn.shape.trained_from - 1);
+                  for (int unit = drawn.shape.first ? kEmbeddingUnit : 0;
+                       unit <= std::min(last, drawn.shape.head() - 1); ++unit) {
+                    drawn.shape.untrained.push_back(unit);
+                  }
+                  std::erase_if(drawn.shape.published,
+                                [&](int unit) { return !drawn.shape.IsTrained(unit); });
+                }
                 drawn.program = TrainingProgram(
                     drawn.shape, StageActions({schedule, stages, micro_batches, chunks}, stage));
                 drawn.name = absl::StrCat("schedule ", schedule, " stage ", stage, "/", stages,
@@ -203,6 +214,46 @@ TEST(Program, LayersAreGatheredAheadAndKeptForTheWayBack) {
                                       "update layers.2",
                                       "update head",
                                       "publish head"}));
+}
+
+// The backward pass ends at the first unit with something to train; gradients of units between that
+// have none are not summed, and are not sent on where no one needs them.
+TEST(Program, FrozenUnitsHaveNoGradients) {
+  const ProgramShape shape = {.runs = {3},
+                              .first = false,
+                              .reduces = true,
+                              .published = {3},
+                              .layers = {4, 5, 6},
+                              .trained_from = 5,
+                              .untrained = {0, 2}};
+  const auto actions = StageActions({v1::PIPELINE_SCHEDULE_1F1B, 2, 1, 1}, 1);
+  const Program program = TrainingProgram(shape, actions);
+  EXPECT_TRUE(CheckProgram(shape, program).ok()) << CheckProgram(shape, program);
+  std::vector<std::string> texts = TextsOf(shape, program);
+  texts.erase(texts.begin(),
+              std::find(texts.begin(), texts.end(), "begin backward, micro-batch 0"));
+  EXPECT_EQ(texts, (std::vector<std::string>{
+                       "begin backward, micro-batch 0", "backward head, micro-batch 0",
+                       "sum head, round 0", "backward layers.2, micro-batch 0",
+                       "backward layers.1, micro-batch 0", "sum layers.1, round 0",
+                       "end backward, micro-batch 0", "finish sums", "judge the step",
+                       "update layers.1", "update head", "publish head"}));
+  // The stage before it has nothing to do but to compute forward.
+  const ProgramShape before = {.runs = {4},
+                               .last = false,
+                               .reduces = true,
+                               .layers = {0, 1, 2, 3},
+                               .trained_from = 5,
+                               .untrained = {kEmbeddingUnit, 0, 1, 2, 3}};
+  const Program forward =
+      TrainingProgram(before, StageActions({v1::PIPELINE_SCHEDULE_1F1B, 2, 1, 1}, 0));
+  EXPECT_TRUE(CheckProgram(before, forward).ok()) << CheckProgram(before, forward);
+  for (const ProgramStep& step : forward) {
+    EXPECT_NE(step.kind, Kind::kReceiveGradient);
+    EXPECT_NE(step.kind, Kind::kBackward);
+    EXPECT_NE(step.kind, Kind::kReduce);
+    EXPECT_NE(step.kind, Kind::kUpdate);
+  }
 }
 
 // While a unit is updated, the state of the next is read, and the new weights of the last are sent.

@@ -181,6 +181,11 @@ StageShape ShapeOfStage(const v1::JobSpec& job, const v1::Layout& layout, int st
   shape.recompute = RecomputeOf(layout);
   shape.first = stage == 0;
   shape.last = stage == layout.pipeline() - 1;
+  // The head of the last stage has one.
+  if (!shape.last && !job.training().frozen().empty()) {
+    const int last_layer = LayersOfStage(model::LayersOf(spec), layout, stage).back();
+    shape.has_backward = last_layer >= FirstTrainedLayer(job);
+  }
   shape.sequences_per_rank = int64_t{layout.micro_batch()} * layout.micro_batches();
   // Only encoders have padding. A GPU's products are timed and planned for one number of rows.
   if (!architecture.causal && !OnGpu(job)) {

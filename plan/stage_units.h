@@ -41,6 +41,8 @@ struct StageShape {
   bool first = false;      // its first chunk is the model's
   bool last = false;       // its last chunk is the model's
   bool sequence_parallel = false;
+  // Whether any unit of it has a backward pass (plan/program.h).
+  bool has_backward = true;
   Recompute recompute = Recompute::kNone;
   int tensor_overlap = 1;  // parts (PiecesOfRows) of products that are summed over tensor ranks
   int64_t sequences_per_rank = 0;

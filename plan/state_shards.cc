@@ -76,7 +76,8 @@ void Divide(const StageTensors& tensors, int shards, StateUnit* unit) {
 
 // Whether both have the same tensors, but for their names and numbers.
 bool AreAlike(const StageTensors& tensors, const StateUnit& a, const StateUnit& b) {
-  if (a.tensor_count != b.tensor_count || a.own_parameter != b.own_parameter || a.near != b.near) {
+  if (a.tensor_count != b.tensor_count || a.own_parameter != b.own_parameter || a.near != b.near ||
+      a.frozen != b.frozen) {
     return false;
   }
   for (size_t i = 0; i < a.tensor_count; ++i) {
@@ -171,6 +172,14 @@ bool DividesMasterWeights(const v1::JobSpec& job, const v1::Layout& layout) {
   return GathersWeights(job, layout) || (ShardRanks(layout) > 1 && RoundsWeights(job));
 }
 
+bool KeepsFrozenApart(const v1::JobSpec& job, const v1::Layout& layout) {
+  return GathersWeights(job, layout) || WeightFormatOf(job) != kernels::BlockFormat::kNone;
+}
+
+Precision FrozenPrecision(const v1::JobSpec& job) {
+  return WeightFormatOf(job) == kernels::BlockFormat::kNone ? PrecisionOf(job) : Precision{};
+}
+
 bool OptimizerHasMasterWeights(const v1::JobSpec& job, const v1::Layout& layout) {
   return RoundsWeights(job) && !GathersWeights(job, layout);
 }
@@ -191,8 +200,10 @@ std::vector<StateUnit> StateUnitsOf(const StageTensors& tensors, int shards) {
   for (size_t i = 0; i < tensors.tensors.size(); ++i) {
     const StageTensor& entry = tensors.tensors[i];
     const bool alone = IsUnitOfItsOwn(entry);
-    if (closed || alone || units.back().layer != entry.layer) {
+    if (closed || alone || units.back().layer != entry.layer ||
+        units.back().frozen != entry.frozen) {
       units.push_back({.name = NameOfUnit(entry),
+                       .frozen = entry.frozen,
                        .layer = entry.layer,
                        .first_tensor = i,
                        .parameter_offset = entry.parameter_offset,
@@ -212,11 +223,12 @@ void KeepNear(const StageTensors& tensors, double share, std::vector<StateUnit>*
   const auto is_of_layer = [&](const StateUnit& unit) {
     return tensors.tensors[unit.first_tensor].in_layer;
   };
+  const auto has_state = [](const StateUnit& unit) { return unit.own_parameter && !unit.frozen; };
   int64_t all = 0;
-  for (const StateUnit& unit : *units) all += unit.own_parameter ? unit.elements() : 0;
+  for (const StateUnit& unit : *units) all += has_state(unit) ? unit.elements() : 0;
   auto room = static_cast<int64_t>((1 - share) * static_cast<double>(all));
   const auto keep = [&](StateUnit& unit) {
-    if (!unit.own_parameter || unit.elements() > room) return;
+    if (!has_state(unit) || unit.elements() > room) return;
     unit.near = true;
     room -= unit.elements();
   };
@@ -258,62 +270,81 @@ int64_t LargestPart(const StateUnit& unit) {
 
 int64_t LargestPart(const std::vector<UnitKind>& kinds) {
   int64_t largest = 0;
-  for (const UnitKind& kind : kinds) largest = std::max(largest, LargestPart(kind.unit));
+  for (const UnitKind& kind : kinds) {
+    if (!kind.unit.frozen) largest = std::max(largest, LargestPart(kind.unit));
+  }
   return largest;
 }
+
+namespace {
+
+// Places the shard's part of a unit behind what buffers hold already.
+void PlacePart(const StageTensors& tensors, const StateUnit& unit, int64_t begin, int64_t end,
+               StateShard* shard) {
+  // Elements keep their place among aligned groups, so that one vector load fits all buffers.
+  const auto place_behind = [&](int64_t elements) {
+    return RoundUp(elements) + begin % kAlignment;
+  };
+  int64_t& elements = unit.frozen ? shard->frozen_elements : shard->elements;
+  const int64_t place = place_behind(elements);
+  const int64_t sum = place_behind(shard->sum_elements);
+  int64_t& split_elements = unit.near ? shard->near_elements : shard->far_elements;
+  const int64_t split = place_behind(split_elements);
+  for (size_t i = unit.first_tensor; i < unit.first_tensor + unit.tensor_count; ++i) {
+    const StageTensor& entry = tensors.tensors[i];
+    const int64_t at = entry.gradient_offset - unit.gradient_offset;
+    ShardPart& part = shard->parts[i];
+    part.begin = std::clamp<int64_t>(begin - at, 0, entry.elements);
+    part.end = std::clamp<int64_t>(end - at, 0, entry.elements);
+    const int64_t in_shard = std::max<int64_t>(0, at - begin);
+    if (unit.own_parameter) part.state_offset = place + in_shard;
+    if (unit.frozen) continue;
+    if (unit.own_parameter) {
+      part.split_offset = split + in_shard;
+      part.near = unit.near;
+    }
+    part.sum_offset = sum + in_shard;
+  }
+  if (end == begin) return;
+  if (unit.own_parameter) elements = place + end - begin;
+  if (unit.frozen) return;
+  if (unit.own_parameter) split_elements = split + end - begin;
+  shard->sum_elements = sum + end - begin;
+}
+
+}  // namespace
 
 StateShard ShardOf(const StageTensors& tensors, const std::vector<StateUnit>& units, int shard) {
   StateShard result;
   result.parts.resize(tensors.tensors.size());
   for (const StateUnit& unit : units) {
-    const int64_t begin = unit.bounds[static_cast<size_t>(shard)];
-    const int64_t end = unit.bounds[static_cast<size_t>(shard) + 1];
-    // Elements keep their place among aligned groups, so that one vector load fits all buffers.
-    const auto place_behind = [&](int64_t elements) {
-      return RoundUp(elements) + begin % kAlignment;
-    };
-    const int64_t place = place_behind(result.elements);
-    const int64_t sum = place_behind(result.sum_elements);
-    int64_t& split_elements = unit.near ? result.near_elements : result.far_elements;
-    const int64_t split = place_behind(split_elements);
-    for (size_t i = unit.first_tensor; i < unit.first_tensor + unit.tensor_count; ++i) {
-      const StageTensor& entry = tensors.tensors[i];
-      const int64_t at = entry.gradient_offset - unit.gradient_offset;
-      ShardPart& part = result.parts[i];
-      part.begin = std::clamp<int64_t>(begin - at, 0, entry.elements);
-      part.end = std::clamp<int64_t>(end - at, 0, entry.elements);
-      const int64_t in_shard = std::max<int64_t>(0, at - begin);
-      if (unit.own_parameter) {
-        part.state_offset = place + in_shard;
-        part.split_offset = split + in_shard;
-        part.near = unit.near;
-      }
-      part.sum_offset = sum + in_shard;
-    }
-    if (end == begin) continue;
-    if (unit.own_parameter) {
-      result.elements = place + end - begin;
-      split_elements = split + end - begin;
-    }
-    result.sum_elements = sum + end - begin;
+    PlacePart(tensors, unit, unit.bounds[static_cast<size_t>(shard)],
+              unit.bounds[static_cast<size_t>(shard) + 1], &result);
   }
   return result;
 }
 
 int64_t ShardElements(const std::vector<UnitKind>& kinds) {
-  return LargestBuffer(kinds, [](const StateUnit& unit) { return unit.own_parameter; });
+  return LargestBuffer(kinds,
+                       [](const StateUnit& unit) { return unit.own_parameter && !unit.frozen; });
+}
+
+int64_t FrozenElements(const std::vector<UnitKind>& kinds) {
+  return LargestBuffer(kinds,
+                       [](const StateUnit& unit) { return unit.own_parameter && unit.frozen; });
 }
 
 SplitElements SplitElementsOf(const std::vector<UnitKind>& kinds) {
   const auto of = [&](bool near) {
-    return LargestBuffer(
-        kinds, [&](const StateUnit& unit) { return unit.own_parameter && unit.near == near; });
+    return LargestBuffer(kinds, [&](const StateUnit& unit) {
+      return unit.own_parameter && !unit.frozen && unit.near == near;
+    });
   };
   return {.near = of(true), .far = of(false)};
 }
 
 int64_t SumElements(const std::vector<UnitKind>& kinds) {
-  return LargestBuffer(kinds, [](const StateUnit&) { return true; });
+  return LargestBuffer(kinds, [](const StateUnit& unit) { return !unit.frozen; });
 }
 
 std::vector<int64_t> ElementsOfShards(const StageTensors& tensors,
@@ -420,8 +451,16 @@ RankShards ShardsOfRank(const v1::JobSpec& job, const v1::RankPlan& plan,
   if (result.shards > 1) result.replica = plan.placement().data_index() / result.shards;
   result.own = ShardOf(tensors, result.units, plan.placement().data_index() % result.shards);
   result.divides_master = DividesMasterWeights(job, plan.layout());
+  result.packs_master = result.divides_master || OptimizerHasMasterWeights(job, plan.layout());
+  // Tables of older versions lack the buffer, which a job without frozen tensors does not need.
+  result.frozen_apart = KeepsFrozenApart(job, plan.layout()) &&
+                        std::any_of(result.units.begin(), result.units.end(),
+                                    [](const StateUnit& unit) { return unit.frozen; });
+  result.frozen_buffer = result.frozen_apart ? kFrozenBuffer : WeightsBuffer(job, plan.layout());
+  result.frozen_precision = FrozenPrecision(job);
   result.divides_gradients = DividesGradients(plan.layout());
   for (size_t i = 0; i < tensors.tensors.size() && !result.divides_gradients; ++i) {
+    if (tensors.tensors[i].frozen) continue;
     ShardPart& part = result.own.parts[i];
     part.sum_offset = tensors.tensors[i].gradient_offset + part.begin;
   }

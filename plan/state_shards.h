@@ -25,6 +25,7 @@
 #include "plan/lanes.h"
 #include "plan/model_tensors.h"
 #include "plan/offload.h"
+#include "plan/precision.h"
 #include "proto/tercio/v1/job.pb.h"
 #include "proto/tercio/v1/plan.pb.h"
 
@@ -75,10 +76,20 @@ bool DividesMasterWeights(const v1::JobSpec& job, const v1::Layout& layout);
 // gathers them after an update.
 bool OptimizerHasMasterWeights(const v1::JobSpec& job, const v1::Layout& layout);
 
+// Whether the weights of frozen tensors are in a buffer of their own, kFrozenBuffer, from which
+// what the model reads is made: layers are gathered, or weights have a block format. Else they are
+// in what the model reads, and nowhere else.
+inline constexpr char kFrozenBuffer[] = "parameters.frozen";
+bool KeepsFrozenApart(const v1::JobSpec& job, const v1::Layout& layout);
+// What that buffer holds: numbers of the job's format, or those that a block format is made of.
+Precision FrozenPrecision(const v1::JobSpec& job);
+
 // A run of a stage's tensors that is divided on its own: a layer; the token table; the rest of the
-// embedding or of the head; one use of a tensor that has several.
+// embedding or of the head; one use of a tensor that has several. What is frozen of a layer, or of
+// the embedding or head, is a unit, too.
 struct StateUnit {
   std::string name;         // "layers.7", "embedding", "head", "table", or a use of a tensor
+  bool frozen = false;      // StageTensor.frozen of all its tensors
   int layer = -1;           // StageTensor.layer of all its tensors
   size_t first_tensor = 0;  // index in StageTensors.tensors
   size_t tensor_count = 0;
@@ -104,7 +115,8 @@ struct StateUnit {
 };
 std::vector<StateUnit> StateUnitsOf(const StageTensors& tensors, int shards);
 
-// Chooses the units that stay near where `share` of the optimizer's state lies elsewhere: layers
+// Chooses the units that stay near where `share` of the optimizer's state, which frozen units have
+// none of, lies elsewhere: layers
 // from the last to the first, then the others in their order, each that still fits into the rest of
 // 1 - share of all elements. Layers come first because they are alike, and many: the share is met
 // to within one of them. None for a share of 0 or 1, where the state is in one place. With a
@@ -116,8 +128,10 @@ void KeepNear(const StageTensors& tensors, double share, std::vector<StateUnit>*
 struct ShardPart {
   int64_t begin = 0;  // elements of the tensor
   int64_t end = 0;
-  int64_t state_offset = 0;  // elements, in buffers that hold a shard; 0 without own_parameter
-  int64_t sum_offset = 0;    // elements, in the buffer of summed gradients
+  // Elements, in buffers that hold a shard, of a frozen tensor in that of frozen weights; 0 without
+  // own_parameter.
+  int64_t state_offset = 0;
+  int64_t sum_offset = 0;  // elements, in the buffer of summed gradients; 0 of frozen ones
   // In the one of two buffers of a shard's state that has the unit: state_offset where no unit is
   // near.
   int64_t split_offset = 0;
@@ -129,7 +143,8 @@ struct ShardPart {
 // One shard of a stage's state.
 struct StateShard {
   std::vector<ShardPart> parts;  // by StageTensors.tensors
-  int64_t elements = 0;          // size of a buffer that holds the shard
+  int64_t elements = 0;          // size of a buffer that holds the shard, of what is trained
+  int64_t frozen_elements = 0;   // of one that holds the weights of what is frozen
   int64_t sum_elements = 0;      // size of one that holds the gradients of all uses
   int64_t near_elements = 0;     // of one that holds the units that are near
   int64_t far_elements = 0;      // of one that holds the others
@@ -150,12 +165,15 @@ struct UnitKind {
 std::vector<UnitKind> UnitKindsOf(const StageTensors& tensors, int shards,
                                   double share = kWholeShare);
 
-// Elements of the largest shard of the unit, or of any of the units.
+// Elements of the largest shard of the unit, or of any of the units that have gradients.
 int64_t LargestPart(const StateUnit& unit);
 int64_t LargestPart(const std::vector<UnitKind>& kinds);
 
-// Elements of a buffer that holds any of the shards; undivided: parameter_elements.
+// Elements of a buffer that holds any of the shards, of what is trained; undivided, and with
+// nothing frozen: parameter_elements.
 int64_t ShardElements(const std::vector<UnitKind>& kinds);
+// The same of what is frozen.
+int64_t FrozenElements(const std::vector<UnitKind>& kinds);
 
 // The same for the buffers of units that are near, and of those that are not.
 struct SplitElements {
@@ -204,7 +222,10 @@ struct RankShards {
   int shards = 1;
   std::vector<StateUnit> units;
   StateShard own;
-  bool divides_master = false;     // DividesMasterWeights
+  bool divides_master = false;  // DividesMasterWeights
+  // The fp32 weights are those of a shard, or of all that is trained: they lie at state_offset, or
+  // split_offset, and else at the place that the model reads.
+  bool packs_master = false;
   bool divides_gradients = false;  // DividesGradients: else sums are where gradients are
   bool gathers_weights = false;    // GathersWeights
   bool splits_moments = false;     // KeepNear: some units are near, and others are not
@@ -212,6 +233,10 @@ struct RankShards {
   int replicas = 1;                // ReplicasOf
   int replica = 0;                 // that of this rank
   int places = 0;                  // PlacesOfLayers
+  bool frozen_apart = false;       // KeepsFrozenApart
+  // The buffer of frozen weights, and what it holds.
+  std::string frozen_buffer;
+  Precision frozen_precision;
   // The tensors of the stage, with parameter_offset as the model reads them.
   StageTensors of_model;
 

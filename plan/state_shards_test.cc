@@ -82,17 +82,38 @@ void CheckStage(const StageTensors& stage, int shards) {
   for (int r = 0; r < shards; ++r) {
     // Parts of one shard do not overlap in its buffer.
     const StateShard shard = ShardOf(stage, units, r);
-    int64_t end = 0;
+    int64_t trained_end = 0;
+    int64_t frozen_end = 0;
     for (size_t i = 0; i < stage.tensors.size(); ++i) {
       const ShardPart& part = shard.part(i);
       if (!stage.tensors[i].own_parameter || part.elements() == 0) continue;
+      int64_t& end = stage.tensors[i].frozen ? frozen_end : trained_end;
       EXPECT_GE(part.state_offset, end);
       end = part.state_offset + part.elements();
     }
-    EXPECT_LE(end, shard.elements);
+    EXPECT_LE(trained_end, shard.elements);
+    EXPECT_LE(frozen_end, shard.frozen_elements);
     most = std::max(most, shard.elements);
   }
   EXPECT_EQ(most, ShardElements(UnitKindsOf(stage, shards)));
+}
+
+v1::JobSpec JobOf(const v1::ModelSpec& model, const std::vector<std::string>& frozen) {
+  v1::JobSpec job;
+  *job.mutable_model() = model;
+  job.mutable_training()->mutable_frozen()->Assign(frozen.begin(), frozen.end());
+  return job;
+}
+// Whole units, parts of them, parts of what is read as one matrix, all.
+const std::vector<std::vector<std::string>>& FrozenPatterns() {
+  static const auto* const patterns = new std::vector<std::vector<std::string>>{
+      {},
+      {"layers.1.*"},
+      {"embedding.*", "layers.0.*", "*norm*"},
+      {"*.attention.query.*", "*.mlp.*", "embedding.position.*"},
+      {"*weight"},
+      {"*"}};
+  return *patterns;
 }
 
 TEST(StateShards, TileEveryTensor) {
@@ -104,7 +125,10 @@ TEST(StateShards, TileEveryTensor) {
           const v1::Layout layout = Layout(tensor, pipeline, 1);
           for (int stage = 0; stage < pipeline; ++stage) {
             for (const int shards : {1, 2, 3, 8}) {
-              CheckStage(TensorsOfStage(Model(architecture, hidden), layout, stage), shards);
+              for (const std::vector<std::string>& frozen : FrozenPatterns()) {
+                const v1::JobSpec job = JobOf(Model(architecture, hidden), frozen);
+                CheckStage(TensorsOfStage(job, layout, stage), shards);
+              }
             }
           }
         }
@@ -270,11 +294,12 @@ void CheckKinds(const StageTensors& stage, int shards, double share) {
   const auto counted = [](const StageTensor& entry) {
     return entry.further_use ? 0 : entry.elements - entry.tensor.rows % 7;
   };
-  int64_t elements = 0, sum_elements = 0, near = 0, far = 0, largest = 0;
+  int64_t elements = 0, frozen = 0, sum_elements = 0, near = 0, far = 0, largest = 0;
   std::vector<int64_t> of_shards;
   for (int r = 0; r < shards; ++r) {
     const StateShard shard = ShardOf(stage, units, r);
     elements = std::max(elements, shard.elements);
+    frozen = std::max(frozen, shard.frozen_elements);
     sum_elements = std::max(sum_elements, shard.sum_elements);
     near = std::max(near, shard.near_elements);
     far = std::max(far, shard.far_elements);
@@ -286,12 +311,15 @@ void CheckKinds(const StageTensors& stage, int shards, double share) {
   }
   for (const StateUnit& unit : units) {
     CheckCuts(stage, unit);
+    EXPECT_FALSE(unit.frozen && unit.near);
+    if (unit.frozen) continue;
     for (size_t r = 1; r < unit.bounds.size(); ++r) {
       largest = std::max(largest, unit.bounds[r] - unit.bounds[r - 1]);
     }
   }
   const std::vector<UnitKind> kinds = UnitKindsOf(stage, shards, share);
   EXPECT_EQ(ShardElements(kinds), elements);
+  EXPECT_EQ(FrozenElements(kinds), frozen);
   EXPECT_EQ(SumElements(kinds), sum_elements);
   EXPECT_EQ(SplitElementsOf(kinds).near, near);
   EXPECT_EQ(SplitElementsOf(kinds).far, far);
@@ -321,7 +349,8 @@ TEST(UnitKinds, FindWhatAWalkOverAllShardsFinds) {
     const double share = one_of({0, 1, 2, 3, 4}) / 4.0;
     SCOPED_TRACE(absl::StrCat(model.ShortDebugString(), " ", layout.ShortDebugString(), " stage ",
                               stage, " shards ", shards, " share ", share));
-    CheckKinds(TensorsOfStage(model, layout, stage), shards, share);
+    const std::vector<std::string>& frozen = FrozenPatterns()[random() % FrozenPatterns().size()];
+    CheckKinds(TensorsOfStage(JobOf(model, frozen), layout, stage), shards, share);
     if (HasFailure()) return;
   }
 }
@@ -356,6 +385,32 @@ TEST(StateShards, GroupsAreReplicasOfEachOther) {
   for (int data = 0; data < 8; ++data) {
     for (int index = 0; index < 2; ++index) {
       EXPECT_EQ(DataRankOf(shape, FirstSequenceOf(shape, data, index)), data);
+    }
+  }
+}
+
+// Frozen tensors come first in their layer, and have no room where gradients and moments are; what
+// is read as one matrix is not torn apart.
+TEST(StateShards, FrozenTensorsHaveWeightsOnly) {
+  const v1::ModelSpec model = Model(v1::ARCHITECTURE_GPT2, 96);
+  const auto trained_elements = [](const StageTensors& stage) {
+    int64_t elements = 0;
+    for (const StageTensor& entry : stage.tensors) elements += entry.frozen ? 0 : entry.elements;
+    return elements;
+  };
+  for (const std::vector<std::string>& frozen : FrozenPatterns()) {
+    const StageTensors stage = TensorsOfStage(JobOf(model, frozen), Layout(1, 1, 1), 0);
+    const StageTensors all = TensorsOfStage(model, Layout(1, 1, 1), 0);
+    EXPECT_EQ(stage.tensors.size(), all.tensors.size());
+    EXPECT_EQ(stage.parameter_elements, all.parameter_elements);
+    EXPECT_GE(stage.gradient_elements, trained_elements(stage));
+    EXPECT_LE(stage.gradient_elements, trained_elements(stage) + 16 * 64);
+    for (size_t i = 1; i < stage.tensors.size(); ++i) {
+      const StageTensor& before = stage.tensors[i - 1];
+      const StageTensor& entry = stage.tensors[i];
+      EXPECT_GE(entry.layer, before.layer);
+      EXPECT_TRUE(!entry.tensor.continues || entry.frozen == before.frozen) << entry.use;
+      EXPECT_TRUE(entry.layer != before.layer || before.frozen >= entry.frozen) << entry.use;
     }
   }
 }

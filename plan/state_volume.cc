@@ -62,7 +62,7 @@ StateVolume VolumeOfStage(const v1::JobSpec& job, const v1::Layout& layout, int 
     if (layout.data() > 1) volume.reduced = WholeSums(job, layout, stage);
     return volume;
   }
-  const StageTensors tensors = TensorsOfStage(job.model(), layout, stage);
+  const StageTensors tensors = TensorsOfStage(job, layout, stage);
   std::vector<StateUnit> units = StateUnitsOf(tensors, shards);
   if (GathersWeights(job, layout)) PlaceWeights(tensors, PlacesOfLayers(layout), &units);
   const std::vector<LayerGathers> gathers = GathersOfLayers(job, layout, stage);
@@ -72,11 +72,14 @@ StateVolume VolumeOfStage(const v1::JobSpec& job, const v1::Layout& layout, int 
       DividesGradients(layout) ? GradientFormatOf(job) : kernels::BlockFormat::kNone;
   for (const StateUnit& unit : units) {
     const auto elements = static_cast<double>(unit.elements());
-    volume.reduced += rounds * ToOthers(UnitBytes(tensors, unit, sums, kFloatBytes), shards);
-    volume.reduced += 2 * ToOthers(elements / shards * kFloatBytes, ReplicasOf(layout));
+    if (!unit.frozen) {
+      volume.reduced += rounds * ToOthers(UnitBytes(tensors, unit, sums, kFloatBytes), shards);
+      volume.reduced += 2 * ToOthers(elements / shards * kFloatBytes, ReplicasOf(layout));
+    }
     if (!unit.own_parameter) continue;
+    // What does not change is not sent after an update.
     const LayerGathers times = unit.stage_layer < 0
-                                   ? LayerGathers{.whole = 1}
+                                   ? LayerGathers{.whole = unit.frozen ? 0 : 1}
                                    : gathers[static_cast<size_t>(unit.stage_layer)];
     const double gathered = UnitBytes(tensors, unit, WeightFormatOf(job), of_model);
     volume.gathered += times.whole * ToOthers(gathered, shards);

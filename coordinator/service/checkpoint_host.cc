@@ -57,12 +57,14 @@ class CoordinatorHost : public CheckpointHost {
     for (const checkpoint::Manifest& part : parts) {
       for (const auto& [name, tensor] : part.tensors) shapes[name] = &tensor.shape;
     }
+    const std::vector<bool> with_moments = plan::TensorsWithGradients(record.spec());
     for (const plan::LogicalTensor& tensor : plan::ModelTensors(record.spec().model())) {
       // Vectors have one dimension in the files, as other libraries write them.
       std::vector<int64_t> shape = {tensor.rows};
       if (!tensor.is_vector) shape.push_back(tensor.columns);
       // Both moments of AdamW belong to the state: without them a run would not be bit-identical.
       for (const char* prefix : {"", "adamw.m.", "adamw.v."}) {
+        if (*prefix != 0 && !with_moments[static_cast<size_t>(tensor.index)]) continue;
         const std::string name = absl::StrCat(prefix, tensor.name);
         const auto found = shapes.find(name);
         if (found != shapes.end() && *found->second == shape) continue;

@@ -65,7 +65,9 @@ class CpuOps : public Ops {
               .result = a.dx.format()});
   }
   void MatmulBackwardWeight(const MatmulBackwardWeightArgs& a) override {
-    if (a.m > 0) {
+    if (a.dw == nullptr) {
+      // The bias alone.
+    } else if (a.m > 0) {
       Multiply({.a = a.dy,
                 .a_row_stride = 1,
                 .a_column_stride = a.n,

@@ -199,7 +199,9 @@ void LayerNormBackwardColumns(const LayerNormBackwardArgs& a, int64_t begin, int
       });
     }
     // The pieces are added in the order of the rows, on whichever thread.
-    for (int64_t c = 0; c < count; ++c) a.dweight[begin + c] += weight_sum[c];
+    if (a.dweight != nullptr) {
+      for (int64_t c = 0; c < count; ++c) a.dweight[begin + c] += weight_sum[c];
+    }
     if (a.dbias == nullptr) continue;
     for (int64_t c = 0; c < count; ++c) a.dbias[begin + c] += bias_sum[c];
   }
@@ -334,9 +336,11 @@ void LayerNormCpu(const LayerNormArgs& args, ThreadPool& pool) {
 
 void LayerNormBackwardCpu(const LayerNormBackwardArgs& args, ThreadPool& pool) {
   // The column sums read dy and x, which dx may overwrite when it aliases neither: they come first.
-  OverColumns(args.columns, pool, [&](int64_t begin, int64_t end) {
-    HWY_DYNAMIC_DISPATCH(LayerNormBackwardColumns)(args, begin, end);
-  });
+  if (args.dweight != nullptr || args.dbias != nullptr) {
+    OverColumns(args.columns, pool, [&](int64_t begin, int64_t end) {
+      HWY_DYNAMIC_DISPATCH(LayerNormBackwardColumns)(args, begin, end);
+    });
+  }
   OverRows(args.rows, args.columns, pool, [&](int64_t begin, int64_t end) {
     HWY_DYNAMIC_DISPATCH(LayerNormBackwardRows)(args, begin, end);
   });
@@ -350,7 +354,9 @@ void HeadNormCpu(const HeadNormArgs& args, ThreadPool& pool) {
 
 void HeadNormBackwardCpu(const HeadNormBackwardArgs& args, ThreadPool& pool) {
   // The sums read dy, which dx may be: they come first.
-  pool.ParallelFor((args.head_dim + kHeadChunk - 1) / kHeadChunk, [&](int64_t chunk, int) {
+  const int64_t chunks =
+      args.dweight == nullptr ? 0 : (args.head_dim + kHeadChunk - 1) / kHeadChunk;
+  pool.ParallelFor(chunks, [&](int64_t chunk, int) {
     HWY_DYNAMIC_DISPATCH(HeadNormBackwardColumns)
     (args, chunk * kHeadChunk, std::min(args.head_dim, (chunk + 1) * kHeadChunk));
   });

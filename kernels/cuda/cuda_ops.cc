@@ -93,9 +93,11 @@ class CudaOps : public Ops {
   void MatmulBackwardWeight(const MatmulBackwardWeightArgs& a) override {
     Run("MatmulBackwardWeight", [&] {
       // `all` says that the product has made the gradient of the bias, too.
-      const bool all = a.m > 0 && products_.MatmulBackwardWeight(a, context_);
+      const bool has_product = a.m > 0 && a.dw != nullptr;
+      const bool all = has_product && products_.MatmulBackwardWeight(a, context_);
       // No rows mean a gradient of zero, unless it is added to an earlier one.
-      if (a.m == 0 && !a.accumulate) SetZero("MatmulBackwardWeight", a.dw, a.n * a.k * 4);
+      if (a.m == 0 && a.dw != nullptr && !a.accumulate)
+        SetZero("MatmulBackwardWeight", a.dw, a.n * a.k * 4);
       if (a.dbias == nullptr || all) return;
       ColumnSumsCuda(
           {.value = a.dy, .out = a.dbias, .rows = a.m, .columns = a.n, .accumulate = a.accumulate},

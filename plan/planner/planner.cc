@@ -49,7 +49,7 @@ void AddState(const v1::JobSpec& job, const v1::Layout& layout, int threads,
       if (is_state) bytes += buffer.size_bytes();
     }
     if (bytes <= division->state_bytes()) continue;
-    const int64_t parameters = TensorsOfStage(job.model(), layout, stage).parameter_elements;
+    const int64_t parameters = TensorsOfStage(job, layout, stage).parameter_elements;
     division->set_state_bytes(bytes);
     division->set_bytes_per_parameter(static_cast<double>(bytes) / static_cast<double>(parameters));
     division->set_sent_bytes_per_step(std::llround(VolumeOfStage(job, layout, stage).sum()));
@@ -329,12 +329,16 @@ absl::Status AdmitJob(const v1::JobSpec& job, int64_t memory_bytes, bool shares_
 }
 
 int64_t CheckpointBytes(const v1::JobSpec& job) {
+  const v1::JobSpec sized = WithVocabulary(job);
+  const std::vector<bool> with_gradients = TensorsWithGradients(sized);
   int64_t elements = 0;
-  for (const plan::LogicalTensor& tensor : plan::ModelTensors(WithVocabulary(job).model())) {
-    elements += tensor.rows * tensor.columns;
+  // Weights and, of what is trained, both moments of AdamW are saved in fp32, whatever the
+  // precision of the job.
+  for (const LogicalTensor& tensor : ModelTensors(sized.model())) {
+    const bool has_moments = with_gradients[static_cast<size_t>(tensor.index)];
+    elements += (has_moments ? 3 : 1) * tensor.rows * tensor.columns;
   }
-  // Weights and both moments of AdamW are saved in fp32, whatever the precision of the job.
-  return 3 * elements * static_cast<int64_t>(sizeof(float));
+  return elements * static_cast<int64_t>(sizeof(float));
 }
 
 }  // namespace tercio::plan

@@ -78,11 +78,54 @@ TEST(Communication, DataRanksSumEveryGradientOnce) {
   }
 }
 
+// Nothing of what is frozen is summed, nor sent where it has no backward pass.
+TEST(Communication, FrozenTensorsAreNotSent) {
+  v1::JobSpec spec = SmallLlama();
+  for (const char* pattern : {"embedding.*", "layers.0.*", "layers.1.*"}) {
+    spec.mutable_training()->add_frozen(pattern);
+  }
+  const Trained stages = Train(spec, 1, 2, 2, 2);
+  const int64_t gradients = plan::TensorsOfStage(stages.spec, stages.layout, 1).gradient_elements;
+  EXPECT_GT(gradients, 0);
+  for (const auto& [rank, sent] : stages.result.sent) {
+    const bool is_first = stages.result.stages.at(rank) == 0;
+    EXPECT_EQ(sent.data(), is_first ? 0 : kSteps * gradients * kFloat);
+    EXPECT_EQ(sent.pipeline(), is_first ? kSteps * stages.flow() * kFloat : 0);
+  }
+}
+
 // With our own collectives the plan's figure is what ranks have sent, to the byte.
-TEST(Communication, DividedStatesSendWhatThePlanSays) {
-  struct Division {
-    int data, zero_stage, shard, reshard_after_forward, prefetch, micro_batch;
+struct Division {
+  int data, zero_stage, shard, reshard_after_forward, prefetch, micro_batch;
+};
+
+// The first step begins with weights of the seed, which are gathered as well: the figure is that of
+// further steps.
+void ExpectPlannedVolume(v1::JobSpec spec, const Division& division) {
+  v1::ParallelismSpec* parallelism = spec.mutable_parallelism();
+  parallelism->set_zero_stage(division.zero_stage);
+  parallelism->set_shard(division.shard);
+  parallelism->set_reshard_after_forward(division.reshard_after_forward);
+  parallelism->set_prefetch(division.prefetch);
+  SCOPED_TRACE(parallelism->ShortDebugString());
+  plan::StateVolume volume;
+  const auto sent_in = [&](int64_t steps) {
+    const Trained trained = Train(spec, 1, 1, division.data, division.micro_batch, steps);
+    volume = plan::VolumeOfStage(trained.spec, trained.layout, 0);
+    v1::CommunicationBytes sum;
+    for (const auto& [rank, bytes] : trained.result.sent) {
+      sum.set_data(sum.data() + bytes.data() - bytes.gathered());
+      sum.set_gathered(sum.gathered() + bytes.gathered());
+    }
+    return sum;
   };
+  const v1::CommunicationBytes before = sent_in(1);
+  const v1::CommunicationBytes after = sent_in(2);
+  EXPECT_EQ(after.data() - before.data(), std::llround(volume.reduced * division.data));
+  EXPECT_EQ(after.gathered() - before.gathered(), std::llround(volume.gathered * division.data));
+}
+
+TEST(Communication, DividedStatesSendWhatThePlanSays) {
   for (v1::JobSpec spec : {SmallJob(), SmallLlama(), SmallT5()}) {
     spec.mutable_training()->set_lanes(8);
     for (const auto& [precision, format] : {std::pair(v1::PRECISION_FP32, v1::BLOCK_FORMAT_NONE),
@@ -103,32 +146,21 @@ TEST(Communication, DividedStatesSendWhatThePlanSays) {
                                                             {4, 3, 0, 2, 0, 1},
                                                             {4, 3, 0, 2, 1, 1},
                                                             {4, 3, 0, 1, 1, 1}}) {
-        v1::ParallelismSpec* parallelism = spec.mutable_parallelism();
-        parallelism->set_zero_stage(division.zero_stage);
-        parallelism->set_shard(division.shard);
-        parallelism->set_reshard_after_forward(division.reshard_after_forward);
-        parallelism->set_prefetch(division.prefetch);
-        // The first step begins with weights of the seed, which are gathered as well: the figure is
-        // that of further steps.
-        const auto sent_in = [&](int64_t steps, plan::StateVolume* volume) {
-          const Trained trained = Train(spec, 1, 1, division.data, division.micro_batch, steps);
-          *volume = plan::VolumeOfStage(trained.spec, trained.layout, 0);
-          v1::CommunicationBytes sum;
-          for (const auto& [rank, bytes] : trained.result.sent) {
-            sum.set_data(sum.data() + bytes.data() - bytes.gathered());
-            sum.set_gathered(sum.gathered() + bytes.gathered());
-          }
-          return sum;
-        };
-        SCOPED_TRACE(parallelism->ShortDebugString());
-        plan::StateVolume volume;
-        const v1::CommunicationBytes before = sent_in(1, &volume);
-        const v1::CommunicationBytes after = sent_in(2, &volume);
-        EXPECT_EQ(after.data() - before.data(), std::llround(volume.reduced * division.data));
-        EXPECT_EQ(after.gathered() - before.gathered(),
-                  std::llround(volume.gathered * division.data));
+        ExpectPlannedVolume(spec, division);
       }
     }
+  }
+}
+
+TEST(Communication, DividedStatesOfWhichPartsAreFrozenSendWhatThePlanSays) {
+  v1::JobSpec spec = SmallLlama();
+  spec.mutable_training()->set_lanes(8);
+  spec.mutable_training()->set_precision(v1::PRECISION_BF16);
+  spec.mutable_training()->add_frozen("embedding.*");
+  spec.mutable_training()->add_frozen("layers.*.mlp.*");
+  for (const Division& division : std::vector<Division>{
+           {4, 0, 0, 0, 1, 2}, {4, 1, 0, 0, 1, 2}, {4, 2, 2, 0, 1, 1}, {4, 3, 0, 2, 1, 1}}) {
+    ExpectPlannedVolume(spec, division);
   }
 }
 

@@ -416,9 +416,46 @@ TEST(Sharding, AnyCheckpointLoadsInAnyDivision) {
   }
 }
 
+// Frozen weights are saved as they are, without moments, and load in any layout.
+TEST(Sharding, CheckpointsOfFrozenTensorsLoadInAnyDivision) {
+  for (const v1::Precision precision : {v1::PRECISION_FP32, v1::PRECISION_BF16}) {
+    v1::JobSpec spec = With(SmallJob(), precision);
+    for (const char* pattern : {"embedding.*", "layers.0.*", "layers.*.mlp.*"}) {
+      spec.mutable_training()->add_frozen(pattern);
+    }
+    ExpectAnyResumption(
+        spec, {kOneRank, Divided({1, 1, 4, 2, 1, k1f1b}), Divided({1, 2, 2, 1, 1, k1f1b}, 2),
+               Divided({1, 2, 2, 1, 1, k1f1b}, 3)});
+    const RunResult result = Train(spec, kOneRank);
+    EXPECT_TRUE(result.state.contains("layers.0.attention.query.weight"));
+    EXPECT_FALSE(result.state.contains("adamw.m.layers.0.attention.query.weight"));
+    EXPECT_TRUE(result.state.contains("adamw.m.layers.1.attention.query.weight"));
+    EXPECT_FALSE(result.state.contains("adamw.v.layers.1.mlp.up.weight"));
+  }
+}
+
+// Weights of the job's format are held as they were loaded, others are rounded, and a rank says so.
+TEST(Sharding, FrozenWeightsAreRoundedToThePrecision) {
+  v1::JobSpec spec = With(SmallJob(), v1::PRECISION_FP32);
+  spec.mutable_training()->add_frozen("layers.0.*");
+  const RunResult exact = Train(spec, kOneRank);
+  spec = With(spec, v1::PRECISION_BF16);
+  RunOptions options;
+  options.state = &exact.state;
+  const RunResult rounded = Train(spec, kOneRank, options);
+  EXPECT_FALSE(rounded.holds_what_it_loaded);
+  options.state = &rounded.state;
+  const RunResult again = Train(spec, Divided({1, 2, 2, 1, 1, k1f1b}, 3), options);
+  EXPECT_TRUE(again.holds_what_it_loaded);
+  const char* const frozen = "layers.0.mlp.up.weight";
+  EXPECT_NE(rounded.state.at(frozen), exact.state.at(frozen));
+  EXPECT_EQ(again.state.at(frozen), rounded.state.at(frozen));
+}
+
 TEST(Sharding, CopiesOfShardsHaveTheSameBits) {
   for (const v1::Precision precision : {v1::PRECISION_FP32, v1::PRECISION_BF16}) {
     v1::JobSpec spec = With(SmallJob(), precision);
+    spec.mutable_training()->add_frozen("layers.1.*");
     spec.mutable_checkpoint()->set_peer_copies(1);
     // What ranks have of weights is no more than their shard.
     const Case layout = Divided({2, 2, 2, 1, 1, k1f1b}, 3);

@@ -200,6 +200,7 @@ absl::Status RunRank(int rank, Shared& shared) {
   TERCIO_CHECK(shared.result.replicas.equal || shared.result.replicas.text == replicas.text);
   shared.result.replicas = replicas;
   shared.result.state_digest = digest;
+  shared.result.holds_what_it_loaded = engine->HoldsWhatItLoaded();
   shared.result.memory[rank] = std::move(memory);
   shared.result.stages[rank] = plan.placement().pipeline_index();
   shared.result.sent[rank] = sent;

@@ -71,8 +71,9 @@ struct RunResult {
   engine::ReplicaVerdict replicas;  // after the last step; the same on every rank
   // Every logical tensor and its moments, whole, by the names of checkpoints.
   std::map<std::string, std::vector<float>> state;
-  uint64_t state_digest = 0;  // that of `state`, as every rank has learned it
-  RankCopies copies;          // for jobs that keep copies of snapshots
+  bool holds_what_it_loaded = true;  // the same on every rank
+  uint64_t state_digest = 0;         // that of `state`, as every rank has learned it
+  RankCopies copies;                 // for jobs that keep copies of snapshots
   // What each rank has used of its memory, by rank.
   std::map<int, std::vector<engine::BufferUse>> memory;
   std::map<int, int> stages;                   // the pipeline stage of each rank

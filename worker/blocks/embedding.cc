@@ -138,6 +138,7 @@ void Embedding::Backward(absl::Span<const Part> parts, const Kept& kept, Gradien
   for (size_t i = 0; i < parts.size(); ++i) {
     const Pass& pass = parts[i].pass;
     BackwardRows(pass, kept, parts[i].flow, lanes);
+    if (!token_.has_gradient()) continue;
     kernels::ConstValues all = tools_.tensor.GatherRows(pass, parts[i].flow);
     // Gathered rows are valid until the next ones are.
     if (tools_.tensor.divides_rows() && i + 1 < parts.size()) {
@@ -146,6 +147,7 @@ void Embedding::Backward(absl::Span<const Part> parts, const Kept& kept, Gradien
     }
     gradients_of.push_back(all);
   }
+  if (!token_.has_gradient()) return;
   const auto backward = [&](const Gradients& gradients, size_t part, int64_t first, int64_t count) {
     const Pass& pass = parts[part].pass;
     const int64_t row = first * pass.tokens;

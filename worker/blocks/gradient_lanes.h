@@ -49,13 +49,15 @@ class GradientLanes {
     std::sort(bucket_begins_.begin(), bucket_begins_.end());
     if (kind_ != Kind::kWhole) {
       for (const char* name : {"gradients.0", "gradients.1"}) {
-        if (arena.Bytes(name) == 0) continue;
+        // A stage of which all is frozen has an empty one.
+        if (arena.Bytes(name) == 0 && !whole_.empty()) continue;
         whole_.push_back(arena.Floats(name));
         whole_elements_.push_back(arena.Bytes(name) / static_cast<int64_t>(sizeof(float)));
       }
       return;
     }
     for (const plan::StageTensor& entry : tensors.tensors) {
+      if (entry.frozen) continue;
       const kernels::BlockFormat of_tensor = plan::FormatOfTensor(entry, format);
       if (of_tensor == kernels::BlockFormat::kNone) continue;
       rounded_.push_back({entry.gradient_offset, entry.elements, of_tensor});
@@ -77,7 +79,8 @@ class GradientLanes {
                                        bool accumulate)>;
 
   // Calls `write` for the segments of a micro-batch in order. `tensors` are all that it writes;
-  // each is merged when its lane is complete. REQUIRES: they lie in one bucket (plan/buckets.h).
+  // each that is not frozen is merged when its lane is complete. REQUIRES: these lie in one bucket
+  // (plan/buckets.h).
   void Assign(int micro_batch, std::initializer_list<WeightRef> tensors, kernels::Ops& ops,
               Write write) {
     const int64_t first = FirstOf(tensors);
@@ -95,11 +98,13 @@ class GradientLanes {
       plan::LaneLevel level = plan::LevelOf(buffers_, segment.lane);
       write(segment, At(level, first), !segment.starts_lane);
       if (!segment.completes_lane) continue;
-      for (const WeightRef& tensor : tensors) Round(tensor, At(level, first), ops);
+      for (const WeightRef& tensor : tensors) {
+        if (tensor.has_gradient()) Round(tensor, At(level, first), ops);
+      }
       for (int i = 0; i < plan::MergesAfterLane(segment.lane); ++i) {
         const plan::LaneLevel below = plan::LevelBelow(level);
         for (const WeightRef& tensor : tensors) {
-          if (tensor.elements == 0) continue;
+          if (!tensor.has_gradient()) continue;
           ops.Add(tensor.GradientIn(At(below, first)), tensor.GradientIn(At(level, first)),
                   tensor.elements);
         }
@@ -115,7 +120,7 @@ class GradientLanes {
     Assign(micro_batch, tensors, ops,
            [&](const plan::LaneSegment& segment, const Gradients& gradients, bool accumulate) {
              for (const WeightRef& tensor : tensors) {
-               if (accumulate || tensor.elements == 0) continue;
+               if (accumulate || !tensor.has_gradient()) continue;
                ops.Zero(tensor.GradientIn(gradients), tensor.elements);
              }
              write(segment, gradients);
@@ -167,7 +172,7 @@ class GradientLanes {
     int64_t first = -1;
     if (shared_.empty() && kind_ != Kind::kBuckets) return first;
     for (const WeightRef& tensor : tensors) {
-      if (tensor.elements == 0) continue;
+      if (!tensor.has_gradient()) continue;
       if (first < 0) first = BucketOf(tensor.gradient);
       // The memory table has room for those of one bucket.
       const int64_t room = kind_ == Kind::kBuckets ? whole_elements_[place_] : shared_elements_;

@@ -1,5 +1,7 @@
 #include "worker/blocks/layer.h"
 
+#include <algorithm>
+
 namespace tercio::blocks {
 namespace {
 
@@ -9,10 +11,15 @@ std::optional<NormLayer> MakeNorm(const std::optional<model::Norm>& norm,
   return NormLayer(*norm, tools.shape.hidden, weights, tools.parameters);
 }
 
+bool HasGradients(const std::optional<model::Norm>& norm, const WeightFinder& weights) {
+  return norm.has_value() && weights.FindsGradient(norm->name);
+}
+
 }  // namespace
 
 Layer::Layer(const model::Layer& declared, const model::LayerDescription& description,
-             const WeightFinder& weights, int model_layer, ProductId first, const Tools& tools)
+             const WeightFinder& weights, int model_layer, ProductId first, Input input,
+             const Tools& tools)
     : tools_(tools),
       model_layer_(model_layer),
       branch_(tools.Scratch("branch")),
@@ -26,16 +33,31 @@ Layer::Layer(const model::Layer& declared, const model::LayerDescription& descri
     for (size_t j = 0; j < options.branches.size(); ++j) {
       const model::Branch& branch = options.branches[j];
       const model::BranchPlaces& at = sublayer.at.branches[j];
-      sublayer.branches.push_back({MakeBlock(branch.block, weights.Under(branch.name), model_layer,
-                                             declared.stream, first + at.first_product, tools),
-                                   MakeNorm(branch.norm, weights, tools),
-                                   MakeNorm(branch.result_norm, weights, tools),
-                                   branch.dropout_site, at});
+      sublayer.branches.push_back(
+          {MakeBlock(branch.block, weights.Under(branch.name), model_layer, declared.stream,
+                     first + at.first_product, tools),
+           MakeNorm(branch.norm, weights, tools), MakeNorm(branch.result_norm, weights, tools),
+           branch.dropout_site, at,
+           weights.FindsGradient(branch.name) || HasGradients(branch.result_norm, weights),
+           HasGradients(branch.norm, weights)});
       if (branch.result_norm.has_value()) result_gradient_ = tools.Scratch("result_gradient");
     }
     if (options.branches.size() > 1) sum_gradient_ = tools.Scratch("sum_gradient");
     sublayers_.push_back(std::move(sublayer));
   }
+  if (input == Input::kTakesGradient) return;
+  // What the sum's norm reads needs a gradient of its weight only.
+  const auto trains = [&](size_t i) {
+    const std::vector<Branch>& branches = sublayers_[i].branches;
+    return HasGradients(declared.sublayers[i].sum_norm, weights) ||
+           std::any_of(branches.begin(), branches.end(), [](const Branch& branch) {
+             return branch.has_gradients || branch.norm_has_gradients;
+           });
+  };
+  while (backward_end_ + 1 < sublayers_.size() && !trains(backward_end_)) ++backward_end_;
+  const std::vector<Branch>& last = sublayers_[backward_end_].branches;
+  stops_at_branches_ = std::none_of(last.begin(), last.end(),
+                                    [](const Branch& branch) { return branch.norm_has_gradients; });
 }
 
 kernels::LayerNormArgs Layer::NormOf(const Pass& pass, const Frame& frame, const Sublayer& sublayer,
@@ -186,13 +208,14 @@ void Layer::RestoreCheap(const Pass& pass, const Frame& frame) {
 
 void Layer::Backward(const Pass& pass, const Frame& frame, kernels::Values flow,
                      GradientLanes& lanes) {
-  for (size_t i = sublayers_.size(); i-- > 0;) {
-    BackwardSublayer(pass, frame, sublayers_[i], flow, lanes);
+  for (size_t i = sublayers_.size(); i-- > backward_end_;) {
+    BackwardSublayer(pass, frame, i, flow, lanes);
   }
 }
 
-void Layer::BackwardSublayer(const Pass& pass, const Frame& frame, const Sublayer& sublayer,
+void Layer::BackwardSublayer(const Pass& pass, const Frame& frame, size_t index,
                              kernels::Values flow, GradientLanes& lanes) {
+  const Sublayer& sublayer = sublayers_[index];
   if (sublayer.sum_norm) {
     sublayer.sum_norm->Backward(pass, flow, frame.Values(sublayer.at.sum),
                                 frame.Floats(sublayer.at.sum_norm.mean),
@@ -204,8 +227,11 @@ void Layer::BackwardSublayer(const Pass& pass, const Frame& frame, const Sublaye
     tools_.ops.Copy(sum_gradient_, flow, pass.local_rows * tools_.shape.hidden);
     dsum = sum_gradient_;
   }
+  const bool stops = index == backward_end_ && stops_at_branches_;
   for (size_t i = sublayer.branches.size(); i-- > 0;) {
-    BackwardBranch(pass, frame, sublayer, i, dsum, flow, lanes);
+    if (stops && !sublayer.branches[i].has_gradients) continue;
+    BackwardWeights(pass, frame, sublayer, sublayer.branches[i], dsum, lanes);
+    if (!stops) BackwardInput(pass, frame, sublayer, i, flow, lanes);
   }
 }
 
@@ -238,15 +264,19 @@ kernels::ConstValues Layer::BackwardSum(const Pass& pass, const Frame& frame, co
   return tools_.tensor.GatherRows(pass, dropped ? kernels::ConstValues(branch_gradient_) : dsum);
 }
 
-void Layer::BackwardBranch(const Pass& pass, const Frame& frame, const Sublayer& sublayer,
-                           size_t index, kernels::ConstValues dsum, kernels::Values flow,
-                           GradientLanes& lanes) {
-  const Branch& branch = sublayer.branches[index];
+void Layer::BackwardWeights(const Pass& pass, const Frame& frame, const Sublayer& sublayer,
+                            const Branch& branch, kernels::ConstValues dsum, GradientLanes& lanes) {
   Block& block = *branch.block;
   block.BackwardBranch(pass, frame.From(branch.at.first_field),
                        BackwardSum(pass, frame, branch, dsum, lanes), lanes);
   block.BackwardFirstWeight(pass, tools_.tensor.GatherRows(pass, InputOf(frame, sublayer, branch)),
                             lanes);
+}
+
+void Layer::BackwardInput(const Pass& pass, const Frame& frame, const Sublayer& sublayer,
+                          size_t index, kernels::Values flow, GradientLanes& lanes) {
+  const Branch& branch = sublayer.branches[index];
+  Block& block = *branch.block;
   // Branches behind this one that read through the same norm have left their part.
   const bool adds = index + 1 < sublayer.branches.size() && !sublayer.branches[index + 1].norm;
   // A norm that several branches read through gets the sum of their gradients, from the first one.

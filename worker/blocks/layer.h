@@ -24,9 +24,12 @@ struct Continuation {
 
 class Layer {
  public:
+  // What becomes of the gradient of the layer's input: nothing where all before it is frozen.
+  enum class Input { kTakesGradient, kIgnoresGradient };
   // `weights`: of the layer. `model_layer` keys its dropout. `first`: its products.
   Layer(const model::Layer& declared, const model::LayerDescription& description,
-        const WeightFinder& weights, int model_layer, ProductId first, const Tools& tools);
+        const WeightFinder& weights, int model_layer, ProductId first, Input input,
+        const Tools& tools);
 
   // What the layer computes first from its input, which is in its frame.
   Continuation Entry(const Pass& pass, const Frame& frame) const;
@@ -36,7 +39,8 @@ class Layer {
                const Continuation& next);
   // Makes the fields again that Forward did not keep.
   void Restore(const Pass& pass, const Frame& frame);
-  // `flow` (local rows x hidden): the gradient of the output becomes that of the input.
+  // `flow` (local rows x hidden): the gradient of the output becomes that of the input, unless it
+  // is ignored.
   void Backward(const Pass& pass, const Frame& frame, kernels::Values flow, GradientLanes& lanes);
 
  private:
@@ -46,6 +50,8 @@ class Layer {
     std::optional<NormLayer> result_norm;
     uint32_t dropout_site;
     model::BranchPlaces at;
+    bool has_gradients;       // of the block or the norm of its result
+    bool norm_has_gradients;  // that it reads through
   };
   struct Sublayer {
     std::vector<Branch> branches;
@@ -70,10 +76,13 @@ class Layer {
   void RestoreAll(const Pass& pass, const Frame& frame);
   void RestoreCheap(const Pass& pass, const Frame& frame);
 
-  void BackwardSublayer(const Pass& pass, const Frame& frame, const Sublayer& sublayer,
-                        kernels::Values flow, GradientLanes& lanes);
-  void BackwardBranch(const Pass& pass, const Frame& frame, const Sublayer& sublayer, size_t branch,
-                      kernels::ConstValues dsum, kernels::Values flow, GradientLanes& lanes);
+  void BackwardSublayer(const Pass& pass, const Frame& frame, size_t sublayer, kernels::Values flow,
+                        GradientLanes& lanes);
+  void BackwardWeights(const Pass& pass, const Frame& frame, const Sublayer& sublayer,
+                       const Branch& branch, kernels::ConstValues dsum, GradientLanes& lanes);
+  // Adds to the flow what comes through the branch.
+  void BackwardInput(const Pass& pass, const Frame& frame, const Sublayer& sublayer, size_t branch,
+                     kernels::Values flow, GradientLanes& lanes);
   // The gradient of a branch (all rows) from that of the sum it was added to.
   kernels::ConstValues BackwardSum(const Pass& pass, const Frame& frame, const Branch& branch,
                                    kernels::ConstValues dsum, GradientLanes& lanes);
@@ -82,6 +91,8 @@ class Layer {
   const Tools& tools_;
   const int model_layer_;
   std::vector<Sublayer> sublayers_;
+  size_t backward_end_ = 0;                // the first sublayer that has a backward pass
+  bool stops_at_branches_ = false;         // the gradient of its input is not needed
   const kernels::Values branch_;           // (rows, hidden)
   const kernels::Values branch_gradient_;  // (local rows, hidden), with dropout
   const kernels::Values norm_gradient_;    // (rows, hidden)

@@ -170,7 +170,7 @@ void MaskedHead::Backward(const Pass& pass, kernels::ConstValues x, kernels::Val
   // overwritten by the lane's first chunk instead, which spares zeroing the largest tensor.
   const auto whole = {transform_, transform_bias_, norm_weight_, norm_bias_};
   const auto zero = [&](const WeightRef& tensor, const Gradients& gradients) {
-    if (tensor.elements > 0) tools_.ops.Zero(tensor.GradientIn(gradients), tensor.elements);
+    if (tensor.has_gradient()) tools_.ops.Zero(tensor.GradientIn(gradients), tensor.elements);
   };
   const auto scale =
       static_cast<float>(gradient_scale_ / static_cast<double>(pass.batch.step_predictions));

@@ -221,8 +221,9 @@ void Products::BeginBackward(ProductId product, kernels::ConstValues dy, int64_t
 void Products::BackwardWeight(ProductId product, const kernels::MatmulBackwardWeightArgs& a,
                               int64_t row) {
   if (!TakesFp8(product)) return ops_.MatmulBackwardWeight(a);
-  // The gradient is rounded even if this lane's rows do not fit: BackwardInput reads all of them.
-  const bool takes = plan::TakesFp8(shape_, a.m, a.n, a.k);
+  // The gradient is rounded even if this lane's rows do not fit, or nothing is made of it here:
+  // BackwardInput reads all of them.
+  const bool takes = a.dw != nullptr && plan::TakesFp8(shape_, a.m, a.n, a.k);
   const kernels::Scale* const dy_scale = ScaleOf(product, Fp8Role::kGradient);
   if (!Holds(rounded_gradient_, product, a.dy, a.m)) {
     kernels::QuantizeArgs both = RoundingOf(product, Fp8Role::kGradient, a.dy, a.m, a.n);
@@ -301,7 +302,7 @@ void Products::BackwardAndMakeGradient(ProductId product, ProductId reader, kern
       Knows(reader, Fp8Role::kGradient)) {
     TERCIO_CHECK_EQ(made.columns, declared.outputs);
     chain.quantize = RoundingOf(reader, Fp8Role::kGradient, made.values, made.rows, made.columns);
-    chain.quantize->transposed = turned_gradient_;
+    if (At(reader).weight.has_gradient()) chain.quantize->transposed = turned_gradient_;
     rounded_gradient_ = Rounded{reader, made.values.data(), made.rows};
   }
   ops_.RunChain(chain);

@@ -69,7 +69,8 @@ class Products {
 
   // The gradients of a product, of all rows that the three calls name: first this one,
   void BeginBackward(ProductId product, kernels::ConstValues dy, int64_t rows);
-  // then weight gradients, which together cover the rows (those of a call begin with `row`),
+  // then weight gradients, which together cover the rows (those of a call begin with `row`); of
+  // frozen weights without dw,
   void BackwardWeight(ProductId product, const kernels::MatmulBackwardWeightArgs& args,
                       int64_t row);
   // then input gradients.

@@ -1,15 +1,29 @@
 #include "worker/blocks/weights.h"
 
+#include <algorithm>
+#include <string_view>
+
 namespace tercio::blocks {
 
 WeightRef WeightFinder::FindUse(const std::string& name) const {
   for (const plan::StageTensor& entry : tensors_.tensors) {
-    if (entry.use == name) return {entry.parameter_offset, entry.gradient_offset, entry.elements};
+    if (entry.use != name) continue;
+    return {entry.parameter_offset, entry.gradient_offset, entry.elements, entry.frozen};
   }
   return {};
 }
 
 WeightRef WeightFinder::Find(const std::string& name) const { return FindUse(prefix_ + name); }
+
+bool WeightFinder::FindsGradient(const std::string& name) const {
+  const std::string whole = prefix_ + name;
+  return std::any_of(tensors_.tensors.begin(), tensors_.tensors.end(),
+                     [&](const plan::StageTensor& entry) {
+                       const std::string_view use = entry.use;
+                       return !entry.frozen && use.starts_with(whole) &&
+                              (use.size() == whole.size() || use[whole.size()] == '.');
+                     });
+}
 
 WeightRef WeightFinder::Joined(std::initializer_list<const char*> names) const {
   WeightRef joined;

@@ -23,12 +23,14 @@ struct WeightRef {
   int64_t parameter = 0;
   int64_t gradient = 0;
   int64_t elements = 0;
+  bool frozen = false;  // without a gradient
 
   kernels::ConstValues In(kernels::ConstValues parameters) const {
     return elements == 0 ? nullptr : parameters + parameter;
   }
+  bool has_gradient() const { return elements > 0 && !frozen; }
   float* GradientIn(const Gradients& gradients) const {
-    return elements == 0 ? nullptr : gradients.data + (gradient - gradients.first);
+    return has_gradient() ? gradients.data + (gradient - gradients.first) : nullptr;
   }
 };
 
@@ -46,6 +48,8 @@ class WeightFinder {
 
   // Empty where the model lacks the tensor.
   WeightRef Find(const std::string& name) const;
+  // Whether any tensor has a gradient whose name is `name` or lies below it.
+  bool FindsGradient(const std::string& name) const;
   // Tensors that follow each other without a gap, as one; those that the model lacks have no
   // elements.
   WeightRef Joined(std::initializer_list<const char*> names) const;

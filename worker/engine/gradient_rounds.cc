@@ -29,7 +29,7 @@ GradientRounds::GradientRounds(const v1::JobSpec& spec, const v1::RankPlan& plan
       trace_(trace),
       where_(where),
       tied_(plan, tensors, shards, plan::IsTied(spec.model()), arena.Floats("tied_gradient")),
-      shared_(spec.model(), plan, tensors, shards, arena.Floats("shared_gradients")),
+      shared_(spec, plan, tensors, shards, arena.Floats("shared_gradients")),
       data_scratch_(arena.Floats("data_scratch")),
       tensor_scratch_(arena.Floats("tensor_scratch")) {
   squares_.reserve(tensors.tensors.size());
@@ -103,7 +103,7 @@ void GradientRounds::ReduceBuckets(int layer) {
 void GradientRounds::ReduceUnits(int layer, int round) {
   for (size_t i = 0; i < shards_.units.size(); ++i) {
     const plan::StateUnit& unit = shards_.units[i];
-    if (unit.layer != layer || tied_.IsJoinedFirst(unit.gradient_offset)) continue;
+    if (unit.frozen || unit.layer != layer || tied_.IsJoinedFirst(unit.gradient_offset)) continue;
     float* gradients = sums_.front() + unit.gradient_offset;
     if (shards_.divides_gradients) {
       const blocks::Gradients bucket = lanes_.At(lanes_.BucketOf(unit.gradient_offset));
@@ -163,6 +163,7 @@ void GradientRounds::Finish() {
 void GradientRounds::SumOverSequenceParts() {
   for (size_t i = 0; i < tensors_.tensors.size(); ++i) {
     const plan::StageTensor& entry = tensors_.tensors[i];
+    if (entry.frozen) continue;
     const bool divided = sequence_parallel_ && entry.tensor.shard == plan::Shard::kWhole;
     if (!divided && !entry.tensor.partial) continue;
     // Tensor ranks have the same shard.
@@ -178,7 +179,7 @@ void GradientRounds::MeasureSquares(const ExchangeVector& exchange) {
   for (size_t i = 0; i < tensors_.tensors.size(); ++i) {
     const plan::StageTensor& entry = tensors_.tensors[i];
     // The joined gradient of a tied tensor counts once, where its first use is.
-    if (entry.further_use) continue;
+    if (entry.further_use || entry.frozen) continue;
     if (plan::PolicyOf(entry.tensor, training_).frozen) continue;
     const bool is_whole = entry.tensor.shard == plan::Shard::kWhole;
     if (is_whole && plan_.placement().tensor_index() != 0) continue;

@@ -26,6 +26,15 @@ void FlipWord(std::byte* place, device::Stream& stream) {
   stream.CopyFromHost(place, &bits, sizeof(bits));
 }
 
+// The digest of the whole words of some values: two values of 16 bits fill one.
+kernels::DigestArgs DigestOfWords(const std::byte* begin, int64_t bytes, uint64_t* digest) {
+  const auto address = reinterpret_cast<uintptr_t>(begin);
+  const auto before = static_cast<int64_t>((kWord - address % kWord) % kWord);
+  return {.values = reinterpret_cast<const float*>(begin + before),
+          .columns = std::max<int64_t>(0, bytes - before) / kWord,
+          .digest = digest};
+}
+
 // The order of the tensors counts, so two that have changed places do not cancel out.
 uint64_t DigestOfAll(absl::Span<const uint64_t> digests) {
   uint64_t all = 0;
@@ -99,7 +108,8 @@ void FlipBitOfShard(const StateStore& store, device::Stream& stream) {
                                         [](const StateRange& a, const StateRange& b) {
                                           return a.part.elements() < b.part.elements();
                                         });
-  FlipWord(reinterpret_cast<std::byte*>(largest->weights + largest->part.elements() / 2), stream);
+  const int64_t middle = largest->weights.BytesFor(largest->part.elements() / 2);
+  FlipWord(largest->weights.data() + middle / kWord * kWord, stream);
 }
 
 ReplicaCheck::ReplicaCheck(const v1::RankPlan& plan, const plan::StageTensors& tensors,
@@ -120,25 +130,16 @@ bool ReplicaCheck::HasReplicas() const { return plan_.layout().data() > 1; }
 
 // The rounded copy that the model reads follows from the weights at every step, and gradients are
 // the same on all replicas once they are added: neither is compared.
-absl::StatusOr<std::vector<uint64_t>> ReplicaCheck::DigestsOf(absl::Span<const Buffer> buffers,
+absl::StatusOr<std::vector<uint64_t>> ReplicaCheck::DigestsOf(kernels::ConstValues weights,
                                                               uint64_t* parts,
                                                               device::Stream& stream) const {
-  TERCIO_CHECK_LE(buffers.size(), kMostBuffers);
   stream.SetZero(parts, static_cast<int64_t>(tensors_.tensors.size() * sizeof(Parts)));
   for (size_t i = 0; i < tensors_.tensors.size(); ++i) {
     const plan::StageTensor& entry = tensors_.tensors[i];
     // The uses of a tied tensor on a stage are one parameter.
     if (!entry.own_parameter) continue;
-    for (size_t kind = 0; kind < buffers.size(); ++kind) {
-      const Buffer& buffer = buffers[kind];
-      // Digests read words, of which two values of 16 bits fill one: whole words of the tensor.
-      const int64_t begin = entry.parameter_offset * buffer.element_bytes;
-      const int64_t first = (begin + kWord - 1) / kWord;
-      const int64_t end = (begin + entry.elements * buffer.element_bytes) / kWord;
-      stream.ops().Digest({.values = reinterpret_cast<const float*>(buffer.begin) + first,
-                           .columns = end - first,
-                           .digest = parts + i * kMostBuffers + kind});
-    }
+    stream.ops().Digest(DigestOfWords((weights + entry.parameter_offset).data(),
+                                      weights.BytesFor(entry.elements), parts + i * kMostParts));
   }
   return Joined(parts, stream);
 }
@@ -148,9 +149,13 @@ absl::StatusOr<std::vector<uint64_t>> ReplicaCheck::DigestsOf(const StateStore& 
                                                               device::Stream& stream) const {
   stream.SetZero(parts, static_cast<int64_t>(tensors_.tensors.size() * sizeof(Parts)));
   for (const StateRange& range : store.ranges()) {
-    uint64_t* part = parts + range.tensor * kMostBuffers;
-    for (const float* values : {range.weights, range.first_moment, range.second_moment}) {
-      stream.ops().Digest({.values = values, .columns = range.part.elements(), .digest = part++});
+    uint64_t* part = parts + range.tensor * kMostParts;
+    const int64_t elements = range.part.elements();
+    stream.ops().Digest(
+        DigestOfWords(range.weights.data(), range.weights.BytesFor(elements), part++));
+    if (range.frozen) continue;
+    for (const float* values : {range.first_moment, range.second_moment}) {
+      stream.ops().Digest({.values = values, .columns = elements, .digest = part++});
     }
   }
   return Joined(parts, stream);

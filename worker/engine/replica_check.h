@@ -20,6 +20,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "kernels/values.h"
 #include "plan/model_tensors.h"
 #include "plan/state_shards.h"
 #include "proto/tercio/v1/plan.pb.h"
@@ -69,17 +70,12 @@ class ReplicaCheck {
   // Whether there is anything to compare; the same on every rank.
   bool HasReplicas() const;
 
-  // Values of the stage's tensors, each at its parameter_offset.
-  struct Buffer {
-    const std::byte* begin;
-    int64_t element_bytes;
-  };
-  static constexpr size_t kMostBuffers = 3;
-  // The digest of each tensor over all buffers. `parts`: memory of the device, kMostBuffers numbers
-  // for each tensor.
-  absl::StatusOr<std::vector<uint64_t>> DigestsOf(absl::Span<const Buffer> buffers, uint64_t* parts,
+  static constexpr size_t kMostParts = 3;
+  // The digest of each tensor's weights, each at its parameter_offset. `parts`: memory of the
+  // device, kMostParts numbers for each tensor.
+  absl::StatusOr<std::vector<uint64_t>> DigestsOf(kernels::ConstValues weights, uint64_t* parts,
                                                   device::Stream& stream) const;
-  // The same of weights and moments of this rank's shard.
+  // The same of weights and moments of this rank's shard, which may be all of the state.
   absl::StatusOr<std::vector<uint64_t>> DigestsOf(const StateStore& store, uint64_t* parts,
                                                   device::Stream& stream) const;
   // Whether other ranks have the same shard.
@@ -97,7 +93,7 @@ class ReplicaCheck {
     collective::Communicator* ranks;
     std::vector<int> odd = {};
   };
-  using Parts = std::array<uint64_t, kMostBuffers>;  // digests of a tensor's buffers
+  using Parts = std::array<uint64_t, kMostParts>;  // digests of a tensor's weights and moments
 
   // The digests of a group's members, one row for each.
   using Rows = std::vector<std::vector<uint64_t>>;

@@ -14,18 +14,18 @@ constexpr int kBuffer = -1;
 
 }  // namespace
 
-SharedGradients::SharedGradients(const v1::ModelSpec& model, const v1::RankPlan& plan,
+SharedGradients::SharedGradients(const v1::JobSpec& job, const v1::RankPlan& plan,
                                  const plan::StageTensors& tensors, const plan::RankShards& shards,
                                  float* sums)
     : plan_(plan), sums_(sums) {
   std::map<int, int64_t> places;  // by the tensors' numbers
-  for (const plan::LogicalTensor& tensor : plan::TensorsSharedByLayers(model)) {
+  for (const plan::LogicalTensor& tensor : plan::TensorsSharedByLayers(job)) {
     places[tensor.index] = elements_;
     elements_ += tensor.rows / plan.layout().tensor() * tensor.columns;
   }
   const auto& layers = plan.stage().layers();
-  const plan::StageRuns runs =
-      plan::RunsOfStage(model::LayersOf(model), plan.layout(), plan.placement().pipeline_index());
+  const plan::StageRuns runs = plan::RunsOfStage(model::LayersOf(job.model()), plan.layout(),
+                                                 plan.placement().pipeline_index());
   for (size_t i = 0; i < tensors.tensors.size(); ++i) {
     const plan::StageTensor& entry = tensors.tensors[i];
     const auto place = places.find(entry.tensor.index);

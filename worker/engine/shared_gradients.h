@@ -19,7 +19,7 @@ namespace tercio::engine {
 class SharedGradients {
  public:
   // `sums`: memory for the sums of all shared tensors. The arguments outlive it.
-  SharedGradients(const v1::ModelSpec& model, const v1::RankPlan& plan,
+  SharedGradients(const v1::JobSpec& job, const v1::RankPlan& plan,
                   const plan::StageTensors& tensors, const plan::RankShards& shards, float* sums);
 
   // Enqueues the additions for a stage's `gradients` (ShardPart::sum_offset): afterwards the entry

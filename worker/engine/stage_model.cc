@@ -59,10 +59,14 @@ StageModel::StageModel(const v1::JobSpec& spec, const v1::RankPlan& plan,
   const blocks::WeightFinder weights(tensors);
   const model::Architecture& architecture = units_.architecture;
   if (shape_.first) embedding_.emplace(architecture.embedding, weights, tools_);
+  const int trained_from = plan::FirstTrainedLayer(spec);
   for (size_t i = 0; i < units_.layers.size(); ++i) {
     layers_.emplace_back(architecture.kinds[static_cast<size_t>(units_.layers[i])], units_.layer(i),
                          weights.Under(absl::StrCat("layers.", layer_numbers_[i])),
-                         layer_numbers_[i], products_.FirstOfLayer(i), tools_);
+                         layer_numbers_[i], products_.FirstOfLayer(i),
+                         layer_numbers_[i] > trained_from ? blocks::Layer::Input::kTakesGradient
+                                                          : blocks::Layer::Input::kIgnoresGradient,
+                         tools_);
   }
   if (!shape_.last) return;
   const model::Head& head = architecture.head;

@@ -25,11 +25,13 @@ void AddRange(const plan::StageTensor& entry, const StateRange& range, const v1:
   const int64_t row_begin = shard.row_begin + part.begin / shard.local_columns;
   const int64_t row_end = std::min(shard.row_end, shard.row_begin + part.end / shard.local_columns);
   if (row_end <= row_begin) return;
-  const std::pair<float*, const char*> kinds[] = {
+  const std::pair<kernels::Values, const char*> kinds[] = {
       {range.weights, ""}, {range.first_moment, "adamw.m."}, {range.second_moment, "adamw.v."}};
   for (const auto& [values, prefix] : kinds) {
+    if (values == nullptr) continue;
     StateSlice state;
     state.values = values;
+    state.frozen = range.frozen;
     if (values == range.weights) state.model_offset = range.model_offset;
     state.elements = (row_end - row_begin) * shard.local_columns;
     state.slice.set_tensor(absl::StrCat(prefix, entry.tensor.name));

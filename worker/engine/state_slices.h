@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "kernels/values.h"
 #include "plan/model_tensors.h"
 #include "plan/state_shards.h"
 #include "proto/tercio/v1/checkpoint_service.pb.h"
@@ -20,7 +21,8 @@ namespace tercio::engine {
 struct StateSlice {
   v1::TensorSlice slice;
   int64_t elements = 0;       // of the slice: whole local rows
-  float* values = nullptr;    // where they lie; null: in `part`
+  kernels::Values values;     // where they lie; null: in `part`
+  bool frozen = false;        // weights of a frozen tensor
   StatePart* part = nullptr;  // not owned
   // Elements, in what the model reads, where it is one of weights; else -1.
   int64_t model_offset = -1;

@@ -25,11 +25,17 @@ StateStore::StateStore(const plan::StageTensors& tensors, const plan::RankShards
                        Arena& arena)
     : weights_(arena.Floats("parameters")),
       first_moments_(arena.Floats("adamw.m")),
-      second_moments_(arena.Floats("adamw.v")),
       is_split_(shards.splits_moments) {
   const SplitBuffer weights(arena, "parameters");
   const SplitBuffer first(arena, "adamw.m");
   const SplitBuffer second(arena, "adamw.v");
+  const kernels::Values frozen = arena.ValuesOf(shards.frozen_buffer, shards.frozen_precision);
+  const auto weights_of = [&](const StateRange& range) -> kernels::Values {
+    const int64_t packed = range.part.state_offset;
+    if (range.frozen) return frozen + (shards.frozen_apart ? packed : range.model_offset);
+    if (shards.splits_master) return weights.PlaceOf(range.part);
+    return weights_ + (shards.packs_master ? packed : range.model_offset);
+  };
   for (size_t i = 0; i < tensors.tensors.size(); ++i) {
     const plan::StageTensor& entry = tensors.tensors[i];
     // Further uses share the memory of the first one.
@@ -39,12 +45,13 @@ StateStore::StateStore(const plan::StageTensors& tensors, const plan::RankShards
     StateRange range;
     range.tensor = i;
     range.part = part;
+    range.frozen = entry.frozen;
     range.model_offset = entry.parameter_offset + part.begin;
-    range.weights = shards.splits_master ? weights.PlaceOf(part)
-                                         : weights_ + (shards.divides_master ? part.state_offset
-                                                                             : range.model_offset);
-    range.first_moment = first.PlaceOf(part);
-    range.second_moment = second.PlaceOf(part);
+    range.weights = weights_of(range);
+    if (!range.frozen) {
+      range.first_moment = first.PlaceOf(part);
+      range.second_moment = second.PlaceOf(part);
+    }
     ranges_.push_back(range);
   }
 }

@@ -1,6 +1,7 @@
 // The training state that a rank holds between steps: of each of its tensors the part that is in
-// its shard, as fp32 weights and both moments, wherever the memory table has put them (the device,
-// the host, a file). Updates, snapshots, loading and digests walk its ranges, and know no offsets.
+// its shard, as fp32 weights and both moments, or, where it is frozen, as weights alone, in the
+// format that the model reads, wherever the memory table has put them (the device, the host, a
+// file). Updates, snapshots, loading and digests walk its ranges, and know no offsets.
 //
 // Threads: that of the engine; it does not change once it is made.
 #pragma once
@@ -9,6 +10,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "kernels/values.h"
 #include "plan/model_tensors.h"
 #include "plan/state_shards.h"
 #include "worker/engine/arena.h"
@@ -21,16 +23,17 @@ namespace tercio::engine {
 struct StateRange {
   size_t tensor = 0;  // index in StageTensors.tensors
   plan::ShardPart part;
-  float* weights = nullptr;
-  float* first_moment = nullptr;
+  bool frozen = false;
+  kernels::Values weights;
+  float* first_moment = nullptr;  // null: it is frozen
   float* second_moment = nullptr;
   int64_t model_offset = 0;  // elements, in weights of the stage as they lie undivided
 };
 
 class StateStore {
  public:
-  // The buffers "parameters", "adamw.m" and "adamw.v" of the arena, which outlives it, and those of
-  // what is near.
+  // The buffers "parameters", "adamw.m" and "adamw.v" of the arena, which outlives it, those of
+  // what is near, and RankShards::frozen_buffer.
   StateStore(const plan::StageTensors& tensors, const plan::RankShards& shards, Arena& arena);
 
   // One for each tensor that has its parameter on this stage, in the order of the tensors; without
@@ -45,12 +48,6 @@ class StateStore {
   // Whether tensors lie in two buffers each, by their units (plan/state_shards.h, KeepNear).
   bool IsSplit() const { return is_split_; }
 
-  // The buffers as a whole, for digests of state that is not divided: each tensor at its
-  // parameter_offset. REQUIRES: !IsSplit().
-  const float* weights() const { return weights_; }
-  const float* first_moments() const { return first_moments_; }
-  const float* second_moments() const { return second_moments_; }
-
   // Whether any of it lies in a file.
   bool IsOnDisk(const Arena& arena) const {
     // What is near is in memory.
@@ -60,7 +57,6 @@ class StateStore {
  private:
   float* const weights_;
   float* const first_moments_;
-  float* const second_moments_;
   const bool is_split_;
   std::vector<StateRange> ranges_;
   std::vector<int> by_tensor_;

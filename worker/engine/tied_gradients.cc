@@ -9,6 +9,7 @@ TiedGradients::TiedGradients(const v1::RankPlan& plan, const plan::StageTensors&
     : stages_(plan.layout().pipeline()), received_(received) {
   for (size_t i = 0; i < tensors.tensors.size(); ++i) {
     const plan::StageTensor& entry = tensors.tensors[i];
+    if (entry.frozen) continue;
     const bool is_head = entry.further_use && entry.use == plan::kHeadMatrix;
     if (entry.use == model::kTokenTable) {
       lookup_ = &entry;

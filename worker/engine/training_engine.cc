@@ -28,6 +28,7 @@
 #include "worker/engine/rank_batch.h"
 #include "worker/engine/repeated_steps.h"
 #include "worker/engine/stage_model.h"
+#include "worker/engine/staged_copy.h"
 #include "worker/engine/state_digest.h"
 #include "worker/engine/state_parts.h"
 #include "worker/engine/state_slices.h"
@@ -92,7 +93,7 @@ class Engine : public TrainingEngine {
         tensor_sums_(std::move(machine.tensor_sums)),
         product_done_(std::move(machine.product_done)),
         shape_(plan::ShapeOfStage(spec, plan.layout(), stage())),
-        tensors_(plan::TensorsOfStage(spec.model(), plan.layout(), stage())),
+        tensors_(plan::TensorsOfStage(spec, plan.layout(), stage())),
         shards_(plan::ShardsOfRank(spec, plan, tensors_)),
         model_(spec, plan, shards_.of_model, arena_, *compute_, communicators.tensor(),
                blocks::OverlappedSums{tensor_sums_.get(), product_done_.get(), &where_}),
@@ -116,10 +117,11 @@ class Engine : public TrainingEngine {
                                     {summed_[0].get(), summed_[1].get()}},
             trace_, where_),
         gather_(shards_,
-                WeightGather::Weights{arena_.ValuesOf(WeightsName(), precision_),
-                                      arena_.Floats("parameters"),
-                                      arena_.Floats(NearName("parameters")),
-                                      arena_.ValuesOf("parameters.secondary", precision_)},
+                WeightGather::Weights{
+                    arena_.ValuesOf(WeightsName(), precision_), arena_.Floats("parameters"),
+                    arena_.Floats(NearName("parameters")),
+                    arena_.ValuesOf(shards_.frozen_buffer, shards_.frozen_precision),
+                    arena_.ValuesOf("parameters.secondary", precision_)},
                 WeightGather::Groups{communicators_.shard(), communicators_.secondary()}, packed_,
                 arena_,
                 WeightGather::Streams{*compute_, *communication_, *updated_, Pointers(gathered_)},
@@ -134,7 +136,8 @@ class Engine : public TrainingEngine {
         parts_(StatePartsOf(spec_, plan_, guard_, model_.products().scaling())),
         to_save_(SlicesToSave(tensors_, shards_, plan_, store_, parts_)),
         to_load_(SlicesToLoad(tensors_, plan_, store_, parts_)),
-        keeps_copies_(plan::KeepsCopies(spec)) {
+        keeps_copies_(plan::KeepsCopies(spec)),
+        staged_(arena_, *compute_) {
     if (precision_.format != kernels::Format::kFloat32 && !shards_.gathers_weights &&
         !packed_.packs_weights()) {
       rounded_parameters_ = arena_.ValuesOf("parameters.compute", precision_);
@@ -165,9 +168,10 @@ class Engine : public TrainingEngine {
     // The exchange is free between steps, once nothing else is under way.
     gather_.Await();
     const ExchangeVector& exchange = batch_.exchange();
-    return DigestOfState(to_save_, arena_, communicators_.world(), *compute_,
-                         {exchange.begin(), exchange.count()});
+    return DigestOfState(to_save_, arena_, communicators_.world(), *compute_, staged_,
+                         {exchange.begin(), exchange.count()}, &holds_what_it_loaded_);
   }
+  bool HoldsWhatItLoaded() const override { return holds_what_it_loaded_; }
   void FlipBit() override {
     // The weights may be on their way to where the model reads them.
     gather_.Await();
@@ -219,7 +223,7 @@ class Engine : public TrainingEngine {
     tercio::engine::FlipBit(compared_, arena_.Get<std::byte>(WeightsName()), precision_.bytes(),
                             *compute_);
   }
-  void RoundParameters(const float* from, int64_t model_offset, int64_t count);
+  void WeightsChanged(kernels::ConstValues from, bool frozen, int64_t model_offset, int64_t count);
   // None for what is on disk, whose pages come when they are used.
   absl::Span<std::byte> MemoryOf(const std::string& name) {
     auto* const begin = arena_.Get<std::byte>(name);
@@ -284,6 +288,8 @@ class Engine : public TrainingEngine {
   std::vector<StateSlice> to_save_;
   std::vector<StateSlice> to_load_;
   const bool keeps_copies_;
+  StagedCopy staged_;
+  bool holds_what_it_loaded_ = true;
   std::vector<size_t> saved_in_needed_;  // index in to_load_ of each of to_save_; for copies only
   std::vector<v1::TensorSlice> saved_slices_;
   std::vector<v1::TensorSlice> needed_slices_;
@@ -304,19 +310,20 @@ void Engine::Initialize() {
     const std::vector<float> values = InitialValues(entry.tensor, plan_, spec_.training().seed());
     TERCIO_CHECK_EQ(static_cast<int64_t>(values.size()), entry.elements);
     // Where only some ranks update a tensor, all have its weights: those that others own, too.
-    const int64_t begin = shards_.divides_master ? range.part.begin : 0;
-    const int64_t end = shards_.divides_master ? range.part.end : entry.elements;
-    float* const place = range.weights - (range.part.begin - begin);
-    compute_->CopyFromHost(place, values.data() + begin,
-                           (end - begin) * static_cast<int64_t>(sizeof(float)));
-    RoundParameters(place, entry.parameter_offset + begin, end - begin);
+    const bool divided = range.frozen ? shards_.frozen_apart : shards_.divides_master;
+    const int64_t begin = divided ? range.part.begin : 0;
+    const int64_t end = divided ? range.part.end : entry.elements;
+    const kernels::Values place = range.weights + (begin - range.part.begin);
+    staged_.FromHost(place, values.data() + begin, end - begin);
+    WeightsChanged(place, range.frozen, entry.parameter_offset + begin, end - begin);
   }
 }
 
 // Rounds a part of the master weights into the model's copy.
-void Engine::RoundParameters(const float* from, int64_t model_offset, int64_t count) {
+void Engine::WeightsChanged(kernels::ConstValues from, bool frozen, int64_t model_offset,
+                            int64_t count) {
   model_.products().WeightsChanged();
-  if (rounded_parameters_ == nullptr) return;
+  if (frozen || rounded_parameters_ == nullptr) return;
   compute_->ops().Copy(rounded_parameters_ + model_offset, from, count);
 }
 
@@ -443,19 +450,10 @@ absl::StatusOr<std::vector<uint64_t>> Engine::WeightDigests() {
   // Moments and master weights of a shard are on one data rank, so that there is nothing to compare
   // them with.
   if (shards_.divided()) {
-    const std::byte* const weights = arena_.Get<std::byte>(WeightsName());
     if (std::exchange(flips_before_check_, false)) FlipWeightBit();
-    return replicas_.DigestsOf({{weights, precision_.bytes()}}, parts, *compute_);
+    return replicas_.DigestsOf(arena_.ValuesOf(WeightsName(), precision_), parts, *compute_);
   }
-  // Several data ranks have the whole state only where none of it is offloaded
-  // (plan/combinations.cc).
-  TERCIO_CHECK(!store_.IsSplit());
-  const auto floats = [](const float* begin) {
-    return ReplicaCheck::Buffer{reinterpret_cast<const std::byte*>(begin), sizeof(float)};
-  };
-  return replicas_.DigestsOf(
-      {floats(store_.weights()), floats(store_.first_moments()), floats(store_.second_moments())},
-      parts, *compute_);
+  return replicas_.DigestsOf(store_, parts, *compute_);
 }
 
 void Engine::CopyAside(const StateSlice& state, float* to) {
@@ -464,7 +462,7 @@ void Engine::CopyAside(const StateSlice& state, float* to) {
     std::copy(values.begin(), values.end(), to);
     return;
   }
-  compute_->CopyToHost(to, state.values, state.elements * static_cast<int64_t>(sizeof(float)));
+  staged_.ToHost(to, state.values, state.elements);
 }
 
 absl::StatusOr<StateSnapshot> Engine::Snapshot() {
@@ -477,7 +475,7 @@ absl::StatusOr<StateSnapshot> Engine::Snapshot() {
   // A rank resumes from a copy alone, so copies hold all that it needs, not only what it saves.
   for (const StateSlice& state : keeps_copies_ ? to_load_ : to_save_) {
     if (plan::SavesInPlace(spec_) && state.part == nullptr) {
-      parts.emplace_back(state.values, static_cast<size_t>(state.elements));
+      parts.emplace_back(state.values.floats(), static_cast<size_t>(state.elements));
       continue;
     }
     CopyAside(state, snapshot_ + at);
@@ -508,13 +506,13 @@ absl::Status Engine::Load(int64_t slice_index, int64_t first, absl::Span<const f
                                                    state.elements));
   }
   if (state.part != nullptr) return state.part->Restore(values);
-  float* const place = state.values + first;
-  if (values.data() != place) {
-    compute_->CopyFromHost(place, values.data(), count * static_cast<int64_t>(sizeof(float)));
-  }
+  const kernels::Values place = state.values + first;
+  const auto* const from = reinterpret_cast<const std::byte*>(values.data());
+  if (from != place.data()) staged_.FromHost(place, values.data(), count);
+  holds_what_it_loaded_ = holds_what_it_loaded_ && AreNumbersOf(place.format(), values);
   update_->Forget();
   if (state.is_weight()) {
-    RoundParameters(place, state.model_offset + first, count);
+    WeightsChanged(place, state.frozen, state.model_offset + first, count);
     gather_.OnUpdate();
   }
   return compute_->Synchronize();
@@ -522,8 +520,9 @@ absl::Status Engine::Load(int64_t slice_index, int64_t first, absl::Span<const f
 
 std::shared_ptr<float> Engine::LoadPlace(int64_t slice_index) {
   const StateSlice& state = to_load_.at(static_cast<size_t>(slice_index));
-  if (state.part != nullptr) return nullptr;
-  return arena_.OnHost(state.values);
+  // What is rounded on its way has no place that could be read into.
+  if (state.part != nullptr || state.values.format() != kernels::Format::kFloat32) return nullptr;
+  return arena_.OnHost(state.values.floats());
 }
 
 }  // namespace
@@ -555,8 +554,7 @@ absl::StatusOr<std::unique_ptr<TrainingEngine>> TrainingEngine::Create(
     TERCIO_ASSIGN_OR_RETURN(event, device.CreateEvent());
   }
   std::vector<std::unique_ptr<device::Event>> gathered(WeightGather::EventsOf(plan::ShardsOfRank(
-      spec, plan,
-      plan::TensorsOfStage(spec.model(), plan.layout(), plan.placement().pipeline_index()))));
+      spec, plan, plan::TensorsOfStage(spec, plan.layout(), plan.placement().pipeline_index()))));
   for (auto& event : gathered) {
     TERCIO_ASSIGN_OR_RETURN(event, device.CreateEvent());
   }

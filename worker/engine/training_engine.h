@@ -118,6 +118,9 @@ class TrainingEngine {
   // The digest of the training state of all ranks (plan/state_digest.h): the same in every layout.
   // Collective: every rank calls it, and learns the same. Reads all of the state once.
   virtual absl::StatusOr<uint64_t> StateDigest() = 0;
+  // Whether all ranks hold what they have loaded, as far as the last StateDigest has learned:
+  // frozen weights that come from a run of another precision are rounded to the job's.
+  virtual bool HoldsWhatItLoaded() const { return true; }
   // A drill: flips one bit of this rank's weights.
   virtual void FlipBit() = 0;
 

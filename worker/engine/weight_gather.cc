@@ -42,7 +42,7 @@ void WeightGather::Begin() {
   if (!IsNeeded() || is_current_) return;
   BeginPublishing();
   for (size_t run = 0; run < runs_.size(); ++run) {
-    Publish(static_cast<int>(run) - first_layer_);
+    Publish(static_cast<int>(run) - first_layer_, /*frozen=*/true);
   }
 }
 
@@ -53,14 +53,14 @@ void WeightGather::BeginPublishing() {
   awaited_ = 0;
 }
 
-void WeightGather::Publish(int unit) {
+void WeightGather::Publish(int unit, bool frozen) {
   const size_t run = RunOf(unit);
   const device::Range range(streams_.communication, "gather weights", unit);
   Follow();
   Traced(runs_[run].front()->name, [&] {
     for (const plan::StateUnit* each : runs_[run]) {
       // Further uses of a tensor read the same memory.
-      if (each->own_parameter && each->stage_layer < 0) Gather(*each);
+      if (each->own_parameter && each->stage_layer < 0 && (frozen || !each->frozen)) Gather(*each);
     }
   });
   if (!shards_.gathers_weights) streams_.communication.Record(*streams_.gathered[run]);
@@ -75,8 +75,11 @@ void WeightGather::Await() {
 void WeightGather::AwaitUpTo(size_t event) {
   event = std::min(event, streams_.gathered.size() - 1);
   if (!under_way_ || event < awaited_) return;
-  awaited_ = event + 1;
-  Waited([this, event] { streams_.compute.Wait(*streams_.gathered[event]); });
+  // That of a unit which is not published is from before, so that it says nothing of those that
+  // are.
+  Waited([this, event] {
+    for (; awaited_ <= event; ++awaited_) streams_.compute.Wait(*streams_.gathered[awaited_]);
+  });
 }
 
 void WeightGather::Waited(absl::FunctionRef<void()> wait) {
@@ -133,28 +136,35 @@ void WeightGather::Follow() {
   streams_.communication.Wait(streams_.updated);
 }
 
-const float* WeightGather::MasterOf(const plan::StateUnit& unit) const {
+kernels::ConstValues WeightGather::MasterOf(const plan::StateUnit& unit) const {
   const plan::ShardRange own = shards_.RangeOf(unit, groups_.shard.rank());
+  if (unit.frozen) {
+    return weights_.frozen +
+           (shards_.frozen_apart ? own.state_offset : unit.parameter_offset + own.begin);
+  }
   if (shards_.splits_master) {
     return (unit.near ? weights_.near : weights_.master) + own.split_offset;
   }
   return weights_.master +
-         (shards_.divides_master ? own.state_offset : unit.parameter_offset + own.begin);
+         (shards_.packs_master ? own.state_offset : unit.parameter_offset + own.begin);
 }
 
 void WeightGather::Gather(const plan::StateUnit& unit) {
   const kernels::Values place = weights_.of_model + unit.model_offset;
   const plan::ShardRange own = shards_.RangeOf(unit, groups_.shard.rank());
-  const float* const master = MasterOf(unit);
+  const kernels::ConstValues master = MasterOf(unit);
+  const auto read_ahead = [=, this] {
+    arena_.ReadAhead(reinterpret_cast<const float*>(master.data()),
+                     master.BytesFor(own.elements) / static_cast<int64_t>(sizeof(float)));
+  };
   if (packed_.packs_weights()) {
-    streams_.communication.RunOperations(
-        [=, this](kernels::Ops&) { arena_.ReadAhead(master, own.elements); });
+    streams_.communication.RunOperations([=](kernels::Ops&) { read_ahead(); });
     const auto index = static_cast<size_t>(&unit - shards_.units.data());
-    return packed_.Gather(streams_.communication, index, master, place);
+    return packed_.Gather(streams_.communication, index, master.floats(), place);
   }
   if (shards_.gathers_weights && own.elements > 0) {
-    streams_.communication.RunOperations([=, this](kernels::Ops& ops) {
-      arena_.ReadAhead(master, own.elements);
+    streams_.communication.RunOperations([=](kernels::Ops& ops) {
+      read_ahead();
       // Rounds to what the model reads.
       ops.Copy(place + own.begin, master, own.elements);
     });

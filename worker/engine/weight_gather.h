@@ -39,12 +39,13 @@ class WeightGather {
   };
   // `of_model`: those that the model reads, StateUnit::model_offset; `master`: the fp32 weights of
   // the shard, or of the stage where it is not divided; `near`: those of units that are near, where
-  // they are split (RankShards::splits_master); `kept`: this rank's parts of gathered layers,
-  // StateUnit::secondary_offset.
+  // they are split (RankShards::splits_master); `frozen`: RankShards::frozen_buffer; `kept`: this
+  // rank's parts of gathered layers, StateUnit::secondary_offset.
   struct Weights {
     kernels::Values of_model;
     const float* master;
     const float* near;
+    kernels::ConstValues frozen;
     kernels::Values kept;
   };
   // Ranks that divide the state, and neighbours that keep gathered layers; null: none do.
@@ -70,9 +71,10 @@ class WeightGather {
   void OnUpdate() { is_current_ = false; }
   // Starts sending them, if they have changed. Collective over the ranks that divide the state.
   void Begin();
-  // The same by steps of a program, which publishes its units in their order.
+  // The same by steps of a program, which publishes what an update has changed of its units, in
+  // their order.
   void BeginPublishing();
-  void Publish(int unit);
+  void Publish(int unit) { Publish(unit, /*frozen=*/false); }
   // All weights, but for those of layers that are gathered before each pass, are complete where the
   // compute stream is after this; if Begin was called.
   void Await();
@@ -89,6 +91,8 @@ class WeightGather {
 
  private:
   size_t RunOf(int unit) const { return static_cast<size_t>(unit + first_layer_); }
+  // `frozen`: with what is frozen.
+  void Publish(int unit, bool frozen);
   void Gather(const plan::StateUnit& unit);
   void GatherKept(const plan::StateUnit& unit);
   void Keep(const plan::StateUnit& unit);
@@ -98,8 +102,8 @@ class WeightGather {
   void Traced(const std::string& what, absl::FunctionRef<void()> enqueue);
   // The communication stream waits for what has been computed so far.
   void Follow();
-  // The first element of this rank's part of a unit in the master weights.
-  const float* MasterOf(const plan::StateUnit& unit) const;
+  // This rank's part of a unit in what its weights are made of.
+  kernels::ConstValues MasterOf(const plan::StateUnit& unit) const;
   // Runs `wait`, which makes the compute stream wait for weights.
   void Waited(absl::FunctionRef<void()> wait);
 

@@ -38,9 +38,9 @@ WeightUpdate::WeightUpdate(const v1::TrainingSpec& training, const plan::StageTe
     const plan::StateUnit& unit = shards.units[i];
     for (size_t t = unit.first_tensor; t < unit.first_tensor + unit.tensor_count; ++t) {
       const StateRange* const range = store.Find(t);
-      if (range == nullptr || range->part.elements() == 0) continue;
+      if (range == nullptr || range->frozen || range->part.elements() == 0) continue;
       const plan::TensorPolicy policy = plan::PolicyOf(tensors.tensors[t].tensor, training);
-      // Even with a zero gradient the update would let a frozen weight decay.
+      // It is a part of a matrix that is trained, and has gradients.
       if (policy.frozen) continue;
       UnitAt(unit_of[i]).list.push_back(Listed(*range, policy, optimizer_, buffers));
     }

@@ -52,6 +52,9 @@ TEST_F(StateAttestationTest, WhatWasLoadedIsWhatWasSaved) {
   EXPECT_EQ(other.code(), absl::StatusCode::kDataLoss);
   EXPECT_THAT(std::string(other.message()), HasSubstr("0000000000000abd"));
   EXPECT_THAT(std::string(other.message()), HasSubstr("step 20"));
+  // A change of precision rounds frozen weights.
+  engine_.holds_what_it_loaded = false;
+  EXPECT_TRUE(attestation_.CheckLoaded(engine_).ok());
 }
 
 TEST_F(StateAttestationTest, CheckpointsCarryIt) {

@@ -34,6 +34,7 @@ class FakeEngine : public engine::TrainingEngine {
     return engine::ReplicaVerdict();
   }
   absl::StatusOr<uint64_t> StateDigest() override { return digest; }
+  bool HoldsWhatItLoaded() const override { return holds_what_it_loaded; }
   void FlipBit() override {}
   const std::vector<v1::TensorSlice>& SavedSlices() const override { return slices; }
   absl::StatusOr<engine::StateSnapshot> Snapshot() override { return engine::StateSnapshot(); }
@@ -63,6 +64,7 @@ class FakeEngine : public engine::TrainingEngine {
   std::vector<std::shared_ptr<float>> places;  // by slice; empty: there are none
   int loaded_in_place = 0;                     // parts
   uint64_t digest = 0;
+  bool holds_what_it_loaded = true;
   std::vector<std::pair<int64_t, std::vector<float>>> loaded;
 };
 
