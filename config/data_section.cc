@@ -9,6 +9,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "data/chat/template_names.h"
 #include "model/architecture.h"
 #include "nlohmann/json.hpp"
 #include "plan/names.h"
@@ -285,6 +286,52 @@ void ParseKeys(Section* data, const ModelKind& kind, v1::DataSpec* out) {
   }
 }
 
+// Conversations are read line by line.
+void CheckChatFiles(Section* data, const v1::DataSpec& spec) {
+  const auto check = [&](const char* key, const std::string& path) {
+    if (path.empty() || absl::EndsWith(path, ".jsonl")) return;
+    data->Fault(key, absl::StrCat(path, ": training.objective: sft learns from .jsonl files, a ",
+                                  "conversation a line (docs/chat.md)"));
+  };
+  const auto check_blend = [&](const char* key, const Blend& blend) {
+    for (const v1::WeightedData& part : blend) {
+      for (const std::string& path : part.paths()) check(key, path);
+    }
+  };
+  check("train", spec.train());
+  check_blend("train", spec.train_blend());
+  check("validation", spec.validation_path());
+  check_blend("validation", spec.validation_blend());
+  check("test", spec.test_path());
+  for (const std::string& path : spec.test_more_paths()) check("test", path);
+}
+
+void ParseChat(Section* data, const ModelKind& kind, v1::TrainingObjective objective,
+               v1::DataSpec* out) {
+  if (objective != v1::TRAINING_OBJECTIVE_SFT) {
+    // A key that has no effect would promise something else than what happens.
+    for (const char* key : {"template", "loss_on", "format", "packing"}) {
+      if (!data->Has(key)) continue;
+      data->Fault(key, "only training.objective: sft learns from conversations; leave it out");
+    }
+    return;
+  }
+  if (kind.bert || kind.spans) {
+    data->Fault("train", absl::StrCat("training.objective: sft needs a decoder such as gpt2 or ",
+                                      "llama; ", kind.architecture, " predicts no answers"));
+  }
+  v1::ChatSpec* chat = out->mutable_chat();
+  std::vector<std::string> templates = {"auto"};
+  for (const std::string_view name : data::chat::TemplateNames()) templates.emplace_back(name);
+  chat->set_template_(data->OneOf("template", "auto", templates));
+  chat->set_loss_on(data->OneOf("loss_on", v1::LOSS_ON_ASSISTANT));
+  chat->set_format(data->OneOf("format", v1::CHAT_FORMAT_AUTO));
+  if (data->Flag("packing", false)) {
+    data->Fault("packing", NotYet("true"));
+  }
+  CheckChatFiles(data, *out);
+}
+
 // JSON texts are YAML, with everything escaped that needs it.
 std::string Quoted(const std::string& text) { return nlohmann::json(text).dump(); }
 
@@ -304,14 +351,14 @@ std::string BlendYaml(const Blend& blend) {
 
 }  // namespace
 
-void ParseData(Section data, const std::string& directory, const v1::ModelSpec& model,
-               TrainingData training_data, Faults* faults, v1::DataSpec* out) {
+void ParseData(Section data, const std::string& directory, const v1::ModelSpec& model, DataUse use,
+               Faults* faults, v1::DataSpec* out) {
   DataParser parser(directory, faults);
   // The node is asked for, not its text: the key has several forms.
   const YAML::Node train = data.Get("train");
   if (!train.IsDefined()) {
     // A job that only evaluates reads its test data and no other.
-    if (training_data == TrainingData::kRequired || !data.Has("test")) {
+    if (use.training_data == TrainingData::kRequired || !data.Has("test")) {
       data.Fault("train",
                  "missing; name a .txt or .jsonl file, a Megatron PREFIX or an llm.c .bin");
     }
@@ -345,6 +392,7 @@ void ParseData(Section data, const std::string& directory, const v1::ModelSpec& 
   out->set_skip_bad_lines(data.Flag("skip_bad_lines", false));
   ParseMasking(&data, kind, out);
   ParseSpecialTokens(&data, kind, out);
+  ParseChat(&data, kind, use.objective, out);
   data.Finish();
 }
 
@@ -399,6 +447,11 @@ std::string DataYaml(const v1::DataSpec& data) {
             : absl::StrCat(", cls: ", special.cls(), ", sep: ", special.sep(),
                            ", mask: ", special.mask()),
         "}");
+  }
+  if (data.has_chat()) {
+    absl::StrAppend(&yaml, "\n  template: ", data.chat().template_(),
+                    "\n  loss_on: ", plan::TextOf(data.chat().loss_on()),
+                    "\n  format: ", plan::TextOf(data.chat().format()));
   }
   absl::StrAppend(&yaml, "\n  skip_bad_lines: ", data.skip_bad_lines() ? "true" : "false", "\n");
   return yaml;

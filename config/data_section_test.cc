@@ -1,8 +1,10 @@
-// The keys of the data section that depend on the model: those of bert.
+// The keys of the data section that depend on the model and the objective: those of bert, t5 and
+// chats.
 #include "config/data_section.h"
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "config/job_file.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -20,11 +22,11 @@ v1::ModelSpec Model(v1::Architecture architecture, int labels = 0) {
 }
 
 absl::StatusOr<v1::DataSpec> Parse(const std::string& text, const v1::ModelSpec& model,
-                                   TrainingData training_data = TrainingData::kRequired) {
+                                   DataUse use = {}) {
   Faults faults("job.yaml");
   v1::DataSpec spec;
   Section root(YAML::Load(text), "", &faults);
-  ParseData(root.Child("data"), "/where", model, training_data, &faults, &spec);
+  ParseData(root.Child("data"), "/where", model, use, &faults, &spec);
   if (!faults.empty()) return faults.ToStatus();
   return spec;
 }
@@ -127,18 +129,17 @@ TEST(DataSection, TablesAreTextsOfClassifiersOnly) {
 }
 
 TEST(DataSection, AJobThatOnlyEvaluatesNeedsNoTrainingData) {
+  const DataUse evaluates = {.training_data = TrainingData::kMayBeMissing};
   const v1::ModelSpec model = Model(v1::ARCHITECTURE_GPT2);
-  const auto spec = Parse("data: {test: t.txt}", model, TrainingData::kMayBeMissing);
+  const auto spec = Parse("data: {test: t.txt}", model, evaluates);
   ASSERT_TRUE(spec.ok()) << spec.status();
   EXPECT_EQ(spec->train(), "");
-  const auto again = Parse(DataYaml(*spec), model, TrainingData::kMayBeMissing);
+  const auto again = Parse(DataYaml(*spec), model, evaluates);
   ASSERT_TRUE(again.ok()) << again.status() << DataYaml(*spec);
   EXPECT_EQ(spec->SerializeAsString(), again->SerializeAsString());
   EXPECT_THAT(FaultOf("{test: t.txt}", model), HasSubstr("data.train: missing"));
-  EXPECT_THAT(
-      std::string(
-          Parse("data: {tokenizer: v}", model, TrainingData::kMayBeMissing).status().message()),
-      HasSubstr("data.train: missing"));
+  EXPECT_THAT(std::string(Parse("data: {tokenizer: v}", model, evaluates).status().message()),
+              HasSubstr("data.train: missing"));
 }
 
 TEST(DataSection, SpansOfT5) {
@@ -171,6 +172,73 @@ TEST(DataSection, SpansOfT5) {
               HasSubstr("data.special_tokens.cls"));
   EXPECT_THAT(FaultOf("{train: a, masking: {mean_span: 2}}", Model(v1::ARCHITECTURE_BERT)),
               HasSubstr("data.masking.mean_span: only t5 masks spans"));
+}
+
+constexpr DataUse kSft = {.objective = v1::TRAINING_OBJECTIVE_SFT};
+
+std::string FaultOfChat(const std::string& data, v1::Architecture architecture) {
+  return std::string(Parse("data: " + data, Model(architecture), kSft).status().message());
+}
+
+TEST(DataSection, Chat) {
+  const v1::ModelSpec model = Model(v1::ARCHITECTURE_LLAMA);
+  const auto usual = Parse("data: {train: a.jsonl}", model, kSft);
+  ASSERT_TRUE(usual.ok()) << usual.status();
+  EXPECT_EQ(usual->chat().template_(), "auto");
+  EXPECT_EQ(usual->chat().loss_on(), v1::LOSS_ON_ASSISTANT);
+  EXPECT_EQ(usual->chat().format(), v1::CHAT_FORMAT_AUTO);
+  const auto full = Parse(
+      "data: {train: [{path: a.jsonl, weight: 2}, {path: b.jsonl, weight: 1}], template: chatml, "
+      "loss_on: last, format: sharegpt, packing: false, skip_bad_lines: true}",
+      model, kSft);
+  ASSERT_TRUE(full.ok()) << full.status();
+  EXPECT_EQ(full->chat().template_(), "chatml");
+  EXPECT_EQ(full->chat().loss_on(), v1::LOSS_ON_LAST);
+  EXPECT_EQ(full->chat().format(), v1::CHAT_FORMAT_SHAREGPT);
+  const auto again = Parse(DataYaml(*full), model, kSft);
+  ASSERT_TRUE(again.ok()) << again.status() << DataYaml(*full);
+  EXPECT_EQ(full->SerializeAsString(), again->SerializeAsString()) << DataYaml(*full);
+}
+
+TEST(DataSection, FaultsOfChat) {
+  EXPECT_THAT(
+      FaultOfChat("{train: a.txt, validation: b.csv, test: c.jsonl}", v1::ARCHITECTURE_LLAMA),
+      AllOf(HasSubstr("data.train: /where/a.txt: training.objective: sft learns from .jsonl"),
+            HasSubstr("data.validation: /where/b.csv: training.objective: sft")));
+  EXPECT_THAT(FaultOfChat("{train: a.jsonl, template: chat-ml, loss_on: user, packing: true}",
+                          v1::ARCHITECTURE_LLAMA),
+              AllOf(HasSubstr("job.yaml:1: data.template: 'chat-ml'"), HasSubstr("data.loss_on"),
+                    HasSubstr("data.packing: true is not supported by this version")));
+  EXPECT_THAT(FaultOfChat("{train: a.jsonl, tokenizer: v}", v1::ARCHITECTURE_BERT),
+              HasSubstr("data.train: training.objective: sft needs a decoder"));
+  EXPECT_THAT(FaultOfChat("{train: a.jsonl, tokenizer: v}", v1::ARCHITECTURE_T5),
+              HasSubstr("t5 predicts no answers"));
+  EXPECT_THAT(
+      FaultOf("{train: a.jsonl, template: chatml, loss_on: all}", Model(v1::ARCHITECTURE_LLAMA)),
+      AllOf(HasSubstr("data.template: only training.objective: sft"),
+            HasSubstr("data.loss_on: only training.objective: sft")));
+}
+
+TEST(DataSection, TheObjectiveOfTheTrainingDecidesAboutChats) {
+  const auto parse = [](const std::string& objective) {
+    return ParseJobText(
+        "model: {layers: 1, hidden: 8, heads: 1, context: 8}\n"
+        "data: {train: a.jsonl, template: chatml}\n"
+        "training: {steps: 1, global_batch: 1, optimizer: {learning_rate: 1}, objective: " +
+            objective + "}\n",
+        "job.yaml", "/where", {});
+  };
+  const auto chat = parse("sft");
+  ASSERT_TRUE(chat.ok()) << chat.status();
+  EXPECT_EQ(chat->training().objective(), v1::TRAINING_OBJECTIVE_SFT);
+  EXPECT_EQ(chat->data().chat().template_(), "chatml");
+  const auto again = ParseJobText(EffectiveYaml(*chat), "again", "/", {});
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(chat->SerializeAsString(), again->SerializeAsString());
+  EXPECT_THAT(std::string(parse("pretrain").status().message()),
+              HasSubstr("job.yaml:2: data.template: only training.objective: sft"));
+  EXPECT_THAT(std::string(parse("stf").status().message()),
+              HasSubstr("job.yaml:3: training.objective: 'stf' is not one of pretrain, sft"));
 }
 
 TEST(DataSection, KeysOfOtherModels) {

@@ -61,6 +61,14 @@ TrainingData TrainingDataOf(const YAML::Node& training) {
   return steps == 0 ? TrainingData::kMayBeMissing : TrainingData::kRequired;
 }
 
+// ParseTraining reports what is no objective.
+v1::TrainingObjective ObjectiveOf(const YAML::Node& training) {
+  const bool named = training.IsDefined() && training.IsMap() && training["objective"].IsDefined();
+  if (!named || !training["objective"].IsScalar()) return v1::TRAINING_OBJECTIVE_PRETRAIN;
+  return plan::Named<v1::TrainingObjective>(training["objective"].Scalar())
+      .value_or(v1::TRAINING_OBJECTIVE_PRETRAIN);
+}
+
 class JobParser {
  public:
   JobParser(const YAML::Node& root, Faults* faults, std::string directory)
@@ -76,8 +84,9 @@ class JobParser {
     }
     // The model is read first: its kind decides which keys the data section may have.
     ParseModel(root_.Child("model"), directory_, spec_.mutable_model());
-    ParseData(root_.Child("data"), directory_, spec_.model(), TrainingDataOf(root_.Get("training")),
-              &faults_, spec_.mutable_data());
+    const YAML::Node training = root_.Get("training");
+    ParseData(root_.Child("data"), directory_, spec_.model(),
+              {TrainingDataOf(training), ObjectiveOf(training)}, &faults_, spec_.mutable_data());
     ResolveDecoderContext(root_.Child("model"), spec_.data(), spec_.mutable_model());
     // The data's tokenizer knows the size exactly; a preset only says what was published.
     if (HasVocabularyOfPreset(root_.Get("model")) && !spec_.data().tokenizer().empty()) {
@@ -116,6 +125,7 @@ class JobParser {
 
   void ParseTraining(Section training) {
     v1::TrainingSpec* out = spec_.mutable_training();
+    out->set_objective(training.OneOf("objective", v1::TRAINING_OBJECTIVE_PRETRAIN));
     ParseLength(training);
     // The reading below would report a missing key as a default, which hides the mistake.
     if (!training.Has("global_batch")) training.Fault("global_batch", "missing; a job needs it");
@@ -676,7 +686,8 @@ std::string EffectiveYaml(const v1::JobSpec& spec) {
   const auto flag = [](bool value) { return value ? "true" : "false"; };
   // Texts of people are quoted; the keys' own values never need it.
   std::string yaml = absl::StrCat("name: ", quoted(spec.name()), "\n", ModelYaml(spec.model()));
-  absl::StrAppend(&yaml, DataYaml(spec.data()), "training:\n  ",
+  absl::StrAppend(&yaml, DataYaml(spec.data()), "training:\n  objective: ",
+                  WordOr(training.objective(), v1::TRAINING_OBJECTIVE_PRETRAIN), "\n  ",
                   training.epochs() > 0 ? absl::StrCat("epochs: ", training.epochs())
                                         : absl::StrCat("steps: ", training.steps()),
                   "\n  global_batch: ", training.global_batch(),

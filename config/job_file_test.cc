@@ -171,9 +171,8 @@ TEST(JobFile, ALengthIsGivenByStepsOrEpochs) {
   // Both follow from the data.
   EXPECT_EQ(spec->training().steps(), 0);
   EXPECT_EQ(spec->training().schedule().decay_steps(), 0);
-  EXPECT_THAT(EffectiveYaml(*spec),
-              AllOf(HasSubstr("epochs: 3"), Not(HasSubstr("training:\n  steps")),
-                    Not(HasSubstr("decay_steps"))));
+  EXPECT_THAT(EffectiveYaml(*spec), AllOf(HasSubstr("epochs: 3"), Not(HasSubstr("\n  steps")),
+                                          Not(HasSubstr("decay_steps"))));
   EXPECT_THAT(FaultOf(kGood, {"training.epochs=3"}),
               HasSubstr("training.epochs: conflicts with training.steps"));
   EXPECT_THAT(FaultOf(kGood, {"training.steps=null"}),

@@ -6,7 +6,8 @@
 
 namespace tercio::data {
 
-Objective ObjectiveOf(const v1::ModelSpec& model) {
+Objective ObjectiveOf(const v1::DataSpec& data, const v1::ModelSpec& model) {
+  if (data.has_chat()) return Objective::kChat;
   const model::Architecture architecture = model::ArchitectureOf(model);
   // A decoder is causal, too, but has an encoder's sequence beside its own.
   if (architecture.streams.size() > 1) return Objective::kSpans;

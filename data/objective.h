@@ -1,4 +1,4 @@
-// What the samples of a job are, from its model. Pure.
+// What the samples of a job are, from its data and model. Pure.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,9 @@ enum class Objective {
   kMasked,    // bert
   kLabelled,  // bert with labels: a class for each sequence
   kSpans,     // t5: the decoder predicts spans that the encoder does not see
+  kChat,      // conversations, of which only some tokens are predicted
 };
-Objective ObjectiveOf(const v1::ModelSpec& model);
+Objective ObjectiveOf(const v1::DataSpec& data, const v1::ModelSpec& model);
 
 // The largest id of data.special_tokens; -1 if the job names none.
 int32_t HighestSpecialToken(const v1::DataSpec& data);

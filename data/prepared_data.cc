@@ -14,6 +14,7 @@
 #include "common/sha256.h"
 #include "common/status_macros.h"
 #include "data/bert_rules.h"
+#include "data/chat_dataset.h"
 #include "data/data_cache.h"
 #include "data/data_files.h"
 #include "data/indexed_dataset.h"
@@ -22,6 +23,7 @@
 #include "data/span_rules.h"
 #include "data/text_source.h"
 #include "data/tokenize.h"
+#include "model/architecture.h"
 
 namespace tercio::data {
 namespace {
@@ -35,10 +37,12 @@ struct Source {
   DocumentBorders borders;
   std::optional<tokenizer::Tokenizer> tokenizer;
   std::shared_ptr<const LabelledExamples> examples;  // instead of tokens
+  std::shared_ptr<const ChatSamples> chats;          // likewise
   std::string digest;
 
-  // Tokens, or examples.
+  // Tokens, examples or conversations.
   int64_t size() const {
+    if (chats) return static_cast<int64_t>(chats->samples.size());
     return examples ? static_cast<int64_t>(examples->examples.size()) : tokens.tokens();
   }
 };
@@ -55,7 +59,7 @@ const char* PartOf(Side side) {
 // The key that decides how large the part is.
 const char* KeyOfPart(Side side) { return side == Side::kTest ? "data.test" : "data.validation"; }
 
-// The part of a source that a side gets: [begin, end) of its tokens or examples.
+// The part of a source that a side gets: [begin, end) of its tokens, examples or conversations.
 struct Share {
   const Source* source;
   Side side;
@@ -135,7 +139,7 @@ class Preparation {
         model_(model),
         cache_dir_(cache_dir),
         check_(check),
-        objective_(ObjectiveOf(model)) {
+        objective_(ObjectiveOf(spec, model)) {
     // Protobuf cannot tell an empty key from a missing one.
     text_.text_key = spec.text_key().empty() ? "text" : spec.text_key();
     text_.skip_bad_lines = spec.skip_bad_lines();
@@ -155,12 +159,15 @@ class Preparation {
   // Sets the size of the vocabulary. Returns the ids that the data may have.
   absl::StatusOr<int32_t> FindVocabulary(int32_t highest);
   absl::Status ReadExamples(const LabelRules& rules, Source* source);
+  // The digest of texts that are read into memory.
+  absl::Status DigestTexts(Source* source) const;
   // Shares of all sources, in their order.
   std::vector<Share> Shares() const;
   absl::Status MakeCausal();
   absl::Status MakeMasked();
   absl::Status MakeLabelled();
   absl::Status MakeSpans();
+  absl::Status MakeChats();
   // Adds tokens of a share to those of its side.
   void CountTokens(Side side, int64_t tokens);
   absl::StatusOr<Blend> BlendOf(Side side) const;
@@ -448,6 +455,10 @@ absl::Status Preparation::ReadExamples(const LabelRules& rules, Source* source) 
     prepared_.notices.push_back(SkippedLinesNotice(read.skipped_lines, read.first_skipped));
   }
   source->examples = std::make_shared<const LabelledExamples>(std::move(read));
+  return DigestTexts(source);
+}
+
+absl::Status Preparation::DigestTexts(Source* source) const {
   // Whoever checked the content has the digest; the files are not read a second time for it.
   if (check_ == ContentCheck::kDone) return absl::OkStatus();
   Sha256 sha;
@@ -521,6 +532,52 @@ absl::Status Preparation::MakeSpans() {
   return TakeSamples(shares, std::move(datasets));
 }
 
+absl::Status Preparation::MakeChats() {
+  if (!model::ArchitectureOf(model_).causal) {
+    return absl::InvalidArgumentError(
+        "training.objective: sft needs a model that predicts each token from those before it");
+  }
+  for (const Source* source : sides_.All()) {
+    if (source->files.kind == DataKind::kText) continue;
+    return Fault(source->name,
+                 "holds tokens, but training.objective: sft learns from .jsonl files with a "
+                 "conversation in each line");
+  }
+  // Texts are present, since all sources are texts, so FindTokenizer has chosen a tokenizer.
+  TERCIO_ASSIGN_OR_RETURN(ChatRules rules, ChatRulesOf(spec_, model_.context(), *tokenizer_));
+  rules.threads = text_.threads;
+  rules_ = Describe(rules);
+  const std::vector<std::string> missing = chat::MissingTokens(*rules.chat_template, *tokenizer_);
+  if (!missing.empty()) {
+    prepared_.notices.push_back(
+        absl::StrCat("the tokenizer writes ", absl::StrJoin(missing, ", "), " of the template ",
+                     std::string(rules.chat_template->name), " as several tokens"));
+  }
+  for (Source* source : sides_.All()) {
+    TERCIO_ASSIGN_OR_RETURN(ChatSamples read,
+                            ReadChatSamples(source->files.paths, *tokenizer_, rules));
+    for (std::string& notice : NoticesAbout(read, source->name, model_.context())) {
+      prepared_.notices.push_back(std::move(notice));
+    }
+    source->chats = std::make_shared<const ChatSamples>(std::move(read));
+    TERCIO_RETURN_IF_ERROR(DigestTexts(source));
+  }
+  const std::vector<Share> shares = Shares();
+  std::vector<std::shared_ptr<const SampleDataset>> datasets;
+  for (const Share& share : shares) {
+    if (share.begin == share.end) {
+      return Fault(share.source->name,
+                   absl::StrCat(PartOf(share.side), " has no conversations; use more data, or ",
+                                "another ", KeyOfPart(share.side)));
+    }
+    const auto dataset =
+        std::make_shared<const ChatDataset>(share.source->chats, share.begin, share.end, rules);
+    CountTokens(share.side, dataset->tokens());
+    datasets.push_back(dataset);
+  }
+  return TakeSamples(shares, std::move(datasets));
+}
+
 absl::Status Preparation::TakeSamples(const std::vector<Share>& shares,
                                       std::vector<std::shared_ptr<const SampleDataset>> datasets) {
   PerSide<std::vector<std::shared_ptr<const SampleDataset>>> of_sides;
@@ -578,8 +635,8 @@ absl::StatusOr<PreparedData> Preparation::Prepare() {
   }
   // Texts cannot be opened as tokens before their tokenizer is known.
   TERCIO_RETURN_IF_ERROR(FindTokenizer());
-  // A classifier reads its texts directly, and keeps no tokens in the cache.
-  if (objective_ != Objective::kLabelled) {
+  // A classifier and a chat read their texts directly, and keep no tokens in the cache.
+  if (objective_ != Objective::kLabelled && objective_ != Objective::kChat) {
     for (Source* source : sides_.All()) TERCIO_RETURN_IF_ERROR(OpenTokens(source));
     TERCIO_RETURN_IF_ERROR(CheckVocabulary());
   }
@@ -599,6 +656,10 @@ absl::StatusOr<PreparedData> Preparation::Prepare() {
       // are more common.
       TERCIO_RETURN_IF_ERROR(CheckVocabulary());
       break;
+    case Objective::kChat:
+      TERCIO_RETURN_IF_ERROR(MakeChats());
+      TERCIO_RETURN_IF_ERROR(CheckVocabulary());
+      break;
   }
   if (check_ == ContentCheck::kHere) {
     TERCIO_ASSIGN_OR_RETURN(prepared_.digest, DigestOfSides());
@@ -611,7 +672,7 @@ absl::StatusOr<PreparedData> Preparation::Prepare() {
 
 absl::StatusOr<int32_t> ExpectedVocabulary(const v1::DataSpec& spec, const v1::ModelSpec& model) {
   const auto size_with = [&](const tokenizer::Tokenizer& tokenizer) -> absl::StatusOr<int32_t> {
-    if (ObjectiveOf(model) != Objective::kSpans) return tokenizer.vocab_size();
+    if (ObjectiveOf(spec, model) != Objective::kSpans) return tokenizer.vocab_size();
     TERCIO_ASSIGN_OR_RETURN(const SpanVocabulary vocabulary,
                             SpanVocabularyOf(spec, tokenizer, model.vocab_size(), /*highest=*/-1));
     return vocabulary.vocab_size;

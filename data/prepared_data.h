@@ -1,7 +1,7 @@
 // From the job's data section to data sets that can be trained on: tokens that predict the next
-// one, BERT's samples (rules in bert_rules.h), or T5's (span_rules.h). Called by `tercio run`
-// before it creates the job, by every agent, and by every trainer; all get the same samples for the
-// same content.
+// one, conversations (chat_dataset.h), BERT's samples (rules in bert_rules.h), or T5's
+// (span_rules.h). Called by `tercio run` before it creates the job, by every agent, and by every
+// trainer; all get the same samples for the same content.
 //
 //   .txt and other text   tokenised once per node into `cache_dir`, in an entry named by content
 //   .jsonl                and tokenizer
@@ -10,6 +10,7 @@
 //   llm.c .bin            mapped where it is
 //   labelled .jsonl,      read into memory (data/labelled_dataset.h)
 //   .csv and .tsv
+//   chats (.jsonl)        read into memory (data/chat_dataset.h)
 //
 // A data set may be several files of one kind (data/data_files.h), and training or
 // validation a blend of several data sets (data/blended_dataset.h). The test is one data set.

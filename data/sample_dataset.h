@@ -1,5 +1,5 @@
-// Data sets of whole samples, as BERT and T5 are trained on them: masked_dataset.h,
-// labelled_dataset.h, span_dataset.h.
+// Data sets of whole samples, as BERT and T5 are trained on them, and others on conversations:
+// masked_dataset.h, labelled_dataset.h, span_dataset.h, chat_dataset.h.
 // Several with weights are one stream, in the order of blended_dataset.h.
 //
 // Immutable; any number of threads may read. Values of BlendedSamples share their data sets.

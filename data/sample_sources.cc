@@ -71,7 +71,7 @@ class RuledSamples : public SampleSource {
 
 std::unique_ptr<SampleSource> MakeSampleSource(PreparedData data, const v1::JobSpec& spec) {
   // Causal samples are cut from tokens without special tokens, all others are made by rules.
-  if (ObjectiveOf(spec.model()) == Objective::kCausal) {
+  if (ObjectiveOf(spec.data(), spec.model()) == Objective::kCausal) {
     return std::make_unique<CausalSamples>(std::move(data), spec);
   }
   return std::make_unique<RuledSamples>(std::move(data), spec);

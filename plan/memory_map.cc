@@ -333,7 +333,8 @@ void AddClasses(const StageShape& shape, const model::ClassHeadOptions& head, Ta
   add("classes.loss", 1);
 }
 
-void AddHead(const StageShape& shape, const model::Head& head, TableBuilder* table) {
+void AddHead(const StageShape& shape, const model::Head& head, bool chooses_targets,
+             TableBuilder* table) {
   if (!shape.last) return;
   const auto add = [&](const char* name, int64_t count) {
     table->Floats(name, v1::BUFFER_KIND_WORKSPACE, count);
@@ -341,6 +342,13 @@ void AddHead(const StageShape& shape, const model::Head& head, TableBuilder* tab
   if (head.classes.has_value()) AddClasses(shape, *head.classes, table);
   // A classifier predicts no tokens, so there is nothing more to make room for.
   if (!head.predicts_tokens()) return;
+  if (head.language.has_value()) {
+    // Only the rows that are predicted go through the head, in the worst case all of a chunk.
+    for (const char* name : {"head.rows", "head.gradient"}) {
+      table->Values(name, v1::BUFFER_KIND_WORKSPACE, shape.precision,
+                    chooses_targets ? shape.chunk_rows * shape.hidden : 0);
+    }
+  }
   if (head.masked.has_value()) {
     for (const char* name : {"head.rows", "head.transform", "head.activation", "head.norm",
                              "head.gradient", "head.transform_gradient"}) {
@@ -427,7 +435,7 @@ bool TrainsTokenTable(const StageTensors& tensors) {
 // `tensors`: of the model.
 int64_t NumbersOfExchange(const v1::JobSpec& job, size_t tensors) {
   // The last one is the signal of rank 0.
-  return SumsPerSequence(job.model()) * job.training().global_batch() + kernels::kSumLimbs +
+  return SumsPerSequence(job) * job.training().global_batch() + kernels::kSumLimbs +
          static_cast<int64_t>(tensors) + 1;
 }
 
@@ -505,7 +513,7 @@ void AddCommunication(const v1::JobSpec& job, const v1::Layout& layout, const St
 
 // The embedding reads inputs, and types; a head what it predicts; a bert's attention lengths.
 void AddTokens(const StageShape& shape, const model::Architecture& architecture,
-               TableBuilder* table) {
+               bool chooses_targets, TableBuilder* table) {
   const auto add = [&](const char* name, bool needed, int64_t of_sequence) {
     // All tokens of a step are loaded at once, so they cost memory for every micro-batch.
     const int64_t bytes =
@@ -520,7 +528,7 @@ void AddTokens(const StageShape& shape, const model::Architecture& architecture,
   add("tokens.decoder_inputs", shape.first && shape.streams.size() > 1, predicted);
   add("tokens.targets", shape.last && head.predicts_tokens(), predicted);
   add("tokens.types", shape.first && architecture.embedding.types > 0, inputs);
-  add("tokens.predicted", shape.last && head.masked.has_value(), predicted);
+  add("tokens.predicted", shape.last && (head.masked.has_value() || chooses_targets), predicted);
   add("tokens.lengths", !architecture.causal, 1);
   add("tokens.labels", has_classes, 1);
   add("tokens.first_rows", has_classes, 1);
@@ -554,9 +562,10 @@ void AddGradients(const v1::JobSpec& job, const v1::Layout& layout, const StageS
 
 }  // namespace
 
-int SumsPerSequence(const v1::ModelSpec& spec) {
+int SumsPerSequence(const v1::JobSpec& job) {
   // The number of predicted tokens is known beforehand only where every token is predicted.
-  return model::ArchitectureOf(spec).head.language.has_value() ? 1 : 3;
+  if (!model::ArchitectureOf(job.model()).head.language.has_value()) return 3;
+  return ChoosesTargets(job) ? 2 : 1;
 }
 
 int64_t ExchangedNumbers(const v1::JobSpec& job) {
@@ -646,9 +655,9 @@ v1::MemoryTable MemoryTables::OfStage(const v1::Layout& layout, int stage, int t
   table.Add("activations.shared", v1::BUFFER_KIND_ACTIVATION, activations.shared_total);
   AddWorkspace(job, shape, units, tensors, *device, threads, &table);
   AddFp8(layout, shape, units, &table);
-  AddHead(shape, units.architecture.head, &table);
+  AddHead(shape, units.architecture.head, ChoosesTargets(job), &table);
   AddCommunication(job, layout, shape, units, tensors, kinds, stages_.tensors(), *device, &table);
-  AddTokens(shape, units.architecture, &table);
+  AddTokens(shape, units.architecture, ChoosesTargets(job), &table);
   const int64_t snapshot = SnapshotElements(job, layout, tensors, kinds, stage) * kFloat;
   if (device->SnapshotsOnHost()) {
     table.AddOnHost("snapshot", v1::BUFFER_KIND_SNAPSHOT, snapshot);

@@ -26,7 +26,7 @@ inline constexpr char kNearSuffix[] = ".near";
 // Doubles per sequence of the global batch that all ranks learn after a step: the sum of its
 // tokens' losses, and, where the architecture does not fix them, how many tokens were predicted,
 // and the loss of the sequence as a whole.
-int SumsPerSequence(const v1::ModelSpec& model);
+int SumsPerSequence(const v1::JobSpec& job);
 // All doubles of that exchange (worker/engine/exchange_vector.h).
 int64_t ExchangedNumbers(const v1::JobSpec& job);
 

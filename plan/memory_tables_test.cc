@@ -41,6 +41,9 @@ class Drawing {
       model.set_decoder_layers(model.layers());
       model.set_decoder_context(32);
     }
+    const bool decodes = model.architecture() == v1::ARCHITECTURE_GPT2 ||
+                         model.architecture() == v1::ARCHITECTURE_LLAMA;
+    if (decodes && Chance()) job.mutable_data()->mutable_chat()->set_template_("chatml");
     v1::TrainingSpec& training = *job.mutable_training();
     training.set_global_batch(64);
     training.set_precision(Chance() ? v1::PRECISION_BF16 : v1::PRECISION_FP32);

@@ -99,6 +99,22 @@ constexpr Word kQualityMetrics[] = {
     {v1::QUALITY_METRIC_RECALL, "recall"},
     {v1::QUALITY_METRIC_F1, "f1"},
 };
+constexpr Word kTrainingObjectives[] = {
+    {v1::TRAINING_OBJECTIVE_PRETRAIN, "pretrain"},
+    {v1::TRAINING_OBJECTIVE_SFT, "sft"},
+};
+constexpr Word kLossOn[] = {
+    {v1::LOSS_ON_ASSISTANT, "assistant"},
+    {v1::LOSS_ON_ALL, "all"},
+    {v1::LOSS_ON_LAST, "last"},
+};
+constexpr Word kChatFormats[] = {
+    {v1::CHAT_FORMAT_AUTO, "auto"},
+    {v1::CHAT_FORMAT_MESSAGES, "messages"},
+    {v1::CHAT_FORMAT_SHAREGPT, "sharegpt"},
+    {v1::CHAT_FORMAT_ALPACA, "alpaca"},
+    {v1::CHAT_FORMAT_PROMPT_COMPLETION, "prompt_completion"},
+};
 
 struct Set {
   const google::protobuf::EnumDescriptor* (*descriptor)();
@@ -124,6 +140,9 @@ constexpr Set kSets[] = {
     {v1::SnapshotKind_descriptor, kSnapshotKinds},
     {v1::OffloadTier_descriptor, kOffloadTiers},
     {v1::QualityMetric_descriptor, kQualityMetrics},
+    {v1::TrainingObjective_descriptor, kTrainingObjectives},
+    {v1::LossOn_descriptor, kLossOn},
+    {v1::ChatFormat_descriptor, kChatFormats},
 };
 
 }  // namespace
@@ -199,6 +218,18 @@ std::span<const Word> WordsOf<v1::OffloadTier>() {
 template <>
 std::span<const Word> WordsOf<v1::QualityMetric>() {
   return kQualityMetrics;
+}
+template <>
+std::span<const Word> WordsOf<v1::TrainingObjective>() {
+  return kTrainingObjectives;
+}
+template <>
+std::span<const Word> WordsOf<v1::LossOn>() {
+  return kLossOn;
+}
+template <>
+std::span<const Word> WordsOf<v1::ChatFormat>() {
+  return kChatFormats;
 }
 
 std::span<const Word> WordsOfEnum(std::string_view full_name) {

@@ -62,6 +62,12 @@ template <>
 std::span<const Word> WordsOf<v1::OffloadTier>();
 template <>
 std::span<const Word> WordsOf<v1::QualityMetric>();
+template <>
+std::span<const Word> WordsOf<v1::TrainingObjective>();
+template <>
+std::span<const Word> WordsOf<v1::LossOn>();
+template <>
+std::span<const Word> WordsOf<v1::ChatFormat>();
 
 // The same by the full name of the enum ("tercio.v1.OnNan"); empty if it has no words.
 std::span<const Word> WordsOfEnum(std::string_view full_name);

@@ -196,9 +196,15 @@ StageShape ShapeOfStage(const v1::JobSpec& job, const v1::Layout& layout, int st
   const int64_t tokens = shape.head_stream().tokens;
   const int64_t whole = std::max<int64_t>(1, most / tokens);
   shape.chunk_rows = std::min(most, std::min(whole, shape.sequences) * tokens);
-  // A masked head goes from sequence to sequence: each has its own number of rows.
-  if (architecture.head.masked.has_value()) shape.chunk_rows = std::min(most, tokens);
+  // Chosen targets go from sequence to sequence: each has its own number of rows.
+  if (architecture.head.masked.has_value() || ChoosesTargets(job)) {
+    shape.chunk_rows = std::min(most, tokens);
+  }
   return shape;
+}
+
+bool ChoosesTargets(const v1::JobSpec& job) {
+  return job.data().has_chat() && model::ArchitectureOf(job.model()).causal;
 }
 
 StageUnits UnitsOfStage(const v1::ModelSpec& spec, const v1::Layout& layout, int stage) {

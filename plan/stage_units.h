@@ -63,6 +63,9 @@ struct StageShape {
 };
 StageShape ShapeOfStage(const v1::JobSpec& job, const v1::Layout& layout, int stage);
 
+// Whether the samples say which of a causal model's tokens are predicted. Else all of them are.
+bool ChoosesTargets(const v1::JobSpec& job);
+
 // Rows of a field or of scratch of a layer that works on the stream.
 int64_t RowsOf(model::Rows rows, const StageShape& shape, int stream);
 

@@ -33,7 +33,7 @@ struct Trained {
   // others send theirs to rank 0, which sends them the result.
   int64_t exchange(int rank, int ranks) const {
     const auto tensors = static_cast<int64_t>(plan::ModelTensors(spec.model()).size());
-    const int64_t numbers = plan::SumsPerSequence(spec.model()) * spec.training().global_batch() +
+    const int64_t numbers = plan::SumsPerSequence(spec) * spec.training().global_batch() +
                             kernels::kSumLimbs + tensors + 1;
     return kSteps * numbers * kDouble * (rank == 0 ? ranks - 1 : 1);
   }

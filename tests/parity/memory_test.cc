@@ -85,6 +85,16 @@ TEST(MemoryPlan, EveryArchitectureUsesAllOfIt) {
   }
 }
 
+TEST(MemoryPlan, ChosenTargetsUseAllOfIt) {
+  for (v1::JobSpec spec : {SmallJob(), SmallLlama()}) {
+    spec.mutable_data()->mutable_chat()->set_template_("chatml");
+    for (const v1::Precision precision : {v1::PRECISION_FP32, v1::PRECISION_BF16}) {
+      ExpectUsed(With(spec, precision), kOneRank);
+      ExpectUsed(With(spec, precision), {2, 2, 1, 2, 1, k1f1b});
+    }
+  }
+}
+
 TEST(MemoryPlan, ADividedStateUsesAllOfIt) {
   for (const v1::JobSpec& spec : {SmallJob(), SmallLlama(), SmallBert(kPost), SmallT5()}) {
     for (const v1::Precision precision : {v1::PRECISION_FP32, v1::PRECISION_BF16}) {

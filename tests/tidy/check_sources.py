@@ -47,8 +47,9 @@ INCLUDES = {
     "tokenizer/": ["tokenizer/", "common/", "proto/tercio/sentencepiece/"],
     "data/": ["data/", "tokenizer/", "common/", "model/", "plan/", "proto/", "kernels/random.h"],
     "checkpoint/": ["checkpoint/", "tokenizer/export/", "common/", "model/", "plan/", "proto/"],
-    # `model.from` takes its sizes from a directory; reading its weights stays with the trainers.
-    "config/": ["config/", "checkpoint/model_description.h", "common/", "model/", "plan/", "proto/"],
+    # `model.from` takes its sizes from a directory; reading its weights stays with the trainers, as do chats.
+    "config/": ["config/", "checkpoint/model_description.h", "data/chat/template_names.h", "common/", "model/", "plan/",
+                "proto/"],
     "coordinator/core/": ["coordinator/core/", "plan/", "common/check.h", "common/status_macros.h",
                           "proto/"],
     "coordinator/": ["coordinator/", "checkpoint/", "common/", "config/", "plan/", "proto/"],

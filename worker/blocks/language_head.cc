@@ -5,6 +5,11 @@
 #include "common/check.h"
 
 namespace tercio::blocks {
+namespace {
+
+bool ChoosesTargets(const Pass& pass) { return pass.batch.predicted_counts != nullptr; }
+
+}  // namespace
 
 VocabularyPart PartOfVocabulary(int64_t vocabulary, const Tools& tools) {
   VocabularyPart part{};
@@ -43,12 +48,26 @@ LanguageHead::LanguageHead(const model::LanguageHeadOptions& options, const Head
       part_(PartOfVocabulary(job.vocabulary, tools)),
       softcap_(options.softcap),
       weight_(weights.HeadMatrix()),
-      bias_(weights.Find("head.bias")) {}
+      bias_(weights.Find("head.bias")),
+      chosen_(tools.Values("head.rows")),
+      chosen_gradient_(tools.Values("head.gradient")) {}
+
+void LanguageHead::ForChosenChunks(const Pass& pass, int64_t first_sequence, int64_t sequences,
+                                   absl::FunctionRef<void(const Chunk& chunk)> body) const {
+  const int64_t most = tools_.shape.chunk_rows;
+  for (int64_t i = first_sequence; i < first_sequence + sequences; ++i) {
+    const int64_t count = pass.batch.predicted_counts[i];
+    for (int64_t begin = 0; begin < count; begin += most) {
+      body(Chunk{i * pass.tokens + begin, std::min(most, count - begin), pass.tokens, i});
+    }
+  }
+}
 
 // Short sequences are taken together whole, long ones in pieces of one sequence. The pieces of the
 // sum over rows are the same either way (kernels/ops.h).
 void LanguageHead::ForChunks(const Pass& pass, int64_t first_sequence, int64_t sequences,
                              absl::FunctionRef<void(const Chunk& chunk)> body) const {
+  if (ChoosesTargets(pass)) return ForChosenChunks(pass, first_sequence, sequences, body);
   const int64_t most = tools_.shape.chunk_rows;
   const int64_t begin = first_sequence * pass.tokens;
   const int64_t end = begin + sequences * pass.tokens;
@@ -84,12 +103,45 @@ TokenRows LanguageHead::RowsOf(const Pass& pass, const Chunk& chunk, double* los
   rows.first_row = chunk.row;
   rows.softcap = softcap_;
   rows.rows_per_sum = pass.tokens;
+  if (!ChoosesTargets(pass)) return rows;
+  // All rows of a chunk belong to one sequence.
+  rows.sums = losses + chunk.sequence;
+  rows.first_row = 0;
+  rows.rows_per_sum = chunk.rows;
   return rows;
+}
+
+kernels::ConstValues LanguageHead::InputOf(const Pass& pass, kernels::ConstValues x,
+                                           const Chunk& chunk) {
+  if (!ChoosesTargets(pass)) return x + chunk.row * tools_.shape.hidden;
+  tools_.ops.Gather({.x = x,
+                     .index = pass.batch.predicted + chunk.row,
+                     .out = chosen_,
+                     .count = chunk.rows,
+                     .columns = tools_.shape.hidden});
+  return chosen_;
+}
+
+void LanguageHead::BackwardInput(const Pass& pass, const Chunk& chunk, kernels::Values dx) {
+  const int64_t hidden = tools_.shape.hidden;
+  const bool chooses = ChoosesTargets(pass);
+  tools_.ops.MatmulBackwardInput({.dy = part_.logits,
+                                  .w = weight_.In(tools_.parameters),
+                                  .dx = chooses ? chosen_gradient_ : dx + chunk.row * hidden,
+                                  .m = chunk.rows,
+                                  .n = tools_.shape.vocabulary,
+                                  .k = hidden});
+  if (!chooses) return;
+  tools_.ops.ScatterAdd({.from = chosen_gradient_,
+                         .index = pass.batch.predicted + chunk.row,
+                         .to = dx,
+                         .count = chunk.rows,
+                         .columns = hidden});
 }
 
 void LanguageHead::Loss(const Pass& pass, kernels::ConstValues x, double* losses) {
   ForChunks(pass, 0, tools_.shape.sequences, [&](const Chunk& chunk) {
-    Logits(x + chunk.row * tools_.shape.hidden, chunk.rows);
+    Logits(InputOf(pass, x, chunk), chunk.rows);
     TokenLosses(tools_.ops, stream_, tools_.tensor.communicator(), RowsOf(pass, chunk, losses));
   });
 }
@@ -97,12 +149,17 @@ void LanguageHead::Loss(const Pass& pass, kernels::ConstValues x, double* losses
 void LanguageHead::Backward(const Pass& pass, kernels::ConstValues x, kernels::Values dx,
                             double* losses, GradientLanes& lanes) {
   const int64_t hidden = tools_.shape.hidden;
-  const auto scale = static_cast<float>(job_.loss_weight * gradient_scale_);
+  const bool chooses = ChoosesTargets(pass);
+  // Rows that predict nothing get no gradient below.
+  if (chooses) tools_.ops.Zero(dx, pass.rows * hidden);
+  const auto scale = static_cast<float>(
+      chooses ? gradient_scale_ / static_cast<double>(pass.batch.step_predictions)
+              : job_.loss_weight * gradient_scale_);
   lanes.Assign(pass.batch.index, {weight_, bias_}, tools_.ops,
                [&](const plan::LaneSegment& segment, const Gradients& gradients, bool accumulate) {
                  ForChunks(
                      pass, segment.first_sequence, segment.sequences, [&](const Chunk& chunk) {
-                       const kernels::ConstValues rows = x + chunk.row * hidden;
+                       const kernels::ConstValues rows = InputOf(pass, x, chunk);
                        Logits(rows, chunk.rows);
                        TokenLossesAndGradients(tools_.ops, stream_, tools_.tensor.communicator(),
                                                RowsOf(pass, chunk, losses), scale);
@@ -116,13 +173,14 @@ void LanguageHead::Backward(const Pass& pass, kernels::ConstValues x, kernels::V
                                                         .rows_per_leaf = chunk.rows_per_leaf,
                                                         .accumulate = accumulate});
                        accumulate = true;
-                       tools_.ops.MatmulBackwardInput({.dy = part_.logits,
-                                                       .w = weight_.In(tools_.parameters),
-                                                       .dx = dx + chunk.row * hidden,
-                                                       .m = chunk.rows,
-                                                       .n = tools_.shape.vocabulary,
-                                                       .k = hidden});
+                       BackwardInput(pass, chunk, dx);
                      });
+                 if (accumulate) return;
+                 // The lane's sequences predict nothing.
+                 tools_.ops.Zero(weight_.GradientIn(gradients), weight_.elements);
+                 if (bias_.elements > 0) {
+                   tools_.ops.Zero(bias_.GradientIn(gradients), bias_.elements);
+                 }
                });
 }
 

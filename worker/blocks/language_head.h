@@ -1,5 +1,7 @@
-// The logits of the vocabulary at every position, and their cross-entropy. The vocabulary is cut
-// over tensor ranks; the logits are computed in chunks of rows, so that they are never all there.
+// The logits of the vocabulary, and their cross-entropy: at every position, or, where samples
+// choose their targets, at those that are predicted, a sequence after the other, so that sums do
+// not depend on the layout. The vocabulary is cut over tensor ranks; the logits are computed in
+// chunks of rows, so that they are never all there.
 #pragma once
 
 #include "absl/functional/function_ref.h"
@@ -27,7 +29,7 @@ VocabularyPart PartOfVocabulary(int64_t vocabulary, const Tools& tools);
 struct HeadJob {
   int64_t vocabulary;  // of the model
   float label_smoothing;
-  double loss_weight;  // of each token in the mean, where its number is known beforehand
+  double loss_weight;  // of each token in the mean, where the number of all is known beforehand
 };
 
 // Without what depends on the rows.
@@ -54,13 +56,20 @@ class LanguageHead {
 
  private:
   struct Chunk {
-    int64_t row;
+    int64_t row;  // in `targets`, and, of chosen ones, `predicted`
     int64_t rows;
     int64_t rows_per_leaf;
+    int64_t sequence = 0;  // of chosen targets: in the micro-batch
   };
   // body(const Chunk&) for the chunks of those sequences, in order.
   void ForChunks(const Pass& pass, int64_t first_sequence, int64_t sequences,
                  absl::FunctionRef<void(const Chunk& chunk)> body) const;
+  void ForChosenChunks(const Pass& pass, int64_t first_sequence, int64_t sequences,
+                       absl::FunctionRef<void(const Chunk& chunk)> body) const;
+  // The rows of x (rows x hidden) that a chunk reads, which lie densely.
+  kernels::ConstValues InputOf(const Pass& pass, kernels::ConstValues x, const Chunk& chunk);
+  // Gradients of InputOf, from those of the logits, to `dx`.
+  void BackwardInput(const Pass& pass, const Chunk& chunk, kernels::Values dx);
   TokenRows RowsOf(const Pass& pass, const Chunk& chunk, double* losses) const;
 
   const Tools& tools_;
@@ -69,6 +78,8 @@ class LanguageHead {
   const VocabularyPart part_;
   const float softcap_;
   const WeightRef weight_, bias_;  // (local vocabulary, hidden)
+  // Scratch of a chunk of chosen rows: (rows, hidden).
+  const kernels::Values chosen_, chosen_gradient_;
   double gradient_scale_ = 1;
 };
 

@@ -35,15 +35,17 @@ struct MicroBatch {
   const int32_t* inputs = nullptr;          // rows ids, from row 0; first stage
   const int32_t* decoder_inputs = nullptr;  // likewise of the second stream
   const int32_t* targets = nullptr;         // rows ids; last stage
-  // bert only. Of each sequence the targets of its predicted positions come first, and `predicted`
-  // holds the rows of those positions, counted from the micro-batch's first.
-  const int32_t* types = nullptr;    // (rows); first stage
-  const int32_t* lengths = nullptr;  // (sequences)
+  // Where samples choose their targets, else null. Of each sequence the targets of its predicted
+  // positions come first, and `predicted` holds the rows of those positions, counted from the
+  // micro-batch's first.
   const int32_t* predicted = nullptr;
   const int32_t* predicted_counts = nullptr;  // (sequences), on the host
-  const int32_t* labels = nullptr;            // (sequences)
-  const int32_t* first_rows = nullptr;        // (sequences): of each one's first token
   int64_t step_predictions = 0;               // predictions of the whole global batch
+  // bert only.
+  const int32_t* types = nullptr;       // (rows); first stage
+  const int32_t* lengths = nullptr;     // (sequences)
+  const int32_t* labels = nullptr;      // (sequences)
+  const int32_t* first_rows = nullptr;  // (sequences): of each one's first token
 };
 
 // The sums that losses are added to, in the order of the micro-batch's sequences.

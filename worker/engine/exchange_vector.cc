@@ -9,8 +9,9 @@ ExchangeVector::ExchangeVector(const v1::JobSpec& spec, const plan::StageShape& 
                                double* device)
     : global_batch_(spec.training().global_batch()),
       tokens_(shape.head_stream().tokens),
-      sum_count_(plan::SumsPerSequence(spec.model()) * global_batch_),
-      encoder_(plan::SumsPerSequence(spec.model()) > 1),
+      sum_count_(plan::SumsPerSequence(spec) * global_batch_),
+      counts_predictions_(plan::SumsPerSequence(spec) > static_cast<int>(Sum::kPredictions)),
+      has_sequence_losses_(plan::SumsPerSequence(spec) > static_cast<int>(Sum::kSequenceLoss)),
       predicts_tokens_(spec.model().labels() == 0),
       device_(device),
       known_(static_cast<size_t>(plan::ExchangedNumbers(spec))) {}
@@ -22,7 +23,7 @@ absl::Span<const double> ExchangeVector::KnownSums(Sum sum) const {
 std::vector<double> ExchangeVector::KnownLosses() const {
   const absl::Span<const double> tokens = KnownSums(Sum::kTokenLoss);
   std::vector<double> losses(tokens.begin(), tokens.end());
-  for (size_t i = 0; encoder_ && i < losses.size(); ++i) {
+  for (size_t i = 0; has_sequence_losses_ && i < losses.size(); ++i) {
     losses[i] += KnownSums(Sum::kSequenceLoss)[i];
   }
   return losses;
@@ -51,12 +52,12 @@ void ExchangeVector::AddTotals(int64_t sequences, Totals* totals) const {
   // Sequences that only fill up the last batch of an evaluation lie behind these.
   totals->sequences += sequences;
   if (predicts_tokens_) add(Sum::kTokenLoss, &totals->token_loss);
-  if (!encoder_) {
+  if (counts_predictions_) {
+    add(Sum::kPredictions, &totals->predictions);
+  } else {
     totals->predictions += static_cast<double>(sequences * tokens_);
-    return;
   }
-  add(Sum::kPredictions, &totals->predictions);
-  add(Sum::kSequenceLoss, &totals->sequence_loss);
+  if (has_sequence_losses_) add(Sum::kSequenceLoss, &totals->sequence_loss);
 }
 
 double ExchangeVector::MeanLoss(const Totals& totals) {

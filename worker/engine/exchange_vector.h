@@ -63,7 +63,8 @@ class ExchangeVector {
   const int64_t global_batch_;
   const int64_t tokens_;  // tokens of a sequence
   const int64_t sum_count_;
-  const bool encoder_;
+  const bool counts_predictions_;
+  const bool has_sequence_losses_;
   const bool predicts_tokens_;
   double* const device_;
   std::vector<double> known_;

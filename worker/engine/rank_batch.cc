@@ -9,16 +9,25 @@
 
 namespace tercio::engine {
 
+namespace {
+
+RankSamples::Kind KindOf(const v1::JobSpec& spec) {
+  const bool encoder = !model::ArchitectureOf(spec.model()).causal;
+  return {.padded = encoder, .chooses_targets = encoder || plan::ChoosesTargets(spec)};
+}
+
+}  // namespace
+
 RankBatch::RankBatch(const v1::JobSpec& spec, const v1::RankPlan& plan,
                      const plan::StageShape& shape, Arena& arena,
                      const Communicators& communicators, device::Stream& stream)
     : plan_(plan),
       shape_(shape),
-      causal_(model::ArchitectureOf(spec.model()).causal),
+      kind_(KindOf(spec)),
       communicators_(communicators),
       stream_(stream),
       gives_losses_(shape.last && plan.placement().tensor_index() == 0),
-      samples_(shape, causal_, arena),
+      samples_(shape, kind_, arena),
       exchange_(spec, shape, arena.Get<double>("exchange")),
       sample_(spec.model().context(), spec.model().decoder_context()) {}
 
@@ -29,7 +38,7 @@ int64_t RankBatch::FirstSequenceOf(int micro_batch) const {
 
 void RankBatch::Read(absl::FunctionRef<void(int64_t sequence, data::Sample* out)> read) {
   // A bert's stages all know which tokens are padding.
-  if (!shape_.first && !shape_.last && !encoder()) return;
+  if (!shape_.first && !shape_.last && !kind_.padded) return;
   for (int m = 0; m < plan_.layout().micro_batches(); ++m) {
     for (int64_t i = 0; i < shape_.sequences; ++i) {
       read(FirstSequenceOf(m) + i, &sample_);
@@ -40,7 +49,7 @@ void RankBatch::Read(absl::FunctionRef<void(int64_t sequence, data::Sample* out)
 }
 
 absl::Status RankBatch::CountPredictions() {
-  if (!encoder() || !shape_.last) return absl::OkStatus();
+  if (!counts_predictions() || !shape_.last) return absl::OkStatus();
   const std::vector<int32_t>& counts = samples_.predicted_counts();
   const double mine = std::accumulate(counts.begin(), counts.end(), 0.0);
   double* first = exchange_.begin();
@@ -69,7 +78,7 @@ void RankBatch::ClearSums() {
 
 blocks::LossSums RankBatch::LossesAt(const blocks::MicroBatch& batch) const {
   return {exchange_.SumsOf(Sum::kTokenLoss) + batch.first_sequence,
-          encoder() ? exchange_.SumsOf(Sum::kSequenceLoss) + batch.first_sequence : nullptr};
+          kind_.padded ? exchange_.SumsOf(Sum::kSequenceLoss) + batch.first_sequence : nullptr};
 }
 
 void RankBatch::SetSums(Sum sum, const std::vector<double>& numbers) {
@@ -84,7 +93,7 @@ void RankBatch::SetSums(Sum sum, const std::vector<double>& numbers) {
 // the same sequences have the same sums, of which one counts.
 void RankBatch::ContributeSums() {
   if (!gives_losses_) return ClearSums();
-  if (!encoder()) return;
+  if (!counts_predictions()) return;
   counts_.assign(samples_.predicted_counts().begin(), samples_.predicted_counts().end());
   SetSums(Sum::kPredictions, counts_);
 }

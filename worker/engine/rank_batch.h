@@ -58,7 +58,7 @@ class RankBatch {
   ExchangeVector& exchange() { return exchange_; }
 
   // Its data ranks count predictions together (CountPredictions).
-  bool encoder() const { return !causal_; }
+  bool counts_predictions() const { return kind_.chooses_targets; }
 
  private:
   // In the global batch.
@@ -66,7 +66,7 @@ class RankBatch {
 
   const v1::RankPlan& plan_;
   const plan::StageShape& shape_;
-  const bool causal_;  // every token is predicted, and no sequence is padded
+  const RankSamples::Kind kind_;
   const Communicators& communicators_;
   device::Stream& stream_;
   // Every sum of a sequence has one contributor: the first tensor rank of the last stage that has

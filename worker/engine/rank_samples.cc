@@ -6,8 +6,8 @@
 
 namespace tercio::engine {
 
-RankSamples::RankSamples(const plan::StageShape& shape, bool causal, Arena& arena)
-    : shape_(shape), causal_(causal) {
+RankSamples::RankSamples(const plan::StageShape& shape, Kind kind, Arena& arena)
+    : shape_(shape), kind_(kind) {
   const auto sequences = static_cast<size_t>(shape.sequences_per_rank);
   const auto tokens = sequences * static_cast<size_t>(shape.streams.front().tokens);
   const auto predicted = sequences * static_cast<size_t>(shape.head_stream().tokens);
@@ -22,13 +22,15 @@ RankSamples::RankSamples(const plan::StageShape& shape, bool causal, Arena& aren
   make("tokens.inputs", tokens, &inputs_);
   make("tokens.decoder_inputs", predicted, &decoder_inputs_);
   make("tokens.targets", predicted, &targets_);
-  if (causal) return;
+  if (kind.chooses_targets) {
+    make("tokens.predicted", predicted, &predicted_);
+    predicted_counts_.resize(sequences);
+  }
+  if (!kind.padded) return;
   make("tokens.types", tokens, &types_);
-  make("tokens.predicted", predicted, &predicted_);
   make("tokens.lengths", sequences, &lengths_);
   make("tokens.labels", sequences, &labels_);
   make("tokens.first_rows", sequences, &first_rows_);
-  predicted_counts_.resize(sequences);
   tokens_.resize(sequences / static_cast<size_t>(shape.sequences));
 }
 
@@ -41,9 +43,8 @@ void RankSamples::Store(int64_t micro_batch, int64_t sequence, const data::Sampl
   };
   store(sample.inputs, inputs_);
   store(sample.decoder_inputs, decoder_inputs_);
-  // A causal model predicts every token. A bert's few targets
-  // move together, so that its head works on dense rows.
-  if (causal_) return store(sample.targets, targets_);
+  // Chosen targets move together, so that the head works on dense rows.
+  if (!kind_.chooses_targets) return store(sample.targets, targets_);
   const auto at = static_cast<size_t>(of_rank);
   // The head gathers from the rows of one micro-batch, so they are counted from its first.
   const int64_t tokens = shape_.head_stream().tokens;
@@ -58,6 +59,7 @@ void RankSamples::Store(int64_t micro_batch, int64_t sequence, const data::Sampl
     predicted_.host[place] = static_cast<int32_t>(first_row + static_cast<int64_t>(i));
   }
   predicted_counts_[at] = static_cast<int32_t>(count);
+  if (!kind_.padded) return;
   store(sample.types, types_);
   lengths_.host[at] = sample.length;
   if (!labels_.host.empty()) labels_.host[at] = sample.label;
@@ -93,7 +95,7 @@ void RankSamples::LeaveOutPadding(int64_t micro_batch, int64_t tokens) {
 }
 
 void RankSamples::Copy(device::Stream& stream) {
-  for (size_t i = 0; !causal_ && i < tokens_.size(); ++i) {
+  for (size_t i = 0; i < tokens_.size(); ++i) {
     tokens_[i] = TokensOf(static_cast<int64_t>(i));
     LeaveOutPadding(static_cast<int64_t>(i), tokens_[i]);
   }
@@ -115,16 +117,18 @@ void RankSamples::Point(blocks::MicroBatch* batch) const {
   batch->inputs = at(inputs_, row);
   batch->decoder_inputs = at(decoder_inputs_, predicted_row);
   batch->targets = at(targets_, predicted_row);
-  if (causal_) return;
   const int64_t sequence = batch->index * shape_.sequences;
+  if (kind_.chooses_targets) {
+    batch->predicted = at(predicted_, predicted_row);
+    // Counts stay on the host, where the head cuts its chunks.
+    batch->predicted_counts = predicted_counts_.data() + sequence;
+  }
+  if (!kind_.padded) return;
   batch->types = at(types_, row);
-  batch->predicted = at(predicted_, predicted_row);
   batch->lengths = at(lengths_, sequence);
   batch->labels = at(labels_, sequence);
   batch->first_rows = at(first_rows_, sequence);
   batch->tokens = tokens_[static_cast<size_t>(batch->index)];
-  // Counts stay on the host, where the head cuts its chunks.
-  batch->predicted_counts = predicted_counts_.data() + sequence;
 }
 
 }  // namespace tercio::engine

@@ -17,11 +17,15 @@ namespace tercio::engine {
 
 class RankSamples {
  public:
+  struct Kind {
+    bool padded = false;           // sequences have lengths, and may be segments or have labels
+    bool chooses_targets = false;  // samples say which tokens are predicted
+  };
   // The arguments must outlive it.
-  RankSamples(const plan::StageShape& shape, bool causal, Arena& arena);
+  RankSamples(const plan::StageShape& shape, Kind kind, Arena& arena);
 
-  // Stores `sample` as the micro-batch's sequence number `sequence`. A bert's targets are moved
-  // together, with the rows that they belong to.
+  // Stores `sample` as the micro-batch's sequence number `sequence`. Where samples choose their
+  // targets, these are moved together, with the rows that they belong to.
   void Store(int64_t micro_batch, int64_t sequence, const data::Sample& sample);
 
   // Copies all of them to the device. REQUIRES: every sequence was stored since the last call.
@@ -49,10 +53,11 @@ class RankSamples {
   void LeaveOutPadding(int64_t micro_batch, int64_t tokens);
 
   const plan::StageShape& shape_;
-  const bool causal_;  // every token is predicted, and no sequence is padded
+  const Kind kind_;
   Buffer inputs_, decoder_inputs_, targets_;
-  Buffer types_, predicted_, lengths_, labels_, first_rows_;  // bert only
-  std::vector<int64_t> tokens_;                               // of each micro-batch
+  Buffer predicted_;                              // of chosen targets
+  Buffer types_, lengths_, labels_, first_rows_;  // of padded sequences
+  std::vector<int64_t> tokens_;                   // of each micro-batch; of padded sequences
   std::vector<int32_t> predicted_counts_;
 };
 

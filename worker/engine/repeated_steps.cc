@@ -4,6 +4,7 @@
 #include "common/log.h"
 #include "model/architecture.h"
 #include "plan/precision.h"
+#include "plan/stage_units.h"
 #include "plan/state_shards.h"
 
 namespace tercio::engine {
@@ -11,10 +12,11 @@ namespace {
 
 constexpr int kMostMicroBatches = 32;
 
-// Dropout is keyed by the step, the loss scale changes, and an encoder's head counts on the host.
+// Dropout is keyed by the step, the loss scale changes, and a head whose targets are chosen counts
+// them on the host.
 bool DependsOnStep(const v1::JobSpec& job) {
   return job.model().dropout() > 0 || plan::ScalesLoss(job.training()) ||
-         !model::ArchitectureOf(job.model()).causal;
+         plan::ChoosesTargets(job) || !model::ArchitectureOf(job.model()).causal;
 }
 
 }  // namespace

@@ -210,10 +210,11 @@ class Engine : public TrainingEngine {
     gather_.Await();
   }
   // The forward pass waits for each layer, unless something else uses the communicator before it,
-  // as data ranks of an encoder that count together, or what it enqueues is recorded.
+  // as data ranks that count predictions together, or what it enqueues is recorded.
   void BeginWeights() {
     gather_.Begin();
-    if (shards_.gathers_weights || batch_.encoder() || repeated_steps_ > 0) gather_.Await();
+    if (shards_.gathers_weights || batch_.counts_predictions() || repeated_steps_ > 0)
+      gather_.Await();
   }
   absl::StatusOr<std::vector<uint64_t>> WeightDigests();
   // In the weights that an update begins with, or, where these are divided, that the model reads.
