@@ -321,4 +321,13 @@ struct DataInspectOptions : GlobalOptions {
 };
 int DataInspect(const DataInspectOptions& options);
 
+struct DataPreviewOptions : GlobalOptions {
+  std::string job_file;
+  std::vector<std::string> set;
+  int64_t samples = 3;
+  int64_t first = 1;
+};
+// (data_preview.cc)
+int DataPreview(const DataPreviewOptions& options);
+
 }  // namespace tercio::cli

@@ -481,9 +481,8 @@ void DeclareLogin(CommandLine& line) {
 }
 
 void DeclareDataVerbs(CommandLine& line) {
-  CLI::App* group =
-      line.AddGroup({"data", "create and inspect token data sets", "data inspect corpus"},
-                    [](GlobalOptions& g) { return Format(g); });
+  CLI::App* group = line.AddGroup({"data", "create and inspect data sets", "data inspect corpus"},
+                                  [](GlobalOptions& g) { return Format(g); });
   line.AddVerb<DataTokenizeOptions>(
       {"tokenize", "tokenize texts into PREFIX.bin and PREFIX.idx",
        "data tokenize --input corpus.txt --tokenizer chars --output corpus"},
@@ -520,6 +519,23 @@ void DeclareDataVerbs(CommandLine& line) {
                        "PREFIX of a Megatron data set, an llm.c .bin, a .jsonl file, or a pattern",
                        {Required()}}},
                      TextKey(&o.text_key)});
+      },
+      group);
+  line.AddVerb<DataPreviewOptions>(
+      {"preview", "print the conversations of a job as the model learns from them",
+       "data preview job.yaml --samples 1"},
+      DataPreview,
+      [](GlobalOptions& g, DataPreviewOptions& o) {
+        return Join({Format(g),
+                     JobFile(&o.job_file, &o.set),
+                     {{"--samples",
+                       &o.samples,
+                       "number of samples (default 3)",
+                       {Accepts(CLI::PositiveNumber)}},
+                      {"--first",
+                       &o.first,
+                       "number of the first sample, from 1",
+                       {Accepts(CLI::PositiveNumber)}}}});
       },
       group);
 }

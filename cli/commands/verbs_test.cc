@@ -46,6 +46,7 @@ login -o,--output REACH --token-file --token --enroll --check
 data -o,--output
 data tokenize --input --tokenizer --output --threads --text-key --skip-bad-lines --append-eod --split-sentences
 data inspect -o,--output prefix --text-key
+data preview -o,--output job_file --set --samples --first
 plan -o,--output REACH --state-dir job_file --set --job --ranks --cluster --what-if --explain --compare --tokens --scale --weak --largest --simulate --seed --svg --timeline --effective --explain-tensors --program
 generate -o,--output --checkpoint --context --tokenizer --prompt --prompt-ids --prompts --batch --tokens --temperature --top-k --top-p --seed --start-id --end-id
 evaluate -o,--output --checkpoint --context --tokenizer --data --metric --text-key --text-pair-key --label-key --job --stride
