@@ -787,8 +787,7 @@ TEST(JobFile, NotYaml) {
 TEST(JobFile, AFileThatIsNone) {
   const auto endless = ParseJobFile("/dev/zero", {});
   EXPECT_EQ(endless.status().code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(endless.status().message()),
-              HasSubstr("/dev/zero: larger than 1048576 bytes"));
+  EXPECT_THAT(endless.status().ToString(), HasSubstr("/dev/zero: larger than 1048576 bytes"));
   EXPECT_EQ(ParseJobFile("/not/there.yaml", {}).status().code(), absl::StatusCode::kNotFound);
 }
 
