@@ -242,6 +242,21 @@ struct GenerateOptions : ModelOptions {
 };
 int Generate(const GenerateOptions& options);
 
+struct ServeOptions : ModelOptions {
+  std::string listen = "127.0.0.1:8000";
+  std::string name;  // of the model in requests; empty: the last part of the checkpoint's path
+  std::string chat_template = "auto";
+  int64_t slots = 8;        // texts that grow at once
+  int64_t max_queue = 256;  // texts that wait
+  int64_t max_body = 1 << 20;
+  int64_t max_connections = 512;
+  double grace = 30;  // seconds
+  std::string api_key_file;
+  TlsFiles server_tls;
+  bool insecure = false;
+};
+int Serve(const ServeOptions& options);
+
 struct EvaluateOptions : ModelOptions {
   std::string data;    // empty: that of the job file
   std::string metric;  // empty: perplexity, or accuracy of a classifier

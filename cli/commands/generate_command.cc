@@ -3,7 +3,6 @@
 #include <iostream>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -19,21 +18,11 @@
 #include "common/exit_codes.h"
 #include "common/status_macros.h"
 #include "data/span_rules.h"
+#include "tokenizer/text_stream.h"
 #include "worker/inference/generator.h"
 
 namespace tercio::cli {
 namespace {
-
-// Whether the text ends inside a character, whose other bytes are in the next token.
-bool EndsInsideCharacter(std::string_view text) {
-  // The last byte of a sequence tells nothing; the first of it says how many follow.
-  for (size_t back = 1; back <= std::min<size_t>(3, text.size()); ++back) {
-    const auto byte = static_cast<unsigned char>(text[text.size() - back]);
-    if (byte < 0x80) return false;
-    if (byte >= 0xC0) return back < (byte >= 0xF0 ? 4u : byte >= 0xE0 ? 3u : 2u);
-  }
-  return false;
-}
 
 // The text of token ids. Those of masked spans may lie behind the tokenizer's vocabulary
 // (data/span_rules.h).
@@ -68,45 +57,11 @@ class IdsAsText {
   const std::optional<data::SpanVocabulary> spans_;
 };
 
-// Prints text as it is generated. A token is decoded together with those before it, since some
-// tokenizers decide about spaces by them.
-class TextStream {
- public:
-  TextStream(const IdsAsText& text, std::vector<int32_t> prompt)
-      : text_(text), ids_(std::move(prompt)), shown_(ids_.size()) {}
-
-  absl::Status Add(int32_t id) {
-    ids_.push_back(id);
-    return Show(TextSoFar::kGoesOn);
-  }
-  absl::Status Finish() { return Show(TextSoFar::kHasEnded); }
-
- private:
-  enum class TextSoFar { kGoesOn, kHasEnded };
-
-  absl::Status Show(TextSoFar text) {
-    // Only ids since the last but one output are decoded
-    // again, so that the cost of each is constant.
-    const auto ids = absl::MakeConstSpan(ids_).subspan(begin_);
-    TERCIO_ASSIGN_OR_RETURN(const std::string before,
-                            text_.Decode(ids.subspan(0, shown_ - begin_)));
-    TERCIO_ASSIGN_OR_RETURN(const std::string all, text_.Decode(ids));
-    // A token may be half a character: it is held back until the rest is there.
-    if (all.size() <= before.size() || (text == TextSoFar::kGoesOn && EndsInsideCharacter(all))) {
-      return absl::OkStatus();
-    }
-    // The flush lets people read while the next token is computed.
-    std::cout << Printable(all.substr(before.size())) << std::flush;
-    begin_ = shown_;
-    shown_ = ids_.size();
-    return absl::OkStatus();
-  }
-
-  const IdsAsText& text_;
-  std::vector<int32_t> ids_;
-  size_t begin_ = 0;  // start of the ids that are decoded together
-  size_t shown_;
-};
+// The flush lets people read while the next token is computed.
+absl::Status ShowPiece(const absl::StatusOr<std::string>& piece) {
+  if (piece.ok() && !piece->empty()) std::cout << Printable(*piece) << std::flush;
+  return piece.status();
+}
 
 absl::StatusOr<std::vector<Prompt>> PromptsOf(const GenerateOptions& options) {
   if (!options.prompts.empty()) return PromptsInFile(options.prompts);
@@ -173,11 +128,12 @@ absl::StatusOr<Json> GeneratedToJson(const Prompt& prompt, const std::vector<int
 // Prints text, or ids where there is no tokenizer, as it is generated.
 absl::Status ShowOne(const inference::GenerateOptions& sampling, const Prompt& prompt,
                      const std::optional<IdsAsText>& decoder, inference::Generator& model) {
-  std::optional<TextStream> stream;
+  std::optional<tokenizer::TextStream> stream;
+  const auto decode = [&decoder](absl::Span<const int32_t> ids) { return decoder->Decode(ids); };
   if (decoder.has_value() && !model.continues_prompts()) {
-    stream.emplace(*decoder, std::vector<int32_t>());
+    stream.emplace(decode, std::vector<int32_t>());
   } else if (decoder.has_value()) {
-    stream.emplace(*decoder, prompt.ids);
+    stream.emplace(decode, prompt.ids);
     // The prompt is part of the text that a person reads.
     std::cout << prompt.text.value_or("") << std::flush;
   }
@@ -185,13 +141,13 @@ absl::Status ShowOne(const inference::GenerateOptions& sampling, const Prompt& p
   absl::Status shown;
   TERCIO_RETURN_IF_ERROR(model.Generate({prompt.ids}, sampling, [&](size_t, int32_t id) {
     ids.push_back(id);
-    if (stream.has_value()) shown = stream->Add(id);
+    if (stream.has_value()) shown = ShowPiece(stream->Add(id));
     // A reader that has gone (head) ends the work, which may take minutes.
     return shown.ok() && std::cout.good();
   }));
   TERCIO_RETURN_IF_ERROR(shown);
   if (stream.has_value()) {
-    TERCIO_RETURN_IF_ERROR(stream->Finish());
+    TERCIO_RETURN_IF_ERROR(ShowPiece(stream->Finish()));
     std::cout << std::endl;
   } else {
     // Ids are separated as --prompt-ids takes them.

@@ -80,18 +80,25 @@ OptionTable Destination(std::string* directory, std::string* format) {
           {"--format", format, "hf (Hugging Face) or megatron (Megatron-LM)", {Required()}}};
 }
 
-OptionTable Model(ModelOptions& model) {
-  return {{"--checkpoint",
+OptionTable Checkpoint(ModelOptions& model, const char* name) {
+  return {{name,
            &model.checkpoint,
            "checkpoint, directory of a job's checkpoints, Hugging Face directory, or Megatron-LM "
            "checkpoint",
-           {Required()}},
-          {"--context",
+           {Required()}}};
+}
+
+OptionTable ModelUse(ModelOptions& model) {
+  return {{"--context",
            &model.context,
            "context length in tokens, at most the model's own (the default)",
            {Accepts(CLI::Range(1, 1 << 24))}},
           {"--tokenizer", &model.tokenizer,
            "bytes, or the file or directory of a tokenizer (default: the model's)"}};
+}
+
+OptionTable Model(ModelOptions& model) {
+  return Join({Checkpoint(model, "--checkpoint"), ModelUse(model)});
 }
 
 OptionTable TextKey(std::string* key) {
@@ -608,6 +615,46 @@ OptionTable EvaluateTable(GlobalOptions& g, EvaluateOptions& o) {
          {Accepts(CLI::Range(1, 1 << 20))}}}});
 }
 
+OptionTable ServeTable(GlobalOptions&, ServeOptions& o) {
+  return Join(
+      {Checkpoint(o, "checkpoint"),
+       ModelUse(o),
+       {{"--listen", &o.listen, "HOST:PORT to listen on; port 0 picks a free one"},
+        {"--model-name", &o.name,
+         "name of the model in requests (default: the last part of the checkpoint's path)"},
+        {"--template",
+         &o.chat_template,
+         "chat template: chatml, plain, or auto, which is chatml if the tokenizer has its tokens",
+         {Accepts(CLI::IsMember({"auto", "chatml", "plain"}))}},
+        {"--slots",
+         &o.slots,
+         "texts to continue at once, each with memory for the whole context",
+         {Accepts(CLI::Range(1, 1024))}},
+        {"--max-queue",
+         &o.max_queue,
+         "texts that may wait for a slot; further ones are refused (429)",
+         {Accepts(CLI::Range(1, 1 << 20))}},
+        {"--max-body",
+         &o.max_body,
+         "largest request body in bytes (413)",
+         {Accepts(CLI::Range(1024, 1 << 28))}},
+        {"--max-connections",
+         &o.max_connections,
+         "connections at the same time",
+         {Accepts(CLI::Range(1, 1 << 16))}},
+        {"--grace",
+         &o.grace,
+         "time for running requests after SIGTERM (e.g. 30s)",
+         {Converted(InSeconds()), Accepts(Between(0, 1e6))}},
+        {"--api-key-file", &o.api_key_file,
+         "file with a key on each line, one of which clients must send"},
+        {"--tls-cert", &o.server_tls.certificate, "certificate of the server (PEM)"},
+        {"--tls-key", &o.server_tls.key, "private key of the certificate (PEM)"},
+        {"--tls-ca", &o.server_tls.authority,
+         "authority whose certificates clients must have (PEM)"},
+        {"--insecure", &o.insecure, "allow an address off loopback without TLS and keys"}}});
+}
+
 void DeclareModelVerbs(CommandLine& line) {
   line.AddVerb<GenerateOptions>(
       {"generate", "continue a text", "generate --checkpoint DIR --prompt 'Once' --tokens 200"},
@@ -615,6 +662,9 @@ void DeclareModelVerbs(CommandLine& line) {
   line.AddVerb<EvaluateOptions>({"evaluate", "measure how well a model predicts a text or classes",
                                  "evaluate --checkpoint DIR --data test.txt --metric perplexity"},
                                 Evaluate, EvaluateTable);
+  line.AddVerb<ServeOptions>({"serve", "answer OpenAI's API for completions and chats over HTTP",
+                              "serve DIR --listen 127.0.0.1:8000 --slots 16"},
+                             Serve, ServeTable);
 }
 
 void DeclarePlan(CommandLine& line) {

@@ -1,6 +1,7 @@
-// Every metric of both daemons: name, type, unit, labels, help. The pages for Prometheus and
-// docs/metrics.md (metrics_document.h) are generated from this table. A metric outside the table
-// cannot be exported: a MetricId exists only for its names, and the compiler looks them up.
+// Every metric of both daemons and of `tercio serve`: name, type, unit, labels, help. The pages for
+// Prometheus and docs/metrics.md (metrics_document.h) are generated from this table. A metric
+// outside the table cannot be exported: a MetricId exists only for its names, and the compiler
+// looks them up.
 //
 // Names follow Prometheus' rules: base units, `_total` for counters, times as timestamps, `_info`
 // for facts. Labels are alphabetical and bounded: `job_id` and `job_name` by the jobs that are
@@ -19,7 +20,8 @@
 namespace tercio {
 
 enum class MetricKind : uint8_t { kCounter, kGauge, kHistogram };
-enum class MetricExporter : uint8_t { kBoth, kCoordinator, kAgent };
+// kBoth: the page of every program.
+enum class MetricExporter : uint8_t { kBoth, kCoordinator, kAgent, kServer };
 
 inline constexpr size_t kMostBuckets = 10;
 
@@ -42,6 +44,7 @@ namespace metric_table {
 inline constexpr auto kBoth = MetricExporter::kBoth;
 inline constexpr auto kCoordinator = MetricExporter::kCoordinator;
 inline constexpr auto kAgent = MetricExporter::kAgent;
+inline constexpr auto kServer = MetricExporter::kServer;
 inline constexpr auto kCounter = MetricKind::kCounter;
 inline constexpr auto kGauge = MetricKind::kGauge;
 inline constexpr auto kHistogram = MetricKind::kHistogram;
@@ -51,11 +54,13 @@ inline constexpr absl::string_view kRank = "job_id job_name rank";
 inline constexpr absl::string_view kGpu = "gpu uuid";
 inline constexpr absl::string_view kMethod = "method service type";
 
-// Buckets for the seconds of a step, a checkpoint, a call, a commit, and for the size of a batch.
+// Buckets for the seconds of a step, a checkpoint, a call, a commit, a token, and for the size of a
+// batch.
 inline constexpr MetricBuckets kStepBuckets = {0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300};
 inline constexpr MetricBuckets kSaveBuckets = {0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000};
 inline constexpr MetricBuckets kCallBuckets = {0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30};
 inline constexpr MetricBuckets kCommitBuckets = {0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 0.5, 1, 3, 10};
+inline constexpr MetricBuckets kTokenBuckets = {0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100};
 inline constexpr MetricBuckets kBatchBuckets = {1, 3, 10, 30, 100, 300, 1000, 3000, 10000};
 
 // clang-format off
@@ -206,6 +211,17 @@ inline constexpr MetricSpec kAll[] = {
     {"tercio_gpu_pcie_generation", kAgent, kGauge, "1", kGpu, "PCIe generation that the link runs at."},
     {"tercio_gpu_pcie_lanes", kAgent, kGauge, "lanes", kGpu, "PCIe lanes that the link uses."},
     {"tercio_gpu_nvlinks", kAgent, kGauge, "links", "gpu kind uuid", "NVLinks of the GPU: all, and those that are up (active)."},
+
+    // ---- tercio serve ----
+    {"tercio_serve_requests_total", kServer, kCounter, "requests", "code endpoint", "Requests answered, by endpoint and HTTP status; 499: the client had gone before its answer was complete."},
+    {"tercio_serve_prompt_tokens_total", kServer, kCounter, "tokens", "", "Tokens of prompts that the model was given."},
+    {"tercio_serve_new_tokens_total", kServer, kCounter, "tokens", "", "Tokens that were generated."},
+    {"tercio_serve_queued_texts", kServer, kGauge, "texts", "", "Texts waiting for a free slot."},
+    {"tercio_serve_growing_texts", kServer, kGauge, "texts", "", "Texts that are growing: slots in use."},
+    {"tercio_serve_slots", kServer, kGauge, "slots", "", "Texts that can grow at the same time."},
+    {"tercio_serve_connections", kServer, kGauge, "connections", "", "Open connections of clients."},
+    {"tercio_serve_first_token_seconds", kServer, kHistogram, "seconds", "", "From a complete request to the first token of each of its texts, with the time that it waited.", kTokenBuckets},
+    {"tercio_serve_next_token_seconds", kServer, kHistogram, "seconds", "", "From a token of a text to its next one.", kTokenBuckets},
 
     // ---- process ----
     {"tercio_build_info", kBoth, kGauge, "1", "commit version", "1; version and commit of the program. The commit is unknown if it was built from a working tree."},

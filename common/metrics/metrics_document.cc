@@ -17,7 +17,8 @@ constexpr absl::string_view kHead = R"(# Metrics
 
 Generated from `common/metrics/metric_table.h` by `bazel run //common/metrics:write_document`; a test compares them.
 
-Both daemons answer `GET /metrics` on `--metrics-listen` in Prometheus' text format. How Prometheus finds them, dashboards and alerts:
+Both daemons answer `GET /metrics` on `--metrics-listen` in Prometheus' text format, and `tercio serve` on its own port, with the metrics of
+the process ([serving.md](serving.md)). How Prometheus finds them, dashboards and alerts:
 [operations.md](operations.md).
 
 - Times are seconds since 1970, so `time() - metric` is an age, even if a clock was set meanwhile. Counters start at 0 with the daemon; those
@@ -44,6 +45,7 @@ struct Section {
 constexpr Section kSections[] = {
     {MetricExporter::kCoordinator, "Metrics of the coordinator"},
     {MetricExporter::kAgent, "Metrics of each agent"},
+    {MetricExporter::kServer, "Metrics of `tercio serve`"},
     {MetricExporter::kBoth, "Metrics of both daemons"},
 };
 

@@ -68,13 +68,15 @@ INCLUDES = {
                        "data/sample_source.h", "common/", "proto/"],
     "worker/inference/": ["worker/", "checkpoint/", "data/", "tokenizer/", "kernels/", "model/", "plan/", "common/", "proto/"],
     "worker/trainer/": ["worker/", "checkpoint/", "data/", "tokenizer/", "kernels/", "plan/", "common/", "proto/"],
+    # Texts in, texts out: of the model only what generates.
+    "serve/": ["serve/", "worker/inference/", "tokenizer/", "common/"],
     "cli/plot/": ["cli/plot/", "common/utf8.h"],
     "cli/report/": ["cli/report/", "cli/plot/", "config/", "plan/epochs.h", "plan/names.h", "plan/numerics.h",
                     "plan/quality.h", "plan/stage_layers.h", "plan/state_shards.h", "proto/"],
     # A method of an experiment is a run's report, beside what the planner makes of its plan.
     "cli/compare/": ["cli/compare/", "cli/report/", "cli/plot/", "cli/evaluation_json.h", "cli/format.h", "config/",
                      "common/version.h", "plan/", "proto/"],
-    "cli/": ["cli/", "config/", "checkpoint/", "common/", "data/", "model/", "plan/", "proto/", "tokenizer/", "worker/inference/"],
+    "cli/": ["cli/", "config/", "checkpoint/", "common/", "data/", "model/", "plan/", "proto/", "serve/", "tokenizer/", "worker/inference/"],
     "tests/": [""],
 }
 
@@ -86,7 +88,7 @@ NAMESPACES = {
     "checkpoint/": "tercio::checkpoint", "coordinator/": "tercio::coordinator", "worker/agent/": "tercio::agent",
     "worker/device/": "tercio::device", "worker/progress/": "tercio::progress", "worker/collective/": "tercio::collective",
     "worker/blocks/": "tercio::blocks", "worker/engine/": "tercio::engine", "worker/inference/": "tercio::inference", "worker/trainer/": "tercio::trainer",
-    "cli/": "tercio::cli", "cli/plot/": "tercio::plot", "cli/report/": "tercio::report", "cli/compare/": "tercio::compare",
+    "serve/": "tercio::serve", "cli/": "tercio::cli", "cli/plot/": "tercio::plot", "cli/report/": "tercio::report", "cli/compare/": "tercio::compare",
     "tests/": "tercio",
 }
 NAMESPACE = re.compile(r"^namespace (tercio[\w:]*) \{")

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
+#include <map>
 #include <utility>
 
 #include "absl/functional/function_ref.h"
@@ -15,24 +15,18 @@
 namespace tercio::inference {
 namespace {
 
-// A prompt, and what has been generated after it.
-struct GrowingText {
-  size_t prompt = 0;
-  int64_t sequence = 0;  // of the model's micro-batch
-  std::vector<int32_t> ids;
-  size_t known = 0;  // ids whose keys and values are in the activations
-  int64_t made = 0;
-};
-
 class LoadedModel : public LanguageModel {
  public:
   explicit LoadedModel(std::unique_ptr<WholeModel> model)
-      : model_(std::move(model)), inputs_(model_->arena().Get<int32_t>("tokens.inputs")) {}
+      : model_(std::move(model)),
+        inputs_(model_->arena().Get<int32_t>("tokens.inputs")),
+        texts_(MakeTextBatch(*model_)) {}
 
   const tokenizer::Tokenizer* tokenizer() const override { return model_->tokenizer(); }
   int64_t context() const override { return model_->shape().streams.front().tokens; }
   int32_t vocab_size() const override { return model_->spec().vocab_size(); }
 
+  TextBatch& texts() override { return *texts_; }
   absl::StatusOr<absl::Span<const float>> NextLogits(absl::Span<const int32_t> ids) override;
   absl::Status Generate(absl::Span<const std::vector<int32_t>> prompts,
                         const GenerateOptions& options, const OnToken& on_token) override;
@@ -46,23 +40,20 @@ class LoadedModel : public LanguageModel {
   void Forward(int64_t rows, absl::Span<const blocks::SequencePart> parts);
   // Ids of one sequence from its begin, at most `context`.
   void ForwardIds(absl::Span<const int32_t> ids);
-  // Appends what the model has not seen of a text to `parts` and the inputs; returns its rows.
-  int64_t AppendPart(const GrowingText& text, int64_t row,
-                     std::vector<blocks::SequencePart>* parts);
   // visit(row, its logits) for rows [begin, end) of the last pass, ascending. Rows that follow each
   // other read the head's weights once.
   void ForLogits(int64_t begin, int64_t end,
                  absl::FunctionRef<void(int64_t row, absl::Span<const float> logits)> visit);
-  // One pass over what is new in the texts; sample(text, logits) for each of them.
-  void Pass(absl::Span<GrowingText> texts,
-            absl::FunctionRef<void(GrowingText&, absl::Span<const float>)> sample);
 
   std::unique_ptr<WholeModel> model_;
   int32_t* inputs_;
+  std::unique_ptr<TextBatch> texts_;
 };
 
 void LoadedModel::Forward(int64_t rows, absl::Span<const blocks::SequencePart> parts) {
   TERCIO_CHECK_LE(rows, model_->shape().streams.front().rows);
+  // A pass of its own writes over the keys and values of the first text.
+  TERCIO_CHECK_EQ(texts_->free_slots(), texts_->slots());
   blocks::MicroBatch batch;
   batch.training = false;
   batch.inputs = inputs_;
@@ -75,19 +66,6 @@ void LoadedModel::ForwardIds(absl::Span<const int32_t> ids) {
   const auto rows = static_cast<int64_t>(ids.size());
   const blocks::SequencePart part{.sequence = 0, .first_position = 0, .rows = rows};
   Forward(rows, absl::MakeConstSpan(&part, 1));
-}
-
-int64_t LoadedModel::AppendPart(const GrowingText& text, int64_t row,
-                                std::vector<blocks::SequencePart>* parts) {
-  const size_t window = std::min(text.ids.size(), static_cast<size_t>(context()));
-  // Once the window slides every id has a new position, and no known key or value can be used.
-  const size_t known = window == text.ids.size() ? text.known : 0;
-  const auto first = text.ids.end() - static_cast<ptrdiff_t>(window - known);
-  std::copy(first, text.ids.end(), inputs_ + row);
-  const auto rows = static_cast<int64_t>(window - known);
-  parts->push_back(
-      {.sequence = text.sequence, .first_position = static_cast<int64_t>(known), .rows = rows});
-  return rows;
 }
 
 void LoadedModel::ForLogits(
@@ -103,67 +81,47 @@ void LoadedModel::ForLogits(
   }
 }
 
-void LoadedModel::Pass(absl::Span<GrowingText> texts,
-                       absl::FunctionRef<void(GrowingText&, absl::Span<const float>)> sample) {
-  std::vector<blocks::SequencePart> parts;
-  int64_t rows = 0;
-  for (const GrowingText& text : texts) rows += AppendPart(text, rows, &parts);
-  Forward(rows, parts);
-  // The ids that are sampled below have not been through the model.
-  for (GrowingText& text : texts) text.known = text.ids.size();
-  if (rows == static_cast<int64_t>(texts.size())) {
-    return ForLogits(0, rows, [&](int64_t row, absl::Span<const float> logits) {
-      sample(texts[static_cast<size_t>(row)], logits);
-    });
-  }
-  // Only a text's last row predicts an id that is not known yet.
-  int64_t end = 0;
-  for (size_t i = 0; i < texts.size(); ++i) {
-    end += parts[i].rows;
-    ForLogits(end - 1, end,
-              [&](int64_t, absl::Span<const float> logits) { sample(texts[i], logits); });
-  }
-}
-
 absl::StatusOr<absl::Span<const float>> LoadedModel::NextLogits(absl::Span<const int32_t> ids) {
   if (ids.empty()) return absl::InvalidArgumentError("the prompt is empty");
   TERCIO_RETURN_IF_ERROR(CheckIds(ids, vocab_size()));
-  GrowingText text;
-  text.ids.assign(ids.begin(), ids.end());
+  const size_t window = std::min(ids.size(), static_cast<size_t>(context()));
+  ForwardIds(ids.subspan(ids.size() - window));
   absl::Span<const float> result;
-  Pass(absl::MakeSpan(&text, 1),
-       [&](GrowingText&, absl::Span<const float> logits) { result = logits; });
+  const auto rows = static_cast<int64_t>(window);
+  ForLogits(rows - 1, rows, [&](int64_t, absl::Span<const float> logits) { result = logits; });
   return result;
 }
 
 absl::Status LoadedModel::Generate(absl::Span<const std::vector<int32_t>> prompts,
                                    const GenerateOptions& options, const OnToken& on_token) {
   TERCIO_RETURN_IF_ERROR(CheckPrompts(prompts, vocab_size()));
-  std::vector<GrowingText> texts;
-  std::vector<int64_t> free_sequences(static_cast<size_t>(model_->shape().sequences));
-  std::iota(free_sequences.rbegin(), free_sequences.rend(), 0);
+  struct Growing {
+    size_t prompt = 0;
+    int64_t made = 0;
+  };
+  std::map<TextBatch::Text, Growing> growing;
   absl::Status status;
   bool wanted = true;
-  size_t next = 0;
-  while (wanted && status.ok()) {
+  for (size_t next = 0; wanted && status.ok();) {
     // A text that has ended makes room for the next prompt.
-    for (; !free_sequences.empty() && next < prompts.size(); ++next) {
-      texts.push_back({.prompt = next, .sequence = free_sequences.back(), .ids = prompts[next]});
-      free_sequences.pop_back();
+    for (; texts_->free_slots() > 0 && next < prompts.size(); ++next) {
+      TERCIO_ASSIGN_OR_RETURN(const TextBatch::Text text,
+                              texts_->Add(prompts[next], {.sampling = options}));
+      growing[text] = {.prompt = next};
     }
-    if (texts.empty()) break;
-    Pass(absl::MakeSpan(texts), [&](GrowingText& text, absl::Span<const float> logits) {
-      if (status.ok()) status = CheckFinite(logits);
-      if (!status.ok() || !wanted) return;
-      text.ids.push_back(SampleId(logits, options, text.made++));
-      wanted = on_token(text.prompt, text.ids.back());
-    });
-    std::erase_if(texts, [&](const GrowingText& text) {
-      if (text.made < options.tokens) return false;
-      free_sequences.push_back(text.sequence);
-      return true;
-    });
+    if (growing.empty()) break;
+    // Nobody waits for the others here: prompts are read at once.
+    for (const TextBatch::News& news : texts_->Step(model_->shape().streams.front().rows)) {
+      if (status.ok()) status = news.status;
+      if (!status.ok() || !wanted) break;
+      Growing& text = growing.at(news.text);
+      wanted = on_token(text.prompt, news.id->id);
+      if (++text.made < options.tokens) continue;
+      texts_->Remove(news.text);
+      growing.erase(news.text);
+    }
   }
+  for (const auto& [text, unused] : growing) texts_->Remove(text);
   return status;
 }
 

@@ -17,6 +17,7 @@
 #include "data/token_dataset.h"
 #include "tokenizer/tokenizer.h"
 #include "worker/inference/generator.h"
+#include "worker/inference/text_batch.h"
 #include "worker/inference/whole_model.h"
 
 namespace tercio::inference {
@@ -32,6 +33,10 @@ class LanguageModel : public Generator {
                                                              PassSize pass);
 
   bool continues_prompts() const override { return true; }
+
+  // Texts that grow together, as many as the model was loaded for (`PassSize::sequences`). While
+  // one is in the batch no other function that computes may be called.
+  virtual TextBatch& texts() = 0;
 
   // One logit for each id of the vocabulary, for the id after `ids` (at least one; the last
   // `context` of them count). Valid until the next call.

@@ -29,6 +29,25 @@ v1::JobSpec SingleRankJob(const v1::ModelSpec& model, int64_t sequences) {
   return spec;
 }
 
+// A job of one rank, and how it is executed.
+struct WholePlan {
+  v1::JobSpec spec;
+  v1::Plan plan;
+};
+
+absl::StatusOr<WholePlan> PlanFor(const OpenedModel& opened, int threads, PassSize pass) {
+  TERCIO_RETURN_IF_ERROR(CheckContext(opened, pass.context));
+  WholePlan whole = {.spec = SingleRankJob(opened.spec(), pass.sequences)};
+  v1::ModelSpec& model = *whole.spec.mutable_model();
+  if (pass.context > 0) model.set_context(static_cast<int32_t>(pass.context));
+  if (pass.decoder_context > 0) {
+    model.set_decoder_context(static_cast<int32_t>(pass.decoder_context));
+  }
+  TERCIO_ASSIGN_OR_RETURN(const v1::Layout layout, plan::LayoutOfJob(whole.spec));
+  TERCIO_ASSIGN_OR_RETURN(whole.plan, plan::BuildPlan(whole.spec, layout, {{"here", 0}}, threads));
+  return whole;
+}
+
 // The checkpoint's own tokenizer, or that of a Hugging Face directory, or the one that was imported
 // with it; none if the model was trained on token files. An unsupported one is logged and ignored:
 // a prompt of ids needs none.
@@ -119,23 +138,31 @@ absl::Status CheckContext(const OpenedModel& opened, int64_t context) {
                                                  opened.directory));
 }
 
+absl::StatusOr<PlannedBytes> PlanBytes(const OpenedModel& opened, int threads, PassSize pass) {
+  TERCIO_ASSIGN_OR_RETURN(const WholePlan whole, PlanFor(opened, threads, pass));
+  PlannedBytes bytes;
+  for (const v1::Buffer& buffer : whole.plan.stages(0).memory().buffers()) {
+    // Pages of gradients and moments are never touched.
+    const bool trains =
+        buffer.kind() == v1::BUFFER_KIND_GRADIENT || buffer.kind() == v1::BUFFER_KIND_OPTIMIZER;
+    int64_t& sum = buffer.kind() == v1::BUFFER_KIND_PARAMETER    ? bytes.weights
+                   : buffer.kind() == v1::BUFFER_KIND_ACTIVATION ? bytes.texts
+                                                                 : bytes.workspace;
+    if (!trains) sum += buffer.size_bytes();
+  }
+  return bytes;
+}
+
 absl::StatusOr<std::unique_ptr<WholeModel>> WholeModel::Load(const OpenedModel& opened, int threads,
                                                              PassSize pass) {
-  TERCIO_RETURN_IF_ERROR(CheckContext(opened, pass.context));
-  v1::JobSpec spec = SingleRankJob(opened.spec(), pass.sequences);
-  if (pass.context > 0) spec.mutable_model()->set_context(static_cast<int32_t>(pass.context));
-  if (pass.decoder_context > 0) {
-    spec.mutable_model()->set_decoder_context(static_cast<int32_t>(pass.decoder_context));
-  }
-  TERCIO_ASSIGN_OR_RETURN(const v1::Layout layout, plan::LayoutOfJob(spec));
-  TERCIO_ASSIGN_OR_RETURN(const v1::Plan plan,
-                          plan::BuildPlan(spec, layout, {{"here", 0}}, threads));
+  TERCIO_ASSIGN_OR_RETURN(const WholePlan whole, PlanFor(opened, threads, pass));
   std::unique_ptr<device::Device> device = device::CreateCpuDevice(threads);
   // Gradients and moments are part of the table, but pages that are never touched take no memory.
   TERCIO_ASSIGN_OR_RETURN(engine::Arena arena,
-                          engine::Arena::Allocate(plan.stages(0).memory(), *device));
-  std::unique_ptr<WholeModel> model(new WholeModel(
-      spec, plan::SliceForRank(plan, 0), std::move(device), std::move(arena), opened.tokenizer));
+                          engine::Arena::Allocate(whole.plan.stages(0).memory(), *device));
+  std::unique_ptr<WholeModel> model(new WholeModel(whole.spec, plan::SliceForRank(whole.plan, 0),
+                                                   std::move(device), std::move(arena),
+                                                   opened.tokenizer));
   TERCIO_RETURN_IF_ERROR(
       LoadWeights(*opened.weights, model->tensors_, threads, model->arena_.Floats("parameters")));
   return model;

@@ -45,6 +45,16 @@ struct PassSize {
 // INVALID_ARGUMENT for a context that is longer than the model's.
 absl::Status CheckContext(const OpenedModel& opened, int64_t context);
 
+// What a model takes on this machine, before its weights are read.
+struct PlannedBytes {
+  int64_t weights = 0;
+  int64_t texts = 0;  // activations, with keys and values, of all sequences
+  int64_t workspace = 0;
+  int64_t total() const { return weights + texts + workspace; }
+};
+// Errors of CheckContext.
+absl::StatusOr<PlannedBytes> PlanBytes(const OpenedModel& opened, int threads, PassSize pass);
+
 class WholeModel {
  public:
   // Errors of CheckContext and of the directory.

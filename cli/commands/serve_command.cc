@@ -1,0 +1,202 @@
+// A server that answers OpenAI's API with a trained model on this machine.
+#include <pthread.h>
+
+#include <algorithm>
+#include <atomic>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <ctime>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
+#include "cli/client.h"
+#include "cli/commands/checkpoint_path.h"
+#include "cli/commands/commands.h"
+#include "cli/commands/loaded_model.h"
+#include "cli/format.h"
+#include "common/daemon/daemon.h"
+#include "common/exit_codes.h"
+#include "common/machine.h"
+#include "common/metrics/process_metrics.h"
+#include "common/security/channel.h"
+#include "common/status_macros.h"
+#include "common/version.h"
+#include "serve/api_server.h"
+#include "worker/inference/language_model.h"
+
+namespace tercio::cli {
+namespace {
+
+// Ids of prompts that a pass reads beside the texts that grow: as much work as some dozens of them.
+constexpr int64_t kPromptRows = 256;
+
+// What a stranger could reach is encrypted, and asks who is there.
+absl::Status CheckAddress(const ServeOptions& options) {
+  if (options.insecure || IsLoopback(options.listen)) return absl::OkStatus();
+  const bool encrypted = !options.server_tls.certificate.empty();
+  const bool asks = !options.api_key_file.empty() || !options.server_tls.authority.empty();
+  if (encrypted && asks) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("--listen ", options.listen, " is not loopback: give --tls-cert and --tls-key, ",
+                   "and --api-key-file or --tls-ca; or --insecure, where everyone who reaches the "
+                   "address may use the model and read what others send"));
+}
+
+std::string NameOfModel(const ServeOptions& options) {
+  if (!options.name.empty()) return options.name;
+  const std::vector<std::string> parts = absl::StrSplit(options.checkpoint, '/', absl::SkipEmpty());
+  return parts.empty() ? "model" : parts.back();
+}
+
+// The name of a template: that of the option, or what the tokenizer was made for.
+std::string TemplateOf(const ServeOptions& options, const tokenizer::Tokenizer& tokenizer) {
+  if (options.chat_template != "auto") return options.chat_template;
+  const auto begin = tokenizer.Encode("<|im_start|>");
+  return begin.ok() && begin->size() == 1 ? "chatml" : "plain";
+}
+
+// Loads the model, after a check that it fits.
+absl::StatusOr<std::unique_ptr<inference::LanguageModel>> LoadToServe(const ServeOptions& options) {
+  TERCIO_ASSIGN_OR_RETURN(const std::string directory, FindCheckpoint(options.checkpoint, 0));
+  TERCIO_ASSIGN_OR_RETURN(std::optional<tokenizer::Tokenizer> tokenizer, NamedTokenizer(options));
+  TERCIO_ASSIGN_OR_RETURN(const inference::OpenedModel opened,
+                          inference::OpenModel(directory, std::move(tokenizer)));
+  if (!opened.tokenizer.has_value()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(options.checkpoint, " has no tokenizer that is supported by this version; ",
+                     "name one with --tokenizer PATH"));
+  }
+  const inference::PassSize pass = {.sequences = options.slots, .context = options.context};
+  TERCIO_ASSIGN_OR_RETURN(const inference::PlannedBytes bytes,
+                          inference::PlanBytes(opened, MachineCores(), pass));
+  const int64_t available = AvailableMemoryBytes();
+  std::fprintf(stderr, "memory: %s of weights, %s for %lld texts at once, %s beside them\n",
+               SizeText(bytes.weights).c_str(), SizeText(bytes.texts).c_str(),
+               static_cast<long long>(options.slots),  // NOLINT: the type of the format
+               SizeText(bytes.workspace).c_str());
+  if (available > 0 && bytes.total() > available) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("the model and its texts need ", SizeText(bytes.total()), ", but only ",
+                     SizeText(available),
+                     " of memory are free; use fewer --slots or a shorter "
+                     "--context"));
+  }
+  return inference::LanguageModel::Load(opened, MachineCores(), pass);
+}
+
+absl::StatusOr<serve::Service> ServiceOf(const ServeOptions& options,
+                                         inference::LanguageModel& model) {
+  const tokenizer::Tokenizer& tokenizer = *model.tokenizer();
+  serve::Service service = {.model = NameOfModel(options),
+                            .tokenizer = tokenizer,
+                            .context = model.context(),
+                            .vocab_size = model.vocab_size(),
+                            .slots = options.slots,
+                            .created = absl::ToUnixSeconds(absl::Now())};
+  TERCIO_ASSIGN_OR_RETURN(service.chat, serve::ChatFormatNamed(TemplateOf(options, tokenizer)));
+  if (!options.api_key_file.empty()) {
+    TERCIO_ASSIGN_OR_RETURN(service.keys, serve::ApiKeys::Load(options.api_key_file));
+  }
+  service.random = [] {
+    static std::random_device device;
+    return uint64_t{device()} << 32 | device();
+  };
+  service.now = [] { return absl::ToUnixSeconds(absl::Now()); };
+  service.add_process_metrics = [](MetricsPage* page) {
+    AddProcessMetrics(kVersion, kCommit, page);
+  };
+  return service;
+}
+
+// During its lifetime the first SIGINT or SIGTERM lets running requests end, the second ends them.
+// Before anything is served a signal ends the process: loading takes long, and leaves nothing
+// behind.
+class StopAtSignals {
+ public:
+  explicit StopAtSignals(absl::Duration grace) : grace_(grace), thread_([this] { Watch(); }) {}
+  ~StopAtSignals() {
+    done_ = true;
+    thread_.join();
+  }
+  void BeginServing(serve::HttpServer* server) { server_ = server; }
+
+ private:
+  void Watch() {
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGINT);
+    sigaddset(&set, SIGTERM);
+    const timespec pause{0, 100'000'000};
+    absl::Duration left = grace_;
+    while (!done_) {
+      const int signal = sigtimedwait(&set, nullptr, &pause);
+      if (signal < 0) continue;
+      serve::HttpServer* const server = server_;
+      if (server == nullptr) std::_Exit(signal == SIGINT ? kExitInterrupted : kExitTerminated);
+      server->Stop(std::exchange(left, absl::ZeroDuration()));
+    }
+  }
+
+  const absl::Duration grace_;
+  std::atomic<bool> done_{false};
+  std::atomic<serve::HttpServer*> server_{nullptr};
+  std::thread thread_;
+};
+
+absl::StatusOr<int> ServeModel(const ServeOptions& options) {
+  TERCIO_RETURN_IF_ERROR(CheckAddress(options));
+  // First: the threads of the model inherit which signals are blocked.
+  BlockStopSignals();
+  // OpenSSL writes to connections whose clients have gone.
+  std::signal(SIGPIPE, SIG_IGN);
+  RaiseFileLimit();
+  auto signals = std::make_unique<StopAtSignals>(absl::Seconds(options.grace));
+  std::shared_ptr<serve::TlsContext> tls;
+  if (options.server_tls.given()) {
+    TERCIO_ASSIGN_OR_RETURN(tls, serve::TlsContext::Load(options.server_tls));
+  }
+  // The address is checked before the model is loaded, which takes long.
+  const serve::HttpServer::Limits limits = {
+      .requests = {.body_bytes = static_cast<size_t>(options.max_body)},
+      .connections = static_cast<size_t>(options.max_connections)};
+  TERCIO_ASSIGN_OR_RETURN(const auto http,
+                          serve::HttpServer::Listen(options.listen, std::move(tls), limits));
+  TERCIO_ASSIGN_OR_RETURN(const auto model, LoadToServe(options));
+  TERCIO_ASSIGN_OR_RETURN(const serve::Service service, ServiceOf(options, *model));
+  serve::ServingFigures figures;
+  const auto decode = [&service](absl::Span<const int32_t> ids) {
+    return service.tokenizer.Decode(ids);
+  };
+  serve::ModelThread thread(model->texts(),
+                            serve::RequestQueue({.slots = static_cast<size_t>(options.slots),
+                                                 .waiting = static_cast<size_t>(options.max_queue)},
+                                                decode, service.tokenizer.end_of_text(), &figures),
+                            kPromptRows, [&http] { http->Wake(); });
+  serve::ApiServer api(service, *http, thread, figures);
+  signals->BeginServing(http.get());
+  std::printf("ready serve=%s model=%s slots=%lld context=%lld\n", http->address().c_str(),
+              service.model.c_str(),
+              static_cast<long long>(options.slots),      // NOLINT: the type of the format
+              static_cast<long long>(model->context()));  // NOLINT
+  std::fflush(stdout);
+  http->Run(api);
+  // The server is gone before the thread that stops it would be.
+  signals.reset();
+  return kExitOk;
+}
+
+}  // namespace
+
+int Serve(const ServeOptions& options) {
+  const absl::StatusOr<int> code = ServeModel(options);
+  return code.ok() ? *code : Fail(code.status());
+}
+
+}  // namespace tercio::cli

@@ -1,0 +1,410 @@
+"""`tercio serve` as its clients see it: plain HTTP, and OpenAI's own library where there is one."""
+
+import concurrent.futures
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import ssl
+import subprocess
+import time
+import unittest
+
+from certificates import Authority
+from harness import ROOT, SECONDS, TercioTest, wait_for
+import tiny_model
+
+CONTEXT = 512
+KEY = "a-key-of-the-test-0123456789"
+
+
+class ServeTest(TercioTest):
+
+    def setUp(self):
+        super().setUp()
+        self.model = self.path("tiny")
+        tiny_model.write(self.model, CONTEXT)
+
+    def serve(self, *more):
+        self.child, ready = self.daemon("tercio", "serve", self.model, "--tokenizer", "bytes", "--listen",
+                                        "127.0.0.1:0", *more)
+        self.address = ready["serve"]
+        return ready
+
+    def connect(self):
+        connection = http.client.HTTPConnection(self.address, timeout=SECONDS)
+        self.addCleanup(connection.close)
+        return connection
+
+    def ask(self, method, path, body=None, headers=None):
+        """(code, answer) of one request."""
+        connection = self.connect()
+        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        connection.request(method, path, data, headers or {})
+        response = connection.getresponse()
+        text = response.read()
+        self.headers = response.headers
+        is_json = response.headers["Content-Type"].startswith("application/json")
+        return response.status, json.loads(text) if is_json else text.decode()
+
+    def complete(self, code=200, **body):
+        status, answer = self.ask("POST", "/v1/completions", body)
+        self.assertEqual(status, code, answer)
+        return answer
+
+    def metric(self, name):
+        _, page = self.ask("GET", "/metrics")
+        found = re.search(rf"^{re.escape(name)} (\S+)$", page, re.M)
+        return float(found.group(1)) if found else None
+
+    def generated(self, prompt, *more):
+        """The ids that `tercio generate` makes."""
+        return self.json("generate", "--checkpoint", self.model, "--tokenizer", "bytes", "--prompt", prompt, *more)["tokens"]
+
+
+def ids_of(choice):
+    """Of a completion with log-probabilities: each token is a byte."""
+    return [int(name[8:], 16) if name.startswith("bytes:\\x") else ord(name) for name in choice["logprobs"]["tokens"]]
+
+
+def judge():
+    """A Python with OpenAI's library."""
+    found = subprocess.run([os.path.join(ROOT, "tests", "python", "environment.sh")], capture_output=True, text=True, check=False)
+    if found.returncode != 0:
+        raise unittest.SkipTest(f"openai cannot be installed: {found.stderr.strip()[-200:]}")
+    return found.stdout.strip()
+
+
+def text_of(ids):
+    return bytes(ids).decode(errors="replace")
+
+
+class Completions(ServeTest):
+
+    def test_tokens_are_those_of_generate(self):
+        self.serve("--slots", "3")
+        for prompt, seed, temperature, top_p in (("Once upon", 7, 0.8, 1), ("a", 1, 1, 0.9), ("The end", 3, 0, 1)):
+            wanted = self.generated(prompt, "--tokens", "40", "--seed", str(seed), "--temperature", str(temperature),
+                                    "--top-p", str(top_p))
+            answer = self.complete(prompt=prompt, max_tokens=40, seed=seed, temperature=temperature, top_p=top_p, logprobs=0)
+            self.assertEqual(ids_of(answer["choices"][0]), wanted)
+            self.assertEqual(answer["choices"][0]["text"], text_of(wanted))
+            self.assertEqual(answer["choices"][0]["finish_reason"], "length")
+            self.assertEqual(answer["usage"], {"prompt_tokens": len(prompt), "completion_tokens": 40,
+                                               "total_tokens": len(prompt) + 40})
+            # The prompt as ids, and in a list of several.
+            ids = list(prompt.encode())
+            several = self.complete(prompt=[ids, [65]], max_tokens=40, seed=seed, temperature=temperature, top_p=top_p)
+            self.assertEqual([c["index"] for c in several["choices"]], [0, 1])
+            self.assertEqual(several["choices"][0]["text"], text_of(wanted))
+
+    def test_many_clients_at_once_get_what_each_would_get_alone(self):
+        self.serve("--slots", "5")
+        prompts = [f"client {i} says " + "x" * (5 * i) for i in range(64)]
+
+        def one(i):
+            return self.complete(prompt=prompts[i], max_tokens=10 + i % 7, seed=i, temperature=1, logprobs=0)["choices"][0]
+
+        with concurrent.futures.ThreadPoolExecutor(64) as pool:
+            together = list(pool.map(one, range(64)))
+        for i in (0, 13, 63):
+            self.assertEqual(ids_of(together[i]), self.generated(prompts[i], "--tokens", str(10 + i % 7), "--seed", str(i),
+                                                                 "--temperature", "1"))
+        self.assertEqual([len(choice["logprobs"]["tokens"]) for choice in together], [10 + i % 7 for i in range(64)])
+        self.assertEqual(self.metric('tercio_serve_requests_total{code="200",endpoint="/v1/completions"}'), 64)
+        self.assertEqual(self.metric("tercio_serve_new_tokens_total"), sum(10 + i % 7 for i in range(64)))
+        self.assertEqual(self.metric("tercio_serve_growing_texts"), 0)
+        self.assertEqual(self.metric("tercio_serve_first_token_seconds_count"), 64)
+
+    def test_a_prompt_is_scored(self):
+        self.serve()
+        text = "To score this prompt"
+        scored = self.complete(prompt=text, max_tokens=1, echo=True, logprobs=2, temperature=0)["choices"][0]
+        self.assertEqual(ids_of(scored)[:-1], list(text.encode()))
+        values = scored["logprobs"]["token_logprobs"]
+        self.assertIsNone(values[0])
+        self.assertTrue(all(value < 0 for value in values[1:]))
+        self.assertEqual(scored["logprobs"]["text_offset"], list(range(len(text) + 1)))
+        # The greedy token is the likeliest, in the score of the prompt that contains it, too.
+        top = scored["logprobs"]["top_logprobs"][-1]
+        self.assertEqual(max(top, key=top.get), scored["logprobs"]["tokens"][-1])
+        longer = self.complete(prompt=list(text.encode()) + [ids_of(scored)[-1]], max_tokens=0, echo=True, logprobs=0)["choices"][0]
+        self.assertEqual(len(longer["logprobs"]["tokens"]), len(text) + 1)
+        self.assertAlmostEqual(longer["logprobs"]["token_logprobs"][-1], values[-1], places=9)
+
+    def test_stop_words_end_a_text_across_tokens(self):
+        self.serve()
+        ids = self.generated("Stop", "--tokens", "60", "--temperature", "0")
+        text = text_of(ids)
+        # Two characters somewhere in the text, each of which is a token or more.
+        stop = next(text[i:i + 2] for i in range(5, len(text) - 2) if "\ufffd" not in text[i:i + 2])
+        answer = self.complete(prompt="Stop", max_tokens=60, temperature=0, stop=[stop])["choices"][0]
+        self.assertEqual(answer["text"], text[:text.index(stop)])
+        self.assertEqual(answer["finish_reason"], "stop")
+
+    def test_a_stream_is_the_text_in_pieces(self):
+        self.serve()
+        whole = self.complete(prompt="Stream", max_tokens=50, seed=5, temperature=1)["choices"][0]["text"]
+        connection = self.connect()
+        connection.request("POST", "/v1/completions", json.dumps({
+            "prompt": "Stream", "max_tokens": 50, "seed": 5, "temperature": 1, "stream": True,
+            "stream_options": {"include_usage": True}}))
+        response = connection.getresponse()
+        self.assertEqual(response.headers["Content-Type"], "text/event-stream; charset=utf-8")
+        events = [line[6:] for line in response.read().decode().split("\n\n") if line]
+        self.assertEqual(events.pop(), "[DONE]")
+        events = [json.loads(event) for event in events]
+        self.assertEqual(events.pop()["usage"]["completion_tokens"], 50)
+        self.assertEqual("".join(event["choices"][0]["text"] for event in events), whole)
+        self.assertEqual(events[-1]["choices"][0]["finish_reason"], "length")
+        self.assertGreater(len(events), 10)
+        # The connection is good for another request.
+        connection.request("GET", "/v1/models")
+        self.assertEqual(json.loads(connection.getresponse().read())["data"][0]["id"], "tiny")
+
+
+class Chats(ServeTest):
+
+    def test_a_chat_is_a_prompt_in_its_template(self):
+        self.serve("--template", "chatml")
+        messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
+        prompt = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
+        body = {"model": "tiny", "messages": messages, "max_completion_tokens": 20, "temperature": 0, "logprobs": True}
+        status, answer = self.ask("POST", "/v1/chat/completions", body)
+        self.assertEqual(status, 200, answer)
+        choice = answer["choices"][0]
+        ids = [token["bytes"][0] for token in choice["logprobs"]["content"]]
+        self.assertEqual(ids, self.generated(prompt, "--tokens", "20", "--temperature", "0"))
+        self.assertEqual(choice["message"], {"role": "assistant", "content": text_of(ids), "refusal": None})
+        self.assertEqual(answer["usage"]["prompt_tokens"], len(prompt))
+        # Without a limit it continues to the end of the context.
+        del body["max_completion_tokens"]
+        _, answer = self.ask("POST", "/v1/chat/completions", body)
+        self.assertEqual(answer["usage"]["total_tokens"], CONTEXT + 1)
+
+
+class BadClients(ServeTest):
+
+    def test_faults_are_named(self):
+        self.serve("--max-body", "5000")
+        for code, parameter, body in ((400, None, b"{"), (400, "prompt", b"{}"), (400, "n", b'{"prompt":"a","n":3}'),
+                                      (400, "prompt", json.dumps({"prompt": "x" * (CONTEXT + 1)}).encode()),
+                                      (400, "prompt", b'{"prompt":[256]}'), (400, "prompt", b'{"prompt":""}'),
+                                      (404, "model", b'{"prompt":"a","model":"gpt-5"}'),
+                                      (413, None, b'{"prompt":"' + b"x" * 2_000_000 + b'"}')):
+            status, answer = self.ask("POST", "/v1/completions", body)
+            self.assertEqual((status, answer["error"]["param"]), (code, parameter), answer)
+            self.assertTrue(answer["error"]["message"])
+        self.assertEqual(self.ask("GET", "/v1/completions")[0], 405)
+        self.assertEqual(self.headers["Allow"], "POST")
+        self.assertEqual(self.ask("GET", "/v2/nothing")[0], 404)
+        self.assertEqual(self.ask("GET", "/v1/models/other")[0], 404)
+        self.assertEqual(self.ask("GET", "/v1/models/tiny")[1]["max_model_len"], CONTEXT)
+        with socket.create_connection(self.address.split(":"), timeout=SECONDS) as junk:
+            junk.sendall(b"\x16\x03\x01\x00\r\n\r\n")
+            self.assertTrue(junk.recv(100).startswith(b"HTTP/1.1 400 "))
+        self.complete(prompt="still here", max_tokens=1)
+
+    def begin(self, **body):
+        """A connection with a request on its way."""
+        connection = socket.create_connection(self.address.split(":"), timeout=SECONDS)
+        self.addCleanup(connection.close)
+        data = json.dumps(body).encode()
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(data) + data)
+        return connection
+
+    def test_a_cut_connection_ends_its_text(self):
+        self.model = self.path("long")
+        tiny_model.write(self.model, 8192)
+        self.serve("--slots", "2", "--max-queue", "4")
+        gone = [self.begin(prompt=["a", "b", "c"], max_tokens=8000, stream=stream) for stream in (False, True)]
+        wait_for(lambda: self.metric("tercio_serve_growing_texts") == 2 and self.metric("tercio_serve_queued_texts") == 4,
+                 "texts that grow and wait")
+        # The queue is full.
+        answer = self.complete(code=429, prompt="d")
+        self.assertIn("--max-queue", answer["error"]["message"])
+        for connection in gone:
+            connection.close()
+        wait_for(lambda: self.metric("tercio_serve_growing_texts") == 0, "an end of the texts", 10)
+        self.assertEqual(self.metric("tercio_serve_queued_texts"), 0)
+        self.assertEqual(self.metric('tercio_serve_requests_total{code="499",endpoint="/v1/completions"}'), 2)
+        # Six texts of 8000 tokens were asked for.
+        self.assertLess(self.metric("tercio_serve_new_tokens_total"), 12000)
+        self.complete(prompt="still here", max_tokens=1)
+
+    def test_a_slow_reader_holds_up_nobody(self):
+        self.serve("--slots", "2")
+        slow = self.begin(prompt="slow", max_tokens=500, stream=True, logprobs=20)
+        began = time.monotonic()
+        self.complete(prompt="quick", max_tokens=20)
+        self.assertLess(time.monotonic() - began, SECONDS / 4)
+        # What was made meanwhile is still there.
+        data = b""
+        while b"[DONE]" not in data:
+            piece = slow.recv(1000)
+            self.assertTrue(piece, data[-500:])
+            data += piece
+        self.assertEqual(data.count(b"\r\ndata: {"), 500)
+
+
+class Operation(ServeTest):
+
+    def test_keys_are_needed_where_there_is_a_file_of_them(self):
+        with open(self.path("keys"), "w", encoding="utf-8") as file:
+            file.write(KEY + "\n")
+        os.chmod(self.path("keys"), 0o600)
+        self.serve("--api-key-file", self.path("keys"))
+        for path in ("/v1/models", "/metrics", "/v2/nothing"):
+            self.assertEqual(self.ask("GET", path)[0], 401)
+            self.assertEqual(self.ask("GET", path, headers={"Authorization": "Bearer wrong"})[0], 401)
+        self.assertEqual(self.ask("GET", "/health")[0], 200)
+        self.assertEqual(self.ask("GET", "/v1/models", headers={"Authorization": f"Bearer {KEY}"})[0], 200)
+
+    def test_certificates_of_both_sides(self):
+        authority, other = Authority(self.directory, "ours"), Authority(self.directory, "theirs")
+        self.serve(*authority.issue("server"))
+
+        def models(client):
+            context = ssl.create_default_context(cafile=authority.certificate)
+            if client is not None:
+                context.load_cert_chain(client.certificate, client.key)
+            connection = http.client.HTTPSConnection(self.address, timeout=SECONDS, context=context)
+            self.addCleanup(connection.close)
+            connection.request("GET", "/v1/models")
+            return connection.getresponse().status
+
+        self.assertEqual(models(authority.issue("client")), 200)
+        for stranger in (None, other.issue("stranger")):
+            with self.assertRaises((ssl.SSLError, OSError, http.client.RemoteDisconnected)):
+                models(stranger)
+        # Plain text is no handshake.
+        with self.assertRaises((OSError, http.client.HTTPException)):
+            self.ask("GET", "/v1/models")
+
+    def test_nothing_is_open_off_loopback(self):
+        arguments = ["serve", self.model, "--tokenizer", "bytes", "--listen", "0.0.0.0:0"]
+        _, err = self.tercio(*arguments, code=2)
+        self.assertIn("--insecure", err)
+        flags = Authority(self.directory, "ours").issue("server")
+        # TLS alone lets everybody in.
+        _, err = self.tercio(*arguments, "--tls-cert", flags.certificate, "--tls-key", flags.key, code=2)
+        self.assertIn("--api-key-file or --tls-ca", err)
+        _, err = self.tercio("serve", self.model, "--tokenizer", "bytes", "--tls-cert", flags.certificate, code=2)
+        self.assertIn("--tls-key", err)
+        _, err = self.tercio("serve", self.model, code=2)
+        self.assertIn("--tokenizer PATH", err)
+        _, ready = self.daemon("tercio", *arguments, "--insecure")
+        self.assertTrue(ready["serve"].startswith("0.0.0.0:"))
+
+    def test_sigterm_lets_texts_end(self):
+        self.serve()
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            running = pool.submit(self.complete, prompt="to the end", max_tokens=400, logprobs=0)
+            wait_for(lambda: self.metric("tercio_serve_new_tokens_total") > 0, "a first token")
+            self.child.send_signal(signal.SIGTERM)
+            self.assertEqual(len(running.result()["choices"][0]["logprobs"]["tokens"]), 400)
+        self.assertEqual(self.child.wait(SECONDS), 0)
+
+
+CLIENT = """
+import json, sys
+import openai
+client = openai.OpenAI(base_url=sys.argv[1] + "/v1", api_key=sys.argv[2], max_retries=0)
+found = [model.id for model in client.models.list()]
+completion = client.completions.create(model="tiny", prompt="Once", max_tokens=12, temperature=0, logprobs=1)
+pieces = [chunk.choices[0].text for chunk in
+          client.completions.create(model="tiny", prompt="Once", max_tokens=12, temperature=0, stream=True)]
+messages = [{"role": "user", "content": "Hello"}]
+chat = client.chat.completions.create(model="tiny", messages=messages, max_tokens=12, temperature=0, logprobs=True,
+                                      top_logprobs=2)
+deltas = [chunk.choices[0].delta.content or "" for chunk in
+          client.chat.completions.create(model="tiny", messages=messages, max_tokens=12, temperature=0, stream=True)]
+try:
+    client.completions.create(model="tiny", prompt="Once", n=2)
+    fault = None
+except openai.BadRequestError as error:
+    fault = error.param
+try:
+    openai.OpenAI(base_url=sys.argv[1] + "/v1", api_key="wrong", max_retries=0).models.list()
+    refused = False
+except openai.AuthenticationError:
+    refused = True
+print(json.dumps({"models": found, "text": completion.choices[0].text, "tokens": completion.choices[0].logprobs.tokens,
+                  "streamed": "".join(pieces), "chat": chat.choices[0].message.content,
+                  "scores": len(chat.choices[0].logprobs.content), "deltas": "".join(deltas), "fault": fault,
+                  "refused": refused, "usage": chat.usage.total_tokens}))
+"""
+
+
+class OpenAiClient(ServeTest):
+
+    def test_the_official_library_works(self):
+        python = judge()
+        with open(self.path("keys"), "w", encoding="utf-8") as file:
+            file.write(KEY + "\n")
+        self.serve("--api-key-file", self.path("keys"), "--template", "plain")
+        done = subprocess.run([python, "-c", CLIENT, f"http://{self.address}", KEY], capture_output=True, text=True,
+                              timeout=SECONDS, check=False, env=self.environment())
+        self.assertEqual(done.returncode, 0, done.stderr)
+        result = json.loads(done.stdout)
+        wanted = text_of(self.generated("Once", "--tokens", "12", "--temperature", "0"))
+        chat = text_of(self.generated("User: Hello\nAssistant:", "--tokens", "12", "--temperature", "0"))
+        self.assertEqual((result["models"], result["text"], result["streamed"]), (["tiny"], wanted, wanted))
+        self.assertEqual((result["chat"], result["deltas"], result["scores"]), (chat, chat, 12))
+        self.assertEqual((result["fault"], result["refused"]), ("n", True))
+        self.assertEqual(result["usage"], len("User: Hello\nAssistant:") + 12)
+
+
+TASK = """
+task: tiny
+dataset_path: json
+dataset_kwargs: {data_files: {test: DATA}}
+test_split: test
+output_type: multiple_choice
+doc_to_text: "{{question}}"
+doc_to_target: "{{answer}}"
+doc_to_choice: "{{choices}}"
+target_delimiter: " "
+metric_list: [{metric: acc, aggregation: mean, higher_is_better: true}]
+"""
+
+
+class EvaluationHarness(ServeTest):
+
+    def test_lm_evaluation_harness_scores_what_the_model_scores(self):
+        python = os.environ.get("TERCIO_LM_EVAL_PYTHON")
+        if not python:
+            raise unittest.SkipTest("TERCIO_LM_EVAL_PYTHON names no Python with lm_eval[api] and transformers")
+        tiny_model.write_tokenizer(self.model)
+        questions = [{"question": f"Question {i}: which word comes next?", "choices": ["red", "green", "blue " + "x" * i], "answer": i % 3}
+                     for i in range(7)]
+        with open(self.path("data.jsonl"), "w", encoding="utf-8") as file:
+            file.writelines(json.dumps(question) + "\n" for question in questions)
+        os.mkdir(self.path("tasks"))
+        with open(self.path("tasks", "tiny.yaml"), "w", encoding="utf-8") as file:
+            file.write(TASK.replace("DATA", self.path("data.jsonl")))
+        self.serve()
+        arguments = (f"model=tiny,base_url=http://{self.address}/v1/completions,tokenizer={self.model},"
+                     f"tokenizer_backend=huggingface,max_length={CONTEXT},num_concurrent=2,max_retries=1")
+        done = subprocess.run([python, "-m", "lm_eval", "--model", "local-completions", "--model_args", arguments, "--tasks", "tiny",
+                               "--include_path", self.path("tasks"), "--log_samples", "--output_path", self.path("out")],
+                              capture_output=True, text=True, timeout=3 * SECONDS, check=False,
+                              env={**self.environment(), "HF_HOME": self.path("cache"), "HF_HUB_OFFLINE": "1"})
+        self.assertEqual(done.returncode, 0, done.stdout[-2000:] + done.stderr[-4000:])
+        found = [os.path.join(folder, name) for folder, _, names in os.walk(self.path("out")) for name in names
+                 if name.startswith("samples_tiny")]
+        with open(found[0], encoding="utf-8") as file:
+            samples = [json.loads(line) for line in file]
+        self.assertEqual(len(samples), len(questions))
+        for sample in samples:
+            question = sample["doc"]
+            for choice, response in zip(question["choices"], sample["filtered_resps"]):
+                ids = list((question["question"] + " " + choice).encode())
+                scored = self.complete(prompt=ids, max_tokens=0, echo=True, logprobs=0)["choices"][0]["logprobs"]["token_logprobs"]
+                self.assertAlmostEqual(float(response[0]), sum(scored[len(question["question"]):]), places=4)
+
+
+if __name__ == "__main__":
+    unittest.main()
