@@ -405,6 +405,12 @@ TEST(StateShards, FrozenTensorsHaveWeightsOnly) {
     EXPECT_EQ(stage.parameter_elements, all.parameter_elements);
     EXPECT_GE(stage.gradient_elements, trained_elements(stage));
     EXPECT_LE(stage.gradient_elements, trained_elements(stage) + 16 * 64);
+    // What checkpoints have moments of.
+    const std::vector<bool> with_gradients = TensorsWithGradients(JobOf(model, frozen));
+    ASSERT_EQ(with_gradients.size(), ModelTensors(model).size());
+    for (const StageTensor& entry : stage.tensors) {
+      EXPECT_NE(with_gradients[static_cast<size_t>(entry.tensor.index)], entry.frozen) << entry.use;
+    }
     for (size_t i = 1; i < stage.tensors.size(); ++i) {
       const StageTensor& before = stage.tensors[i - 1];
       const StageTensor& entry = stage.tensors[i];

@@ -69,6 +69,35 @@ class Sharding(TercioTest):
         logs, _ = self.tercio("logs", first["id"], "--state-dir", state)
         self.assertIn(f"the state of step 20 is what was saved: digest {found['whole'][20]}", logs)
 
+    def test_frozen_tensors(self):
+        """They take what their weights take, are in checkpoints without moments, and a run continues in any division."""
+        every = ["--set", "fault_tolerance.check_replicas_every=20", "--set", "training.precision=bf16"]
+        frozen = [*every, "--set", "training.frozen=[embedding.*, layers.0.*]"]
+        state = self.path("whole")
+        job = self.run_job(state, *divided(1, 1, 1, 0), *frozen)
+        self.assertEqual((job["state"], job["step"]), ("succeeded", STEPS))
+        with open(os.path.join(job["checkpoint"]["path"], "manifest.json"), encoding="utf-8") as file:
+            tensors = json.load(file)["tensors"]
+        for tensor in ("embedding.token.weight", "layers.0.mlp.up.weight"):
+            self.assertIn(tensor, tensors)
+            self.assertNotIn(f"adamw.m.{tensor}", tensors)
+        self.assertIn("adamw.v.layers.1.mlp.up.weight", tensors)
+        parts = self.path("parts")
+        longer = ("--set", f"training.schedule.decay_steps={STEPS}", *frozen)
+        first = self.run_job(parts, "--set", "training.steps=20", *longer, *divided(1, 2, 2, 3))
+        last = self.json("resume", first["id"], "--state-dir", parts, "--set", f"training.steps={STEPS}", *divided(1, 1, 2, 1))
+        # An evaluation that a shorter job makes at its end is not compared.
+        self.assertEqual([step[:5] for step in self.curve(last["id"], parts)], [step[:5] for step in self.curve(job["id"], state)])
+        self.assertEqual(self.digests(last, parts), self.digests(job, state))
+        verified = self.json("checkpoint", "verify", last["id"], "--state-dir", parts)
+        self.assertTrue(all(each["ok"] for each in verified), verified)
+
+        def planned(changes):
+            report = self.json("plan", self.path("job.yaml"), *divided(1, 2, 2, 1), *changes)
+            return {division["zero_stage"]: division["state_bytes"] for division in report["divisions"]}[1]
+
+        self.assertLess(planned(frozen), planned(every))
+
     def test_equal_bits_and_any_resumption(self):
         _, whole = self.trained("whole", *divided(1, 1, 1, 0))
         for name, degrees in (("two", (1, 1, 2)), ("stages", (1, 2, 2))):
