@@ -217,6 +217,8 @@ class PrometheusRun(ClusterTest):
         """Both pages please promtool, and hold what docs/metrics.md lists, all of it and nothing else."""
         with open(os.path.join(ROOT, "docs", "metrics.md"), encoding="utf-8") as file:
             documented = set(re.findall(r"^\| `(\w+)` \|", file.read(), re.M))
+        # Those of `tercio serve` are on its own page, which serve_test reads.
+        documented = {name for name in documented if not name.startswith("tercio_serve_")}
         self.say("0.temperature 60", "0.xid 63")
         names = set()
 

@@ -251,6 +251,17 @@ class BadClients(ServeTest):
 
 class Operation(ServeTest):
 
+    def test_its_metrics_are_those_of_the_document(self):
+        self.serve()
+        self.complete(prompt="a", max_tokens=3)
+        _, page = self.ask("GET", "/metrics")
+        with open(os.path.join(ROOT, "docs", "metrics.md"), encoding="utf-8") as file:
+            documented = set(re.findall(r"^\| `(tercio_serve_\w+)` \|", file.read(), re.M))
+        self.assertEqual({name for name in re.findall(r"^# TYPE (\w+) ", page, re.M) if name.startswith("tercio_serve_")},
+                         documented)
+        checked = subprocess.run(["promtool", "check", "metrics"], input=page, capture_output=True, text=True, check=False)
+        self.assertEqual((checked.returncode, checked.stdout + checked.stderr), (0, ""))
+
     def test_keys_are_needed_where_there_is_a_file_of_them(self):
         with open(self.path("keys"), "w", encoding="utf-8") as file:
             file.write(KEY + "\n")
