@@ -17,6 +17,7 @@ from network import Network  # noqa: E402
 
 HEARTBEAT = 2.0
 LEASE = 3 * HEARTBEAT
+EVERY = 200  # steps between two checkpoints
 
 
 class Partition(ClusterTest):
@@ -63,9 +64,10 @@ class Partition(ClusterTest):
                                 stderr=subprocess.PIPE, text=True, env=self.environment(), **options)
 
     def start_job(self):
-        self.changes = ["--set", "checkpoint.every_steps=50", *layout(1, 1, 2)]
+        self.changes = ["--set", f"checkpoint.every_steps={EVERY}", *layout(1, 1, 2)]
         job = self.submit("--set", "training.steps=1000000", *self.changes)
-        wait_for(lambda: self.get(job)["step"] > 60, "steps")
+        # Behind a checkpoint, and well before the next one, which waits for a node that is cut off.
+        wait_for(lambda: (step := self.get(job)["step"]) > EVERY and step % EVERY < EVERY / 2, "steps")
         return job
 
     def after(self, job, steps):
