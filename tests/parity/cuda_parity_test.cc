@@ -64,6 +64,31 @@ TEST_F(CudaParity, AllOfTheMemoryPlanIsUsed) {
   }
 }
 
+// Frozen weights have 16 bits on the device, in places and in shards: they are converted where they
+// are loaded, saved, and digested, which a run checks.
+TEST_F(CudaParity, FrozenWeightsOfSixteenBits) {
+  v1::JobSpec spec = With(In(WithoutDropout(SmallLlama()), {1, 1, 2}), v1::PRECISION_BF16);
+  spec.mutable_training()->set_lanes(8);
+  spec.mutable_training()->set_micro_batch(1);
+  spec.mutable_training()->add_frozen("embedding.*");
+  spec.mutable_training()->add_frozen("layers.*.mlp.*");
+  RunOptions options;
+  options.steps = 0;
+  const std::map<std::string, std::vector<float>> state = OnCpu(spec, options).state;
+  options.steps = 3;
+  options.state = &state;
+  const RunResult cpu = OnCpu(spec, options);
+  for (const int zero_stage : {0, 2, 3}) {
+    SCOPED_TRACE(zero_stage);
+    spec.mutable_parallelism()->set_zero_stage(zero_stage);
+    const RunResult gpu = OnGpus(spec, options);
+    ExpectClose(gpu, cpu, 1e-2);
+    const char* const frozen = "layers.1.mlp.up.weight";
+    EXPECT_EQ(gpu.state.at(frozen), state.at(frozen));
+    EXPECT_TRUE(gpu.holds_what_it_loaded);
+  }
+}
+
 // No memory of the device is allocated, nor given back, once steps run.
 TEST_F(CudaParity, AStepTakesNoMemoryOfTheDevice) {
   const v1::JobSpec spec = With(In(WithoutDropout(SmallLlama()), {1, 1, 1}), v1::PRECISION_BF16);
