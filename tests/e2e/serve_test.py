@@ -9,12 +9,15 @@ import signal
 import socket
 import ssl
 import subprocess
+import sys
 import time
 import unittest
 
-from certificates import Authority
-from harness import ROOT, SECONDS, TercioTest, wait_for
-import tiny_model
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+import python_cases  # noqa: E402
+import tiny_model  # noqa: E402
+from certificates import Authority  # noqa: E402
+from harness import ROOT, SECONDS, TercioTest, wait_for  # noqa: E402
 
 CONTEXT = 512
 KEY = "a-key-of-the-test-0123456789"
@@ -418,4 +421,4 @@ class EvaluationHarness(ServeTest):
 
 
 if __name__ == "__main__":
-    unittest.main()
+    python_cases.main()
