@@ -14,7 +14,7 @@ namespace tercio::cli {
 
 struct PreviewToken {
   int32_t id = 0;
-  std::string text;     // of this token alone; bytes of a character that it divides are no UTF-8
+  std::string text;     // this token's own bytes; not UTF-8 where it splits a character
   bool counts = false;  // for the loss
 };
 

@@ -96,7 +96,7 @@ double MeasuredBubble(const std::vector<v1::RankTrace>& traces) {
 double BubbleOfLayers(int layers, const v1::Layout& layout) {
   const plan::ScheduleShape shape = plan::ShapeOfSchedule(layout);
   plan::cost::PipelineCost cost;
-  std::vector<double> work(static_cast<size_t>(shape.stages));  // of a micro-batch, by stage
+  std::vector<double> work(static_cast<size_t>(shape.stages));  // one micro-batch, by stage
   for (const int count : plan::LayersOfPlaces(layers, layout)) {
     const size_t stage = cost.places.size() % work.size();
     cost.places.push_back({1.0 * count, 2.0 * count});

@@ -21,9 +21,9 @@ struct FaultFigures {
   std::optional<double> replace;               // until a failed node is back, or another for it
   std::optional<double> checkpoint_pause;      // for which steps stand still
   std::optional<double> checkpoint_write;      // from its beginning until it can be loaded
-  std::optional<double> checkpoint_bandwidth;  // of all nodes together, bytes a second
+  std::optional<double> checkpoint_bandwidth;  // all nodes together, bytes a second
   std::optional<double> pass_jitter;           // relative standard deviation of a pass of one rank
-  std::optional<double> step_jitter;           // of all passes of a rank in one step together
+  std::optional<double> step_jitter;           // a rank's passes in a step, taken together
   std::optional<double> slow_gpus;             // share of GPUs that are slower
   std::optional<double> slow_by;               // how much longer they take
 };

@@ -62,7 +62,7 @@ struct HttpServer::Connection {
   TlsSocket stream;
   HttpRequestParser parser;
   Phase phase = Phase::kHandshake;
-  absl::Time since;     // of the phase; while kReading, of the request's first byte
+  absl::Time since;     // when the phase began; while kReading, when the first byte came
   absl::Time progress;  // when output was last accepted
   Exchange exchange = 0;
   bool keep_alive = true;

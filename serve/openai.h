@@ -21,7 +21,7 @@ namespace tercio::serve {
 using Json = nlohmann::ordered_json;
 
 struct ApiError {
-  int status = 400;  // of HTTP
+  int status = 400;  // HTTP status
   std::string message;
   std::string type = "invalid_request_error";
   std::string parameter = "";  // empty: none
@@ -42,8 +42,8 @@ struct PromptInput {
 struct GenerationRequest {
   bool chat = false;
   std::string model;                  // empty: the only one
-  std::vector<PromptInput> prompts;   // of a completion, at least one
-  std::vector<ChatMessage> messages;  // of a chat, at least one
+  std::vector<PromptInput> prompts;   // for a completion, at least one
+  std::vector<ChatMessage> messages;  // for a chat, at least one
   std::optional<int64_t> max_tokens;
   double temperature = 1;
   double top_p = 1;

@@ -53,7 +53,7 @@ struct TextNews {
 class RequestQueue {
  public:
   struct Limits {
-    size_t slots = 1;      // of the batch
+    size_t slots = 1;      // texts that grow at once
     size_t waiting = 256;  // beside the texts for which there are slots
   };
   // `end`: the id that ends a text, if there is one. `figures` outlives the queue.

@@ -17,7 +17,7 @@ namespace tercio::cli {
 
 // Figures are of this machine where both are the same.
 struct MachineIdentity {
-  std::string model;  // of its processor, or of its GPUs
+  std::string model;  // what its processor, or its GPUs, are called
   int count = 0;      // number of cores or GPUs
 
   bool operator==(const MachineIdentity&) const = default;

@@ -13,7 +13,7 @@ namespace tercio::plot {
 namespace {
 
 constexpr double kBorder = 16;
-constexpr double kNumberSize = 9;  // of the font in boxes
+constexpr double kNumberSize = 9;  // font size inside boxes
 constexpr double kRoomOfNumber = 3;
 constexpr double kNarrowest = 900;
 constexpr double kWidestWithNumbers = 2600;

@@ -18,7 +18,7 @@ struct TimelineKind {
 };
 
 struct TimelineBox {
-  size_t kind = 0;  // of Timeline::kinds
+  size_t kind = 0;  // index into Timeline::kinds
   int shade = 0;    // 0: the full colour; of Timeline::shades
   double begin = 0;
   double seconds = 0;

@@ -76,7 +76,7 @@ struct SearchOptions {
 // Memory of a rank: of its device, and its part of the host's.
 struct RankMemory {
   int64_t device = 0;
-  int64_t host = 0;  // of what is available, 0: any number of bytes
+  int64_t host = 0;  // where it says what is available, 0 is any number of bytes
 };
 // What ranks of each stage have for their plans; one value where nodes are alike.
 std::vector<RankMemory> AvailableTo(const v1::JobSpec& job, const cost::ClusterModel& cluster,

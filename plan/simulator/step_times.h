@@ -22,7 +22,7 @@ namespace tercio::plan::simulator {
 // Relative: 0.1 is a tenth.
 struct Disturbances {
   double pass_jitter = 0;  // standard deviation of a pass of a rank, each on its own
-  double step_jitter = 0;  // of all passes of a rank in one step together
+  double step_jitter = 0;  // a rank's passes in a step, taken together
   double slow_share = 0;   // of devices that are slower than the others, all the time
   double slow_by = 0;      // how much longer their passes take
 

@@ -80,12 +80,12 @@ const Accelerator* FindDriverName(std::string_view name);
 struct Host {
   double link_bytes_per_second = 25e9;     // one way, of each device
   double memory_bytes_per_second = 300e9;  // read and written together, of a node
-  double memory_bytes = 0;                 // of a node; 0: not known
+  double memory_bytes = 0;                 // a node's memory; 0: not known
   double disk_bytes_per_second = 1.1e9;    // read and written together, of a node's scratch disk
 };
 
 struct ClusterModel {
-  std::string name = {};  // of its kind of nodes, where there are several
+  std::string name = {};  // names its kind of nodes, where there are several
   Accelerator accelerator;
   int nodes = 1;
   int devices_per_node = 1;

@@ -10,7 +10,7 @@ namespace tercio::plan::cost {
 namespace {
 
 constexpr double kWeightBytes = 4;
-constexpr double kMomentBytes = 8;  // of both
+constexpr double kMomentBytes = 8;  // both moments
 // A kernel on the host reads gradient, weight and moments in fp32 and writes the last three, and
 // the weight in 16 bits for the device.
 constexpr double kHostUpdateBytes = 30;

@@ -17,7 +17,7 @@ namespace tercio::plan::cost {
 // What each rank of a stage has.
 struct RankState {
   double elements = 0;          // that it updates
-  double activation_bytes = 0;  // of all micro-batches that it holds at a time
+  double activation_bytes = 0;  // all micro-batches that it holds at a time
 };
 
 class OffloadTime {
@@ -60,9 +60,9 @@ class OffloadTime {
   bool on_disk_ = false;  // what lies elsewhere; else on the host
   bool activations_on_disk_ = false;
   double moments_ = 0;  // the fraction of a shard's moments that lies elsewhere
-  double master_ = 0;   // of its fp32 weights
+  double master_ = 0;   // the same for its fp32 weights
   bool fetches_ = false;
-  double value_bytes_ = 4;  // of a weight that the model reads
+  double value_bytes_ = 4;  // bytes of a weight that the model reads
 };
 
 }  // namespace tercio::plan::cost

@@ -58,7 +58,7 @@ struct Hardware {
 // What one place of the pipeline does with a micro-batch.
 struct Place {
   UnitTime time;
-  const Hardware* hardware = nullptr;  // of its stage
+  const Hardware* hardware = nullptr;  // what its stage is on
   int layers = 0;
   PassSeconds passes;  // with what gathers and sums of divided state add
   double offload = 0;  // the part of both passes that state elsewhere adds
@@ -99,9 +99,9 @@ struct Basis {
   const Constants constants;
   const model::Architecture architecture;
   const int groups;                 // kinds of nodes
-  std::vector<ClusterModel> parts;  // of the cluster, by IndexOf
+  std::vector<ClusterModel> parts;  // clusters of some groups, by IndexOf
   std::vector<Hardware> hardware;   // the same
-  const double flops_of_token;      // of the model, forward and backward
+  const double flops_of_token;      // the model's, forward and backward
   // Forward, in layers: of products with weights, and of attention.
   const double products_of_token;
   const double attention_of_token;
@@ -700,9 +700,9 @@ class LayerBalance {
     return layer == kinds_.size();
   }
 
-  const std::vector<int> kinds_;  // of layers
+  const std::vector<int> kinds_;  // by layer
   const size_t places_;
-  std::vector<const UnitTimes*> units_;  // of the places
+  std::vector<const UnitTimes*> units_;  // by place
 };
 
 std::vector<int> BalancedLayersOf(const Basis& basis, UnitStore* units, const v1::Layout& layout) {
