@@ -14,6 +14,7 @@
 #include "common/file.h"
 #include "common/status_macros.h"
 #include "common/utf8.h"
+#include "config/adapter_section.h"
 #include "config/data_section.h"
 #include "config/job_changes.h"
 #include "config/model_section.h"
@@ -84,6 +85,7 @@ class JobParser {
     }
     // The model is read first: its kind decides which keys the data section may have.
     ParseModel(root_.Child("model"), directory_, spec_.mutable_model());
+    ParseAdapter(root_, directory_, spec_.mutable_model());
     const YAML::Node training = root_.Get("training");
     ParseData(root_.Child("data"), directory_, spec_.model(),
               {TrainingDataOf(training), ObjectiveOf(training)}, &faults_, spec_.mutable_data());
@@ -685,7 +687,8 @@ std::string EffectiveYaml(const v1::JobSpec& spec) {
   };
   const auto flag = [](bool value) { return value ? "true" : "false"; };
   // Texts of people are quoted; the keys' own values never need it.
-  std::string yaml = absl::StrCat("name: ", quoted(spec.name()), "\n", ModelYaml(spec.model()));
+  std::string yaml = absl::StrCat("name: ", quoted(spec.name()), "\n", ModelYaml(spec.model()),
+                                  AdapterYaml(spec.model()));
   absl::StrAppend(&yaml, DataYaml(spec.data()), "training:\n  objective: ",
                   WordOr(training.objective(), v1::TRAINING_OBJECTIVE_PRETRAIN), "\n  ",
                   training.epochs() > 0 ? absl::StrCat("epochs: ", training.epochs())

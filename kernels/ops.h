@@ -176,6 +176,23 @@ struct ResidualBackwardArgs {
   Dropout dropout;
 };
 
+// to[i,j] (= or +=) dropout(factor * from[i,j] * times[i,j]) of columns of rows that may be wider:
+// row i of `from` begins at from[i * from_stride], and so on. Rows do not overlap; to may be from,
+// with one stride.
+struct ColumnsArgs {
+  ConstValues from;
+  int64_t from_stride;
+  Values to;
+  int64_t to_stride;
+  int64_t rows, columns;
+  float factor = 1;
+  ConstValues times = nullptr;  // or null: 1
+  int64_t times_stride = 0;     // 0: one row of factors for all rows
+  bool accumulate = false;
+  Dropout dropout = {};
+  int64_t first_channel = 0;  // of dropout, that column 0 has: a multiple of 4
+};
+
 // A function of feed-forward layers.
 enum class Activation {
   kGeluTanh,  // the form of GPT-2, by tanh
@@ -471,6 +488,7 @@ class Ops {
   virtual void HeadNormBackward(const HeadNormBackwardArgs& args) = 0;
   virtual void Residual(const ResidualArgs& args) = 0;
   virtual void ResidualBackward(const ResidualBackwardArgs& args) = 0;
+  virtual void Columns(const ColumnsArgs& args) = 0;
   virtual void Activate(const ActivationArgs& args) = 0;
   virtual void ActivateBackward(const ActivationBackwardArgs& args) = 0;
   virtual void Gated(const GatedArgs& args) = 0;

@@ -83,4 +83,16 @@ void NormalRow(const NormalRowArgs& args) {
   }
 }
 
+void UniformRow(const UniformRowArgs& args) {
+  const PhiloxKey key = MakeKey(args.seed, kInitializationStream);
+  for (int64_t i = 0; i < args.count; ++i) {
+    const int64_t column = args.column_begin + i;
+    const PhiloxBlock bits =
+        Philox(key, {static_cast<uint32_t>(args.row), static_cast<uint32_t>(column / 4),
+                     args.tensor, static_cast<uint32_t>(args.row >> 32)});
+    const double share = bits[static_cast<size_t>(column % 4)] * (1.0 / 4294967296.0);  // [0, 1)
+    args.out[i] = static_cast<float>((2 * share - 1) * double{args.bound});
+  }
+}
+
 }  // namespace tercio::kernels

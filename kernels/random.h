@@ -6,7 +6,8 @@
 // kInitializationStream or the number of the step. A counter has four words, and its four outputs
 // serve four neighbouring columns, channels or keys, 4c .. 4c + 3:
 //
-//   initialisation  {row low, column / 4, tensor index, row high}; two Box-Muller pairs
+//   initialisation  {row low, column / 4, tensor index, row high}; two Box-Muller pairs, or four
+//                   uniform values
 //   dropout         {channel / 4, position, sequence, site | layer << 4}
 //   attention       {key / 4, query, sequence, kSiteAttention | layer << 4 | head << 16}
 //
@@ -26,6 +27,12 @@ inline constexpr uint32_t kSiteMlpOutput = 3;
 inline constexpr uint32_t kSitePooler = 4;
 inline constexpr uint32_t kSiteCrossAttention = 5;
 inline constexpr uint32_t kSiteCrossAttentionOutput = 6;
+
+// Inputs of adapters are dropped with a seed of their own (AdapterSeed), so that their sites, one
+// for each part of a layer's products, share no bits with those above.
+inline constexpr uint32_t kAdapterSiteAttention = 0;       // query, key, value, output
+inline constexpr uint32_t kAdapterSiteMlp = 4;             // gate, up, down
+inline constexpr uint32_t kAdapterSiteCrossAttention = 7;  // query, key, value, output
 
 inline constexpr uint64_t kInitializationStream = ~uint64_t{0};
 
@@ -52,6 +59,8 @@ inline uint64_t SplitMix64(uint64_t x) {
   return x ^ (x >> 31);
 }
 
+inline uint64_t AdapterSeed(uint64_t seed) { return SplitMix64(seed ^ 0x61646170746572ull); }
+
 inline PhiloxKey MakeKey(uint64_t seed, uint64_t stream) {
   const uint64_t mixed = SplitMix64(SplitMix64(seed) ^ stream);
   return {static_cast<uint32_t>(mixed), static_cast<uint32_t>(mixed >> 32)};
@@ -74,5 +83,16 @@ struct NormalRowArgs {
   float* out;  // (count)
 };
 void NormalRow(const NormalRowArgs& args);
+
+// Likewise `count` values that are uniform in [-bound, bound).
+struct UniformRowArgs {
+  uint64_t seed;
+  uint32_t tensor;
+  int64_t row;
+  int64_t column_begin, count;
+  float bound;
+  float* out;  // (count)
+};
+void UniformRow(const UniformRowArgs& args);
 
 }  // namespace tercio::kernels

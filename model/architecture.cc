@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "model/adapters.h"
 #include "model/architectures/registry.h"
 #include "model/layer.h"
 
@@ -95,7 +96,9 @@ double SumOverLayers(const Architecture& architecture, const Number& of_kind) {
 }  // namespace
 
 Architecture ArchitectureOf(const v1::ModelSpec& model) {
-  return FactsOf(model.architecture()).describe(model);
+  Architecture architecture = FactsOf(model.architecture()).describe(model);
+  if (model.has_adapter()) AddAdapters(model.adapter(), &architecture);
+  return architecture;
 }
 
 std::vector<const AttentionOptions*> AttentionsOf(const Architecture& architecture) {

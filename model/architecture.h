@@ -49,6 +49,10 @@ struct Architecture {
   // Whether every token of the head's stream is predicted from those before it. Else the tokens of
   // a sequence all see each other, sequences may be padded, and the data says what is predicted.
   bool causal = true;
+  // With adapters, which are trained, as are the tensors that one of these patterns describes. All
+  // others are frozen.
+  bool adapted = false;
+  std::vector<std::string> trained;
   // Whether keys of randomness are a tensor's place in the model, as in the first architectures.
   // Keys of all others follow from names, and stay when a model gets further tensors.
   bool keys_by_place = false;

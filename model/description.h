@@ -4,6 +4,8 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "model/options.h"
@@ -38,6 +40,17 @@ struct Scratch {
 // of its weight (backward) or by the columns (forward).
 enum class Summed { kForward, kBackward };
 
+// Outputs of a product that an adapter adds to (LowRankOptions), on this rank. Its tensors are
+// NAME.lora_a, and WEIGHT.lora_b of each of the weights that make up the outputs, which lie behind
+// each other as one matrix.
+struct AdaptedPart {
+  std::string name;                  // "query", or of joined products "query_key_value"
+  std::vector<std::string> weights;  // "query"
+  int64_t first_output = 0;
+  int64_t outputs = 0;
+  uint32_t site = 0;  // of dropout, among those of adapters (kernels/random.h)
+};
+
 // y (rows x outputs) = x (rows x inputs) times a weight (outputs x inputs), sizes of this rank.
 struct Product {
   int64_t outputs = 0;
@@ -49,6 +62,9 @@ struct Product {
   bool activates = false;
   bool activates_gradient = false;
   Activation activation = Activation::kGeluTanh;
+  std::vector<AdaptedPart> adapted = {};
+  // The block's field that holds A x of each of them, one behind the other: (rows x rank) each.
+  int adapted_field = -1;
 };
 
 // A size of the model that tensor ranks divide among them, under its name in job files.
@@ -70,5 +86,12 @@ struct BlockDescription {
   bool causal = false;        // a token sees only the keys up to itself
   bool reads_memory = false;  // the keys are the first stream's
 };
+
+// Names of the tensors of an adapter behind those of a part.
+inline constexpr char kLoraA[] = ".lora_a";
+inline constexpr char kLoraB[] = ".lora_b";
+inline bool IsOfAdapter(std::string_view tensor) {
+  return tensor.ends_with(kLoraA) || tensor.ends_with(kLoraB);
+}
 
 }  // namespace tercio::model

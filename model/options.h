@@ -43,6 +43,15 @@ struct RelativeBiasOptions {
   std::string shared;  // full name of the table (heads x buckets), which several layers share
 };
 
+// What is trained beside the frozen products of a block: for parts of their outputs ("query"),
+// y += scale * B (A dropout(x)), A rank x inputs, B outputs x rank (Hu et al. 2022).
+struct LowRankOptions {
+  std::vector<std::string> parts;  // empty: the block has none
+  int64_t rank = 0;
+  float scale = 1;
+  float dropout = 0;  // of x
+};
+
 // Self-attention with grouped keys (Ainslie et al. 2023): query, key, value, output.
 struct AttentionOptions {
   int64_t hidden = 0;
@@ -59,6 +68,9 @@ struct AttentionOptions {
   float scale = 0;     // scores are multiplied by it; 0: 1 / sqrt(head_dim)
   std::optional<RelativeBiasOptions> relative;
   Initialization output_initialization = Initialization::kResidualNormal;
+  // Query, key and value are published as one product, whose adapters share A: one part.
+  bool joined = false;
+  LowRankOptions low_rank;
 };
 
 // Attention of a stream's rows to those of the model's first stream, all of them (Vaswani et al.
@@ -68,6 +80,7 @@ struct CrossAttentionOptions {
   int64_t heads = 0;
   int64_t head_dim = 0;
   float scale = 0;  // as in AttentionOptions
+  LowRankOptions low_rank;
 };
 
 // down(f(up x)), or, gated, down(f(gate x) * up x) (Shazeer 2020).
@@ -78,6 +91,8 @@ struct MlpOptions {
   bool gated = false;
   bool bias = false;
   Initialization output_initialization = Initialization::kResidualNormal;
+  bool joined = false;  // gate and up are published as one product: one part for adapters
+  LowRankOptions low_rank;
 };
 
 using BlockOptions = std::variant<AttentionOptions, MlpOptions, CrossAttentionOptions>;

@@ -7,7 +7,8 @@
 namespace tercio::model {
 
 enum class Cut { kWhole, kRows, kColumns };  // how tensor ranks cut the matrix view
-enum class Initialization { kZeros, kOnes, kNormal, kResidualNormal };
+// kUniform: within 1 / sqrt(columns) of zero on either side.
+enum class Initialization { kZeros, kOnes, kNormal, kResidualNormal, kUniform };
 
 // The matrix view of a vector of n elements is n rows x 1 column, so that kRows cuts it.
 struct Tensor {
@@ -18,6 +19,7 @@ struct Tensor {
   bool vocabulary = false;  // rows are token ids: padded where they are cut
   bool continues = false;   // lies right behind the tensor before it, as one matrix
   bool of_task = false;     // a model of another task may bring its own
+  bool of_adapter = false;  // is trained beside the model, which is frozen
   // A whole tensor of which a tensor rank has the gradient of its own heads only.
   bool partial = false;
   // The full name of the tensor of the model whose value it has, which may be its own; empty: no

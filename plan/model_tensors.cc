@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "model/layer.h"
+#include "model/name_pattern.h"
 #include "plan/stage_layers.h"
 #include "plan/tensor_policy.h"
 
@@ -19,12 +20,27 @@ namespace {
 // Keys that follow from names begin here, so that none is a place of a tensor in a model.
 constexpr uint32_t kFirstNamedKey = 1u << 24;
 
-// FNV-1a (Fowler, Noll, Vo), folded to 24 bits.
-uint32_t KeyOfName(std::string_view name) {
+// And those of adapters, of which a model may have so many that 24 bits are too few.
+constexpr uint32_t kFirstAdapterKey = 1u << 31;
+
+// FNV-1a (Fowler, Noll, Vo).
+uint64_t HashOfName(std::string_view name) {
   uint64_t hash = 0xcbf29ce484222325u;
   for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
+  return hash;
+}
+
+// Folded to 24 bits.
+uint32_t KeyOfName(std::string_view name) {
+  const uint64_t hash = HashOfName(name);
   const auto folded = static_cast<uint32_t>(hash ^ (hash >> 24) ^ (hash >> 48));
   return kFirstNamedKey + (folded & (kFirstNamedKey - 1));
+}
+
+// Folded to 31 bits.
+uint32_t KeyOfAdapter(std::string_view name) {
+  const uint64_t hash = HashOfName(name);
+  return kFirstAdapterKey | static_cast<uint32_t>(hash ^ (hash >> 32));
 }
 
 // All tensors of a model, and all uses of those that are tied, in forward order.
@@ -38,7 +54,9 @@ class TensorList {
 
   explicit TensorList(const model::Architecture& architecture)
       : layers(static_cast<int>(architecture.layers.size())),
-        keys_by_place_(architecture.keys_by_place) {
+        keys_by_place_(architecture.keys_by_place),
+        adapted_(architecture.adapted),
+        trained_(architecture.trained) {
     for (const model::Tensor& tensor : model::EmbeddingTensors(architecture)) Add("", tensor, -1);
     std::vector<std::vector<model::Tensor>> kinds;
     for (const model::Layer& kind : architecture.kinds) {
@@ -84,8 +102,23 @@ class TensorList {
     tensor.weight_decay = !declared.is_vector;
     tensor.initialization = declared.initialization;
     tensor.index = static_cast<int>(tensors.size());
-    tensor.key = keys_by_place_ ? static_cast<uint32_t>(tensor.index) : KeyOfName(tensor.name);
+    tensor.of_adapter = declared.of_adapter;
+    tensor.below_adapters = adapted_ && !declared.of_adapter && !IsTrained(name);
+    tensor.key = KeyOf(tensor);
+    if (!tensor.of_adapter) ++of_model_;
     tensors.push_back(tensor);
+  }
+
+  bool IsTrained(const std::string& name) const {
+    return std::any_of(trained_.begin(), trained_.end(), [&](const std::string& pattern) {
+      return model::MatchesPattern(name, pattern);
+    });
+  }
+
+  // Those of the model are the same with adapters and without.
+  uint32_t KeyOf(const LogicalTensor& tensor) const {
+    if (tensor.of_adapter) return KeyOfAdapter(tensor.name);
+    return keys_by_place_ ? of_model_ : KeyOfName(tensor.name);
   }
 
   // The first use of a tensor is the one whose name it has.
@@ -100,12 +133,15 @@ class TensorList {
   void CheckKeysDiffer() const {
     std::set<uint32_t> keys;
     for (const LogicalTensor& tensor : tensors) {
-      if (tensor.is_vector) continue;
+      if (tensor.is_vector || tensor.of_adapter) continue;
       TERCIO_CHECK(keys.insert(tensor.key).second);
     }
   }
 
   const bool keys_by_place_;
+  const bool adapted_;
+  const std::vector<std::string> trained_;  // patterns
+  uint32_t of_model_ = 0;                   // tensors so far that are not of adapters
 };
 
 // Sixteen floats are 64 bytes: a cache line, and the widest vectors.
@@ -333,10 +369,11 @@ bool TrainsAnything(const v1::JobSpec& job) {
 }
 
 bool BelongsToTask(const v1::ModelSpec& spec, std::string_view name) {
-  for (const model::Tensor& tensor : model::HeadTensors(model::ArchitectureOf(spec))) {
+  const model::Architecture architecture = model::ArchitectureOf(spec);
+  for (const model::Tensor& tensor : model::HeadTensors(architecture)) {
     if (tensor.of_task && tensor.name == name) return true;
   }
-  return false;
+  return architecture.adapted && model::IsOfAdapter(name);
 }
 
 bool IsTied(const v1::ModelSpec& spec) {

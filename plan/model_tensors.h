@@ -42,12 +42,14 @@ struct LogicalTensor {
   int64_t rows = 0;  // logical, never padded
   int64_t columns = 1;
   bool is_vector = false;
-  bool vocabulary = false;  // rows are token ids: padded where they are cut
-  bool continues = false;   // lies right behind the tensor before it, as one matrix
-  bool of_task = false;     // a model of another task may bring its own
-  bool partial = false;     // whole, but a rank has the gradient of its own heads only
-  bool shared = false;      // several layers have it
-  int layer = -1;           // -1: embedding; `layers`: final norm and head
+  bool vocabulary = false;      // rows are token ids: padded where they are cut
+  bool continues = false;       // lies right behind the tensor before it, as one matrix
+  bool of_task = false;         // a model of another task may bring its own
+  bool partial = false;         // whole, but a rank has the gradient of its own heads only
+  bool shared = false;          // several layers have it
+  bool of_adapter = false;      // is trained beside the model
+  bool below_adapters = false;  // of a model with adapters, and not trained itself
+  int layer = -1;               // -1: embedding; `layers`: final norm and head
   Shard shard = Shard::kWhole;
   bool weight_decay = false;
   Initialization initialization = Initialization::kZeros;
@@ -61,8 +63,8 @@ std::vector<LogicalTensor> ModelTensors(const v1::ModelSpec& model);
 // What ties the head's matrix to the token table.
 inline constexpr char kHeadMatrix[] = "head.weight";
 
-// Whether the model, when it starts from the weights of one with another task, may bring this
-// tensor itself: that of a masked head, a pooler or a classifier.
+// Whether the model, when it starts from the weights of one with another task or without adapters,
+// may bring this tensor itself: that of a masked head, a pooler, a classifier or an adapter.
 bool BelongsToTask(const v1::ModelSpec& model, std::string_view name);
 
 // Whether the token table is read by the head, too.

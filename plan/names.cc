@@ -24,6 +24,9 @@ constexpr Word kNormPlacements[] = {
     {v1::NORM_PLACEMENT_POST, "post"},
     {v1::NORM_PLACEMENT_PRE, "pre"},
 };
+constexpr Word kAdapterKinds[] = {
+    {v1::ADAPTER_KIND_LORA, "lora"},
+};
 constexpr Word kOptimizerKinds[] = {
     {v1::OPTIMIZER_KIND_ADAMW, "adamw"},
 };
@@ -125,6 +128,7 @@ constexpr Set kSets[] = {
     {v1::Architecture_descriptor, kArchitectures},
     {v1::Activation_descriptor, kActivations},
     {v1::NormPlacement_descriptor, kNormPlacements},
+    {v1::AdapterKind_descriptor, kAdapterKinds},
     {v1::OptimizerKind_descriptor, kOptimizerKinds},
     {v1::LearningRateSchedule_descriptor, kLearningRateSchedules},
     {v1::Precision_descriptor, kPrecisions},
@@ -158,6 +162,10 @@ std::span<const Word> WordsOf<v1::Activation>() {
 template <>
 std::span<const Word> WordsOf<v1::NormPlacement>() {
   return kNormPlacements;
+}
+template <>
+std::span<const Word> WordsOf<v1::AdapterKind>() {
+  return kAdapterKinds;
 }
 template <>
 std::span<const Word> WordsOf<v1::OptimizerKind>() {

@@ -33,6 +33,8 @@ std::span<const Word> WordsOf<v1::Activation>();
 template <>
 std::span<const Word> WordsOf<v1::NormPlacement>();
 template <>
+std::span<const Word> WordsOf<v1::AdapterKind>();
+template <>
 std::span<const Word> WordsOf<v1::OptimizerKind>();
 template <>
 std::span<const Word> WordsOf<v1::LearningRateSchedule>();

@@ -9,6 +9,7 @@
 #include "plan/lanes.h"
 #include "plan/reproducibility.h"
 #include "plan/state_shards.h"
+#include "plan/tensor_policy.h"
 
 namespace tercio::plan {
 namespace {
@@ -187,7 +188,7 @@ std::vector<int> PublishedUnits(const v1::JobSpec& job, const v1::Layout& layout
 // The program's units of the stage of which all tensors are frozen.
 std::vector<int> UntrainedUnits(const ProgramShape& shape, const v1::JobSpec& job,
                                 const v1::Layout& layout, int stage) {
-  if (job.training().frozen().empty()) return {};
+  if (!FreezesAnything(job)) return {};
   const std::vector<StateUnit> units = StateUnitsOf(TensorsOfStage(job, layout, stage), 1);
   const std::vector<int> of_program = ProgramUnitsOf(units);
   std::set<int> untrained;

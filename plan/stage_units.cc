@@ -5,6 +5,7 @@
 
 #include "kernels/ops.h"
 #include "plan/model_tensors.h"
+#include "plan/tensor_policy.h"
 
 namespace tercio::plan {
 namespace {
@@ -182,7 +183,7 @@ StageShape ShapeOfStage(const v1::JobSpec& job, const v1::Layout& layout, int st
   shape.first = stage == 0;
   shape.last = stage == layout.pipeline() - 1;
   // The head of the last stage has one.
-  if (!shape.last && !job.training().frozen().empty()) {
+  if (!shape.last && FreezesAnything(job)) {
     const int last_layer = LayersOfStage(model::LayersOf(spec), layout, stage).back();
     shape.has_backward = last_layer >= FirstTrainedLayer(job);
   }

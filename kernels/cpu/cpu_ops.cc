@@ -123,6 +123,7 @@ class CpuOps : public Ops {
     // Without dropout the gradient of the branch is that of the sum, and nothing was written.
     if (a.dropout.probability > 0) Round(a.dbranch, a.rows * a.columns);
   }
+  void Columns(const ColumnsArgs& a) override { ColumnsCpu(a, pool_); }
   void Activate(const ActivationArgs& a) override { ActivateCpu(a, pool_); }
   void ActivateBackward(const ActivationBackwardArgs& a) override {
     ActivateBackwardCpu(a, pool_);

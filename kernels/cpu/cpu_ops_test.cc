@@ -360,6 +360,64 @@ TEST_F(CpuOpsTest, CrossEntropyGoesThroughASoftCap) {
   }
 }
 
+// Of rows that are wider on both sides; what lies between them stays.
+TEST_F(CpuOpsTest, ColumnsAreMultipliedDroppedAndAdded) {
+  const int64_t rows = 6;  // two sequences of three tokens
+  const int64_t columns = 301;
+  const int64_t from_stride = 310, to_stride = 305;
+  const Floats from = Random(rows * from_stride);
+  const Floats times = Random(rows * columns);
+  const Floats before = Random(rows * to_stride);
+  Floats to = before;
+  ops_->Columns({.from = from.data() + 4,
+                 .from_stride = from_stride,
+                 .to = to.data(),
+                 .to_stride = to_stride,
+                 .rows = rows,
+                 .columns = columns,
+                 .factor = 0.5f,
+                 .times = times.data(),
+                 .times_stride = columns,
+                 .accumulate = true,
+                 .dropout = {.probability = 0.4f,
+                             .seed = 11,
+                             .step = 5,
+                             .layer = 2,
+                             .site = 3,
+                             .first_sequence = 8,
+                             .tokens = 3},
+                 .first_channel = 20});
+  const PhiloxKey key = MakeKey(11, 5);
+  for (int64_t i = 0; i < rows; ++i) {
+    for (int64_t c = 0; c < to_stride; ++c) {
+      const size_t at = static_cast<size_t>(i * to_stride + c);
+      if (c >= columns) {
+        EXPECT_EQ(to[at], before[at]);
+        continue;
+      }
+      const PhiloxBlock bits =
+          Philox(key, {static_cast<uint32_t>((20 + c) / 4), static_cast<uint32_t>(i % 3),
+                       static_cast<uint32_t>(8 + i / 3), 3u | 2u << 4});
+      const bool kept = bits[static_cast<size_t>(c % 4)] >= DropThreshold(0.4f);
+      const double value = 0.5 * from[static_cast<size_t>(i * from_stride + 4 + c)] *
+                           times[static_cast<size_t>(i * columns + c)] / 0.6;
+      ASSERT_NEAR(to[at], before[at] + (kept ? value : 0), 1e-5) << at;
+    }
+  }
+  // One row of factors serves all rows.
+  ops_->Columns({.from = from.data(),
+                 .from_stride = from_stride,
+                 .to = to.data(),
+                 .to_stride = to_stride,
+                 .rows = rows,
+                 .columns = columns,
+                 .times = times.data()});
+  for (int64_t i = 0; i < rows; ++i) {
+    EXPECT_EQ(to[static_cast<size_t>(i * to_stride)],
+              from[static_cast<size_t>(i * from_stride)] * times[0]);
+  }
+}
+
 TEST_F(CpuOpsTest, ResidualWithDropoutKeepsTheRightElements) {
   const int64_t rows = 6;  // two sequences of three tokens
   const int64_t columns = 21;

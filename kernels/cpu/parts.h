@@ -46,6 +46,7 @@ void HeadNormCpu(const HeadNormArgs& args, ThreadPool& pool);
 void HeadNormBackwardCpu(const HeadNormBackwardArgs& args, ThreadPool& pool);
 void ResidualCpu(const ResidualArgs& args, const LayerNormArgs* norm, ThreadPool& pool);
 void ResidualBackwardCpu(const ResidualBackwardArgs& args, ThreadPool& pool);
+void ColumnsCpu(const ColumnsArgs& args, ThreadPool& pool);
 
 void ActivateCpu(const ActivationArgs& args, ThreadPool& pool);
 void ActivateBackwardCpu(const ActivationBackwardArgs& args, ThreadPool& pool);

@@ -131,6 +131,9 @@ class CudaOps : public Ops {
   void ResidualBackward(const ResidualBackwardArgs& a) override {
     Run("ResidualBackward", [&] { ResidualBackwardCuda(a, context_); });
   }
+  void Columns(const ColumnsArgs& a) override {
+    Run("Columns", [&] { ColumnsCuda(a, context_); });
+  }
   void Activate(const ActivationArgs& a) override {
     Run("Activate", [&] { ActivateCuda(a, context_); });
   }

@@ -250,6 +250,35 @@ TEST_F(CudaOpsTest, ResidualBackward) {
   }
 }
 
+TEST_F(CudaOpsTest, Columns) {
+  for (const Format format : kFormats) {
+    for (const auto& [rows, columns] : {Shape{1, 5}, {3, 8}, {33, 40}, {20, 257}}) {
+      for (const bool dropping : {false, true}) {
+        for (const bool by_row : {false, true}) {
+          Begin(format, NameOf("Columns", rows, columns));
+          const int from = AddValues("from", rows * (columns + 8));
+          const int times = AddValues("times", by_row ? columns : rows * columns);
+          const int to = AddValues("to", rows * (columns + 3));
+          Check([&](Ops& ops, const Bound& t) {
+            ops.Columns({.from = t.values(from) + 8,
+                         .from_stride = columns + 8,
+                         .to = t.values(to),
+                         .to_stride = columns + 3,
+                         .rows = rows,
+                         .columns = columns,
+                         .factor = 0.75f,
+                         .times = dropping && by_row ? Values() : t.values(times),
+                         .times_stride = by_row ? 0 : columns,
+                         .accumulate = !dropping,
+                         .dropout = dropping ? SomeDropout(13) : Dropout(),
+                         .first_channel = 12});
+          });
+        }
+      }
+    }
+  }
+}
+
 TEST_F(CudaOpsTest, Activations) {
   for (const Format format : kFormats) {
     for (const auto& [rows, columns] : kShapes) {

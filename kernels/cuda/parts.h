@@ -41,6 +41,7 @@ void HeadNormBackwardCuda(const HeadNormBackwardArgs& args, const CudaContext& c
 
 void ResidualCuda(const ResidualArgs& args, const CudaContext& context);
 void ResidualBackwardCuda(const ResidualBackwardArgs& args, const CudaContext& context);
+void ColumnsCuda(const ColumnsArgs& args, const CudaContext& context);
 // out[c] = or += the sum of value[row, c].
 struct ColumnSumsArgs {
   ConstValues value;  // (rows, columns)

@@ -7,8 +7,10 @@ namespace {
 
 Architecture DescribeGpt2(const v1::ModelSpec& model) {
   const NormOptions norm = LayerNormOf(model);
-  Architecture gpt2 = RepeatedLayer(
-      model, PreNormLayer(norm, AttentionOf(model), MlpOf(model, Activation::kGeluTanh)));
+  AttentionOptions attention = AttentionOf(model);
+  attention.joined = true;
+  Architecture gpt2 =
+      RepeatedLayer(model, PreNormLayer(norm, attention, MlpOf(model, Activation::kGeluTanh)));
   gpt2.embedding.positions = model.context();
   gpt2.head = LanguageHead(model, norm);
   gpt2.keys_by_place = true;

@@ -9,6 +9,7 @@ Architecture DescribeGptNeox(const v1::ModelSpec& model) {
   const NormOptions norm = LayerNormOf(model);
   AttentionOptions attention = AttentionOf(model);
   attention.rotary = RotaryOf(model);
+  attention.joined = true;
   const MlpOptions mlp = MlpOf(model, Activation::kGelu);
   Architecture neox =
       RepeatedLayer(model, model.sequential_residual()

@@ -140,8 +140,13 @@ Head LanguageHead(const v1::ModelSpec& model, const NormOptions& norm) {
 }
 
 Architecture LlamaWith(const v1::ModelSpec& model, const AttentionOptions& attention) {
+  return LlamaWith(model, attention, GatedMlpOf(model));
+}
+
+Architecture LlamaWith(const v1::ModelSpec& model, const AttentionOptions& attention,
+                       const MlpOptions& mlp) {
   const NormOptions norm = RmsNormOf(model);
-  Architecture relative = RepeatedLayer(model, PreNormLayer(norm, attention, GatedMlpOf(model)));
+  Architecture relative = RepeatedLayer(model, PreNormLayer(norm, attention, mlp));
   relative.head = LanguageHead(model, norm);
   return relative;
 }

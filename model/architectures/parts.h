@@ -42,7 +42,9 @@ MlpOptions GatedMlpOf(const v1::ModelSpec& model);
 Architecture RepeatedLayer(const v1::ModelSpec& model, const Layer& layer);
 Head LanguageHead(const v1::ModelSpec& model, const NormOptions& norm);
 
-// Llama but for its attention.
+// Llama but for its attention, and for its feed-forward part.
 Architecture LlamaWith(const v1::ModelSpec& model, const AttentionOptions& attention);
+Architecture LlamaWith(const v1::ModelSpec& model, const AttentionOptions& attention,
+                       const MlpOptions& mlp);
 
 }  // namespace tercio::model

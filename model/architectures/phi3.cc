@@ -6,7 +6,11 @@ namespace tercio::model {
 namespace {
 
 Architecture DescribePhi3(const v1::ModelSpec& model) {
-  return LlamaWith(model, RotaryAttentionOf(model));
+  AttentionOptions attention = RotaryAttentionOf(model);
+  attention.joined = true;
+  MlpOptions mlp = GatedMlpOf(model);
+  mlp.joined = true;
+  return LlamaWith(model, attention, mlp);
 }
 
 }  // namespace

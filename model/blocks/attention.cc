@@ -2,6 +2,8 @@
 
 #include <string>
 
+#include "kernels/random.h"
+
 namespace tercio::model {
 namespace {
 
@@ -78,7 +80,21 @@ BlockDescription Describe(const AttentionOptions& options, int tensor) {
   block.elements_per_key = at.queries;
   block.most_keys = options.window;
   block.causal = options.causal;
+  DescribeAdapters(options.low_rank, AdaptablePartsOf(options), tensor,
+                   kernels::kAdapterSiteAttention, &block);
   return block;
+}
+
+std::vector<AdaptablePart> AdaptablePartsOf(const AttentionOptions& options) {
+  using Products = AttentionProducts;
+  const AdaptablePart output{"output", {"output"}, Products::kOutput};
+  if (options.joined) {
+    return {{"query_key_value", {"query", "key", "value"}, Products::kQkv}, output};
+  }
+  return {{"query", {"query"}, Products::kQkv},
+          {"key", {"key"}, Products::kQkv},
+          {"value", {"value"}, Products::kQkv},
+          output};
 }
 
 }  // namespace tercio::model

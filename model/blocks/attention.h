@@ -1,6 +1,7 @@
 // Self-attention: declarations. Pure.
 #pragma once
 
+#include "model/adapters.h"
 #include "model/description.h"
 
 namespace tercio::model {
@@ -23,5 +24,6 @@ struct AttentionWidths {
 AttentionWidths WidthsOf(const AttentionOptions& options, int tensor);
 
 BlockDescription Describe(const AttentionOptions& options, int tensor);
+std::vector<AdaptablePart> AdaptablePartsOf(const AttentionOptions& options);
 
 }  // namespace tercio::model

@@ -32,4 +32,6 @@ BlockDescription Describe(const CrossAttentionOptions& o, int tensor) {
   return block;
 }
 
+std::vector<AdaptablePart> AdaptablePartsOf(const CrossAttentionOptions&) { return {}; }
+
 }  // namespace tercio::model

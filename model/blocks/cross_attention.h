@@ -1,6 +1,7 @@
 // Attention to the rows of the model's first stream: declarations. Pure.
 #pragma once
 
+#include "model/adapters.h"
 #include "model/description.h"
 
 namespace tercio::model {
@@ -14,5 +15,7 @@ struct CrossAttentionProducts {
 };
 
 BlockDescription Describe(const CrossAttentionOptions& options, int tensor);
+// None: cross attention takes no adapters in this version.
+std::vector<AdaptablePart> AdaptablePartsOf(const CrossAttentionOptions& options);
 
 }  // namespace tercio::model

@@ -1,5 +1,7 @@
 #include "model/blocks/mlp.h"
 
+#include "kernels/random.h"
+
 namespace tercio::model {
 
 BlockDescription Describe(const MlpOptions& o, int tensor) {
@@ -33,7 +35,15 @@ BlockDescription Describe(const MlpOptions& o, int tensor) {
                      .activates_gradient = !o.gated,
                      .activation = o.activation}};
   block.divided = {{"model.ffn_hidden", o.width}};
+  DescribeAdapters(o.low_rank, AdaptablePartsOf(o), tensor, kernels::kAdapterSiteMlp, &block);
   return block;
+}
+
+std::vector<AdaptablePart> AdaptablePartsOf(const MlpOptions& options) {
+  const AdaptablePart down{"down", {"down"}, MlpProducts::kDown};
+  if (!options.gated) return {{"up", {"up"}, MlpProducts::kUp}, down};
+  if (options.joined) return {{"gate_up", {"gate", "up"}, MlpProducts::kUp}, down};
+  return {{"gate", {"gate"}, MlpProducts::kUp}, {"up", {"up"}, MlpProducts::kUp}, down};
 }
 
 }  // namespace tercio::model

@@ -1,6 +1,7 @@
 // The feed-forward part: declarations. Pure.
 #pragma once
 
+#include "model/adapters.h"
 #include "model/description.h"
 
 namespace tercio::model {
@@ -15,5 +16,6 @@ struct MlpProducts {
 
 // REQUIRES: tensor divides the width.
 BlockDescription Describe(const MlpOptions& options, int tensor);
+std::vector<AdaptablePart> AdaptablePartsOf(const MlpOptions& options);
 
 }  // namespace tercio::model

@@ -95,6 +95,23 @@ TEST(MemoryPlan, ChosenTargetsUseAllOfIt) {
   }
 }
 
+TEST(MemoryPlan, AdaptersUseAllOfIt) {
+  for (v1::JobSpec spec : {SmallJob(), SmallLlama()}) {
+    v1::AdapterSpec* adapter = spec.mutable_model()->mutable_adapter();
+    adapter->set_rank(4);
+    adapter->set_alpha(4);
+    adapter->set_dropout(0.1);
+    adapter->add_targets("all-linear");
+    for (const v1::Precision precision : {v1::PRECISION_FP32, v1::PRECISION_BF16}) {
+      ExpectUsed(With(spec, precision), kOneRank);
+      Case c = {2, 2, 2, 1, 1, k1f1b, kSelective, 1, true};
+      ExpectUsed(With(spec, precision), c);
+      c.zero_stage = 3;
+      ExpectUsed(With(spec, precision), c);
+    }
+  }
+}
+
 TEST(MemoryPlan, ADividedStateUsesAllOfIt) {
   for (const v1::JobSpec& spec : {SmallJob(), SmallLlama(), SmallBert(kPost), SmallT5()}) {
     for (const v1::Precision precision : {v1::PRECISION_FP32, v1::PRECISION_BF16}) {

@@ -21,6 +21,8 @@ Attention::Attention(const model::AttentionOptions& options, const WeightFinder&
       output_(weights.Find("output.weight")),
       output_bias_(weights.Find("output.bias")),
       relative_bias_(weights.Find("relative_bias.weight")),
+      qkv_adapters_(options.low_rank, qkv_product_, weights, layer, tools),
+      output_adapters_(options.low_rank, output_product_, weights, layer, tools),
       qkv_gradient_(tools.Scratch("wide_gradient")),
       result_gradient_(tools.Scratch("attention_gradient")),
       rotary_(tools.arena.Floats("workspace.rotary")),
@@ -92,6 +94,7 @@ void Attention::Forward(const Pass& pass, const Frame& frame, kernels::ConstValu
                                          .m = pass.rows,
                                          .n = at_.qkv(),
                                          .k = options_.hidden});
+  qkv_adapters_.Forward(pass, frame, {0, pass.rows}, x, raw);
   if (options_.head_norm.has_value()) NormHeads(pass, frame, raw, qkv);
   if (in_parts) return AttendParts(pass, frame);
   Rotate(pass, qkv, 0, pass.rows, Rotation::kForward);
@@ -176,16 +179,18 @@ void Attention::AttendParts(const Pass& pass, const Frame& frame) {
   }
 }
 
-void Attention::Output(const Pass&, const Frame& frame, const plan::RowPiece& piece,
+void Attention::Output(const Pass& pass, const Frame& frame, const plan::RowPiece& piece,
                        kernels::Values branch) {
-  tools_.products.Forward(output_product_,
-                          {.x = frame.Values(Fields::kResult) + piece.first * at_.queries,
-                           .w = output_.In(tools_.parameters),
-                           .bias = nullptr,
-                           .y = branch + piece.first * options_.hidden,
-                           .m = piece.count,
-                           .n = options_.hidden,
-                           .k = at_.queries});
+  const kernels::ConstValues x = frame.Values(Fields::kResult) + piece.first * at_.queries;
+  const kernels::Values y = branch + piece.first * options_.hidden;
+  tools_.products.Forward(output_product_, {.x = x,
+                                            .w = output_.In(tools_.parameters),
+                                            .bias = nullptr,
+                                            .y = y,
+                                            .m = piece.count,
+                                            .n = options_.hidden,
+                                            .k = at_.queries});
+  output_adapters_.Forward(pass, frame, piece, x, y);
 }
 
 void Attention::BackwardBranch(const Pass& pass, const Frame& frame, kernels::ConstValues dbranch,
@@ -201,6 +206,8 @@ void Attention::BackwardBranch(const Pass& pass, const Frame& frame, kernels::Co
                                  .n = options_.hidden,
                                  .k = at_.queries},
                                 0);
+  output_adapters_.BackwardWeights(pass, frame, result, dbranch, lanes);
+  output_adapters_.BackwardInput(pass, {0, pass.rows}, result_gradient_);
   if (!options_.relative.has_value()) {
     BackwardSequences(pass, frame, 0, tools_.shape.sequences, nullptr);
   } else {
@@ -250,22 +257,26 @@ void Attention::BackwardSequences(const Pass& pass, const Frame& frame, int64_t 
                                 .scratch = scratch_});
 }
 
-void Attention::BackwardFirstWeight(const Pass& pass, kernels::ConstValues x,
+void Attention::BackwardFirstWeight(const Pass& pass, const Frame& frame, kernels::ConstValues x,
                                     GradientLanes& lanes) {
   BackwardWeight(pass.batch, pass, qkv_product_, qkv_, qkv_bias_, qkv_gradient_, x, at_.qkv(),
                  options_.hidden, tools_, lanes);
+  qkv_adapters_.BackwardWeights(pass, frame, x, qkv_gradient_, lanes);
 }
 
-void Attention::BackwardInput(const plan::RowPiece& piece, kernels::Values dx, bool accumulate) {
+void Attention::BackwardInput(const Pass& pass, const plan::RowPiece& piece, kernels::Values dx,
+                              bool accumulate) {
+  const kernels::Values of_piece = dx + piece.first * options_.hidden;
   tools_.products.BackwardInput(qkv_product_,
                                 {.dy = qkv_gradient_ + piece.first * at_.qkv(),
                                  .w = qkv_.In(tools_.parameters),
-                                 .dx = dx + piece.first * options_.hidden,
+                                 .dx = of_piece,
                                  .m = piece.count,
                                  .n = at_.qkv(),
                                  .k = options_.hidden,
                                  .accumulate = accumulate},
                                 piece.first);
+  qkv_adapters_.BackwardInput(pass, piece, of_piece);
 }
 
 }  // namespace tercio::blocks

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "model/blocks/attention.h"
+#include "worker/blocks/adapters.h"
 #include "worker/blocks/block.h"
 
 namespace tercio::blocks {
@@ -19,8 +20,10 @@ class Attention : public Block {
   void Restore(const Pass&, const Frame&) override {}
   void BackwardBranch(const Pass& pass, const Frame& frame, kernels::ConstValues dbranch,
                       GradientLanes& lanes) override;
-  void BackwardFirstWeight(const Pass& pass, kernels::ConstValues x, GradientLanes& lanes) override;
-  void BackwardInput(const plan::RowPiece& piece, kernels::Values dx, bool accumulate) override;
+  void BackwardFirstWeight(const Pass& pass, const Frame& frame, kernels::ConstValues x,
+                           GradientLanes& lanes) override;
+  void BackwardInput(const Pass& pass, const plan::RowPiece& piece, kernels::Values dx,
+                     bool accumulate) override;
 
  private:
   using Fields = model::AttentionFields;
@@ -54,7 +57,8 @@ class Attention : public Block {
   const WeightRef qkv_, qkv_bias_;         // query, key and value as one matrix
   const WeightRef query_norm_, key_norm_;  // (head dimension)
   const WeightRef output_, output_bias_;
-  const WeightRef relative_bias_;          // (heads, buckets)
+  const WeightRef relative_bias_;  // (heads, buckets)
+  Adapters qkv_adapters_, output_adapters_;
   const kernels::Values qkv_gradient_;     // (rows, qkv)
   const kernels::Values result_gradient_;  // (rows, queries)
   const float* rotary_;                    // cosines and sines of every position

@@ -19,7 +19,7 @@ std::unique_ptr<Block> MakeBlock(const model::BlockOptions& options, const Weigh
   if (const auto* cross = std::get_if<model::CrossAttentionOptions>(&options)) {
     return std::make_unique<CrossAttention>(*cross, weights, layer, first, tools);
   }
-  return std::make_unique<Mlp>(std::get<model::MlpOptions>(options), weights, first, tools);
+  return std::make_unique<Mlp>(std::get<model::MlpOptions>(options), weights, layer, first, tools);
 }
 
 void BackwardWeight(const MicroBatch& batch, const PassRows& rows, ProductId product,

@@ -64,10 +64,11 @@ class Block {
   virtual void BackwardBranch(const Pass& pass, const Frame& frame, kernels::ConstValues dbranch,
                               GradientLanes& lanes) = 0;
   // gradients of the first product's weights;
-  virtual void BackwardFirstWeight(const Pass& pass, kernels::ConstValues x,
+  virtual void BackwardFirstWeight(const Pass& pass, const Frame& frame, kernels::ConstValues x,
                                    GradientLanes& lanes) = 0;
   // this rank's part of the gradient of x (rows x hidden), written or added.
-  virtual void BackwardInput(const plan::RowPiece& piece, kernels::Values dx, bool accumulate) = 0;
+  virtual void BackwardInput(const Pass& pass, const plan::RowPiece& piece, kernels::Values dx,
+                             bool accumulate) = 0;
 };
 
 // `weights`: of the block. `layer`: of the model, which keys its dropout. `stream`: the layer's.

@@ -167,13 +167,13 @@ void CrossAttention::BackwardMemory(const Pass& pass, GradientLanes& lanes) {
                  memory.local_rows * options_.hidden);
 }
 
-void CrossAttention::BackwardFirstWeight(const Pass& pass, kernels::ConstValues x,
+void CrossAttention::BackwardFirstWeight(const Pass& pass, const Frame&, kernels::ConstValues x,
                                          GradientLanes& lanes) {
   BackwardWeight(pass.batch, pass, query_product_, query_, {}, query_gradient_, x, width_,
                  options_.hidden, tools_, lanes);
 }
 
-void CrossAttention::BackwardInput(const plan::RowPiece& piece, kernels::Values dx,
+void CrossAttention::BackwardInput(const Pass&, const plan::RowPiece& piece, kernels::Values dx,
                                    bool accumulate) {
   tools_.products.BackwardInput(query_product_,
                                 {.dy = query_gradient_ + piece.first * width_,

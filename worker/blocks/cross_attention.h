@@ -22,8 +22,10 @@ class CrossAttention : public Block {
   void Restore(const Pass&, const Frame&) override {}
   void BackwardBranch(const Pass& pass, const Frame& frame, kernels::ConstValues dbranch,
                       GradientLanes& lanes) override;
-  void BackwardFirstWeight(const Pass& pass, kernels::ConstValues x, GradientLanes& lanes) override;
-  void BackwardInput(const plan::RowPiece& piece, kernels::Values dx, bool accumulate) override;
+  void BackwardFirstWeight(const Pass& pass, const Frame& frame, kernels::ConstValues x,
+                           GradientLanes& lanes) override;
+  void BackwardInput(const Pass& pass, const plan::RowPiece& piece, kernels::Values dx,
+                     bool accumulate) override;
 
  private:
   using Fields = model::CrossAttentionFields;

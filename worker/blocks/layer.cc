@@ -269,7 +269,8 @@ void Layer::BackwardWeights(const Pass& pass, const Frame& frame, const Sublayer
   Block& block = *branch.block;
   block.BackwardBranch(pass, frame.From(branch.at.first_field),
                        BackwardSum(pass, frame, branch, dsum, lanes), lanes);
-  block.BackwardFirstWeight(pass, tools_.tensor.GatherRows(pass, InputOf(frame, sublayer, branch)),
+  block.BackwardFirstWeight(pass, frame.From(branch.at.first_field),
+                            tools_.tensor.GatherRows(pass, InputOf(frame, sublayer, branch)),
                             lanes);
 }
 
@@ -281,11 +282,11 @@ void Layer::BackwardInput(const Pass& pass, const Frame& frame, const Sublayer& 
   const bool adds = index + 1 < sublayer.branches.size() && !sublayer.branches[index + 1].norm;
   // A norm that several branches read through gets the sum of their gradients, from the first one.
   if (index > 0 && !branch.norm) {
-    return block.BackwardInput({0, pass.rows}, norm_gradient_, adds);
+    return block.BackwardInput(pass, {0, pass.rows}, norm_gradient_, adds);
   }
   const kernels::Values gradient = tools_.tensor.SumProduct(
       pass, norm_gradient_,
-      [&](const plan::RowPiece& piece) { block.BackwardInput(piece, norm_gradient_, adds); });
+      [&](const plan::RowPiece& piece) { block.BackwardInput(pass, piece, norm_gradient_, adds); });
   if (!branch.norm) {
     return tools_.ops.Add(flow, gradient, pass.local_rows * tools_.shape.hidden);
   }

@@ -19,7 +19,7 @@ kernels::Activation FunctionOf(model::Activation activation) {
 
 }  // namespace
 
-Mlp::Mlp(const model::MlpOptions& options, const WeightFinder& weights, ProductId first,
+Mlp::Mlp(const model::MlpOptions& options, const WeightFinder& weights, int layer, ProductId first,
          const Tools& tools)
     : options_(options),
       tools_(tools),
@@ -32,6 +32,8 @@ Mlp::Mlp(const model::MlpOptions& options, const WeightFinder& weights, ProductI
       up_bias_(weights.Joined({"gate.bias", "up.bias"})),
       down_(weights.Find("down.weight")),
       down_bias_(weights.Find("down.bias")),
+      up_adapters_(options.low_rank, up_product_, weights, layer, tools),
+      down_adapters_(options.low_rank, down_product_, weights, layer, tools),
       up_gradient_(tools.Scratch("wide_gradient")),
       gate_gradient_(options.gated ? tools.Scratch("gated_gradient") : kernels::Values()) {
   tools.products.SetWeight(up_product_, up_);
@@ -54,27 +56,37 @@ kernels::Chain Mlp::Activate(const Pass& pass, const Frame& frame) const {
 
 void Mlp::Forward(const Pass& pass, const Frame& frame, kernels::ConstValues x, After after) {
   kernels::Chain chain = Activate(pass, frame);
-  chain.product = kernels::MatmulArgs{.x = x,
-                                      .w = up_.In(tools_.parameters),
-                                      .bias = up_bias_.In(tools_.parameters),
-                                      .y = frame.Values(Fields::kUp),
-                                      .m = pass.rows,
-                                      .n = up_width_,
-                                      .k = options_.hidden};
+  const kernels::MatmulArgs product{.x = x,
+                                    .w = up_.In(tools_.parameters),
+                                    .bias = up_bias_.In(tools_.parameters),
+                                    .y = frame.Values(Fields::kUp),
+                                    .m = pass.rows,
+                                    .n = up_width_,
+                                    .k = options_.hidden};
+  if (!up_adapters_.empty()) {
+    // The activation reads the sum of both.
+    tools_.products.Forward(up_product_, product);
+    up_adapters_.Forward(pass, frame, {0, pass.rows}, x, frame.Values(Fields::kUp));
+    if (after == After::kBackward) return tools_.ops.RunChain(chain);
+    return tools_.products.MakeInput(down_product_, chain);
+  }
+  chain.product = product;
   if (after == After::kBackward) return tools_.products.ForwardChain(up_product_, chain);
   tools_.products.ForwardAndMakeInput(up_product_, down_product_, chain);
 }
 
-void Mlp::Output(const Pass&, const Frame& frame, const plan::RowPiece& piece,
+void Mlp::Output(const Pass& pass, const Frame& frame, const plan::RowPiece& piece,
                  kernels::Values branch) {
-  tools_.products.Forward(down_product_,
-                          {.x = frame.Values(Fields::kActivated) + piece.first * width_,
-                           .w = down_.In(tools_.parameters),
-                           .bias = nullptr,
-                           .y = branch + piece.first * options_.hidden,
-                           .m = piece.count,
-                           .n = options_.hidden,
-                           .k = width_});
+  const kernels::ConstValues x = frame.Values(Fields::kActivated) + piece.first * width_;
+  const kernels::Values y = branch + piece.first * options_.hidden;
+  tools_.products.Forward(down_product_, {.x = x,
+                                          .w = down_.In(tools_.parameters),
+                                          .bias = nullptr,
+                                          .y = y,
+                                          .m = piece.count,
+                                          .n = options_.hidden,
+                                          .k = width_});
+  down_adapters_.Forward(pass, frame, piece, x, y);
 }
 
 void Mlp::Restore(const Pass& pass, const Frame& frame) {
@@ -85,6 +97,7 @@ void Mlp::BackwardBranch(const Pass& pass, const Frame& frame, kernels::ConstVal
                          GradientLanes& lanes) {
   BackwardWeight(pass.batch, pass, down_product_, down_, {}, dbranch,
                  frame.Values(Fields::kActivated), options_.hidden, width_, tools_, lanes);
+  down_adapters_.BackwardWeights(pass, frame, frame.Values(Fields::kActivated), dbranch, lanes);
   const kernels::Values gradient = options_.gated ? gate_gradient_ : up_gradient_;
   const kernels::Values up = frame.Values(Fields::kUp);
   kernels::Chain chain;
@@ -109,24 +122,35 @@ void Mlp::BackwardBranch(const Pass& pass, const Frame& frame, kernels::ConstVal
                                                                 .columns = width_,
                                                                 .function = function_};
   }
-  tools_.products.BackwardAndMakeGradient(down_product_, up_product_, chain);
+  if (down_adapters_.empty()) {
+    return tools_.products.BackwardAndMakeGradient(down_product_, up_product_, chain);
+  }
+  tools_.products.BackwardInput(down_product_, *chain.input_gradient, 0);
+  down_adapters_.BackwardInput(pass, {0, pass.rows}, gradient);
+  chain.input_gradient.reset();
+  tools_.ops.RunChain(chain);
 }
 
-void Mlp::BackwardFirstWeight(const Pass& pass, kernels::ConstValues x, GradientLanes& lanes) {
+void Mlp::BackwardFirstWeight(const Pass& pass, const Frame& frame, kernels::ConstValues x,
+                              GradientLanes& lanes) {
   BackwardWeight(pass.batch, pass, up_product_, up_, up_bias_, up_gradient_, x, up_width_,
                  options_.hidden, tools_, lanes);
+  up_adapters_.BackwardWeights(pass, frame, x, up_gradient_, lanes);
 }
 
-void Mlp::BackwardInput(const plan::RowPiece& piece, kernels::Values dx, bool accumulate) {
+void Mlp::BackwardInput(const Pass& pass, const plan::RowPiece& piece, kernels::Values dx,
+                        bool accumulate) {
+  const kernels::Values of_piece = dx + piece.first * options_.hidden;
   tools_.products.BackwardInput(up_product_,
                                 {.dy = up_gradient_ + piece.first * up_width_,
                                  .w = up_.In(tools_.parameters),
-                                 .dx = dx + piece.first * options_.hidden,
+                                 .dx = of_piece,
                                  .m = piece.count,
                                  .n = up_width_,
                                  .k = options_.hidden,
                                  .accumulate = accumulate},
                                 piece.first);
+  up_adapters_.BackwardInput(pass, piece, of_piece);
 }
 
 }  // namespace tercio::blocks

@@ -2,13 +2,14 @@
 #pragma once
 
 #include "model/blocks/mlp.h"
+#include "worker/blocks/adapters.h"
 #include "worker/blocks/block.h"
 
 namespace tercio::blocks {
 
 class Mlp : public Block {
  public:
-  Mlp(const model::MlpOptions& options, const WeightFinder& weights, ProductId first,
+  Mlp(const model::MlpOptions& options, const WeightFinder& weights, int layer, ProductId first,
       const Tools& tools);
 
   ProductId reader() const override { return up_product_; }
@@ -19,8 +20,10 @@ class Mlp : public Block {
   void Restore(const Pass& pass, const Frame& frame) override;
   void BackwardBranch(const Pass& pass, const Frame& frame, kernels::ConstValues dbranch,
                       GradientLanes& lanes) override;
-  void BackwardFirstWeight(const Pass& pass, kernels::ConstValues x, GradientLanes& lanes) override;
-  void BackwardInput(const plan::RowPiece& piece, kernels::Values dx, bool accumulate) override;
+  void BackwardFirstWeight(const Pass& pass, const Frame& frame, kernels::ConstValues x,
+                           GradientLanes& lanes) override;
+  void BackwardInput(const Pass& pass, const plan::RowPiece& piece, kernels::Values dx,
+                     bool accumulate) override;
 
  private:
   using Fields = model::MlpFields;
@@ -35,6 +38,7 @@ class Mlp : public Block {
   const ProductId down_product_;
   const WeightRef up_, up_bias_;  // in a gated MLP, gate and up as one matrix
   const WeightRef down_, down_bias_;
+  Adapters up_adapters_, down_adapters_;
   const kernels::Values up_gradient_;    // (rows, up width)
   const kernels::Values gate_gradient_;  // (rows, width), where it cannot be made in place
 };

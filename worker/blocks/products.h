@@ -38,6 +38,7 @@ class Products {
   ProductId FirstOfLayer(size_t layer) const { return first_of_layer_[layer]; }
   // Called once for each product, before the first pass.
   void SetWeight(ProductId product, WeightRef weight) { At(product).weight = weight; }
+  const model::Product& DeclarationOf(ProductId product) const { return At(product).declared; }
 
   // Called before micro-batches: from now on uses the scales of previous steps and the present
   // values of the weights. For a step, largest magnitudes are forgotten, too.

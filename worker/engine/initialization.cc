@@ -23,17 +23,31 @@ std::vector<float> InitialValues(const plan::LogicalTensor& tensor, const v1::Ra
       deviation /= std::sqrt(2.0 * model::LayersOf(plan.model()));
       break;
     case plan::Initialization::kNormal:
+    case plan::Initialization::kUniform:
       break;
   }
   // Numbers are keyed by their place in the whole tensor, so that every layout starts alike.
   for (int64_t row = shard.row_begin; row < shard.row_end; ++row) {
+    float* const out = values.data() + (row - shard.row_begin) * shard.local_columns;
+    if (tensor.initialization == plan::Initialization::kUniform) {
+      // Kaiming's bound for the slope of a leaky ReLU that peft names, sqrt(5).
+      kernels::UniformRow(
+          {.seed = seed,
+           .tensor = tensor.key,
+           .row = row,
+           .column_begin = shard.column_begin,
+           .count = shard.local_columns,
+           .bound = static_cast<float>(1 / std::sqrt(static_cast<double>(tensor.columns))),
+           .out = out});
+      continue;
+    }
     kernels::NormalRow({.seed = seed,
                         .tensor = tensor.key,
                         .row = row,
                         .column_begin = shard.column_begin,
                         .count = shard.local_columns,
                         .standard_deviation = static_cast<float>(deviation),
-                        .out = values.data() + (row - shard.row_begin) * shard.local_columns});
+                        .out = out});
   }
   return values;
 }

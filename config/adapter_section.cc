@@ -1,0 +1,109 @@
+#include "config/adapter_section.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "model/adapters.h"
+#include "model/architecture.h"
+#include "nlohmann/json.hpp"
+#include "plan/names.h"
+#include "plan/tensor_policy.h"
+
+namespace tercio::config {
+namespace {
+
+constexpr int64_t kLargestRank = 1024;
+
+// The list of a key, or the one word that stands for it.
+std::vector<std::string> Texts(Section& adapter, const char* key, const char* otherwise) {
+  const YAML::Node value = adapter.Get(key);
+  if (!value.IsDefined() || value.IsNull()) {
+    return otherwise == nullptr ? std::vector<std::string>() : std::vector<std::string>{otherwise};
+  }
+  if (value.IsScalar()) return {value.Scalar()};
+  std::vector<std::string> texts;
+  if (value.IsSequence()) {
+    for (const YAML::Node& entry : value) texts.push_back(entry.IsScalar() ? entry.Scalar() : "");
+  }
+  if (texts.empty()) adapter.Fault(key, "expected a list of names");
+  return texts;
+}
+
+void CheckTargets(Section& adapter, const v1::ModelSpec& model) {
+  v1::ModelSpec base = model;
+  base.clear_adapter();
+  const std::vector<std::string> names = model::AdaptableNames(model::ArchitectureOf(base));
+  for (const std::string& target : model.adapter().targets()) {
+    v1::AdapterSpec alone;
+    alone.add_targets(target);
+    if (std::any_of(names.begin(), names.end(),
+                    [&](const std::string& name) { return model::IsTarget(alone, name); })) {
+      continue;
+    }
+    adapter.Fault("targets", absl::StrCat("'", target, "' matches no product of the model; it has ",
+                                          absl::StrJoin(names, ", "), ", and all-linear for all"));
+  }
+}
+
+void CheckTrained(Section& adapter, const v1::ModelSpec& model) {
+  for (const std::string& pattern : model.adapter().train()) {
+    if (plan::MatchesAnyTensor(model, pattern)) continue;
+    adapter.Fault(
+        "train", absl::StrCat("no tensor of the model is named '", pattern, "' (docs/formats.md)"));
+  }
+}
+
+std::string List(const google::protobuf::RepeatedPtrField<std::string>& texts) {
+  return nlohmann::json(std::vector<std::string>(texts.begin(), texts.end())).dump();
+}
+
+}  // namespace
+
+void ParseAdapter(Section& root, const std::string& directory, v1::ModelSpec* model) {
+  if (!root.Has("adapter")) return;
+  Section adapter = root.Child("adapter");
+  v1::AdapterSpec* out = model->mutable_adapter();
+  out->set_kind(adapter.OneOf("kind", v1::ADAPTER_KIND_LORA));
+  out->set_rank(static_cast<int32_t>(adapter.Integer("rank", 8, 1, kLargestRank)));
+  // As peft's defaults, both 8, have it: a factor of 1.
+  out->set_alpha(adapter.Number("alpha", out->rank(), 1e-6, 1e6));
+  out->set_dropout(adapter.Number("dropout", 0, 0, 0.999));
+  out->set_rslora(adapter.Flag("rslora", false));
+  for (const std::string& target : Texts(adapter, "targets", model::kAllLinear)) {
+    out->add_targets(target);
+  }
+  for (const std::string& pattern : Texts(adapter, "train", nullptr)) out->add_train(pattern);
+  // The head of a classifier is new, and useless untrained.
+  if (model->labels() > 0 && !adapter.Has("train")) out->add_train("classifier.*");
+  if (adapter.Has("from")) {
+    const std::filesystem::path path = adapter.Text("from", "");
+    out->set_from((path.is_absolute() ? path : std::filesystem::path(directory) / path)
+                      .lexically_normal()
+                      .string());
+  }
+  adapter.Finish();
+  // Without sizes the parts are not known, and the missing sizes are faults already.
+  if (model->hidden() == 0 || model->heads() == 0) return;
+  CheckTargets(adapter, *model);
+  CheckTrained(adapter, *model);
+}
+
+std::string AdapterYaml(const v1::ModelSpec& model) {
+  if (!model.has_adapter()) return "";
+  const v1::AdapterSpec& adapter = model.adapter();
+  const auto number = [](double value) { return nlohmann::json(value).dump(); };
+  std::string yaml = absl::StrCat(
+      "adapter: {kind: ", plan::TextOf(adapter.kind()), ", rank: ", adapter.rank(),
+      ", alpha: ", number(adapter.alpha()), ", dropout: ", number(adapter.dropout()),
+      ", rslora: ", adapter.rslora() ? "true" : "false", ", targets: ", List(adapter.targets()));
+  if (!adapter.train().empty()) absl::StrAppend(&yaml, ", train: ", List(adapter.train()));
+  if (!adapter.from().empty()) {
+    absl::StrAppend(&yaml, ", from: ", nlohmann::json(adapter.from()).dump());
+  }
+  return yaml + "}\n";
+}
+
+}  // namespace tercio::config
