@@ -4,11 +4,15 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "checkpoint/huggingface/config.h"
+#include "checkpoint/huggingface/peft_adapter.h"
+#include "checkpoint/huggingface/peft_names.h"
 #include "checkpoint/megatron/arguments.h"
 #include "checkpoint/megatron/directory.h"
 #include "common/file.h"
 #include "common/status_macros.h"
+#include "model/adapters.h"
 #include "model/architectures/registry.h"
 #include "nlohmann/json.hpp"
 #include "plan/names.h"
@@ -49,11 +53,13 @@ absl::StatusOr<ModelFormat> FormatOfModel(const std::string& directory) {
   if (PathExists(directory + "/manifest.json")) return ModelFormat::kCheckpoint;
   if (PathExists(directory + "/config.json")) return ModelFormat::kHuggingFace;
   if (IsMegatronDirectory(directory)) return ModelFormat::kMegatron;
+  if (IsPeftAdapter(directory)) return ModelFormat::kPeft;
   return absl::NotFoundError(
       absl::StrCat(directory,
                    " is not a model: it has neither manifest.json (a Tercio checkpoint) nor "
                    "config.json (a Hugging Face directory) nor ",
-                   kMegatronIterationFile, " (a Megatron-LM checkpoint)"));
+                   kMegatronIterationFile, " (a Megatron-LM checkpoint) nor ", kPeftConfig,
+                   " (an adapter of peft)"));
 }
 
 absl::StatusOr<std::string> DescriptionFile(const std::string& directory) {
@@ -63,6 +69,8 @@ absl::StatusOr<std::string> DescriptionFile(const std::string& directory) {
       return directory + "/manifest.json";
     case ModelFormat::kHuggingFace:
       return directory + "/config.json";
+    case ModelFormat::kPeft:
+      return absl::StrCat(directory, "/", kPeftConfig);
     case ModelFormat::kMegatron:
       break;
   }
@@ -73,7 +81,12 @@ absl::StatusOr<std::string> DescriptionFile(const std::string& directory) {
 absl::StatusOr<v1::ModelSpec> DescribeModel(const std::string& directory) {
   TERCIO_ASSIGN_OR_RETURN(const ModelFormat format, FormatOfModel(directory));
   v1::ModelSpec model;
-  if (format == ModelFormat::kMegatron) {
+  if (format == ModelFormat::kPeft) {
+    TERCIO_ASSIGN_OR_RETURN(const std::string base, DirectoryOfPeftBase(directory));
+    TERCIO_ASSIGN_OR_RETURN(model, DescribeModel(base));
+    TERCIO_ASSIGN_OR_RETURN(const auto adapter, PeftAdapter::Open(directory, model));
+    *model.mutable_adapter() = adapter->spec();
+  } else if (format == ModelFormat::kMegatron) {
     TERCIO_ASSIGN_OR_RETURN(const MegatronFiles files, FindMegatronFiles(directory));
     TERCIO_ASSIGN_OR_RETURN(MegatronDescription description,
                             DescribeMegatronFiles(directory, files));
@@ -175,6 +188,21 @@ void CompareFurther(const v1::ModelSpec& model, const v1::ModelSpec& source,
 
 }  // namespace
 
+// What an adapter is, but for what it drops and where it comes from.
+std::string AdapterText(const v1::ModelSpec& model) {
+  if (!model.has_adapter()) return "none";
+  const v1::AdapterSpec& adapter = model.adapter();
+  const std::vector<std::string> names = model::AdaptableNames(model::ArchitectureOf(model));
+  std::vector<std::string> targets;
+  for (const std::string& name : names) {
+    if (model::IsTarget(adapter, name)) targets.push_back(name);
+  }
+  return absl::StrCat("{kind: ", plan::TextOf(adapter.kind()), ", rank: ", adapter.rank(),
+                      ", alpha: ", Number(adapter.alpha()),
+                      ", rslora: ", adapter.rslora() ? "true" : "false", ", targets: [",
+                      absl::StrJoin(targets, ", "), "]}");
+}
+
 std::vector<ModelDifference> DifferencesOf(const v1::ModelSpec& model,
                                            const v1::ModelSpec& source) {
   std::vector<ModelDifference> differences;
@@ -219,6 +247,8 @@ std::vector<ModelDifference> DifferencesOf(const v1::ModelSpec& model,
     differences.push_back(
         {"context", absl::StrCat(model.context()), absl::StrCat("only ", source.context())});
   }
+  // A model without adapters gets new ones.
+  if (source.has_adapter()) compare("adapter", AdapterText(model), AdapterText(source));
   return differences;
 }
 

@@ -16,7 +16,8 @@
 
 namespace tercio::checkpoint {
 
-enum class ModelFormat { kCheckpoint, kHuggingFace, kMegatron };
+// kPeft: an adapter, with the model that it names.
+enum class ModelFormat { kCheckpoint, kHuggingFace, kMegatron, kPeft };
 absl::StatusOr<ModelFormat> FormatOfModel(const std::string& directory);
 
 // The file that DescribeModel reads: names a place in messages.

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "checkpoint/adapted_weights.h"
 #include "checkpoint/huggingface/faults.h"
 #include "checkpoint/huggingface/weights.h"
 #include "checkpoint/megatron/weights.h"
@@ -24,6 +25,11 @@ constexpr size_t kMissingNames = 8;  // in a note
 absl::StatusOr<std::unique_ptr<WeightSource>> OpenWeightSource(const std::string& directory,
                                                                DigestCheck check) {
   TERCIO_ASSIGN_OR_RETURN(const ModelFormat format, FormatOfModel(directory));
+  if (format == ModelFormat::kPeft) {
+    TERCIO_ASSIGN_OR_RETURN(const std::string path, DirectoryOfPeftBase(directory));
+    TERCIO_ASSIGN_OR_RETURN(auto base, OpenWeightSource(path, check));
+    return WithAdapter(std::move(base), directory);
+  }
   if (format == ModelFormat::kHuggingFace) {
     // These files have no digests, so there is nothing to compare.
     TERCIO_ASSIGN_OR_RETURN(auto model, HuggingFaceModel::Open(directory));
@@ -53,6 +59,7 @@ std::vector<std::string> NotesAbout(const WeightSource& source, const v1::ModelS
   std::vector<std::string> notes = source.NotesFor(model);
   std::vector<std::string> missing;
   for (plan::LogicalTensor& tensor : plan::ModelTensors(model)) {
+    if (tensor.of_adapter) continue;  // that a model has none yet is usual
     if (!source.Has(tensor.name)) missing.push_back(std::move(tensor.name));
   }
   if (!missing.empty()) {
@@ -70,8 +77,7 @@ absl::StatusOr<std::vector<std::string>> CheckInitialWeights(const v1::ModelSpec
         absl::StrCat("the data has ", data_vocabulary, " token ids, but the model in ",
                      model.from(), " has only ", model.vocab_size(), "; use its own tokenizer"));
   }
-  TERCIO_ASSIGN_OR_RETURN(const auto source,
-                          OpenWeightSource(model.from(), DigestCheck::kEveryByte));
+  TERCIO_ASSIGN_OR_RETURN(const auto source, OpenInitialSource(model, DigestCheck::kEveryByte));
   const std::string where = absl::StrCat("model.from ", model.from(), ": ");
   if (const absl::Status same = CheckStartsFrom(model, source->model()); !same.ok()) {
     return absl::FailedPreconditionError(absl::StrCat(where, std::string(same.message())));

@@ -40,9 +40,10 @@ class WeightSource {
   virtual std::vector<std::string> NotesFor(const v1::ModelSpec& /*model*/) const { return {}; }
 };
 
-// Opens a checkpoint (manifest.json), or a Hugging Face directory (config.json) or Megatron-LM
-// checkpoint (checkpoint/megatron/directory.h), which have no digests. NOT_FOUND when it is none of
-// them, DATA_LOSS when it is damaged, INVALID_ARGUMENT for a model that Tercio does not support.
+// Opens a checkpoint (manifest.json), or a Hugging Face directory (config.json), Megatron-LM
+// checkpoint (checkpoint/megatron/directory.h) or adapter of peft with the model that it names
+// (adapter_config.json), which have no digests. NOT_FOUND when it is none of them, DATA_LOSS when
+// it is damaged, INVALID_ARGUMENT for a model that Tercio does not support.
 absl::StatusOr<std::unique_ptr<WeightSource>> OpenWeightSource(const std::string& directory,
                                                                DigestCheck check);
 

@@ -4,8 +4,11 @@
 #include <filesystem>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "checkpoint/huggingface/peft_adapter.h"
+#include "checkpoint/model_description.h"
 #include "model/adapters.h"
 #include "model/architecture.h"
 #include "nlohmann/json.hpp"
@@ -16,6 +19,7 @@ namespace tercio::config {
 namespace {
 
 constexpr int64_t kLargestRank = 1024;
+constexpr int64_t kUsualRank = 8;
 
 // The list of a key, or the one word that stands for it.
 std::vector<std::string> Texts(Section& adapter, const char* key, const char* otherwise) {
@@ -62,33 +66,76 @@ std::string List(const google::protobuf::RepeatedPtrField<std::string>& texts) {
 
 }  // namespace
 
+namespace {
+
+// What the section leaves out: the adapter that training starts from, or the defaults.
+v1::AdapterSpec BaseOf(Section& adapter, const std::string& directory, const v1::ModelSpec& model) {
+  v1::AdapterSpec base = model.adapter();
+  base.clear_from();
+  if (!adapter.Has("from")) return base;
+  const std::filesystem::path path = adapter.Text("from", "");
+  const std::string from = (path.is_absolute() ? path : std::filesystem::path(directory) / path)
+                               .lexically_normal()
+                               .string();
+  if (model.has_adapter()) {
+    adapter.Fault("from", "the model in model.from has an adapter already; leave one of them out");
+    return base;
+  }
+  const auto opened = checkpoint::PeftAdapter::Open(from, model);
+  if (opened.ok()) {
+    base = (*opened)->spec();
+  } else if (!absl::IsNotFound(opened.status()) || !adapter.Has("targets")) {
+    // Where only nodes can see the directory, they compare what the section says.
+    adapter.Fault("from", std::string(opened.status().message()));
+  }
+  base.set_from(from);
+  return base;
+}
+
+// Training goes on with the factors that are there, so that they must be what the job says.
+void CheckSame(Section& adapter, const v1::AdapterSpec& base, const v1::ModelSpec& model) {
+  v1::ModelSpec source = model;
+  *source.mutable_adapter() = base;
+  for (const checkpoint::ModelDifference& difference : checkpoint::DifferencesOf(model, source)) {
+    adapter.Fault("", absl::StrCat("the job has ", difference.ours, ", but the adapter that it ",
+                                   "starts from is ", difference.theirs));
+  }
+}
+
+}  // namespace
+
 void ParseAdapter(Section& root, const std::string& directory, v1::ModelSpec* model) {
   if (!root.Has("adapter")) return;
   Section adapter = root.Child("adapter");
+  const v1::AdapterSpec base = BaseOf(adapter, directory, *model);
+  const bool starts_from = base.rank() > 0;
   v1::AdapterSpec* out = model->mutable_adapter();
+  out->Clear();
+  out->set_from(base.from());
   out->set_kind(adapter.OneOf("kind", v1::ADAPTER_KIND_LORA));
-  out->set_rank(static_cast<int32_t>(adapter.Integer("rank", 8, 1, kLargestRank)));
+  out->set_rank(static_cast<int32_t>(
+      adapter.Integer("rank", starts_from ? base.rank() : kUsualRank, 1, kLargestRank)));
   // As peft's defaults, both 8, have it: a factor of 1.
-  out->set_alpha(adapter.Number("alpha", out->rank(), 1e-6, 1e6));
-  out->set_dropout(adapter.Number("dropout", 0, 0, 0.999));
-  out->set_rslora(adapter.Flag("rslora", false));
-  for (const std::string& target : Texts(adapter, "targets", model::kAllLinear)) {
-    out->add_targets(target);
+  out->set_alpha(adapter.Number("alpha", starts_from ? base.alpha() : out->rank(), 1e-6, 1e6));
+  out->set_dropout(adapter.Number("dropout", base.dropout(), 0, 0.999));
+  out->set_rslora(adapter.Flag("rslora", base.rslora()));
+  *out->mutable_targets() = base.targets();
+  if (adapter.Has("targets") || !starts_from) {
+    out->clear_targets();
+    for (const std::string& target : Texts(adapter, "targets", model::kAllLinear)) {
+      out->add_targets(target);
+    }
   }
+  *out->mutable_train() = base.train();
   for (const std::string& pattern : Texts(adapter, "train", nullptr)) out->add_train(pattern);
   // The head of a classifier is new, and useless untrained.
-  if (model->labels() > 0 && !adapter.Has("train")) out->add_train("classifier.*");
-  if (adapter.Has("from")) {
-    const std::filesystem::path path = adapter.Text("from", "");
-    out->set_from((path.is_absolute() ? path : std::filesystem::path(directory) / path)
-                      .lexically_normal()
-                      .string());
-  }
+  if (model->labels() > 0 && out->train().empty()) out->add_train("classifier.*");
   adapter.Finish();
   // Without sizes the parts are not known, and the missing sizes are faults already.
   if (model->hidden() == 0 || model->heads() == 0) return;
   CheckTargets(adapter, *model);
   CheckTrained(adapter, *model);
+  if (starts_from) CheckSame(adapter, base, *model);
 }
 
 std::string AdapterYaml(const v1::ModelSpec& model) {

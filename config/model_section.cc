@@ -347,6 +347,8 @@ void ParseFrom(Section& model, const std::string& directory, v1::ModelSpec* out)
     return;
   }
   ParseSizes(model, *source, /*named=*/true, out);
+  // An adapter that the model has is trained on, whatever the job says of it (ParseAdapter).
+  if (source->has_adapter()) *out->mutable_adapter() = source->adapter();
   // Every difference is reported by its key, as for the rest of the section.
   for (const checkpoint::ModelDifference& difference : checkpoint::DifferencesOf(*out, *source)) {
     model.Fault(difference.key, absl::StrCat(difference.ours, ", but the model in ", path, " has ",

@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <map>
+#include <memory>
 #include <optional>
 #include <thread>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "checkpoint/adapted_weights.h"
 #include "checkpoint/export_part.h"
 #include "checkpoint/float_format.h"
 #include "checkpoint/huggingface/config.h"
@@ -80,9 +82,11 @@ std::vector<OutputRows> PartsOfShard(const OutputShard& shard) {
 
 class Exporter {
  public:
-  Exporter(const Reader& reader, std::string directory, const ExportOptions& options)
-      : reader_(reader), directory_(std::move(directory)), options_(options) {
-    v1::ModelSpec model = reader.model();
+  // `weights`: those of the checkpoint, perhaps with an adapter's products in them.
+  Exporter(const Reader& reader, const WeightSource& weights, std::string directory,
+           const ExportOptions& options)
+      : reader_(reader), weights_(weights), directory_(std::move(directory)), options_(options) {
+    v1::ModelSpec model = weights.model();
     if (FormOf(model).always_biased && !model.bias()) {
       model.set_bias(true);
       result_.notes.push_back(absl::StrCat("transformers' ", FormOf(model).model_types.front(),
@@ -90,7 +94,7 @@ class Exporter {
     }
     forms_ = HuggingFaceTensors(model);
     other_forms_ = OtherTaskTensors(model);
-    result_.model = reader.model();
+    result_.model = weights.model();
     result_.step = reader.manifest().step;
   }
 
@@ -117,6 +121,7 @@ class Exporter {
   std::string Origin();
 
   const Reader& reader_;
+  const WeightSource& weights_;
   const std::string directory_;
   const ExportOptions options_;
   std::vector<HuggingFaceTensor> forms_;
@@ -212,7 +217,7 @@ absl::Status Exporter::PlanImported(const std::vector<std::string>& headers) {
 
 // The weights that an imported tensor holds; null: none.
 const HuggingFaceTensor* Exporter::WeightsOf(const TensorEntry& entry) const {
-  const v1::ModelSpec& model = reader_.model();
+  const v1::ModelSpec& model = weights_.model();
   std::string suffix = CurrentSuffix(model, entry.name);
   // A file may hold the tied head once more, which is the embedding table again.
   if (const std::string_view original = TiedCopyOf(model, suffix); !original.empty()) {
@@ -225,7 +230,7 @@ const HuggingFaceTensor* Exporter::WeightsOf(const TensorEntry& entry) const {
         continue;
       // Zeros in place of weights that the checkpoint lacks would not be what was imported.
       const bool whole = std::all_of(form.parts.begin(), form.parts.end(),
-                                     [&](const auto& part) { return reader_.Has(part.tensor); });
+                                     [&](const auto& part) { return weights_.Has(part.tensor); });
       if (whole) return &form;
     }
   }
@@ -330,7 +335,7 @@ absl::Status Exporter::MakeRows(const OutputRows& rows, OutputPart* part) const 
   // Tensors that the model lacks (the biases of a gpt2 without) are zeros.
   // Only the parts that exist are read below.
   const bool whole = std::all_of(form.parts.begin(), form.parts.end(),
-                                 [this](const auto& piece) { return reader_.Has(piece.tensor); });
+                                 [this](const auto& piece) { return weights_.Has(piece.tensor); });
   if (!whole) std::fill(values.begin(), values.end(), 0.0f);
   TERCIO_RETURN_IF_ERROR(form.transposed ? ReadColumns(form, rows.begin, rows.end, part)
                                          : ReadRows(form, rows.begin, rows.end, &values));
@@ -352,7 +357,7 @@ absl::Status Exporter::ReadRows(const HuggingFaceTensor& form, int64_t begin, in
                                 std::vector<float>* values) const {
   for (const HuggingFacePart& part : form.parts) {
     // Parts that the model lacks stay zeros.
-    if (!reader_.Has(part.tensor)) continue;
+    if (!weights_.Has(part.tensor)) continue;
     // The runs before this one lie before the outputs.
     const int64_t skipped = std::max<int64_t>(0, begin - part.begin) / part.stride;
     for (int64_t row = skipped * part.run; row < part.rows; row += part.run) {
@@ -365,7 +370,7 @@ absl::Status Exporter::ReadRows(const HuggingFaceTensor& form, int64_t begin, in
       slice.set_row_begin(row + first - output);
       slice.set_row_end(row + last - output);
       TERCIO_RETURN_IF_ERROR(
-          reader_.ReadSlice(slice, values->data() + (first - begin) * form.inputs));
+          weights_.ReadSlice(slice, values->data() + (first - begin) * form.inputs));
     }
   }
   return absl::OkStatus();
@@ -378,12 +383,12 @@ absl::Status Exporter::ReadColumns(const HuggingFaceTensor& form, int64_t begin,
   // This memory belongs to the part, and is used again for the next one.
   std::vector<float>& read = part->other_values;
   for (const HuggingFacePart& piece : form.parts) {
-    if (!reader_.Has(piece.tensor)) continue;
+    if (!weights_.Has(piece.tensor)) continue;
     v1::TensorSlice slice = SliceOf(form, piece);
     slice.set_column_begin(begin);
     slice.set_column_end(end);
     read.resize(static_cast<size_t>(piece.rows * count));
-    TERCIO_RETURN_IF_ERROR(reader_.ReadSlice(slice, read.data()));
+    TERCIO_RETURN_IF_ERROR(weights_.ReadSlice(slice, read.data()));
     Transpose(read.data(), piece.rows, count, count, part->values.data() + piece.begin,
               form.outputs);
   }
@@ -426,7 +431,7 @@ absl::Status Exporter::WriteKept(OutputDirectory* output, bool index) const {
 
 // The folder with the Hugging Face files of the model that training started from, or "".
 std::string Exporter::Origin() {
-  const std::string& from = reader_.model().from();
+  const std::string& from = weights_.model().from();
   if (from.empty()) return "";
   const absl::StatusOr<ModelFormat> format = FormatOfModel(from);
   // The export needs the folder only for better files, so its loss is worth a note, not an error.
@@ -444,10 +449,10 @@ std::string Exporter::Origin() {
 
 absl::Status Exporter::WriteMade(OutputDirectory* output) {
   const std::string origin = Origin();
-  std::string config = HuggingFaceConfig(reader_.model());
+  std::string config = HuggingFaceConfig(weights_.model());
   if (!origin.empty()) {
     TERCIO_ASSIGN_OR_RETURN(const std::string original, ReadFile(origin + "/config.json"));
-    TERCIO_ASSIGN_OR_RETURN(config, ChangedHuggingFaceConfig(original, reader_.model()));
+    TERCIO_ASSIGN_OR_RETURN(config, ChangedHuggingFaceConfig(original, weights_.model()));
     // Not every model has one, and nothing in it depends on the weights.
     if (const auto generation = ReadFile(origin + "/generation_config.json"); generation.ok()) {
       TERCIO_RETURN_IF_ERROR(output->Write("generation_config.json", *generation));
@@ -472,8 +477,8 @@ absl::Status Exporter::WriteTokenizer(const std::string& origin, OutputDirectory
   const absl::StatusOr<std::string> own = reader_.TokenizerJson();
   if (own.ok() && !tokenizer::HasVocabularyOf(*own, files)) {
     tokenizer::TokenizerUse use;
-    use.context = reader_.model().context();
-    use.encodes_texts = !model::ArchitectureOf(reader_.model()).causal;
+    use.context = weights_.model().context();
+    use.encodes_texts = !model::ArchitectureOf(weights_.model()).causal;
     files = tokenizer::HuggingFaceTokenizer(*own, use).value_or(tokenizer::TokenizerFiles());
   }
   for (const auto& [name, content] : files) {
@@ -488,6 +493,17 @@ absl::Status Exporter::WriteTokenizer(const std::string& origin, OutputDirectory
   return absl::OkStatus();
 }
 
+// transformers' files have no place for adapters, and to drop them silently would lose the
+// training.
+absl::Status CheckMerge(const v1::ModelSpec& model, const std::string& checkpoint, bool merge) {
+  if (model.has_adapter() == merge) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      merge ? absl::StrCat(checkpoint, " has no adapter to merge; leave --merge out")
+            : absl::StrCat(checkpoint,
+                           " has an adapter: add --merge for a whole model, or use "
+                           "--format peft for the adapter alone"));
+}
+
 }  // namespace
 
 absl::StatusOr<ExportResult> ExportHuggingFace(const std::string& checkpoint,
@@ -497,12 +513,19 @@ absl::StatusOr<ExportResult> ExportHuggingFace(const std::string& checkpoint,
   // Sizes of tensors are computed from this model, so an impossible one must not get further.
   TERCIO_RETURN_IF_ERROR(CheckPossibleModel(reader->model(), checkpoint + "/manifest.json"));
   TERCIO_RETURN_IF_ERROR(CheckHasHuggingFaceForm(reader->model()));
+  TERCIO_RETURN_IF_ERROR(CheckMerge(reader->model(), checkpoint, options.merge));
+  std::unique_ptr<MergedWeights> merged;
+  if (options.merge) {
+    TERCIO_ASSIGN_OR_RETURN(merged, MergedWeights::Of(*reader));
+  }
+  const WeightSource& weights =
+      merged == nullptr ? static_cast<const WeightSource&>(*reader) : *merged;
   TERCIO_ASSIGN_OR_RETURN(const auto output,
                           OutputDirectory::Create(output_path, FileDigests::kNone));
   // Digests are compared while the output is written: it is not visible before both are done.
   absl::Status undamaged;
   std::thread verification([&] { undamaged = reader->CheckDigests(); });
-  Exporter exporter(*reader, checkpoint, options);
+  Exporter exporter(*reader, weights, checkpoint, options);
   absl::StatusOr<ExportResult> result = exporter.Export(output.get());
   verification.join();
   TERCIO_RETURN_IF_ERROR(undamaged);  // first: damage may be why the export failed

@@ -32,6 +32,7 @@ struct ExportOptions {
   int64_t max_shard_bytes = 0;
   // Format of all weights; nullopt: that of the imported files, else fp32.
   std::optional<FloatFormat> dtype;
+  bool merge = false;  // adds an adapter's products to the weights; INVALID_ARGUMENT without one
   WriteProgress progress = {};
 };
 

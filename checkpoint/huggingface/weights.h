@@ -28,6 +28,7 @@
 #include "checkpoint/float_format.h"
 #include "checkpoint/huggingface/faults.h"
 #include "checkpoint/huggingface/names.h"
+#include "checkpoint/huggingface/stored_place.h"
 #include "checkpoint/huggingface/weight_files.h"
 #include "checkpoint/weight_source.h"
 
@@ -50,18 +51,6 @@ class HuggingFaceModel : public WeightSource {
   bool GivesWeights(const std::string& stored) const { return canonical_.contains(stored); }
 
  private:
-  // The place of a canonical tensor's values: those of output r and input c at element
-  // part.OutputOf(r) * inputs + c of `data`, or transposed.
-  struct TensorPlace {
-    const char* data = nullptr;
-    FloatFormat format = FloatFormat::kF32;
-    HuggingFacePart part;
-    bool transposed = false;
-    bool is_vector = false;
-    int64_t inputs = 1;
-    int64_t outputs = 0;
-  };
-
   // Tensors of the files by their suffix.
   using Found = std::map<std::string, const StoredTensor*, std::less<>>;
 
@@ -72,14 +61,12 @@ class HuggingFaceModel : public WeightSource {
   void CheckOthers(const Found& found, TensorFaults* faults);
   bool MayLack(const HuggingFaceTensor& tensor) const;
   bool HasStored(std::string_view name) const;
-  void ReadRuns(const TensorPlace& place, const v1::TensorSlice& slice, float* out) const;
-  void ReadTransposed(const TensorPlace& place, const v1::TensorSlice& slice, float* out) const;
 
   std::string directory_;
   v1::ModelSpec model_;
   bool base_ = false;  // without the tensors of a task
   std::vector<WeightFile> files_;
-  std::map<std::string, TensorPlace> places_;
+  std::map<std::string, StoredPlace> places_;
   std::map<std::string, std::string> canonical_;  // name in a file -> the first canonical tensor
   std::vector<std::string> other_heads_;          // names in the files
   std::string rounded_;                           // a tensor whose numbers are rounded

@@ -290,6 +290,12 @@ absl::StatusOr<ExportResult> ExportMegatron(const std::string& checkpoint,
   TERCIO_ASSIGN_OR_RETURN(const auto reader, Reader::Open(checkpoint, DigestCheck::kNone));
   // Sizes of tensors are computed from this model, so an impossible one must not get further.
   TERCIO_RETURN_IF_ERROR(CheckPossibleModel(reader->model(), checkpoint + "/manifest.json"));
+  if (reader->model().has_adapter()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(checkpoint,
+                     " has an adapter, for which Megatron-LM's form has no place; export "
+                     "it with --format hf --merge, and import the result"));
+  }
   MegatronExporter exporter(*reader, options);
   TERCIO_RETURN_IF_ERROR(exporter.Check());
   TERCIO_ASSIGN_OR_RETURN(const auto output,

@@ -8,6 +8,9 @@
 #include "absl/strings/str_cat.h"
 #include "checkpoint/huggingface/export.h"
 #include "checkpoint/huggingface/import.h"
+#include "checkpoint/huggingface/peft_adapter.h"
+#include "checkpoint/huggingface/peft_export.h"
+#include "checkpoint/huggingface/peft_import.h"
 #include "checkpoint/megatron/export.h"
 #include "checkpoint/megatron/import.h"
 #include "checkpoint/model_description.h"
@@ -32,8 +35,9 @@ using checkpoint::ModelFormat;
 absl::StatusOr<ModelFormat> FormatNamed(const std::string& name) {
   if (name == "hf") return ModelFormat::kHuggingFace;
   if (name == "megatron") return ModelFormat::kMegatron;
-  return absl::InvalidArgumentError(
-      absl::StrCat("--format ", name, " is not supported by this version; use hf or megatron"));
+  if (name == "peft") return ModelFormat::kPeft;
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--format ", name, " is not supported by this version; use hf, megatron or peft"));
 }
 
 // Notes are for people; programs read the result.
@@ -43,19 +47,39 @@ void PrintNotes(const std::vector<std::string>& notes) {
   }
 }
 
+absl::StatusOr<checkpoint::ImportResult> ImportFrom(ModelFormat format,
+                                                    const CheckpointImportOptions& options,
+                                                    const checkpoint::ImportOptions& how) {
+  if (format == ModelFormat::kPeft) {
+    return checkpoint::ImportPeft(options.source, options.base, options.directory, how);
+  }
+  if (format == ModelFormat::kMegatron) {
+    return checkpoint::ImportMegatron(options.source, options.directory, how);
+  }
+  return checkpoint::ImportHuggingFace(options.source, options.directory, how);
+}
+
+// Where an import's tokenizer is: adapters mostly come without one.
+std::string TokenizerSource(ModelFormat format, const CheckpointImportOptions& options) {
+  if (format != ModelFormat::kPeft) return options.source;
+  if (!options.base.empty()) return options.base;
+  return checkpoint::DirectoryOfPeftBase(options.source).value_or(options.source);
+}
+
 absl::StatusOr<int> Import(const CheckpointImportOptions& options) {
   TERCIO_ASSIGN_OR_RETURN(const ModelFormat format, FormatNamed(options.model_format));
+  if (!options.base.empty() && format != ModelFormat::kPeft) {
+    return absl::InvalidArgumentError("--base belongs to --format peft");
+  }
   checkpoint::ImportOptions how;
-  const auto tokenizer = tokenizer::Tokenizer::Load(options.source);
+  const auto tokenizer = tokenizer::Tokenizer::Load(TokenizerSource(format, options));
   if (tokenizer.ok()) how.tokenizer_json = tokenizer->ToJson();
   absl::StatusOr<checkpoint::ImportResult> imported;
   // The block ends the bar before anything else is printed.
   {
     ProgressBar bar(options.directory);
     how.progress = [&bar](int64_t done, int64_t total) { bar.Show(done, total); };
-    imported = format == ModelFormat::kMegatron
-                   ? checkpoint::ImportMegatron(options.source, options.directory, how)
-                   : checkpoint::ImportHuggingFace(options.source, options.directory, how);
+    imported = ImportFrom(format, options, how);
   }
   TERCIO_ASSIGN_OR_RETURN(const checkpoint::ImportResult result, std::move(imported));
   PrintNotes(result.notes);
@@ -122,7 +146,8 @@ absl::Status CheckOptions(ModelFormat format, const CheckpointExportOptions& opt
   } bound[] = {{"--max-shard-size", !options.max_shard_size.empty(), ModelFormat::kHuggingFace},
                {"--tensor", options.tensor > 0, ModelFormat::kMegatron},
                {"--pipeline", options.pipeline > 0, ModelFormat::kMegatron},
-               {"--layout", !options.layout.empty(), ModelFormat::kMegatron}};
+               {"--layout", !options.layout.empty(), ModelFormat::kMegatron},
+               {"--merge", options.merge, ModelFormat::kHuggingFace}};
   for (const auto& option : bound) {
     if (!option.given || option.format == format) continue;
     return absl::InvalidArgumentError(
@@ -135,6 +160,12 @@ absl::Status CheckOptions(ModelFormat format, const CheckpointExportOptions& opt
 // REQUIRES: CheckOptions of the format.
 absl::StatusOr<checkpoint::ExportResult> ExportTo(ModelFormat format, const std::string& path,
                                                   const CheckpointExportOptions& options) {
+  if (format == ModelFormat::kPeft) {
+    if (!options.dtype.empty()) {
+      return absl::InvalidArgumentError("--dtype: adapters are written in fp32; leave it out");
+    }
+    return checkpoint::ExportPeft(path, options.directory);
+  }
   std::optional<checkpoint::FloatFormat> dtype;
   // Without it the weights keep the dtype in which they were imported.
   if (!options.dtype.empty()) {
@@ -158,6 +189,7 @@ absl::StatusOr<checkpoint::ExportResult> ExportTo(ModelFormat format, const std:
     TERCIO_ASSIGN_OR_RETURN(how.max_shard_bytes, ParseSize(options.max_shard_size));
   }
   how.dtype = dtype;
+  how.merge = options.merge;
   how.progress = show;
   return checkpoint::ExportHuggingFace(path, options.directory, how);
 }

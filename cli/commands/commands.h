@@ -169,9 +169,10 @@ int Tune(const TuneOptions& options);
 // ---- Hugging Face directories, Megatron-LM checkpoints (checkpoint_commands.cc) ----
 
 struct CheckpointImportOptions : GlobalOptions {
-  std::string source;     // Hugging Face directory, Megatron-LM checkpoint
+  std::string source;     // Hugging Face directory, Megatron-LM checkpoint, adapter of peft
   std::string directory;  // to create
   std::string model_format;
+  std::string base;  // model of an adapter; empty: what it names
 };
 int CheckpointImport(const CheckpointImportOptions& options);
 
@@ -185,6 +186,7 @@ struct CheckpointExportOptions : GlobalOptions {
   int tensor = 0;     // degrees of a Megatron-LM checkpoint; 0: 1
   int pipeline = 0;
   std::string layout;  // of its names; empty: legacy
+  bool merge = false;  // an adapter's products are added to the weights
 };
 int CheckpointExport(const CheckpointExportOptions& options);
 

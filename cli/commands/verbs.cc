@@ -77,7 +77,10 @@ OptionTable FollowsToTheEnd(bool* follow) {
 // A directory to create, and its format.
 OptionTable Destination(std::string* directory, std::string* format) {
   return {{"--output", directory, "directory to create", {Required()}},
-          {"--format", format, "hf (Hugging Face) or megatron (Megatron-LM)", {Required()}}};
+          {"--format",
+           format,
+           "hf (Hugging Face), megatron (Megatron-LM) or peft (an adapter alone)",
+           {Required()}}};
 }
 
 OptionTable Checkpoint(ModelOptions& model, const char* name) {
@@ -427,17 +430,22 @@ void DeclareCheckpointVerbs(CommandLine& line) {
       [](GlobalOptions& g) { return Format(g); });
   DeclareStoredCheckpoints(line, group);
   line.AddVerb<CheckpointImportOptions>(
-      {"import", "convert a Hugging Face directory or a Megatron-LM checkpoint to a checkpoint",
+      {"import",
+       "convert a Hugging Face directory, a Megatron-LM checkpoint or an adapter of peft to a "
+       "checkpoint",
        "checkpoint import ./gpt2 --format hf --output ./gpt2.tercio"},
       CheckpointImport,
       [](GlobalOptions& g, CheckpointImportOptions& o) {
         return Join({{{"directory", &o.source, "directory to convert", {Required()}}},
                      ShortFormat(g),
-                     Destination(&o.directory, &o.model_format)});
+                     Destination(&o.directory, &o.model_format),
+                     {{"--base", &o.base,
+                       "directory of the adapter's model (default: what its adapter_config.json "
+                       "names); peft only"}}});
       },
       group);
   line.AddVerb<CheckpointExportOptions>(
-      {"export", "convert a checkpoint to a directory that transformers or Megatron-LM loads",
+      {"export", "convert a checkpoint to a directory that transformers, Megatron-LM or peft loads",
        "checkpoint export job-1a2b3c4d --format hf --output ./model"},
       CheckpointExport,
       [](GlobalOptions& g, CheckpointExportOptions& o) {
@@ -452,6 +460,7 @@ void DeclareCheckpointVerbs(CommandLine& line) {
              Destination(&o.directory, &o.model_format),
              {{"--max-shard-size", &o.max_shard_size,
                "maximum size of a weight file, such as 500MiB (default: 5GB); hf only"},
+              {"--merge", &o.merge, "add an adapter to the weights, for a whole model; hf only"},
               {"--dtype", &o.dtype,
                "dtype of the weights: fp32, bf16 or fp16 (default: as imported from a Hugging Face "
                "directory, else fp32)"},

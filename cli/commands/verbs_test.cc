@@ -40,8 +40,8 @@ checkpoint list -o,--output REACH --state-dir job
 checkpoint verify -o,--output REACH --state-dir job --step
 checkpoint prune -o,--output REACH --state-dir job --keep-last --dry-run
 checkpoint now -o,--output REACH --state-dir job --timeout
-checkpoint import directory -o --output --format
-checkpoint export REACH --state-dir job --step -o --output --format --max-shard-size --dtype --tensor --pipeline --layout
+checkpoint import directory -o --output --format --base
+checkpoint export REACH --state-dir job --step -o --output --format --max-shard-size --merge --dtype --tensor --pipeline --layout
 login -o,--output REACH --token-file --token --enroll --check
 data -o,--output
 data tokenize --input --tokenizer --output --threads --text-key --skip-bad-lines --append-eod --split-sentences

@@ -113,7 +113,7 @@ WholeModel::WholeModel(const v1::JobSpec& spec, const v1::RankPlan& plan,
           {"self", absl::Seconds(1)}, std::move(collective::CreateThreadTransports(1).front()))),
       arena_(std::move(arena)),
       shape_(plan::ShapeOfStage(spec, plan.layout(), 0)),
-      tensors_(plan::TensorsOfStage(spec.model(), plan.layout(), 0)),
+      tensors_(plan::TensorsOfStage(spec, plan.layout(), 0)),
       model_(spec, plan, tensors_, arena_, *stream_, *group_),
       tokenizer_(std::move(tokenizer)) {}
 

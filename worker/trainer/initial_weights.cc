@@ -7,6 +7,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "checkpoint/adapted_weights.h"
 #include "checkpoint/weight_source.h"
 #include "common/status_macros.h"
 #include "plan/model_tensors.h"
@@ -50,8 +51,8 @@ class InitialWeights : public StateSource {
 
 absl::StatusOr<std::shared_ptr<StateSource>> OpenInitialWeights(const v1::ModelSpec& model) {
   // The agent read every byte before it started this rank.
-  TERCIO_ASSIGN_OR_RETURN(
-      auto weights, checkpoint::OpenWeightSource(model.from(), checkpoint::DigestCheck::kNone));
+  TERCIO_ASSIGN_OR_RETURN(auto weights,
+                          checkpoint::OpenInitialSource(model, checkpoint::DigestCheck::kNone));
   if (absl::Status same = checkpoint::CheckStartsFrom(model, weights->model()); !same.ok()) {
     return absl::FailedPreconditionError(
         absl::StrCat("model.from ", model.from(), ": ", std::string(same.message())));

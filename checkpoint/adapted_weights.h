@@ -1,0 +1,57 @@
+// Models with adapters as sources of weights: a base with the adapter of a directory beside it, and
+// the model that has an adapter's products in its weights.
+//
+// Threads: const methods from any thread.
+// Errors: those of the sources that they read.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "checkpoint/huggingface/peft_adapter.h"
+#include "checkpoint/weight_source.h"
+#include "proto/tercio/v1/job.pb.h"
+
+namespace tercio::checkpoint {
+
+// `base` with the adapter in `directory` (checkpoint/huggingface/peft_adapter.h). INVALID_ARGUMENT
+// where the base has an adapter already.
+absl::StatusOr<std::unique_ptr<WeightSource>> WithAdapter(std::unique_ptr<WeightSource> base,
+                                                          const std::string& directory);
+
+// What a job starts from: model.from, with adapter.from where it has one.
+absl::StatusOr<std::unique_ptr<WeightSource>> OpenInitialSource(const v1::ModelSpec& model,
+                                                                DigestCheck check);
+
+// The same model without adapters: each weight W that has one is W + scale * B A, computed in
+// double precision and rounded once.
+class MergedWeights : public WeightSource {
+ public:
+  // Reads all of the adapter; `adapted` must outlive it. REQUIRES: adapted.model() has an adapter.
+  static absl::StatusOr<std::unique_ptr<MergedWeights>> Of(const WeightSource& adapted);
+
+  const v1::ModelSpec& model() const override { return model_; }
+  absl::StatusOr<std::string> TokenizerJson() const override { return adapted_.TokenizerJson(); }
+  bool Has(const std::string& tensor) const override;
+  absl::Status ReadSlice(const v1::TensorSlice& slice, float* out) const override;
+
+ private:
+  struct Factors {
+    int64_t inputs;
+    std::vector<float> a;  // (rank, inputs)
+    std::vector<float> b;  // (outputs, rank)
+  };
+  explicit MergedWeights(const WeightSource& adapted) : adapted_(adapted) {}
+
+  const WeightSource& adapted_;
+  v1::ModelSpec model_;
+  double scale_ = 1;
+  int64_t rank_ = 0;
+  std::map<std::string, Factors> factors_;  // by the weight
+};
+
+}  // namespace tercio::checkpoint
