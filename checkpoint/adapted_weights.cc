@@ -43,17 +43,6 @@ class AdaptedWeights : public WeightSource {
   v1::ModelSpec model_;
 };
 
-// All of a matrix.
-v1::TensorSlice WholeOf(const std::string& tensor, int64_t rows, int64_t columns) {
-  v1::TensorSlice slice;
-  slice.set_tensor(tensor);
-  slice.add_shape(rows);
-  slice.add_shape(columns);
-  slice.set_row_end(rows);
-  slice.set_column_end(columns);
-  return slice;
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<WeightSource>> WithAdapter(std::unique_ptr<WeightSource> base,
@@ -74,41 +63,86 @@ absl::StatusOr<std::unique_ptr<WeightSource>> OpenInitialSource(const v1::ModelS
   return WithAdapter(std::move(base), model.adapter().from());
 }
 
-absl::StatusOr<std::unique_ptr<MergedWeights>> MergedWeights::Of(const WeightSource& adapted) {
-  auto merged = std::unique_ptr<MergedWeights>(new MergedWeights(adapted));
-  const v1::AdapterSpec adapter = adapted.model().adapter();
-  merged->model_ = adapted.model();
-  merged->model_.clear_adapter();
-  merged->scale_ = model::LowRankScale(adapter);
-  merged->rank_ = adapter.rank();
-  const model::Architecture architecture = model::ArchitectureOf(adapted.model());
-  std::map<std::string, plan::LogicalTensor> tensors;
-  for (plan::LogicalTensor& tensor : plan::ModelTensors(adapted.model())) {
-    const std::string name = tensor.name;
-    tensors.emplace(name, std::move(tensor));
+// Reads the tensors of an adapter.
+class MergedWeights::Builder {
+ public:
+  explicit Builder(MergedWeights* merged) : merged_(*merged) {
+    for (plan::LogicalTensor& tensor : plan::ModelTensors(merged->adapted_.model())) {
+      const std::string name = tensor.name;
+      tensors_.emplace(name, std::move(tensor));
+    }
   }
-  const auto read = [&](const std::string& name, std::vector<float>* values) -> absl::Status {
-    const plan::LogicalTensor& tensor = tensors.at(name);
-    values->resize(static_cast<size_t>(tensor.rows * tensor.columns));
-    return adapted.ReadSlice(WholeOf(name, tensor.rows, tensor.columns), values->data());
-  };
-  for (int layer = 0; layer < static_cast<int>(architecture.layers.size()); ++layer) {
-    for (const model::Sublayer& sublayer : architecture.layer(layer).sublayers) {
-      for (const model::Branch& branch : sublayer.branches) {
-        const std::string block = absl::StrCat("layers.", layer, ".", branch.name, ".");
-        for (const model::AdaptablePart& part : model::AdaptablePartsOf(branch.block)) {
-          const std::string a = block + part.name + model::kLoraA;
-          if (!tensors.contains(a)) continue;
-          for (const std::string& weight : part.weights) {
-            Factors& factors = merged->factors_[absl::StrCat(block, weight, ".weight")];
-            factors.inputs = tensors.at(a).columns;
-            TERCIO_RETURN_IF_ERROR(read(a, &factors.a));
-            TERCIO_RETURN_IF_ERROR(read(block + weight + model::kLoraB, &factors.b));
+
+  absl::Status Build() {
+    const model::Architecture architecture = model::ArchitectureOf(merged_.adapted_.model());
+    for (int layer = 0; layer < static_cast<int>(architecture.layers.size()); ++layer) {
+      for (const model::Sublayer& sublayer : architecture.layer(layer).sublayers) {
+        for (const model::Branch& branch : sublayer.branches) {
+          const std::string block = absl::StrCat("layers.", layer, ".", branch.name, ".");
+          for (const model::AdaptablePart& part : model::AdaptablePartsOf(branch.block)) {
+            TERCIO_RETURN_IF_ERROR(AddLowRank(block, part));
+            TERCIO_RETURN_IF_ERROR(AddFactors(block, part));
           }
         }
       }
     }
+    return absl::OkStatus();
   }
+
+ private:
+  absl::Status Read(const std::string& name, std::vector<float>* values) const {
+    const plan::LogicalTensor& tensor = tensors_.at(name);
+    values->resize(static_cast<size_t>(tensor.rows * tensor.columns));
+    v1::TensorSlice slice;
+    slice.set_tensor(name);
+    slice.add_shape(tensor.rows);
+    if (!tensor.is_vector) slice.add_shape(tensor.columns);
+    slice.set_row_end(tensor.rows);
+    slice.set_column_end(tensor.columns);
+    return merged_.adapted_.ReadSlice(slice, values->data());
+  }
+
+  absl::Status AddLowRank(const std::string& block, const model::AdaptablePart& part) {
+    const std::string a = block + part.name + model::kLoraA;
+    if (!tensors_.contains(a)) return absl::OkStatus();
+    for (const std::string& weight : part.weights) {
+      Change& change = merged_.changes_[absl::StrCat(block, weight, ".weight")];
+      change.inputs = tensors_.at(a).columns;
+      TERCIO_RETURN_IF_ERROR(Read(a, &change.a));
+      TERCIO_RETURN_IF_ERROR(Read(block + weight + model::kLoraB, &change.b));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status AddFactors(const std::string& block, const model::AdaptablePart& part) {
+    for (const std::string& weight : part.weights) {
+      const std::string factors = block + weight + model::kIa3;
+      if (!tensors_.contains(factors)) continue;
+      const plan::LogicalTensor& matrix = tensors_.at(absl::StrCat(block, weight, ".weight"));
+      Change& change = merged_.changes_[matrix.name];
+      change.inputs = matrix.columns;
+      if (matrix.shard == plan::Shard::kColumns) {
+        TERCIO_RETURN_IF_ERROR(Read(factors, &change.of_columns));
+        continue;
+      }
+      TERCIO_RETURN_IF_ERROR(Read(factors, &change.of_rows));
+      const std::string bias = absl::StrCat(block, weight, ".bias");
+      if (tensors_.contains(bias)) merged_.changes_[bias].of_rows = change.of_rows;
+    }
+    return absl::OkStatus();
+  }
+
+  MergedWeights& merged_;
+  std::map<std::string, plan::LogicalTensor> tensors_;
+};
+
+absl::StatusOr<std::unique_ptr<MergedWeights>> MergedWeights::Of(const WeightSource& adapted) {
+  auto merged = std::unique_ptr<MergedWeights>(new MergedWeights(adapted));
+  merged->model_ = adapted.model();
+  merged->model_.clear_adapter();
+  merged->scale_ = model::LowRankScale(adapted.model().adapter());
+  merged->rank_ = adapted.model().adapter().rank();
+  TERCIO_RETURN_IF_ERROR(Builder(merged.get()).Build());
   return merged;
 }
 
@@ -118,20 +152,26 @@ bool MergedWeights::Has(const std::string& tensor) const {
 
 absl::Status MergedWeights::ReadSlice(const v1::TensorSlice& slice, float* out) const {
   TERCIO_RETURN_IF_ERROR(adapted_.ReadSlice(slice, out));
-  const auto found = factors_.find(slice.tensor());
-  if (found == factors_.end()) return absl::OkStatus();
-  const Factors& factors = found->second;
+  const auto found = changes_.find(slice.tensor());
+  if (found == changes_.end()) return absl::OkStatus();
+  const Change& change = found->second;
   const int64_t width = slice.column_end() - slice.column_begin();
-  std::vector<double> added(static_cast<size_t>(width));
+  std::vector<double> values(static_cast<size_t>(width));
   for (int64_t row = slice.row_begin(); row < slice.row_end(); ++row, out += width) {
-    added.assign(added.size(), 0.0);
-    for (int64_t r = 0; r < rank_; ++r) {
-      const double b = factors.b[static_cast<size_t>(row * rank_ + r)];
-      const float* const a = factors.a.data() + r * factors.inputs + slice.column_begin();
-      for (int64_t c = 0; c < width; ++c) added[static_cast<size_t>(c)] += b * double{a[c]};
+    values.assign(values.size(), 0.0);
+    for (int64_t r = 0; r < (change.a.empty() ? 0 : rank_); ++r) {
+      const double b = scale_ * change.b[static_cast<size_t>(row * rank_ + r)];
+      const float* const a = change.a.data() + r * change.inputs + slice.column_begin();
+      for (int64_t c = 0; c < width; ++c) values[static_cast<size_t>(c)] += b * double{a[c]};
     }
+    const double of_row = change.of_rows.empty() ? 1.0 : change.of_rows[static_cast<size_t>(row)];
     for (int64_t c = 0; c < width; ++c) {
-      out[c] = static_cast<float>(double{out[c]} + scale_ * added[static_cast<size_t>(c)]);
+      const double of_column =
+          change.of_columns.empty()
+              ? 1.0
+              : change.of_columns[static_cast<size_t>(slice.column_begin() + c)];
+      out[c] =
+          static_cast<float>(double{out[c]} * of_row * of_column + values[static_cast<size_t>(c)]);
     }
   }
   return absl::OkStatus();

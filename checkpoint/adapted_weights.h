@@ -40,18 +40,22 @@ class MergedWeights : public WeightSource {
   absl::Status ReadSlice(const v1::TensorSlice& slice, float* out) const override;
 
  private:
-  struct Factors {
-    int64_t inputs;
-    std::vector<float> a;  // (rank, inputs)
-    std::vector<float> b;  // (outputs, rank)
+  // What changes a weight or bias (outputs x inputs); what is empty changes nothing.
+  struct Change {
+    int64_t inputs = 1;
+    std::vector<float> a;           // (rank, inputs)
+    std::vector<float> b;           // (outputs, rank)
+    std::vector<float> of_rows;     // (outputs)
+    std::vector<float> of_columns;  // (inputs)
   };
+  class Builder;
   explicit MergedWeights(const WeightSource& adapted) : adapted_(adapted) {}
 
   const WeightSource& adapted_;
   v1::ModelSpec model_;
   double scale_ = 1;
   int64_t rank_ = 0;
-  std::map<std::string, Factors> factors_;  // by the weight
+  std::map<std::string, Change> changes_;  // by the tensor
 };
 
 }  // namespace tercio::checkpoint

@@ -22,11 +22,9 @@ constexpr int64_t kLargestRank = 1024;
 constexpr int64_t kUsualRank = 8;
 
 // The list of a key, or the one word that stands for it.
-std::vector<std::string> Texts(Section& adapter, const char* key, const char* otherwise) {
+std::vector<std::string> Texts(Section& adapter, const char* key) {
   const YAML::Node value = adapter.Get(key);
-  if (!value.IsDefined() || value.IsNull()) {
-    return otherwise == nullptr ? std::vector<std::string>() : std::vector<std::string>{otherwise};
-  }
+  if (!value.IsDefined() || value.IsNull()) return {};
   if (value.IsScalar()) return {value.Scalar()};
   std::vector<std::string> texts;
   if (value.IsSequence()) {
@@ -92,7 +90,45 @@ v1::AdapterSpec BaseOf(Section& adapter, const std::string& directory, const v1:
   return base;
 }
 
-// Training goes on with the factors that are there, so that they must be what the job says.
+void ParseLowRank(Section& adapter, const v1::AdapterSpec& base, v1::AdapterSpec* out) {
+  if (out->kind() != v1::ADAPTER_KIND_LORA) {
+    for (const char* key : {"rank", "alpha", "dropout", "rslora"}) {
+      if (adapter.Has(key)) adapter.Fault(key, "only kind: lora has this key");
+    }
+    return;
+  }
+  const bool starts_from = base.rank() > 0;
+  out->set_rank(static_cast<int32_t>(
+      adapter.Integer("rank", starts_from ? base.rank() : kUsualRank, 1, kLargestRank)));
+  // As peft's defaults, both 8, have it: a factor of 1.
+  out->set_alpha(adapter.Number("alpha", starts_from ? base.alpha() : out->rank(), 1e-6, 1e6));
+  out->set_dropout(adapter.Number("dropout", base.dropout(), 0, 0.999));
+  out->set_rslora(adapter.Flag("rslora", base.rslora()));
+}
+
+// Without a list those of the adapter that training starts from, else all products, or, for IA3,
+// keys, values and the last product of the feed-forward part (Liu et al. 2022).
+void ParseTargets(Section& adapter, const v1::AdapterSpec& base, const v1::ModelSpec& model,
+                  v1::AdapterSpec* out) {
+  if (adapter.Has("targets")) {
+    for (const std::string& target : Texts(adapter, "targets")) out->add_targets(target);
+    return;
+  }
+  *out->mutable_targets() = base.targets();
+  if (!base.targets().empty()) return;
+  if (out->kind() == v1::ADAPTER_KIND_LORA) return out->add_targets(model::kAllLinear);
+  if (model.hidden() == 0 || model.heads() == 0) return;
+  v1::ModelSpec plain = model;
+  plain.clear_adapter();
+  for (const std::string& name : model::AdaptableNames(model::ArchitectureOf(plain))) {
+    const std::string part = name.substr(name.rfind('.') + 1);
+    if (part == "query_key_value" || part == "key" || part == "value" || part == "down") {
+      out->add_targets(name);
+    }
+  }
+}
+
+// Training continues with the tensors that are there, so that they must be what the job says.
 void CheckSame(Section& adapter, const v1::AdapterSpec& base, const v1::ModelSpec& model) {
   v1::ModelSpec source = model;
   *source.mutable_adapter() = base;
@@ -108,26 +144,15 @@ void ParseAdapter(Section& root, const std::string& directory, v1::ModelSpec* mo
   if (!root.Has("adapter")) return;
   Section adapter = root.Child("adapter");
   const v1::AdapterSpec base = BaseOf(adapter, directory, *model);
-  const bool starts_from = base.rank() > 0;
+  const bool starts_from = base.kind() != v1::ADAPTER_KIND_UNSPECIFIED;
   v1::AdapterSpec* out = model->mutable_adapter();
   out->Clear();
   out->set_from(base.from());
-  out->set_kind(adapter.OneOf("kind", v1::ADAPTER_KIND_LORA));
-  out->set_rank(static_cast<int32_t>(
-      adapter.Integer("rank", starts_from ? base.rank() : kUsualRank, 1, kLargestRank)));
-  // As peft's defaults, both 8, have it: a factor of 1.
-  out->set_alpha(adapter.Number("alpha", starts_from ? base.alpha() : out->rank(), 1e-6, 1e6));
-  out->set_dropout(adapter.Number("dropout", base.dropout(), 0, 0.999));
-  out->set_rslora(adapter.Flag("rslora", base.rslora()));
-  *out->mutable_targets() = base.targets();
-  if (adapter.Has("targets") || !starts_from) {
-    out->clear_targets();
-    for (const std::string& target : Texts(adapter, "targets", model::kAllLinear)) {
-      out->add_targets(target);
-    }
-  }
+  out->set_kind(adapter.OneOf("kind", starts_from ? base.kind() : v1::ADAPTER_KIND_LORA));
+  ParseLowRank(adapter, base, out);
+  ParseTargets(adapter, base, *model, out);
   *out->mutable_train() = base.train();
-  for (const std::string& pattern : Texts(adapter, "train", nullptr)) out->add_train(pattern);
+  for (const std::string& pattern : Texts(adapter, "train")) out->add_train(pattern);
   // The head of a classifier is new, and useless untrained.
   if (model->labels() > 0 && out->train().empty()) out->add_train("classifier.*");
   adapter.Finish();

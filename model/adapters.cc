@@ -19,14 +19,18 @@ const Tensor& WeightOf(const BlockDescription& block, const std::string& name) {
   return *found;
 }
 
-LowRankOptions& LowRankOf(BlockOptions& block) {
-  return *std::visit([](auto& options) { return &options.low_rank; }, block);
+AdapterOptions& AdaptersOf(BlockOptions& block) {
+  return *std::visit([](auto& options) { return &options.adapters; }, block);
 }
 
-// A and B of a part, in the order of flat buffers.
-std::vector<Tensor> TensorsOf(const AdaptablePart& part, int64_t rank,
-                              const BlockDescription& block) {
-  const bool by_rows = WeightOf(block, part.weights.front()).cut == Cut::kRows;
+bool IsCutByRows(const AdaptablePart& part, const BlockDescription& block) {
+  return WeightOf(block, part.weights.front()).cut == Cut::kRows;
+}
+
+// A and B, in the order of flat buffers.
+std::vector<Tensor> LowRankTensors(const AdaptablePart& part, int64_t rank,
+                                   const BlockDescription& block) {
+  const bool by_rows = IsCutByRows(part, block);
   std::vector<Tensor> tensors = {
       Matrix(part.name + kLoraA, rank, WeightOf(block, part.weights.front()).columns,
              by_rows ? Cut::kWhole : Cut::kColumns, Initialization::kUniform)};
@@ -37,8 +41,68 @@ std::vector<Tensor> TensorsOf(const AdaptablePart& part, int64_t rank,
     tensors.back().partial = !by_rows;
     tensors.back().continues = tensors.size() > 2;
   }
-  for (Tensor& tensor : tensors) tensor.of_adapter = true;
   return tensors;
+}
+
+// The factors of outputs, or of inputs.
+std::vector<Tensor> ScaledTensors(const AdaptablePart& part, const BlockDescription& block) {
+  const bool by_rows = IsCutByRows(part, block);
+  std::vector<Tensor> tensors;
+  for (const std::string& weight : part.weights) {
+    const Tensor& declared = WeightOf(block, weight);
+    tensors.push_back(Vector(weight + kIa3, by_rows ? declared.rows : declared.columns, Cut::kRows,
+                             Initialization::kOnes));
+    tensors.back().continues = tensors.size() > 1;
+  }
+  return tensors;
+}
+
+// The outputs of the parts of each product, on this rank.
+std::vector<AdaptedPart> PlacesOf(const std::vector<AdaptablePart>& parts, int tensor,
+                                  uint32_t first_site, const BlockDescription& block) {
+  std::vector<AdaptedPart> places;
+  std::vector<int64_t> outputs(block.products.size());  // so far
+  for (size_t i = 0; i < parts.size(); ++i) {
+    AdaptedPart place;
+    place.name = parts[i].name;
+    place.weights = parts[i].weights;
+    for (const std::string& weight : parts[i].weights) {
+      const Tensor& declared = WeightOf(block, weight);
+      place.outputs += declared.cut == Cut::kRows ? declared.rows / tensor : declared.rows;
+    }
+    int64_t& first = outputs[static_cast<size_t>(parts[i].product)];
+    place.first_output = first;
+    first += place.outputs;
+    place.site = first_site + static_cast<uint32_t>(i);
+    places.push_back(std::move(place));
+  }
+  return places;
+}
+
+// What the adapters of a product keep and need besides.
+void AddBuffers(const AdapterOptions& options, bool is_last, Product* product,
+                BlockDescription* block) {
+  const Rows rows = product->of_memory ? Rows::kMemory : Rows::kAll;
+  const bool scaled = options.kind == AdapterKind::kScaled;
+  int64_t width = 0;  // of the field
+  for (const AdaptedPart& part : product->adapted) {
+    width += scaled ? part.outputs : options.rank;
+    if (scaled || part.outputs < product->outputs) {
+      block->scratch.push_back({"adapter_output", rows, part.outputs});
+    }
+  }
+  if (scaled && product->summed == Summed::kForward) {
+    block->scratch.back() = {"adapter_input", rows, product->inputs};
+    return;
+  }
+  if (!scaled && options.dropout > 0) {
+    block->scratch.push_back({"adapter_input", rows, product->inputs});
+  }
+  product->adapted_field = static_cast<int>(block->fields.size());
+  // Recomputation leaves out a layer's last product.
+  block->fields.push_back(
+      {"adapted", rows, width, false, is_last ? Kept::kAlways : Kept::kUnlessFull});
+  if (!scaled) block->scratch.push_back({"adapter_gradient", rows, width});
 }
 
 }  // namespace
@@ -70,6 +134,7 @@ bool IsTarget(const v1::AdapterSpec& adapter, const std::string& name) {
 }
 
 double LowRankScale(const v1::AdapterSpec& adapter) {
+  if (adapter.kind() == v1::ADAPTER_KIND_IA3) return 1;
   const double rank = adapter.rank();
   return adapter.alpha() / (adapter.rslora() ? std::sqrt(rank) : rank);
 }
@@ -80,7 +145,9 @@ void AddAdapters(const v1::AdapterSpec& adapter, Architecture* architecture) {
   for (Layer& kind : architecture->kinds) {
     for (Sublayer& sublayer : kind.sublayers) {
       for (Branch& branch : sublayer.branches) {
-        LowRankOptions& options = LowRankOf(branch.block);
+        AdapterOptions& options = AdaptersOf(branch.block);
+        options.kind =
+            adapter.kind() == v1::ADAPTER_KIND_IA3 ? AdapterKind::kScaled : AdapterKind::kLowRank;
         options.rank = adapter.rank();
         options.scale = static_cast<float>(LowRankScale(adapter));
         options.dropout = static_cast<float>(adapter.dropout());
@@ -92,46 +159,27 @@ void AddAdapters(const v1::AdapterSpec& adapter, Architecture* architecture) {
   }
 }
 
-void DescribeAdapters(const LowRankOptions& options, const std::vector<AdaptablePart>& parts,
+void DescribeAdapters(const AdapterOptions& options, const std::vector<AdaptablePart>& parts,
                       int tensor, uint32_t first_site, BlockDescription* block) {
   if (options.parts.empty()) return;
-  const auto is_adapted = [&](const std::string& name) {
-    return std::find(options.parts.begin(), options.parts.end(), name) != options.parts.end();
-  };
-  std::vector<int64_t> outputs(block->products.size());  // of the parts so far
+  const std::vector<AdaptedPart> places = PlacesOf(parts, tensor, first_site, *block);
   for (size_t i = 0; i < parts.size(); ++i) {
     const AdaptablePart& part = parts[i];
-    Product& product = block->products[static_cast<size_t>(part.product)];
-    AdaptedPart adapted{.name = part.name, .weights = part.weights};
-    for (const std::string& weight : part.weights) {
-      const Tensor& declared = WeightOf(*block, weight);
-      adapted.outputs += declared.cut == Cut::kRows ? declared.rows / tensor : declared.rows;
+    if (std::find(options.parts.begin(), options.parts.end(), part.name) == options.parts.end()) {
+      continue;
     }
-    int64_t& first = outputs[static_cast<size_t>(part.product)];
-    adapted.first_output = first;
-    first += adapted.outputs;
-    adapted.site = first_site + static_cast<uint32_t>(i);
-    if (!is_adapted(part.name)) continue;
-    for (Tensor& added : TensorsOf(part, options.rank, *block)) {
+    std::vector<Tensor> tensors = options.kind == AdapterKind::kScaled
+                                      ? ScaledTensors(part, *block)
+                                      : LowRankTensors(part, options.rank, *block);
+    for (Tensor& added : tensors) {
+      added.of_adapter = true;
       block->tensors.push_back(std::move(added));
     }
-    const Rows rows = product.of_memory ? Rows::kMemory : Rows::kAll;
-    if (adapted.outputs < product.outputs) {
-      block->scratch.push_back({"adapter_output", rows, adapted.outputs});
-    }
-    if (options.dropout > 0) block->scratch.push_back({"adapter_input", rows, product.inputs});
-    product.adapted.push_back(std::move(adapted));
+    block->products[static_cast<size_t>(part.product)].adapted.push_back(places[i]);
   }
   for (Product& product : block->products) {
     if (product.adapted.empty()) continue;
-    const Rows rows = product.of_memory ? Rows::kMemory : Rows::kAll;
-    const int64_t width = options.rank * static_cast<int64_t>(product.adapted.size());
-    // Recomputation leaves out a layer's last product.
-    const bool is_last = &product == &block->products.back();
-    product.adapted_field = static_cast<int>(block->fields.size());
-    block->fields.push_back(
-        {"adapted", rows, width, false, is_last ? Kept::kAlways : Kept::kUnlessFull});
-    block->scratch.push_back({"adapter_gradient", rows, width});
+    AddBuffers(options, &product == &block->products.back(), &product, block);
   }
 }
 

@@ -1,9 +1,9 @@
 // Adapters of a model: which parts of its products may have one, and what they add to the
 // declarations of blocks. Pure.
 //
-// A product that is cut by the rows of its weight has A whole on every tensor rank and B cut by
-// rows: a rank has a part of A's gradient only. One that is cut by columns has A cut by columns and
-// B whole: a rank adds B times its part of A x, the sum over ranks that the product has anyway
+// LoRA: a product that is cut by the rows of its weight has A whole on every tensor rank and B cut
+// by rows: a rank has a part of A's gradient only. One that is cut by columns has A cut by columns
+// and B whole: a rank adds B times its part of A x, the sum over ranks that the product has anyway
 // makes the result whole, and a rank has a part of B's gradient only. So adapters exchange nothing
 // but gradients of whole tensors (Tensor::partial).
 #pragma once
@@ -37,7 +37,8 @@ inline constexpr char kAllLinear[] = "all-linear";
 // or is kAllLinear.
 bool IsTarget(const v1::AdapterSpec& adapter, const std::string& name);
 
-// What B (A x) is multiplied with: alpha / rank, or alpha / sqrt(rank) (Kalajdzievski 2023).
+// What B (A x) is multiplied with: alpha / rank, or alpha / sqrt(rank) (Kalajdzievski 2023). 1 for
+// adapters without rank.
 double LowRankScale(const v1::AdapterSpec& adapter);
 
 // Gives the blocks of the architecture the adapters that a job asks for. All other tensors are
@@ -46,7 +47,7 @@ void AddAdapters(const v1::AdapterSpec& adapter, Architecture* architecture);
 
 // Adds what the options ask for to a block's description, whose tensors and products are there.
 // `first_site`: of the block's first part (kernels/random.h).
-void DescribeAdapters(const LowRankOptions& options, const std::vector<AdaptablePart>& parts,
+void DescribeAdapters(const AdapterOptions& options, const std::vector<AdaptablePart>& parts,
                       int tensor, uint32_t first_site, BlockDescription* block);
 
 }  // namespace tercio::model

@@ -40,9 +40,9 @@ struct Scratch {
 // of its weight (backward) or by the columns (forward).
 enum class Summed { kForward, kBackward };
 
-// Outputs of a product that an adapter adds to (LowRankOptions), on this rank. Its tensors are
+// Outputs of a product that an adapter changes (AdapterOptions), on this rank. Its tensors are
 // NAME.lora_a, and WEIGHT.lora_b of each of the weights that make up the outputs, which lie behind
-// each other as one matrix.
+// each other as one matrix; or WEIGHT.ia3, which lie behind each other as one vector.
 struct AdaptedPart {
   std::string name;                  // "query", or of joined products "query_key_value"
   std::vector<std::string> weights;  // "query"
@@ -63,7 +63,8 @@ struct Product {
   bool activates_gradient = false;
   Activation activation = Activation::kGeluTanh;
   std::vector<AdaptedPart> adapted = {};
-  // The block's field that holds A x of each of them, one behind the other: (rows x rank) each.
+  // The block's field that holds A x of each of them, or y before it is scaled, one behind the
+  // other: (rows x rank) or (rows x outputs) each. -1: there is none.
   int adapted_field = -1;
 };
 
@@ -90,8 +91,9 @@ struct BlockDescription {
 // Names of the tensors of an adapter behind those of a part.
 inline constexpr char kLoraA[] = ".lora_a";
 inline constexpr char kLoraB[] = ".lora_b";
+inline constexpr char kIa3[] = ".ia3";
 inline bool IsOfAdapter(std::string_view tensor) {
-  return tensor.ends_with(kLoraA) || tensor.ends_with(kLoraB);
+  return tensor.ends_with(kLoraA) || tensor.ends_with(kLoraB) || tensor.ends_with(kIa3);
 }
 
 }  // namespace tercio::model

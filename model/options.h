@@ -43,10 +43,14 @@ struct RelativeBiasOptions {
   std::string shared;  // full name of the table (heads x buckets), which several layers share
 };
 
-// What is trained beside the frozen products of a block: for parts of their outputs ("query"),
-// y += scale * B (A dropout(x)), A rank x inputs, B outputs x rank (Hu et al. 2022).
-struct LowRankOptions {
+// What is trained beside the frozen products of a block, for parts of their outputs ("query").
+//   kLowRank  y += scale * B (A dropout(x)), A rank x inputs, B outputs x rank (Hu et al. 2022)
+//   kScaled   y = l * y, elementwise, or, of a product that tensor ranks cut by columns, y of l * x
+//             (Liu et al. 2022, "IA3")
+enum class AdapterKind { kLowRank, kScaled };
+struct AdapterOptions {
   std::vector<std::string> parts;  // empty: the block has none
+  AdapterKind kind = AdapterKind::kLowRank;
   int64_t rank = 0;
   float scale = 1;
   float dropout = 0;  // of x
@@ -70,7 +74,7 @@ struct AttentionOptions {
   Initialization output_initialization = Initialization::kResidualNormal;
   // Query, key and value are published as one product, whose adapters share A: one part.
   bool joined = false;
-  LowRankOptions low_rank;
+  AdapterOptions adapters;
 };
 
 // Attention of a stream's rows to those of the model's first stream, all of them (Vaswani et al.
@@ -80,7 +84,7 @@ struct CrossAttentionOptions {
   int64_t heads = 0;
   int64_t head_dim = 0;
   float scale = 0;  // as in AttentionOptions
-  LowRankOptions low_rank;
+  AdapterOptions adapters;
 };
 
 // down(f(up x)), or, gated, down(f(gate x) * up x) (Shazeer 2020).
@@ -92,7 +96,7 @@ struct MlpOptions {
   bool bias = false;
   Initialization output_initialization = Initialization::kResidualNormal;
   bool joined = false;  // gate and up are published as one product: one part for adapters
-  LowRankOptions low_rank;
+  AdapterOptions adapters;
 };
 
 using BlockOptions = std::variant<AttentionOptions, MlpOptions, CrossAttentionOptions>;

@@ -26,6 +26,7 @@ constexpr Word kNormPlacements[] = {
 };
 constexpr Word kAdapterKinds[] = {
     {v1::ADAPTER_KIND_LORA, "lora"},
+    {v1::ADAPTER_KIND_IA3, "ia3"},
 };
 constexpr Word kOptimizerKinds[] = {
     {v1::OPTIMIZER_KIND_ADAMW, "adamw"},

@@ -52,7 +52,11 @@ void RefuseOthers(ConfigReader* config) {
 
 absl::Status ReadSpec(const nlohmann::json& json, const std::string& path, v1::AdapterSpec* spec) {
   ConfigReader config(json, path);
-  config.OnlyText("peft_type", "LORA", {"LORA"});
+  config.OnlyText("peft_type", "LORA", {"LORA", "IA3"});
+  if (config.TextOr("peft_type", "LORA") == "IA3") {
+    spec->set_kind(v1::ADAPTER_KIND_IA3);
+    return config.status();
+  }
   spec->set_kind(v1::ADAPTER_KIND_LORA);
   spec->set_rank(config.Size("r"));
   if (spec->rank() > kLargestRank) {
@@ -116,14 +120,45 @@ class PeftAdapter::Loader {
       if (rest != ".weight") break;
       return PlaceLowRank(entry, name.substr(0, at), part[6] == 'A');
     }
+    constexpr std::string_view kFactors = ".ia3_l";
+    if (const size_t at = name.find(kFactors); at != std::string_view::npos) {
+      std::string_view rest = name.substr(at + kFactors.size());
+      RemovePrefix(".default", &rest);
+      if (rest.empty()) return PlaceFactors(entry, name.substr(0, at));
+    }
     PlaceWhole(entry, std::string(name));
   }
 
-  void PlaceLowRank(const TensorEntry& entry, std::string_view name, bool is_a) {
+  // Null where the adapter is of another kind than such a tensor, or the model lacks the module.
+  const PeftModule* ModuleOf(std::string_view name, v1::AdapterKind kind) const {
     const auto module = std::find_if(modules_.begin(), modules_.end(), [&](const PeftModule& m) {
       return m.module == name || m.suffix == name;
     });
-    if (module == modules_.end()) return Unknown(entry);
+    return module == modules_.end() || adapter_.spec_.kind() != kind ? nullptr : &*module;
+  }
+
+  void PlaceFactors(const TensorEntry& entry, std::string_view name) {
+    const PeftModule* const module = ModuleOf(name, v1::ADAPTER_KIND_IA3);
+    if (module == nullptr) return Unknown(entry);
+    const HuggingFaceTensor& weight = module->weight;
+    const bool of_inputs = module->cut_by_columns;
+    const std::vector<int64_t> shape = of_inputs ? std::vector<int64_t>{1, weight.inputs}
+                                                 : std::vector<int64_t>{weight.outputs, 1};
+    if (!Fits(entry, shape)) return;
+    targets_[module->target].insert(module->block);
+    for (size_t i = 0; i < weight.parts.size(); ++i) {
+      const HuggingFacePart part =
+          of_inputs ? HuggingFacePart{"", 0, weight.inputs, weight.inputs, weight.inputs}
+                    : weight.parts[i];
+      const std::string tensor = module->TensorOfFactors(module->part.weights[i]);
+      Add(tensor, entry, part, 1, of_inputs ? weight.inputs : weight.outputs);
+      adapter_.places_[tensor].is_vector = true;
+    }
+  }
+
+  void PlaceLowRank(const TensorEntry& entry, std::string_view name, bool is_a) {
+    const PeftModule* const module = ModuleOf(name, v1::ADAPTER_KIND_LORA);
+    if (module == nullptr) return Unknown(entry);
     const HuggingFaceTensor& weight = module->weight;
     const int64_t rank = adapter_.spec_.rank();
     const std::vector<int64_t> shape = is_a ? std::vector<int64_t>{rank, weight.inputs}

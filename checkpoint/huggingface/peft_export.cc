@@ -49,6 +49,9 @@ class PeftExporter {
   absl::Status Read() {
     for (const PeftModule& module : modules_) {
       if (reader_.Has(module.TensorA())) TERCIO_RETURN_IF_ERROR(ReadModule(module));
+      if (reader_.Has(module.TensorOfFactors(module.part.weights.front()))) {
+        TERCIO_RETURN_IF_ERROR(ReadFactors(module));
+      }
     }
     return ReadTrained();
   }
@@ -73,12 +76,37 @@ class PeftExporter {
     tensor.values = std::move(values);
   }
 
+  void AddTarget(const PeftModule& module, std::vector<std::string>* targets) {
+    if (std::find(targets->begin(), targets->end(), module.target) == targets->end()) {
+      targets->push_back(module.target);
+    }
+  }
+
+  absl::Status ReadFactors(const PeftModule& module) {
+    const HuggingFaceTensor& weight = module.weight;
+    AddTarget(module, &targets_);
+    if (module.cut_by_columns) AddTarget(module, &feedforward_);
+    const int64_t count = module.cut_by_columns ? weight.inputs : weight.outputs;
+    std::vector<float> factors(static_cast<size_t>(count));
+    for (size_t i = 0; i < weight.parts.size(); ++i) {
+      const std::string tensor = module.TensorOfFactors(module.part.weights[i]);
+      const HuggingFacePart part =
+          module.cut_by_columns ? HuggingFacePart{"", 0, count, count, count} : weight.parts[i];
+      for (int64_t row = 0; row < part.rows; row += part.run) {
+        TERCIO_RETURN_IF_ERROR(reader_.ReadSlice(RowsOf(tensor, {part.rows}, row, row + part.run),
+                                                 factors.data() + part.OutputOf(row)));
+      }
+    }
+    std::vector<int64_t> shape = {count, 1};
+    if (module.cut_by_columns) std::swap(shape[0], shape[1]);
+    Add(module.module + ".ia3_l", std::move(shape), std::move(factors));
+    return absl::OkStatus();
+  }
+
   absl::Status ReadModule(const PeftModule& module) {
     const int64_t rank = reader_.model().adapter().rank();
     const HuggingFaceTensor& weight = module.weight;
-    if (std::find(targets_.begin(), targets_.end(), module.target) == targets_.end()) {
-      targets_.push_back(module.target);
-    }
+    AddTarget(module, &targets_);
     std::vector<float> a(static_cast<size_t>(rank * weight.inputs));
     TERCIO_RETURN_IF_ERROR(
         reader_.ReadSlice(RowsOf(module.TensorA(), {rank, weight.inputs}, 0, rank), a.data()));
@@ -150,37 +178,44 @@ class PeftExporter {
     return absl::OkStatus();
   }
 
+  static nlohmann::ordered_json Names(const PeftTargets& targets) {
+    if (!targets.pattern.empty()) return targets.pattern;
+    return targets.ends;
+  }
+
   nlohmann::ordered_json Config() const {
     const v1::ModelSpec& model = reader_.model();
     const v1::AdapterSpec& adapter = model.adapter();
-    const PeftTargets targets = PeftTargetsOf(model, targets_);
-    const model::Architecture architecture = model::ArchitectureOf(model);
-    nlohmann::ordered_json json = {{"peft_type", "LORA"},
+    const bool low_rank = adapter.kind() == v1::ADAPTER_KIND_LORA;
+    nlohmann::ordered_json json = {{"peft_type", low_rank ? "LORA" : "IA3"},
                                    {"task_type", nullptr},
                                    {"base_model_name_or_path", nullptr},
-                                   {"r", adapter.rank()},
-                                   {"lora_alpha", adapter.alpha()},
-                                   {"lora_dropout", adapter.dropout()},
-                                   {"use_rslora", adapter.rslora()},
-                                   {"target_modules", targets.ends},
+                                   {"target_modules", Names(PeftTargetsOf(model, targets_))},
                                    {"modules_to_save", nullptr},
                                    {"fan_in_fan_out", false},
-                                   {"bias", "none"},
-                                   {"init_lora_weights", true},
                                    {"inference_mode", true}};
-    if (architecture.causal) json["task_type"] = "CAUSAL_LM";
+    if (low_rank) {
+      json.update({{"r", adapter.rank()},
+                   {"lora_alpha", adapter.alpha()},
+                   {"lora_dropout", adapter.dropout()},
+                   {"use_rslora", adapter.rslora()},
+                   {"bias", "none"},
+                   {"init_lora_weights", true}});
+      // A whole number, where it is one, is how peft writes it.
+      const auto whole = static_cast<int64_t>(adapter.alpha());
+      if (adapter.alpha() == static_cast<double>(whole)) json["lora_alpha"] = whole;
+    } else {
+      json["feedforward_modules"] = Names(PeftTargetsOf(model, feedforward_));
+      json["init_ia3_weights"] = true;
+    }
+    if (model::ArchitectureOf(model).causal) json["task_type"] = "CAUSAL_LM";
     if (model.labels() > 0) json["task_type"] = "SEQ_CLS";
     if (!model.from().empty()) json["base_model_name_or_path"] = model.from();
-    if (!targets.pattern.empty()) json["target_modules"] = targets.pattern;
     for (const PeftModule& module : modules_) {
       // GPT-2's products are stored the other way round, which peft wants to know.
       if (module.weight.transposed) json["fan_in_fan_out"] = true;
     }
     if (!saved_.empty()) json["modules_to_save"] = saved_;
-    // A whole number, where it is one, is how peft writes it.
-    if (adapter.alpha() == static_cast<double>(static_cast<int64_t>(adapter.alpha()))) {
-      json["lora_alpha"] = static_cast<int64_t>(adapter.alpha());
-    }
     return json;
   }
 
@@ -188,7 +223,8 @@ class PeftExporter {
   const std::vector<PeftModule> modules_;
   std::vector<PeftTensor> tensors_;
   std::vector<std::string> targets_;
-  std::set<std::string> saved_;  // modules
+  std::vector<std::string> feedforward_;  // those of IA3 whose inputs are scaled
+  std::set<std::string> saved_;           // modules
 };
 
 }  // namespace

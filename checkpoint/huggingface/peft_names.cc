@@ -11,6 +11,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "model/architecture.h"
+#include "model/layer.h"
 
 namespace tercio::checkpoint {
 namespace {
@@ -46,6 +47,11 @@ bool HasNumber(std::string_view end) {
   });
 }
 
+bool IsCutByColumns(const model::BlockOptions& block, const model::AdaptablePart& part) {
+  return model::Describe(block, 1).products[static_cast<size_t>(part.product)].summed ==
+         model::Summed::kForward;
+}
+
 }  // namespace
 
 std::vector<PeftModule> PeftModulesOf(const v1::ModelSpec& spec) {
@@ -72,7 +78,8 @@ std::vector<PeftModule> PeftModulesOf(const v1::ModelSpec& spec) {
           const HuggingFaceTensor& tensor = found->second;
           modules.push_back({std::string(absl::StripSuffix(tensor.name, kWeight)),
                              std::string(absl::StripSuffix(tensor.suffix, kWeight)), block,
-                             branch.name + "." + part.name, part, tensor});
+                             branch.name + "." + part.name, part,
+                             IsCutByColumns(branch.block, part), tensor});
         }
       }
     }

@@ -22,11 +22,15 @@ struct PeftModule {
   std::string block;   // "layers.0.attention.", before the part's name
   std::string target;  // "attention.query"
   model::AdaptablePart part;
-  HuggingFaceTensor weight;  // the module's
+  bool cut_by_columns = false;  // IA3 scales its inputs: peft's feedforward_modules
+  HuggingFaceTensor weight;     // the module's
 
   std::string TensorA() const { return block + part.name + model::kLoraA; }
   std::string TensorB(const std::string& of_weight) const {
     return block + of_weight + model::kLoraB;
+  }
+  std::string TensorOfFactors(const std::string& of_weight) const {
+    return block + of_weight + model::kIa3;
   }
 };
 

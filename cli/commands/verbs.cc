@@ -77,10 +77,7 @@ OptionTable FollowsToTheEnd(bool* follow) {
 // A directory to create, and its format.
 OptionTable Destination(std::string* directory, std::string* format) {
   return {{"--output", directory, "directory to create", {Required()}},
-          {"--format",
-           format,
-           "hf (Hugging Face), megatron (Megatron-LM) or peft (an adapter alone)",
-           {Required()}}};
+          {"--format", format, "hf, megatron (Megatron-LM) or peft (an adapter)", {Required()}}};
 }
 
 OptionTable Checkpoint(ModelOptions& model, const char* name) {
@@ -430,22 +427,18 @@ void DeclareCheckpointVerbs(CommandLine& line) {
       [](GlobalOptions& g) { return Format(g); });
   DeclareStoredCheckpoints(line, group);
   line.AddVerb<CheckpointImportOptions>(
-      {"import",
-       "convert a Hugging Face directory, a Megatron-LM checkpoint or an adapter of peft to a "
-       "checkpoint",
+      {"import", "convert a directory of transformers, Megatron-LM or peft to a checkpoint",
        "checkpoint import ./gpt2 --format hf --output ./gpt2.tercio"},
       CheckpointImport,
       [](GlobalOptions& g, CheckpointImportOptions& o) {
-        return Join({{{"directory", &o.source, "directory to convert", {Required()}}},
+        return Join({{{"directory", &o.source, "directory to convert", {Required()}},
+                      {"--base", &o.base, "model of an adapter (default: the one it names)"}},
                      ShortFormat(g),
-                     Destination(&o.directory, &o.model_format),
-                     {{"--base", &o.base,
-                       "directory of the adapter's model (default: what its adapter_config.json "
-                       "names); peft only"}}});
+                     Destination(&o.directory, &o.model_format)});
       },
       group);
   line.AddVerb<CheckpointExportOptions>(
-      {"export", "convert a checkpoint to a directory that transformers, Megatron-LM or peft loads",
+      {"export", "convert a checkpoint to a directory of transformers, Megatron-LM or peft",
        "checkpoint export job-1a2b3c4d --format hf --output ./model"},
       CheckpointExport,
       [](GlobalOptions& g, CheckpointExportOptions& o) {

@@ -40,7 +40,7 @@ checkpoint list -o,--output REACH --state-dir job
 checkpoint verify -o,--output REACH --state-dir job --step
 checkpoint prune -o,--output REACH --state-dir job --keep-last --dry-run
 checkpoint now -o,--output REACH --state-dir job --timeout
-checkpoint import directory -o --output --format --base
+checkpoint import directory --base -o --output --format
 checkpoint export REACH --state-dir job --step -o --output --format --max-shard-size --merge --dtype --tensor --pipeline --layout
 login -o,--output REACH --token-file --token --enroll --check
 data -o,--output

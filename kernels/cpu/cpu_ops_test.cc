@@ -360,7 +360,7 @@ TEST_F(CpuOpsTest, CrossEntropyGoesThroughASoftCap) {
   }
 }
 
-// Of rows that are wider on both sides; what lies between them stays.
+// Rows are wider on both sides; what lies between the columns stays.
 TEST_F(CpuOpsTest, ColumnsAreMultipliedDroppedAndAdded) {
   const int64_t rows = 6;  // two sequences of three tokens
   const int64_t columns = 301;

@@ -80,7 +80,7 @@ BlockDescription Describe(const AttentionOptions& options, int tensor) {
   block.elements_per_key = at.queries;
   block.most_keys = options.window;
   block.causal = options.causal;
-  DescribeAdapters(options.low_rank, AdaptablePartsOf(options), tensor,
+  DescribeAdapters(options.adapters, AdaptablePartsOf(options), tensor,
                    kernels::kAdapterSiteAttention, &block);
   return block;
 }

@@ -1,5 +1,7 @@
 #include "model/blocks/cross_attention.h"
 
+#include "kernels/random.h"
+
 namespace tercio::model {
 
 BlockDescription Describe(const CrossAttentionOptions& o, int tensor) {
@@ -29,9 +31,17 @@ BlockDescription Describe(const CrossAttentionOptions& o, int tensor) {
   block.divided = {{"model.heads", o.heads}};
   block.elements_per_key = width;
   block.reads_memory = true;
+  DescribeAdapters(o.adapters, AdaptablePartsOf(o), tensor, kernels::kAdapterSiteCrossAttention,
+                   &block);
   return block;
 }
 
-std::vector<AdaptablePart> AdaptablePartsOf(const CrossAttentionOptions&) { return {}; }
+std::vector<AdaptablePart> AdaptablePartsOf(const CrossAttentionOptions&) {
+  using Products = CrossAttentionProducts;
+  return {{"query", {"query"}, Products::kQuery},
+          {"key", {"key"}, Products::kKeysAndValues},
+          {"value", {"value"}, Products::kKeysAndValues},
+          {"output", {"output"}, Products::kOutput}};
+}
 
 }  // namespace tercio::model

@@ -15,7 +15,6 @@ struct CrossAttentionProducts {
 };
 
 BlockDescription Describe(const CrossAttentionOptions& options, int tensor);
-// None: cross attention takes no adapters in this version.
 std::vector<AdaptablePart> AdaptablePartsOf(const CrossAttentionOptions& options);
 
 }  // namespace tercio::model

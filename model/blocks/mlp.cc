@@ -35,7 +35,7 @@ BlockDescription Describe(const MlpOptions& o, int tensor) {
                      .activates_gradient = !o.gated,
                      .activation = o.activation}};
   block.divided = {{"model.ffn_hidden", o.width}};
-  DescribeAdapters(o.low_rank, AdaptablePartsOf(o), tensor, kernels::kAdapterSiteMlp, &block);
+  DescribeAdapters(o.adapters, AdaptablePartsOf(o), tensor, kernels::kAdapterSiteMlp, &block);
   return block;
 }
 

@@ -1,4 +1,4 @@
-"""Runs every example of docs/guide.md, in order and in one directory, with the real programs.
+"""Runs every example of docs/guide.md and docs/finetuning.md, in order and in one directory each, with the real programs.
 
 A ```yaml block begins with a line `# file: NAME` and becomes that file. A ```sh block is run by bash, where an error
 ends it and $REPOSITORY is this repository. A ```text block behind it is what it prints (stdout and stderr): a line `...`
@@ -16,7 +16,7 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import python_cases  # noqa: E402
 from harness import BIN, ROOT, SECONDS, TercioTest  # noqa: E402
 
-PAGE = os.path.join(ROOT, "docs", "guide.md")
+DOCUMENTS = os.path.join(ROOT, "docs")
 
 # line: that of the opening fence, from 1. language: the word behind it.
 Block = namedtuple("Block", "line language text")
@@ -94,9 +94,15 @@ class PageTest(TercioTest):
 
 class Guide(PageTest):
 
+    def run_document(self, name):
+        with open(os.path.join(DOCUMENTS, name), encoding="utf-8") as file:
+            self.run_page(file.read(), f"docs/{name}")
+
     def test_every_example_runs_and_prints_what_the_page_says(self):
-        with open(PAGE, encoding="utf-8") as file:
-            self.run_page(file.read(), os.path.relpath(PAGE, ROOT))
+        self.run_document("guide.md")
+
+    def test_every_example_of_fine_tuning_does(self):
+        self.run_document("finetuning.md")
 
 
 class Runner(PageTest):

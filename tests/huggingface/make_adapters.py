@@ -19,7 +19,8 @@ import shutil
 import sys
 
 import torch
-from peft import LoraConfig, TaskType, get_peft_model
+from peft import IA3Config, LoraConfig, TaskType, get_peft_model
+from peft.tuners.ia3 import IA3Layer
 from peft.tuners.lora import LoraLayer
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
@@ -38,7 +39,12 @@ ADAPTERS = {
     "phi3": LoraConfig(r=4, lora_alpha=2, target_modules=["qkv_proj", "gate_up_proj"], task_type=TaskType.CAUSAL_LM),
     "bert_classes": LoraConfig(r=4, lora_alpha=8, target_modules=["query", "value", "intermediate.dense"], task_type=TaskType.SEQ_CLS),
 }
-CURVES = ("gpt2", "llama_bf16")
+# These have the same bases.
+ADAPTERS["gpt2_ia3"] = IA3Config(target_modules=["c_attn", "mlp.c_proj"], feedforward_modules=["mlp.c_proj"], fan_in_fan_out=True,
+                                 task_type=TaskType.CAUSAL_LM)
+ADAPTERS["llama_bf16_ia3"] = IA3Config(target_modules=["k_proj", "v_proj", "down_proj"], feedforward_modules=["down_proj"],
+                                       task_type=TaskType.CAUSAL_LM)
+CURVES = ("gpt2", "llama_bf16", "llama_bf16_ia3")
 
 
 def batch(step):
@@ -78,17 +84,21 @@ def fixture(name):
     classes = name == "bert_classes"
     folder = os.path.join(HERE, "adapters", name)
     shutil.rmtree(folder, ignore_errors=True)
+    base_name = name.removesuffix("_ia3")
     auto = AutoModelForSequenceClassification if classes else AutoModelForCausalLM
-    base = auto.from_pretrained(os.path.join(HERE, "fixtures", name), dtype=torch.float32, attn_implementation="eager")
+    base = auto.from_pretrained(os.path.join(HERE, "fixtures", base_name), dtype=torch.float32, attn_implementation="eager")
     model = get_peft_model(base, ADAPTERS[name])
     generator = torch.Generator().manual_seed(1)
     for module in model.modules():
+        if isinstance(module, IA3Layer):
+            factors = module.ia3_l["default"]
+            factors.data = 1 + 0.3 * torch.randn(factors.shape, generator=generator)
         if not isinstance(module, LoraLayer):
             continue
         for factors, deviation in ((module.lora_A, 0.3), (module.lora_B, 0.05)):
             weight = factors["default"].weight
             weight.data = torch.randn(weight.shape, generator=generator) * deviation
-    model.peft_config["default"].base_model_name_or_path = f"../../fixtures/{name}"
+    model.peft_config["default"].base_model_name_or_path = f"../../fixtures/{base_name}"
     model.save_pretrained(folder)
     os.remove(os.path.join(folder, "README.md"))
     model = model.double().eval()

@@ -35,6 +35,13 @@ v1::JobSpec Of(v1::Architecture architecture) {
   return spec;
 }
 
+v1::JobSpec Scaled(v1::JobSpec spec, const std::vector<std::string>& targets) {
+  v1::AdapterSpec* adapter = spec.mutable_model()->mutable_adapter();
+  adapter->set_kind(v1::ADAPTER_KIND_IA3);
+  adapter->mutable_targets()->Assign(targets.begin(), targets.end());
+  return spec;
+}
+
 Case Divided(Case c, int zero_stage) {
   c.zero_stage = zero_stage;
   if (zero_stage > 1 && c.data > 1) c.micro_batch = 1;  // a lane has one sequence
@@ -61,6 +68,8 @@ TEST(Adapters, PipelineAndDataDegreesHaveTheSameBits) {
                                      Divided(kShards, 3)};
   ExpectSameGrid(Adapted(SmallJob(), 0.1), layouts);
   ExpectSameGrid(Adapted(SmallLlama(), 0.1), layouts);
+  ExpectSameGrid(Scaled(SmallJob(), {"attention.query_key_value", "mlp.down"}), layouts);
+  ExpectSameGrid(Adapted(SmallT5(), 0.1), {kOneRank, kStages, Divided(kStages, 3)});
 }
 
 TEST(Adapters, TensorRanksHaveTheSameBitsInEveryDivision) {
@@ -75,7 +84,8 @@ TEST(Adapters, TensorRanksHaveTheLossesOfOne) {
   for (const v1::JobSpec& spec :
        {Adapted(SmallJob(), 0.1), Adapted(SmallLlama(), 0.1),
         Adapted(Of(v1::ARCHITECTURE_GPT_NEOX)), Adapted(Of(v1::ARCHITECTURE_PHI3)),
-        Adapted(SmallBert(kPre)), Adapted(SmallJob(), 0, {"mlp.down", "attention.output"})}) {
+        Adapted(SmallBert(kPre)), Adapted(SmallT5(), 0.1), Scaled(SmallLlama(), {"all-linear"}),
+        Adapted(SmallJob(), 0, {"mlp.down", "attention.output"})}) {
     const RunResult one = Train(spec, kOneRank);
     for (const Case& c : {kTensors, kEverything, kRows, Divided(kEverything, 3)}) {
       SCOPED_TRACE(NameOf(c));

@@ -96,18 +96,21 @@ TEST(MemoryPlan, ChosenTargetsUseAllOfIt) {
 }
 
 TEST(MemoryPlan, AdaptersUseAllOfIt) {
-  for (v1::JobSpec spec : {SmallJob(), SmallLlama()}) {
-    v1::AdapterSpec* adapter = spec.mutable_model()->mutable_adapter();
-    adapter->set_rank(4);
-    adapter->set_alpha(4);
-    adapter->set_dropout(0.1);
-    adapter->add_targets("all-linear");
-    for (const v1::Precision precision : {v1::PRECISION_FP32, v1::PRECISION_BF16}) {
-      ExpectUsed(With(spec, precision), kOneRank);
-      Case c = {2, 2, 2, 1, 1, k1f1b, kSelective, 1, true};
-      ExpectUsed(With(spec, precision), c);
-      c.zero_stage = 3;
-      ExpectUsed(With(spec, precision), c);
+  for (const v1::AdapterKind kind : {v1::ADAPTER_KIND_LORA, v1::ADAPTER_KIND_IA3}) {
+    for (v1::JobSpec spec : {SmallJob(), SmallLlama(), SmallT5()}) {
+      v1::AdapterSpec* adapter = spec.mutable_model()->mutable_adapter();
+      adapter->set_kind(kind);
+      adapter->set_rank(4);
+      adapter->set_alpha(4);
+      if (kind == v1::ADAPTER_KIND_LORA) adapter->set_dropout(0.1);
+      adapter->add_targets("all-linear");
+      for (const v1::Precision precision : {v1::PRECISION_FP32, v1::PRECISION_BF16}) {
+        ExpectUsed(With(spec, precision), kOneRank);
+        Case c = {2, 2, 2, 1, 1, k1f1b, kSelective, 1, true};
+        if (spec.model().decoder_layers() > 0) c.sequence_parallel = false;
+        c.zero_stage = 3;
+        ExpectUsed(With(spec, precision), c);
+      }
     }
   }
 }

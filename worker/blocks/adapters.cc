@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "common/check.h"
 #include "kernels/random.h"
 
 namespace tercio::blocks {
@@ -14,52 +15,68 @@ int64_t FirstChannel(const model::Product& product, const Tools& tools) {
   return tools.tensor.index() * ((product.inputs + 3) / 4 * 4);
 }
 
+// The tensors of several weights, which lie behind each other, as one; empty where there are none.
+WeightRef Joined(const WeightFinder& weights, const std::vector<std::string>& names,
+                 const char* kind) {
+  WeightRef joined;
+  for (const std::string& name : names) {
+    const WeightRef part = weights.Find(name + kind);
+    if (joined.elements == 0) {
+      joined = part;
+    } else {
+      joined.elements += part.elements;
+    }
+  }
+  return joined;
+}
+
 }  // namespace
 
-Adapters::Adapters(const model::LowRankOptions& options, ProductId product,
+Adapters::Adapters(const model::AdapterOptions& options, ProductId product,
                    const WeightFinder& weights, int layer, const Tools& tools)
     : options_(options),
       product_(tools.products.DeclarationOf(product)),
       layer_(layer),
       tools_(tools),
       first_channel_(FirstChannel(product_, tools)) {
+  int64_t kept = 0;
   for (const model::AdaptedPart& adapted : product_.adapted) {
     Part part{};
     part.a = weights.Find(adapted.name + model::kLoraA);
-    for (const std::string& weight : adapted.weights) {
-      const WeightRef b = weights.Find(weight + model::kLoraB);
-      if (part.b.elements == 0) {
-        part.b = b;
-      } else {
-        part.b.elements += b.elements;
-      }
-    }
+    part.b = Joined(weights, adapted.weights, model::kLoraB);
+    part.factors = Joined(weights, adapted.weights, model::kIa3);
     part.first_output = adapted.first_output;
     part.outputs = adapted.outputs;
+    part.first_kept = kept;
     part.site = adapted.site;
+    kept += IsLowRank() ? options_.rank : adapted.outputs;
     parts_.push_back(part);
   }
   if (parts_.empty()) return;
-  gradient_ = tools.Scratch("adapter_gradient");
-  if (options_.dropout > 0) input_ = tools.Scratch("adapter_input");
-  if (!IsWhole(parts_.front())) output_ = tools.Scratch("adapter_output");
+  if (IsLowRank()) gradient_ = tools.Scratch("adapter_gradient");
+  if (ScalesInput() || options_.dropout > 0) input_ = tools.Scratch("adapter_input");
+  if (!ScalesInput() && !(IsLowRank() && IsWhole(parts_.front()))) {
+    output_ = tools.Scratch("adapter_output");
+  }
 }
 
-kernels::Values Adapters::KeptOf(const Pass& pass, const Frame& frame, size_t part) const {
-  return frame.Values(product_.adapted_field) +
-         static_cast<int64_t>(part) * pass.rows * options_.rank;
+kernels::Values Adapters::KeptOf(const PassRows& rows, const Frame& frame, const Part& part) const {
+  return frame.Values(product_.adapted_field) + part.first_kept * rows.rows;
 }
 
-kernels::Values Adapters::GradientOf(const Pass& pass, size_t part) const {
-  return gradient_ + static_cast<int64_t>(part) * pass.rows * options_.rank;
+kernels::Values Adapters::GradientOf(const PassRows& rows, const Part& part) const {
+  return gradient_ + part.first_kept * rows.rows;
 }
 
-kernels::Dropout Adapters::DropoutOf(const Pass& pass, const Part& part, int64_t first_row) const {
+kernels::Dropout Adapters::DropoutOf(const Pass& pass, const PassRows& rows, const Part& part,
+                                     int64_t first_row) const {
   const DropoutSource source{options_.dropout, kernels::AdapterSeed(tools_.dropout.seed)};
-  return source.At(pass, layer_, part.site, first_row);
+  kernels::Dropout dropout = source.At(pass, layer_, part.site, first_row);
+  dropout.tokens = rows.tokens;
+  return dropout;
 }
 
-kernels::ConstValues Adapters::InputOf(const Pass& pass, const Part& part,
+kernels::ConstValues Adapters::Dropped(const Pass& pass, const PassRows& rows, const Part& part,
                                        const plan::RowPiece& piece, kernels::ConstValues x) {
   if (!Drops(pass)) return x;
   tools_.ops.Columns({.from = x,
@@ -68,103 +85,224 @@ kernels::ConstValues Adapters::InputOf(const Pass& pass, const Part& part,
                       .to_stride = product_.inputs,
                       .rows = piece.count,
                       .columns = product_.inputs,
-                      .dropout = DropoutOf(pass, part, piece.first),
+                      .dropout = DropoutOf(pass, rows, part, piece.first),
                       .first_channel = first_channel_});
   return input_;
 }
 
-void Adapters::Forward(const Pass& pass, const Frame& frame, const plan::RowPiece& piece,
-                       kernels::ConstValues x, kernels::Values y) {
-  const int64_t rank = options_.rank;
-  for (size_t i = 0; i < parts_.size(); ++i) {
-    const Part& part = parts_[i];
-    const kernels::Values kept = KeptOf(pass, frame, i) + piece.first * rank;
-    tools_.ops.Matmul({.x = InputOf(pass, part, piece, x),
-                       .w = part.a.In(tools_.parameters),
-                       .bias = nullptr,
-                       .y = kept,
-                       .m = piece.count,
-                       .n = rank,
-                       .k = product_.inputs});
-    // Scaled here, where it is smallest; the gradient of B reads it so.
-    tools_.ops.Scale(kept, options_.scale, piece.count * rank);
-    const bool whole = IsWhole(part);
-    tools_.ops.Matmul({.x = kept,
-                       .w = part.b.In(tools_.parameters),
-                       .bias = nullptr,
-                       .y = whole ? y : output_,
-                       .m = piece.count,
-                       .n = part.outputs,
-                       .k = rank,
-                       .accumulate = whole});
-    if (whole) continue;
-    tools_.ops.Columns({.from = output_,
-                        .from_stride = part.outputs,
-                        .to = y + part.first_output,
-                        .to_stride = product_.outputs,
-                        .rows = piece.count,
-                        .columns = part.outputs,
-                        .accumulate = true});
-  }
+kernels::ConstValues Adapters::Input(const plan::RowPiece& piece, kernels::ConstValues x) {
+  if (empty() || !ScalesInput()) return x;
+  tools_.ops.Columns({.from = x,
+                      .from_stride = product_.inputs,
+                      .to = input_,
+                      .to_stride = product_.inputs,
+                      .rows = piece.count,
+                      .columns = product_.inputs,
+                      .times = parts_.front().factors.In(tools_.parameters)});
+  return input_;
 }
 
-void Adapters::BackwardWeights(const Pass& pass, const Frame& frame, kernels::ConstValues x,
-                               kernels::ConstValues dy, GradientLanes& lanes) {
-  const int64_t rank = options_.rank;
-  const int64_t inputs = product_.inputs;
-  for (size_t i = 0; i < parts_.size(); ++i) {
-    const Part& part = parts_[i];
-    kernels::ConstValues of_part = dy;
-    if (!IsWhole(part)) {
-      tools_.ops.Columns({.from = dy + part.first_output,
-                          .from_stride = product_.outputs,
-                          .to = output_,
-                          .to_stride = part.outputs,
-                          .rows = pass.rows,
-                          .columns = part.outputs});
-      of_part = output_;
+void Adapters::Forward(const Pass& pass, const PassRows& rows, const Frame& frame,
+                       const plan::RowPiece& piece, kernels::ConstValues x, kernels::Values y) {
+  if (ScalesInput()) return;
+  for (const Part& part : parts_) {
+    if (IsLowRank()) {
+      AddLowRank(pass, rows, frame, part, piece, x, y);
+    } else {
+      ScaleOutput(rows, frame, part, piece, y);
     }
-    const kernels::Values gradient = GradientOf(pass, i);
-    tools_.ops.MatmulBackwardInput({.dy = of_part,
-                                    .w = part.b.In(tools_.parameters),
-                                    .dx = gradient,
-                                    .m = pass.rows,
-                                    .n = part.outputs,
-                                    .k = rank});
-    tools_.ops.Scale(gradient, options_.scale, pass.rows * rank);
-    const kernels::ConstValues kept = KeptOf(pass, frame, i);
-    const kernels::ConstValues input = InputOf(pass, part, {0, pass.rows}, x);
-    lanes.Assign(
-        pass.batch.index, {part.a, part.b}, tools_.ops,
-        [&](const plan::LaneSegment& segment, const Gradients& gradients, bool accumulate) {
-          const int64_t row = segment.first_sequence * pass.tokens;
-          const int64_t rows = segment.sequences * pass.tokens;
-          tools_.ops.MatmulBackwardWeight({.dy = gradient + row * rank,
-                                           .x = input + row * inputs,
-                                           .dw = part.a.GradientIn(gradients),
-                                           .m = rows,
-                                           .n = rank,
-                                           .k = inputs,
-                                           .rows_per_leaf = pass.tokens,
-                                           .accumulate = accumulate});
-          tools_.ops.MatmulBackwardWeight({.dy = of_part + row * part.outputs,
-                                           .x = kept + row * rank,
-                                           .dw = part.b.GradientIn(gradients),
-                                           .m = rows,
-                                           .n = part.outputs,
-                                           .k = rank,
-                                           .rows_per_leaf = pass.tokens,
-                                           .accumulate = accumulate});
-        });
   }
 }
 
-void Adapters::BackwardInput(const Pass& pass, const plan::RowPiece& piece, kernels::Values dx) {
+void Adapters::AddLowRank(const Pass& pass, const PassRows& rows, const Frame& frame,
+                          const Part& part, const plan::RowPiece& piece, kernels::ConstValues x,
+                          kernels::Values y) {
+  const int64_t rank = options_.rank;
+  const kernels::Values kept = KeptOf(rows, frame, part) + piece.first * rank;
+  tools_.ops.Matmul({.x = Dropped(pass, rows, part, piece, x),
+                     .w = part.a.In(tools_.parameters),
+                     .bias = nullptr,
+                     .y = kept,
+                     .m = piece.count,
+                     .n = rank,
+                     .k = product_.inputs});
+  // Scaled here, where it is smallest; the gradient of B reads it so.
+  tools_.ops.Scale(kept, options_.scale, piece.count * rank);
+  const bool whole = IsWhole(part);
+  tools_.ops.Matmul({.x = kept,
+                     .w = part.b.In(tools_.parameters),
+                     .bias = nullptr,
+                     .y = whole ? y : output_,
+                     .m = piece.count,
+                     .n = part.outputs,
+                     .k = rank,
+                     .accumulate = whole});
+  if (whole) return;
+  tools_.ops.Columns({.from = output_,
+                      .from_stride = part.outputs,
+                      .to = y + part.first_output,
+                      .to_stride = product_.outputs,
+                      .rows = piece.count,
+                      .columns = part.outputs,
+                      .accumulate = true});
+}
+
+void Adapters::ScaleOutput(const PassRows& rows, const Frame& frame, const Part& part,
+                           const plan::RowPiece& piece, kernels::Values y) {
+  const kernels::Values kept = KeptOf(rows, frame, part) + piece.first * part.outputs;
+  const kernels::Values of_part = y + part.first_output;
+  tools_.ops.Columns({.from = of_part,
+                      .from_stride = product_.outputs,
+                      .to = kept,
+                      .to_stride = part.outputs,
+                      .rows = piece.count,
+                      .columns = part.outputs});
+  tools_.ops.Columns({.from = kept,
+                      .from_stride = part.outputs,
+                      .to = of_part,
+                      .to_stride = product_.outputs,
+                      .rows = piece.count,
+                      .columns = part.outputs,
+                      .times = part.factors.In(tools_.parameters)});
+}
+
+void Adapters::BackwardOutput(const Pass& pass, const PassRows& rows, const Frame& frame,
+                              kernels::ConstValues x, kernels::Values dy, GradientLanes& lanes) {
+  if (ScalesInput()) return;
+  for (const Part& part : parts_) {
+    if (IsLowRank()) {
+      BackwardLowRank(pass, rows, frame, part, x, dy, lanes);
+    } else {
+      BackwardScaledOutput(pass, rows, frame, part, dy, lanes);
+    }
+  }
+}
+
+void Adapters::BackwardOutput(const Pass& pass, const PassRows& rows, const Frame& frame,
+                              kernels::ConstValues x, kernels::ConstValues dy,
+                              GradientLanes& lanes) {
+  TERCIO_CHECK(empty() || product_.summed == model::Summed::kForward);
+  if (ScalesInput()) return;
+  for (const Part& part : parts_) BackwardLowRank(pass, rows, frame, part, x, dy, lanes);
+}
+
+void Adapters::BackwardLowRank(const Pass& pass, const PassRows& rows, const Frame& frame,
+                               const Part& part, kernels::ConstValues x, kernels::ConstValues dy,
+                               GradientLanes& lanes) {
+  const int64_t rank = options_.rank;
   const int64_t inputs = product_.inputs;
-  for (size_t i = 0; i < parts_.size(); ++i) {
-    const Part& part = parts_[i];
+  kernels::ConstValues of_part = dy;
+  if (!IsWhole(part)) {
+    tools_.ops.Columns({.from = dy + part.first_output,
+                        .from_stride = product_.outputs,
+                        .to = output_,
+                        .to_stride = part.outputs,
+                        .rows = rows.rows,
+                        .columns = part.outputs});
+    of_part = output_;
+  }
+  const kernels::Values gradient = GradientOf(rows, part);
+  tools_.ops.MatmulBackwardInput({.dy = of_part,
+                                  .w = part.b.In(tools_.parameters),
+                                  .dx = gradient,
+                                  .m = rows.rows,
+                                  .n = part.outputs,
+                                  .k = rank});
+  tools_.ops.Scale(gradient, options_.scale, rows.rows * rank);
+  const kernels::ConstValues kept = KeptOf(rows, frame, part);
+  const kernels::ConstValues input = Dropped(pass, rows, part, {0, rows.rows}, x);
+  lanes.Assign(pass.batch.index, {part.a, part.b}, tools_.ops,
+               [&](const plan::LaneSegment& segment, const Gradients& gradients, bool accumulate) {
+                 const int64_t row = segment.first_sequence * rows.tokens;
+                 const int64_t count = segment.sequences * rows.tokens;
+                 tools_.ops.MatmulBackwardWeight({.dy = gradient + row * rank,
+                                                  .x = input + row * inputs,
+                                                  .dw = part.a.GradientIn(gradients),
+                                                  .m = count,
+                                                  .n = rank,
+                                                  .k = inputs,
+                                                  .rows_per_leaf = rows.tokens,
+                                                  .accumulate = accumulate});
+                 tools_.ops.MatmulBackwardWeight({.dy = of_part + row * part.outputs,
+                                                  .x = kept + row * rank,
+                                                  .dw = part.b.GradientIn(gradients),
+                                                  .m = count,
+                                                  .n = part.outputs,
+                                                  .k = rank,
+                                                  .rows_per_leaf = rows.tokens,
+                                                  .accumulate = accumulate});
+               });
+}
+
+void Adapters::SumFactors(const Pass& pass, const PassRows& rows, const WeightRef& factors,
+                          kernels::ConstValues products, int64_t columns, GradientLanes& lanes) {
+  lanes.Accumulate(pass.batch.index, {factors}, tools_.ops,
+                   [&](const plan::LaneSegment& segment, const Gradients& gradients) {
+                     const int64_t row = segment.first_sequence * rows.tokens;
+                     kernels::ResidualBackwardArgs sums{};
+                     sums.dout = products + row * columns;
+                     sums.dbias = factors.GradientIn(gradients);
+                     sums.rows = segment.sequences * rows.tokens;
+                     sums.columns = columns;
+                     sums.rows_per_leaf = rows.tokens;
+                     tools_.ops.ResidualBackward(sums);
+                   });
+}
+
+void Adapters::BackwardScaledOutput(const Pass& pass, const PassRows& rows, const Frame& frame,
+                                    const Part& part, kernels::Values dy, GradientLanes& lanes) {
+  const kernels::Values of_part = dy + part.first_output;
+  tools_.ops.Columns({.from = of_part,
+                      .from_stride = product_.outputs,
+                      .to = output_,
+                      .to_stride = part.outputs,
+                      .rows = rows.rows,
+                      .columns = part.outputs,
+                      .times = KeptOf(rows, frame, part),
+                      .times_stride = part.outputs});
+  SumFactors(pass, rows, part.factors, output_, part.outputs, lanes);
+  tools_.ops.Columns({.from = of_part,
+                      .from_stride = product_.outputs,
+                      .to = of_part,
+                      .to_stride = product_.outputs,
+                      .rows = rows.rows,
+                      .columns = part.outputs,
+                      .times = part.factors.In(tools_.parameters)});
+}
+
+void Adapters::BackwardScaledInput(const Pass& pass, const PassRows& rows, const Part& part,
+                                   kernels::ConstValues x, kernels::Values dx,
+                                   GradientLanes& lanes) {
+  const int64_t inputs = product_.inputs;
+  tools_.ops.Columns({.from = dx,
+                      .from_stride = inputs,
+                      .to = input_,
+                      .to_stride = inputs,
+                      .rows = rows.rows,
+                      .columns = inputs,
+                      .times = x,
+                      .times_stride = inputs});
+  SumFactors(pass, rows, part.factors, input_, inputs, lanes);
+  tools_.ops.Columns({.from = dx,
+                      .from_stride = inputs,
+                      .to = dx,
+                      .to_stride = inputs,
+                      .rows = rows.rows,
+                      .columns = inputs,
+                      .times = part.factors.In(tools_.parameters)});
+}
+
+void Adapters::BackwardInput(const Pass& pass, const PassRows& rows, const plan::RowPiece& piece,
+                             kernels::ConstValues x, kernels::Values dx, GradientLanes* lanes) {
+  const int64_t inputs = product_.inputs;
+  for (const Part& part : parts_) {
+    if (ScalesInput()) {
+      TERCIO_CHECK(lanes != nullptr && piece.count == rows.rows);
+      BackwardScaledInput(pass, rows, part, x, dx, *lanes);
+    }
+    if (!IsLowRank()) continue;
     const bool drops = Drops(pass);
-    tools_.ops.MatmulBackwardInput({.dy = GradientOf(pass, i) + piece.first * options_.rank,
+    tools_.ops.MatmulBackwardInput({.dy = GradientOf(rows, part) + piece.first * options_.rank,
                                     .w = part.a.In(tools_.parameters),
                                     .dx = drops ? input_ : dx,
                                     .m = piece.count,
@@ -179,7 +317,7 @@ void Adapters::BackwardInput(const Pass& pass, const plan::RowPiece& piece, kern
                         .rows = piece.count,
                         .columns = inputs,
                         .accumulate = true,
-                        .dropout = DropoutOf(pass, part, piece.first),
+                        .dropout = DropoutOf(pass, rows, part, piece.first),
                         .first_channel = first_channel_});
   }
 }

@@ -1,9 +1,13 @@
-// The adapters of a product (model/adapters.h), executed: y += scale * B (A dropout(x)) for the
-// parts of its outputs that have one, and the gradients of A, B and x. A product without adapters
-// has none of these and does nothing.
+// The adapters of a product (model/adapters.h), executed: what they change in its inputs and
+// results, and the gradients of their tensors. A product without adapters has none of these, and
+// every call does nothing.
 //
-// Writes its field in the frame that it is given, scratch, and gradients of A and B; all work goes
-// to the stream of its operations.
+//   forward    x' = Input(x), y = product(x'), Forward(x, y)
+//   backward   BackwardOutput(dy), gradients of the product, BackwardInput(dx)
+//
+// Writes its field in the frame that it is given, scratch, and gradients of its tensors; all work
+// goes to the stream of its operations. `rows` are those of the product: the pass's, or those of
+// its memory; pieces count from their first.
 #pragma once
 
 #include <cstdint>
@@ -22,43 +26,69 @@ namespace tercio::blocks {
 class Adapters {
  public:
   // `weights`: of the block. `layer`: of the model.
-  Adapters(const model::LowRankOptions& options, ProductId product, const WeightFinder& weights,
+  Adapters(const model::AdapterOptions& options, ProductId product, const WeightFinder& weights,
            int layer, const Tools& tools);
 
   bool empty() const { return parts_.empty(); }
 
-  // Adds to the product's result. x and y begin with the first row of the piece (rows x inputs,
-  // rows x outputs); `frame`: the block's.
-  void Forward(const Pass& pass, const Frame& frame, const plan::RowPiece& piece,
-               kernels::ConstValues x, kernels::Values y);
-  // Gradients of A and B from that of the product's result (all rows x outputs), which stays as it
-  // is. x: as in Forward, all rows.
-  void BackwardWeights(const Pass& pass, const Frame& frame, kernels::ConstValues x,
-                       kernels::ConstValues dy, GradientLanes& lanes);
-  // Adds to the gradient of x (piece x inputs), which begins with the first row of the piece.
-  // REQUIRES: BackwardWeights was called since another product's adapters were.
-  void BackwardInput(const Pass& pass, const plan::RowPiece& piece, kernels::Values dx);
+  // What the product multiplies, of a piece (piece x inputs): x, or scratch.
+  kernels::ConstValues Input(const plan::RowPiece& piece, kernels::ConstValues x);
+  // Changes the product's result (piece x outputs). x: as the block has it (piece x inputs).
+  // `frame`: the block's.
+  void Forward(const Pass& pass, const PassRows& rows, const Frame& frame,
+               const plan::RowPiece& piece, kernels::ConstValues x, kernels::Values y);
+
+  // From the gradient of the result (all rows x outputs) to that of the product's, in place, where
+  // outputs are scaled; gradients of A, B and factors of outputs go to `lanes`.
+  void BackwardOutput(const Pass& pass, const PassRows& rows, const Frame& frame,
+                      kernels::ConstValues x, kernels::Values dy, GradientLanes& lanes);
+  // The same for a product that is cut by columns, whose results are not scaled.
+  void BackwardOutput(const Pass& pass, const PassRows& rows, const Frame& frame,
+                      kernels::ConstValues x, kernels::ConstValues dy, GradientLanes& lanes);
+  // From the gradient of the product's input to that of x, of a piece, in place. REQUIRES:
+  // BackwardOutput was called since another product's adapters were; where inputs are scaled, the
+  // piece is all rows.
+  void BackwardInput(const Pass& pass, const PassRows& rows, const plan::RowPiece& piece,
+                     kernels::ConstValues x, kernels::Values dx, GradientLanes* lanes);
 
  private:
   struct Part {
-    WeightRef a;  // (rank, inputs)
-    WeightRef b;  // (outputs, rank)
+    WeightRef a;        // (rank, inputs)
+    WeightRef b;        // (outputs, rank)
+    WeightRef factors;  // (outputs), or (inputs)
     int64_t first_output;
     int64_t outputs;
+    int64_t first_kept;  // elements of a row in the field, of the parts before
     uint32_t site;
   };
+  bool IsLowRank() const { return options_.kind == model::AdapterKind::kLowRank; }
+  bool ScalesInput() const { return !IsLowRank() && product_.summed == model::Summed::kForward; }
   bool Drops(const Pass& pass) const { return pass.batch.training && options_.dropout > 0; }
   // dropout(x) in scratch, or x itself.
-  kernels::ConstValues InputOf(const Pass& pass, const Part& part, const plan::RowPiece& piece,
-                               kernels::ConstValues x);
-  kernels::Dropout DropoutOf(const Pass& pass, const Part& part, int64_t first_row) const;
+  kernels::ConstValues Dropped(const Pass& pass, const PassRows& rows, const Part& part,
+                               const plan::RowPiece& piece, kernels::ConstValues x);
+  kernels::Dropout DropoutOf(const Pass& pass, const PassRows& rows, const Part& part,
+                             int64_t first_row) const;
   // Whether the part is all of the product's result.
   bool IsWhole(const Part& part) const { return part.outputs == product_.outputs; }
-  // A x of a part (rows x rank), in the block's frame.
-  kernels::Values KeptOf(const Pass& pass, const Frame& frame, size_t part) const;
-  kernels::Values GradientOf(const Pass& pass, size_t part) const;
+  // What the part keeps, in the block's frame; and the gradient of A x, in scratch.
+  kernels::Values KeptOf(const PassRows& rows, const Frame& frame, const Part& part) const;
+  kernels::Values GradientOf(const PassRows& rows, const Part& part) const;
+  void AddLowRank(const Pass& pass, const PassRows& rows, const Frame& frame, const Part& part,
+                  const plan::RowPiece& piece, kernels::ConstValues x, kernels::Values y);
+  void ScaleOutput(const PassRows& rows, const Frame& frame, const Part& part,
+                   const plan::RowPiece& piece, kernels::Values y);
+  void BackwardLowRank(const Pass& pass, const PassRows& rows, const Frame& frame, const Part& part,
+                       kernels::ConstValues x, kernels::ConstValues dy, GradientLanes& lanes);
+  void BackwardScaledOutput(const Pass& pass, const PassRows& rows, const Frame& frame,
+                            const Part& part, kernels::Values dy, GradientLanes& lanes);
+  void BackwardScaledInput(const Pass& pass, const PassRows& rows, const Part& part,
+                           kernels::ConstValues x, kernels::Values dx, GradientLanes& lanes);
+  // Adds the sums of the columns of `products` (rows x columns) to the gradient of factors.
+  void SumFactors(const Pass& pass, const PassRows& rows, const WeightRef& factors,
+                  kernels::ConstValues products, int64_t columns, GradientLanes& lanes);
 
-  const model::LowRankOptions options_;
+  const model::AdapterOptions options_;
   const model::Product product_;
   const int layer_;
   const Tools& tools_;

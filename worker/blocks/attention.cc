@@ -21,8 +21,8 @@ Attention::Attention(const model::AttentionOptions& options, const WeightFinder&
       output_(weights.Find("output.weight")),
       output_bias_(weights.Find("output.bias")),
       relative_bias_(weights.Find("relative_bias.weight")),
-      qkv_adapters_(options.low_rank, qkv_product_, weights, layer, tools),
-      output_adapters_(options.low_rank, output_product_, weights, layer, tools),
+      qkv_adapters_(options.adapters, qkv_product_, weights, layer, tools),
+      output_adapters_(options.adapters, output_product_, weights, layer, tools),
       qkv_gradient_(tools.Scratch("wide_gradient")),
       result_gradient_(tools.Scratch("attention_gradient")),
       rotary_(tools.arena.Floats("workspace.rotary")),
@@ -94,7 +94,7 @@ void Attention::Forward(const Pass& pass, const Frame& frame, kernels::ConstValu
                                          .m = pass.rows,
                                          .n = at_.qkv(),
                                          .k = options_.hidden});
-  qkv_adapters_.Forward(pass, frame, {0, pass.rows}, x, raw);
+  qkv_adapters_.Forward(pass, pass, frame, {0, pass.rows}, x, raw);
   if (options_.head_norm.has_value()) NormHeads(pass, frame, raw, qkv);
   if (in_parts) return AttendParts(pass, frame);
   Rotate(pass, qkv, 0, pass.rows, Rotation::kForward);
@@ -183,21 +183,23 @@ void Attention::Output(const Pass& pass, const Frame& frame, const plan::RowPiec
                        kernels::Values branch) {
   const kernels::ConstValues x = frame.Values(Fields::kResult) + piece.first * at_.queries;
   const kernels::Values y = branch + piece.first * options_.hidden;
-  tools_.products.Forward(output_product_, {.x = x,
+  tools_.products.Forward(output_product_, {.x = output_adapters_.Input(piece, x),
                                             .w = output_.In(tools_.parameters),
                                             .bias = nullptr,
                                             .y = y,
                                             .m = piece.count,
                                             .n = options_.hidden,
                                             .k = at_.queries});
-  output_adapters_.Forward(pass, frame, piece, x, y);
+  output_adapters_.Forward(pass, pass, frame, piece, x, y);
 }
 
 void Attention::BackwardBranch(const Pass& pass, const Frame& frame, kernels::ConstValues dbranch,
                                GradientLanes& lanes) {
   const kernels::Values result = frame.Values(Fields::kResult);
-  BackwardWeight(pass.batch, pass, output_product_, output_, {}, dbranch, result, options_.hidden,
-                 at_.queries, tools_, lanes);
+  output_adapters_.BackwardOutput(pass, pass, frame, result, dbranch, lanes);
+  BackwardWeight(pass.batch, pass, output_product_, output_, {}, dbranch,
+                 output_adapters_.Input({0, pass.rows}, result), options_.hidden, at_.queries,
+                 tools_, lanes);
   tools_.products.BackwardInput(output_product_,
                                 {.dy = dbranch,
                                  .w = output_.In(tools_.parameters),
@@ -206,8 +208,7 @@ void Attention::BackwardBranch(const Pass& pass, const Frame& frame, kernels::Co
                                  .n = options_.hidden,
                                  .k = at_.queries},
                                 0);
-  output_adapters_.BackwardWeights(pass, frame, result, dbranch, lanes);
-  output_adapters_.BackwardInput(pass, {0, pass.rows}, result_gradient_);
+  output_adapters_.BackwardInput(pass, pass, {0, pass.rows}, result, result_gradient_, &lanes);
   if (!options_.relative.has_value()) {
     BackwardSequences(pass, frame, 0, tools_.shape.sequences, nullptr);
   } else {
@@ -259,9 +260,9 @@ void Attention::BackwardSequences(const Pass& pass, const Frame& frame, int64_t 
 
 void Attention::BackwardFirstWeight(const Pass& pass, const Frame& frame, kernels::ConstValues x,
                                     GradientLanes& lanes) {
+  qkv_adapters_.BackwardOutput(pass, pass, frame, x, qkv_gradient_, lanes);
   BackwardWeight(pass.batch, pass, qkv_product_, qkv_, qkv_bias_, qkv_gradient_, x, at_.qkv(),
                  options_.hidden, tools_, lanes);
-  qkv_adapters_.BackwardWeights(pass, frame, x, qkv_gradient_, lanes);
 }
 
 void Attention::BackwardInput(const Pass& pass, const plan::RowPiece& piece, kernels::Values dx,
@@ -276,7 +277,7 @@ void Attention::BackwardInput(const Pass& pass, const plan::RowPiece& piece, ker
                                  .k = options_.hidden,
                                  .accumulate = accumulate},
                                 piece.first);
-  qkv_adapters_.BackwardInput(pass, piece, of_piece);
+  qkv_adapters_.BackwardInput(pass, pass, piece, nullptr, of_piece, nullptr);
 }
 
 }  // namespace tercio::blocks

@@ -18,6 +18,9 @@ CrossAttention::CrossAttention(const model::CrossAttentionOptions& options,
       query_(weights.Find("query.weight")),
       keys_(weights.Joined({"key.weight", "value.weight"})),
       output_(weights.Find("output.weight")),
+      query_adapters_(options.adapters, query_product_, weights, layer, tools),
+      keys_adapters_(options.adapters, keys_product_, weights, layer, tools),
+      output_adapters_(options.adapters, output_product_, weights, layer, tools),
       query_gradient_(tools.Scratch("wide_gradient")),
       result_gradient_(tools.Scratch("attention_gradient")),
       keys_gradient_(tools.Scratch("memory_keys_gradient")),
@@ -53,14 +56,16 @@ kernels::AttentionArgs CrossAttention::ArgsOf(const Pass& pass, const Frame& fra
 }
 
 void CrossAttention::MakeKeys(const Pass& pass, const Frame& frame) {
-  tools_.products.Forward(keys_product_,
-                          {.x = tools_.tensor.GatherRows(pass.memory, pass.memory.values),
-                           .w = keys_.In(tools_.parameters),
-                           .bias = nullptr,
-                           .y = frame.Values(Fields::kKeysAndValues),
-                           .m = pass.memory.rows,
-                           .n = 2 * width_,
-                           .k = options_.hidden});
+  const kernels::ConstValues memory = tools_.tensor.GatherRows(pass.memory, pass.memory.values);
+  const kernels::Values keys = frame.Values(Fields::kKeysAndValues);
+  tools_.products.Forward(keys_product_, {.x = memory,
+                                          .w = keys_.In(tools_.parameters),
+                                          .bias = nullptr,
+                                          .y = keys,
+                                          .m = pass.memory.rows,
+                                          .n = 2 * width_,
+                                          .k = options_.hidden});
+  keys_adapters_.Forward(pass, pass.memory, frame, {0, pass.memory.rows}, memory, keys);
 }
 
 void CrossAttention::Forward(const Pass& pass, const Frame& frame, kernels::ConstValues x, After) {
@@ -71,6 +76,7 @@ void CrossAttention::Forward(const Pass& pass, const Frame& frame, kernels::Cons
                                            .m = pass.rows,
                                            .n = width_,
                                            .k = options_.hidden});
+  query_adapters_.Forward(pass, pass, frame, {0, pass.rows}, x, frame.Values(Fields::kQueries));
   // Behind the queries, since gathered rows of the memory take the place of x.
   if (!pass.memory.known) MakeKeys(pass, frame);
   if (!pass.batch.parts.empty()) return AttendParts(pass, frame);
@@ -99,23 +105,27 @@ void CrossAttention::AttendParts(const Pass& pass, const Frame& frame) {
   }
 }
 
-void CrossAttention::Output(const Pass&, const Frame& frame, const plan::RowPiece& piece,
+void CrossAttention::Output(const Pass& pass, const Frame& frame, const plan::RowPiece& piece,
                             kernels::Values branch) {
-  tools_.products.Forward(output_product_,
-                          {.x = frame.Values(Fields::kResult) + piece.first * width_,
-                           .w = output_.In(tools_.parameters),
-                           .bias = nullptr,
-                           .y = branch + piece.first * options_.hidden,
-                           .m = piece.count,
-                           .n = options_.hidden,
-                           .k = width_});
+  const kernels::ConstValues x = frame.Values(Fields::kResult) + piece.first * width_;
+  const kernels::Values y = branch + piece.first * options_.hidden;
+  tools_.products.Forward(output_product_, {.x = output_adapters_.Input(piece, x),
+                                            .w = output_.In(tools_.parameters),
+                                            .bias = nullptr,
+                                            .y = y,
+                                            .m = piece.count,
+                                            .n = options_.hidden,
+                                            .k = width_});
+  output_adapters_.Forward(pass, pass, frame, piece, x, y);
 }
 
 void CrossAttention::BackwardBranch(const Pass& pass, const Frame& frame,
                                     kernels::ConstValues dbranch, GradientLanes& lanes) {
   const kernels::Values result = frame.Values(Fields::kResult);
-  BackwardWeight(pass.batch, pass, output_product_, output_, {}, dbranch, result, options_.hidden,
-                 width_, tools_, lanes);
+  output_adapters_.BackwardOutput(pass, pass, frame, result, dbranch, lanes);
+  BackwardWeight(pass.batch, pass, output_product_, output_, {}, dbranch,
+                 output_adapters_.Input({0, pass.rows}, result), options_.hidden, width_, tools_,
+                 lanes);
   tools_.products.BackwardInput(output_product_,
                                 {.dy = dbranch,
                                  .w = output_.In(tools_.parameters),
@@ -124,6 +134,7 @@ void CrossAttention::BackwardBranch(const Pass& pass, const Frame& frame,
                                  .n = options_.hidden,
                                  .k = width_},
                                 0);
+  output_adapters_.BackwardInput(pass, pass, {0, pass.rows}, result, result_gradient_, &lanes);
   const kernels::Values keys = frame.Values(Fields::kKeysAndValues);
   tools_.ops.AttentionBackward({.dout = result_gradient_,
                                 .out = result,
@@ -147,14 +158,15 @@ void CrossAttention::BackwardBranch(const Pass& pass, const Frame& frame,
                                 .scale = options_.scale,
                                 .dropout = DropoutOf(pass),
                                 .scratch = scratch_});
-  BackwardMemory(pass, lanes);
+  BackwardMemory(pass, frame, lanes);
 }
 
-void CrossAttention::BackwardMemory(const Pass& pass, GradientLanes& lanes) {
+void CrossAttention::BackwardMemory(const Pass& pass, const Frame& frame, GradientLanes& lanes) {
   const Memory& memory = pass.memory;
-  BackwardWeight(pass.batch, memory, keys_product_, keys_, {}, keys_gradient_,
-                 tools_.tensor.GatherRows(memory, memory.values), 2 * width_, options_.hidden,
-                 tools_, lanes);
+  const kernels::ConstValues x = tools_.tensor.GatherRows(memory, memory.values);
+  keys_adapters_.BackwardOutput(pass, memory, frame, x, keys_gradient_, lanes);
+  BackwardWeight(pass.batch, memory, keys_product_, keys_, {}, keys_gradient_, x, 2 * width_,
+                 options_.hidden, tools_, lanes);
   tools_.products.BackwardInput(keys_product_,
                                 {.dy = keys_gradient_,
                                  .w = keys_.In(tools_.parameters),
@@ -163,27 +175,31 @@ void CrossAttention::BackwardMemory(const Pass& pass, GradientLanes& lanes) {
                                  .n = 2 * width_,
                                  .k = options_.hidden},
                                 0);
+  keys_adapters_.BackwardInput(pass, memory, {0, memory.rows}, nullptr, memory_gradient_, nullptr);
   tools_.ops.Add(memory.gradient, tools_.tensor.SumRows(memory, memory_gradient_),
                  memory.local_rows * options_.hidden);
 }
 
-void CrossAttention::BackwardFirstWeight(const Pass& pass, const Frame&, kernels::ConstValues x,
-                                         GradientLanes& lanes) {
+void CrossAttention::BackwardFirstWeight(const Pass& pass, const Frame& frame,
+                                         kernels::ConstValues x, GradientLanes& lanes) {
+  query_adapters_.BackwardOutput(pass, pass, frame, x, query_gradient_, lanes);
   BackwardWeight(pass.batch, pass, query_product_, query_, {}, query_gradient_, x, width_,
                  options_.hidden, tools_, lanes);
 }
 
-void CrossAttention::BackwardInput(const Pass&, const plan::RowPiece& piece, kernels::Values dx,
-                                   bool accumulate) {
+void CrossAttention::BackwardInput(const Pass& pass, const plan::RowPiece& piece,
+                                   kernels::Values dx, bool accumulate) {
+  const kernels::Values of_piece = dx + piece.first * options_.hidden;
   tools_.products.BackwardInput(query_product_,
                                 {.dy = query_gradient_ + piece.first * width_,
                                  .w = query_.In(tools_.parameters),
-                                 .dx = dx + piece.first * options_.hidden,
+                                 .dx = of_piece,
                                  .m = piece.count,
                                  .n = width_,
                                  .k = options_.hidden,
                                  .accumulate = accumulate},
                                 piece.first);
+  query_adapters_.BackwardInput(pass, pass, piece, nullptr, of_piece, nullptr);
 }
 
 }  // namespace tercio::blocks

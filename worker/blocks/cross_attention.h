@@ -5,6 +5,7 @@
 #pragma once
 
 #include "model/blocks/cross_attention.h"
+#include "worker/blocks/adapters.h"
 #include "worker/blocks/block.h"
 
 namespace tercio::blocks {
@@ -35,7 +36,7 @@ class CrossAttention : public Block {
   kernels::AttentionArgs ArgsOf(const Pass& pass, const Frame& frame) const;
   void AttendParts(const Pass& pass, const Frame& frame);
   kernels::Dropout DropoutOf(const Pass& pass) const;
-  void BackwardMemory(const Pass& pass, GradientLanes& lanes);
+  void BackwardMemory(const Pass& pass, const Frame& frame, GradientLanes& lanes);
 
   const model::CrossAttentionOptions options_;
   const int64_t heads_;  // on this rank
@@ -48,6 +49,7 @@ class CrossAttention : public Block {
   const WeightRef query_;
   const WeightRef keys_;  // key and value as one matrix
   const WeightRef output_;
+  Adapters query_adapters_, keys_adapters_, output_adapters_;
   const kernels::Values query_gradient_;   // (rows, width)
   const kernels::Values result_gradient_;  // (rows, width)
   const kernels::Values keys_gradient_;    // (rows of the first stream, 2 width)

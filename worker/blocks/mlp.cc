@@ -32,8 +32,8 @@ Mlp::Mlp(const model::MlpOptions& options, const WeightFinder& weights, int laye
       up_bias_(weights.Joined({"gate.bias", "up.bias"})),
       down_(weights.Find("down.weight")),
       down_bias_(weights.Find("down.bias")),
-      up_adapters_(options.low_rank, up_product_, weights, layer, tools),
-      down_adapters_(options.low_rank, down_product_, weights, layer, tools),
+      up_adapters_(options.adapters, up_product_, weights, layer, tools),
+      down_adapters_(options.adapters, down_product_, weights, layer, tools),
       up_gradient_(tools.Scratch("wide_gradient")),
       gate_gradient_(options.gated ? tools.Scratch("gated_gradient") : kernels::Values()) {
   tools.products.SetWeight(up_product_, up_);
@@ -66,7 +66,7 @@ void Mlp::Forward(const Pass& pass, const Frame& frame, kernels::ConstValues x, 
   if (!up_adapters_.empty()) {
     // The activation reads the sum of both.
     tools_.products.Forward(up_product_, product);
-    up_adapters_.Forward(pass, frame, {0, pass.rows}, x, frame.Values(Fields::kUp));
+    up_adapters_.Forward(pass, pass, frame, {0, pass.rows}, x, frame.Values(Fields::kUp));
     if (after == After::kBackward) return tools_.ops.RunChain(chain);
     return tools_.products.MakeInput(down_product_, chain);
   }
@@ -79,14 +79,14 @@ void Mlp::Output(const Pass& pass, const Frame& frame, const plan::RowPiece& pie
                  kernels::Values branch) {
   const kernels::ConstValues x = frame.Values(Fields::kActivated) + piece.first * width_;
   const kernels::Values y = branch + piece.first * options_.hidden;
-  tools_.products.Forward(down_product_, {.x = x,
+  tools_.products.Forward(down_product_, {.x = down_adapters_.Input(piece, x),
                                           .w = down_.In(tools_.parameters),
                                           .bias = nullptr,
                                           .y = y,
                                           .m = piece.count,
                                           .n = options_.hidden,
                                           .k = width_});
-  down_adapters_.Forward(pass, frame, piece, x, y);
+  down_adapters_.Forward(pass, pass, frame, piece, x, y);
 }
 
 void Mlp::Restore(const Pass& pass, const Frame& frame) {
@@ -95,9 +95,11 @@ void Mlp::Restore(const Pass& pass, const Frame& frame) {
 
 void Mlp::BackwardBranch(const Pass& pass, const Frame& frame, kernels::ConstValues dbranch,
                          GradientLanes& lanes) {
+  const kernels::ConstValues activated = frame.Values(Fields::kActivated);
+  down_adapters_.BackwardOutput(pass, pass, frame, activated, dbranch, lanes);
   BackwardWeight(pass.batch, pass, down_product_, down_, {}, dbranch,
-                 frame.Values(Fields::kActivated), options_.hidden, width_, tools_, lanes);
-  down_adapters_.BackwardWeights(pass, frame, frame.Values(Fields::kActivated), dbranch, lanes);
+                 down_adapters_.Input({0, pass.rows}, activated), options_.hidden, width_, tools_,
+                 lanes);
   const kernels::Values gradient = options_.gated ? gate_gradient_ : up_gradient_;
   const kernels::Values up = frame.Values(Fields::kUp);
   kernels::Chain chain;
@@ -126,16 +128,16 @@ void Mlp::BackwardBranch(const Pass& pass, const Frame& frame, kernels::ConstVal
     return tools_.products.BackwardAndMakeGradient(down_product_, up_product_, chain);
   }
   tools_.products.BackwardInput(down_product_, *chain.input_gradient, 0);
-  down_adapters_.BackwardInput(pass, {0, pass.rows}, gradient);
+  down_adapters_.BackwardInput(pass, pass, {0, pass.rows}, activated, gradient, &lanes);
   chain.input_gradient.reset();
   tools_.ops.RunChain(chain);
 }
 
 void Mlp::BackwardFirstWeight(const Pass& pass, const Frame& frame, kernels::ConstValues x,
                               GradientLanes& lanes) {
+  up_adapters_.BackwardOutput(pass, pass, frame, x, up_gradient_, lanes);
   BackwardWeight(pass.batch, pass, up_product_, up_, up_bias_, up_gradient_, x, up_width_,
                  options_.hidden, tools_, lanes);
-  up_adapters_.BackwardWeights(pass, frame, x, up_gradient_, lanes);
 }
 
 void Mlp::BackwardInput(const Pass& pass, const plan::RowPiece& piece, kernels::Values dx,
@@ -150,7 +152,7 @@ void Mlp::BackwardInput(const Pass& pass, const plan::RowPiece& piece, kernels::
                                  .k = options_.hidden,
                                  .accumulate = accumulate},
                                 piece.first);
-  up_adapters_.BackwardInput(pass, piece, of_piece);
+  up_adapters_.BackwardInput(pass, pass, piece, nullptr, of_piece, nullptr);
 }
 
 }  // namespace tercio::blocks
