@@ -9,6 +9,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "checkpoint/huggingface/peft_adapter.h"
 #include "data/chat/template_names.h"
 #include "model/architecture.h"
 #include "nlohmann/json.hpp"
@@ -172,7 +173,8 @@ void ParseTokenizer(Section* data, const std::string& directory, const v1::Model
                     v1::DataSpec* out) {
   // Tokenised formats have their ids already; a tokenizer is needed for text only.
   const bool text = AnyText(*out, model);
-  const std::string usual = model.from().empty() ? "bytes" : model.from();
+  const std::string usual =
+      model.from().empty() ? "bytes" : checkpoint::TokenizerDirectoryOf(model.from());
   if (text && !model::ArchitectureOf(model).causal && model.from().empty() &&
       !data->Has("tokenizer") && !data->Has("special_tokens")) {
     data->Fault("tokenizer",

@@ -90,6 +90,14 @@ absl::StatusOr<std::string> DirectoryOfPeftBase(const std::string& directory) {
       "model, and this one as its adapter"));
 }
 
+std::string TokenizerDirectoryOf(const std::string& directory) {
+  for (const char* name : {"tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt"}) {
+    if (PathExists(absl::StrCat(directory, "/", name))) return directory;
+  }
+  if (!IsPeftAdapter(directory)) return directory;
+  return DirectoryOfPeftBase(directory).value_or(directory);
+}
+
 // Finds the places of a file's tensors.
 class PeftAdapter::Loader {
  public:
@@ -242,6 +250,7 @@ class PeftAdapter::Loader {
                                          "one: this version adapts all layers"));
         continue;
       }
+      if (adapter_.spec_.kind() == v1::ADAPTER_KIND_IA3) continue;
       const bool complete = adapter_.Find(module.TensorA()) != nullptr &&
                             adapter_.Find(module.TensorB(module.part.weights.front())) != nullptr;
       if (!complete) faults_.Damaged(absl::StrCat(module.module, " has only one of its factors"));

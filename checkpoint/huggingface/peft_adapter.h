@@ -32,6 +32,10 @@ bool IsPeftAdapter(const std::string& directory);
 // adapter's directory. NOT_FOUND where it names none of this machine (a model of a hub, nothing).
 absl::StatusOr<std::string> DirectoryOfPeftBase(const std::string& directory);
 
+// Where the tokenizer of the model in `directory` is: there, or, of an adapter that comes without
+// one, where its model is.
+std::string TokenizerDirectoryOf(const std::string& directory);
+
 class PeftAdapter {
  public:
   // `base`: the model that it is for; its own adapter, if it has one, does not count.

@@ -63,7 +63,7 @@ absl::StatusOr<checkpoint::ImportResult> ImportFrom(ModelFormat format,
 std::string TokenizerSource(ModelFormat format, const CheckpointImportOptions& options) {
   if (format != ModelFormat::kPeft) return options.source;
   if (!options.base.empty()) return options.base;
-  return checkpoint::DirectoryOfPeftBase(options.source).value_or(options.source);
+  return checkpoint::TokenizerDirectoryOf(options.source);
 }
 
 absl::StatusOr<int> Import(const CheckpointImportOptions& options) {

@@ -127,7 +127,7 @@ TEST(PeftAdapters, TargetsFindTheirModulesAndNoOthers) {
     if (FindForm(facts->architecture) == nullptr || facts->presets.empty()) continue;
     v1::ModelSpec model = model::ModelOf({facts, &facts->presets.front()});
     model.set_layers(2);
-    if (model.decoder_layers() > 0) model.set_decoder_layers(2);
+    if (facts->Has("decoder_layers")) model.set_decoder_layers(2);
     const std::vector<std::string> names = model::AdaptableNames(model::ArchitectureOf(model));
     const std::vector<PeftModule> modules = PeftModulesOf(model);
     std::set<std::string> found;
@@ -167,8 +167,10 @@ class CurveSource : public data::CausalSource {
       out[i] = static_cast<int32_t>((7 * sequence + 3 * (step % 5) + (sequence + 1) * i) % 40);
     }
   }
-  int64_t held_out_samples(data::HeldOut) const override { return 0; }
-  void ReadHeldOut(data::HeldOut, int64_t, int32_t*) override {}
+  int64_t held_out_samples(data::HeldOut) const override { return 1; }
+  void ReadHeldOut(data::HeldOut, int64_t index, int32_t* out) override {
+    ReadTraining(0, index, out);
+  }
 
  private:
   const int64_t context_;

@@ -65,9 +65,10 @@ def results(model):
 
 def curve(model):
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=LEARNING_RATE, betas=BETAS, eps=EPS, weight_decay=WEIGHT_DECAY)
+    # Factors of IA3 are vectors, which are not decayed.
+    decayed = [{"params": [parameter], "weight_decay": WEIGHT_DECAY if min(parameter.shape) > 1 else 0} for parameter in trained]
+    optimizer = torch.optim.AdamW(decayed, lr=LEARNING_RATE, betas=BETAS, eps=EPS)
     losses = []
-    model.train()
     for step in range(1, STEPS + 1):
         tokens = batch(step)
         logits = model(input_ids=tokens[:, :-1]).logits

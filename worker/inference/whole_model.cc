@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "checkpoint/huggingface/peft_adapter.h"
 #include "common/log.h"
 #include "common/ordered_parts.h"
 #include "common/status_macros.h"
@@ -58,7 +59,7 @@ absl::StatusOr<std::optional<tokenizer::Tokenizer>> TokenizerOf(
     TERCIO_ASSIGN_OR_RETURN(tokenizer::Tokenizer tokenizer, tokenizer::Tokenizer::FromJson(*json));
     return tokenizer;
   }
-  for (const std::string& path : {directory, directory + "/hf"}) {
+  for (const std::string& path : {checkpoint::TokenizerDirectoryOf(directory), directory + "/hf"}) {
     const absl::StatusOr<tokenizer::Tokenizer> tokenizer = tokenizer::Tokenizer::Load(path);
     if (tokenizer.ok()) return *tokenizer;
     if (!absl::IsNotFound(tokenizer.status()))
