@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "checkpoint/base_digest.h"
 #include "checkpoint/huggingface/read_stored.h"
 #include "common/status_macros.h"
 #include "model/adapters.h"
@@ -46,13 +47,19 @@ class AdaptedWeights : public WeightSource {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<WeightSource>> WithAdapter(std::unique_ptr<WeightSource> base,
-                                                          const std::string& directory) {
+                                                          const std::string& directory,
+                                                          DigestCheck check) {
   if (base->model().has_adapter()) {
     return absl::InvalidArgumentError(
         absl::StrCat("the model has an adapter already, and cannot take that of ", directory,
                      "; merge it first (tercio checkpoint export --merge)"));
   }
   TERCIO_ASSIGN_OR_RETURN(auto adapter, PeftAdapter::Open(directory, base->model()));
+  if (check == DigestCheck::kEveryByte) {
+    v1::ModelSpec adapted = base->model();
+    *adapted.mutable_adapter() = adapter->spec();
+    TERCIO_RETURN_IF_ERROR(CheckBaseDigest(directory, *base, adapted));
+  }
   return std::make_unique<AdaptedWeights>(std::move(base), std::move(adapter), directory);
 }
 
@@ -60,7 +67,7 @@ absl::StatusOr<std::unique_ptr<WeightSource>> OpenInitialSource(const v1::ModelS
                                                                 DigestCheck check) {
   TERCIO_ASSIGN_OR_RETURN(auto base, OpenWeightSource(model.from(), check));
   if (model.adapter().from().empty()) return base;
-  return WithAdapter(std::move(base), model.adapter().from());
+  return WithAdapter(std::move(base), model.adapter().from(), check);
 }
 
 // Reads the tensors of an adapter.

@@ -19,9 +19,11 @@
 namespace tercio::checkpoint {
 
 // `base` with the adapter in `directory` (checkpoint/huggingface/peft_adapter.h). INVALID_ARGUMENT
-// where the base has an adapter already.
+// where the base has an adapter already. With kEveryByte, FAILED_PRECONDITION for an adapter that
+// names other weights (checkpoint/base_digest.h).
 absl::StatusOr<std::unique_ptr<WeightSource>> WithAdapter(std::unique_ptr<WeightSource> base,
-                                                          const std::string& directory);
+                                                          const std::string& directory,
+                                                          DigestCheck check);
 
 // What a job starts from: model.from, with adapter.from where it has one.
 absl::StatusOr<std::unique_ptr<WeightSource>> OpenInitialSource(const v1::ModelSpec& model,

@@ -28,7 +28,7 @@ absl::StatusOr<std::unique_ptr<WeightSource>> OpenWeightSource(const std::string
   if (format == ModelFormat::kPeft) {
     TERCIO_ASSIGN_OR_RETURN(const std::string path, DirectoryOfPeftBase(directory));
     TERCIO_ASSIGN_OR_RETURN(auto base, OpenWeightSource(path, check));
-    return WithAdapter(std::move(base), directory);
+    return WithAdapter(std::move(base), directory, check);
   }
   if (format == ModelFormat::kHuggingFace) {
     // These files have no digests, so there is nothing to compare.

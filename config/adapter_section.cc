@@ -34,10 +34,16 @@ std::vector<std::string> Texts(Section& adapter, const char* key) {
   return texts;
 }
 
+// Empty without sizes: the parts are not known, and the missing sizes are faults already.
+std::vector<std::string> AdaptableNamesOf(const v1::ModelSpec& model) {
+  if (model.hidden() == 0 || model.heads() == 0) return {};
+  v1::ModelSpec plain = model;
+  plain.clear_adapter();
+  return model::AdaptableNames(model::ArchitectureOf(plain));
+}
+
 void CheckTargets(Section& adapter, const v1::ModelSpec& model) {
-  v1::ModelSpec base = model;
-  base.clear_adapter();
-  const std::vector<std::string> names = model::AdaptableNames(model::ArchitectureOf(base));
+  const std::vector<std::string> names = AdaptableNamesOf(model);
   for (const std::string& target : model.adapter().targets()) {
     v1::AdapterSpec alone;
     alone.add_targets(target);
@@ -106,21 +112,33 @@ void ParseLowRank(Section& adapter, const v1::AdapterSpec& base, v1::AdapterSpec
   out->set_rslora(adapter.Flag("rslora", base.rslora()));
 }
 
+// As Tercio names it, or, where it names nothing so, as transformers does.
+void AddTarget(const std::string& target, const v1::ModelSpec& model, v1::AdapterSpec* out) {
+  v1::AdapterSpec alone;
+  alone.add_targets(target);
+  const std::vector<std::string> names = AdaptableNamesOf(model);
+  const bool known = std::any_of(names.begin(), names.end(), [&](const std::string& name) {
+    return model::IsTarget(alone, name);
+  });
+  const std::vector<std::string> modules = known || names.empty()
+                                               ? std::vector<std::string>()
+                                               : checkpoint::TargetsOfModules(model, target);
+  if (modules.empty()) return out->add_targets(target);
+  for (const std::string& module : modules) out->add_targets(module);
+}
+
 // Without a list those of the adapter that training starts from, else all products, or, for IA3,
 // keys, values and the last product of the feed-forward part (Liu et al. 2022).
 void ParseTargets(Section& adapter, const v1::AdapterSpec& base, const v1::ModelSpec& model,
                   v1::AdapterSpec* out) {
   if (adapter.Has("targets")) {
-    for (const std::string& target : Texts(adapter, "targets")) out->add_targets(target);
+    for (const std::string& target : Texts(adapter, "targets")) AddTarget(target, model, out);
     return;
   }
   *out->mutable_targets() = base.targets();
   if (!base.targets().empty()) return;
   if (out->kind() == v1::ADAPTER_KIND_LORA) return out->add_targets(model::kAllLinear);
-  if (model.hidden() == 0 || model.heads() == 0) return;
-  v1::ModelSpec plain = model;
-  plain.clear_adapter();
-  for (const std::string& name : model::AdaptableNames(model::ArchitectureOf(plain))) {
+  for (const std::string& name : AdaptableNamesOf(model)) {
     const std::string part = name.substr(name.rfind('.') + 1);
     if (part == "query_key_value" || part == "key" || part == "value" || part == "down") {
       out->add_targets(name);

@@ -132,8 +132,7 @@ absl::StatusOr<std::vector<std::vector<int32_t>>> ApiServer::PromptsOf(
     const GenerationRequest& request) {
   std::vector<std::vector<int32_t>> prompts;
   if (request.chat) {
-    TERCIO_ASSIGN_OR_RETURN(const std::string text, service_.chat->Render(request.messages));
-    TERCIO_ASSIGN_OR_RETURN(prompts.emplace_back(), service_.tokenizer.Encode(text));
+    TERCIO_ASSIGN_OR_RETURN(prompts.emplace_back(), service_.chat->Prompt(request.messages));
     return prompts;
   }
   for (const PromptInput& input : request.prompts) {

@@ -2,6 +2,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tokenizer/tokenizer.h"
 
 namespace tercio::serve {
 namespace {
@@ -180,11 +181,27 @@ TEST(Answers, ErrorsHaveOpenAisForm) {
 
 TEST(ChatFormats, RenderMessages) {
   const std::vector<ChatMessage> messages = {{"system", "s"}, {"user", "hi"}};
-  EXPECT_EQ(*(*ChatFormatNamed("chatml"))->Render(messages),
+  const tokenizer::Tokenizer bytes = tokenizer::Tokenizer::Bytes();
+  const auto text = [&](const std::string& name, const std::vector<ChatMessage>& given) {
+    const auto ids = (*ChatFormatNamed(name, bytes))->Prompt(given);
+    return ids.ok() ? *bytes.Decode(*ids) : std::string(ids.status().message());
+  };
+  EXPECT_EQ(text("chatml", messages),
             "<|im_start|>system\ns<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n"
             "<|im_start|>assistant\n");
-  EXPECT_EQ(*(*ChatFormatNamed("plain"))->Render(messages), "System: s\nUser: hi\nAssistant:");
-  EXPECT_THAT(std::string(ChatFormatNamed("x").status().message()), HasSubstr("chatml or plain"));
+  EXPECT_EQ(text("plain", messages), "System: s\nUser: hi\nAssistant:");
+  EXPECT_EQ(text("zephyr", messages), "<|system|>\ns</s>\n<|user|>\nhi</s>\n<|assistant|>\n");
+  EXPECT_THAT(text("chatml", {{"assistant", "hi"}}), HasSubstr("begins with the user"));
+  EXPECT_THAT(text("chatml", {{"user", "hi"}, {"assistant", "hi"}}),
+              HasSubstr("must be the user's"));
+  EXPECT_THAT(std::string(ChatFormatNamed("x", bytes).status().message()),
+              HasSubstr("mistral, plain"));
+  for (const auto& [name, end] : {std::pair("chatml", "<|im_end|>"),
+                                  {"llama3", "<|eot_id|>"},
+                                  {"zephyr", "</s>"},
+                                  {"gemma", "<end_of_turn>"}}) {
+    EXPECT_THAT((*ChatFormatNamed(name, bytes))->stop_words(), ::testing::ElementsAre(end));
+  }
 }
 
 }  // namespace

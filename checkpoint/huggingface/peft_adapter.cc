@@ -90,6 +90,18 @@ absl::StatusOr<std::string> DirectoryOfPeftBase(const std::string& directory) {
       "model, and this one as its adapter"));
 }
 
+std::vector<std::string> TargetsOfModules(const v1::ModelSpec& model, const std::string& name) {
+  if (FindForm(model.architecture()) == nullptr) return {};
+  std::vector<std::string> targets;
+  for (const PeftModule& module : PeftModulesOf(model)) {
+    const bool named = module.module == name || module.module.ends_with("." + name);
+    if (!named || std::find(targets.begin(), targets.end(), module.target) != targets.end())
+      continue;
+    targets.push_back(module.target);
+  }
+  return targets;
+}
+
 std::string TokenizerDirectoryOf(const std::string& directory) {
   for (const char* name : {"tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt"}) {
     if (PathExists(absl::StrCat(directory, "/", name))) return directory;

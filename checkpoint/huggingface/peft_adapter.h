@@ -32,6 +32,10 @@ bool IsPeftAdapter(const std::string& directory);
 // adapter's directory. NOT_FOUND where it names none of this machine (a model of a hub, nothing).
 absl::StatusOr<std::string> DirectoryOfPeftBase(const std::string& directory);
 
+// The targets (model/adapters.h) whose modules in transformers' model have this path, or end with
+// it behind a dot, as peft finds them: "q_proj". Empty: there are none.
+std::vector<std::string> TargetsOfModules(const v1::ModelSpec& model, const std::string& name);
+
 // Where the tokenizer of the model in `directory` is: there, or, of an adapter that comes without
 // one, where its model is.
 std::string TokenizerDirectoryOf(const std::string& directory);

@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "checkpoint/base_digest.h"
 #include "checkpoint/huggingface/config.h"
 #include "checkpoint/huggingface/form.h"
 #include "checkpoint/huggingface/peft_names.h"
@@ -227,6 +228,22 @@ class PeftExporter {
   std::set<std::string> saved_;           // modules
 };
 
+// The digest of the weights that training started from, while they can be read. Those of the
+// checkpoint may have been rounded.
+absl::Status WriteBaseDigest(const v1::ModelSpec& model, OutputDirectory* output,
+                             std::vector<std::string>* notes) {
+  if (model.from().empty()) return absl::OkStatus();
+  const auto base = OpenWeightSource(model.from(), DigestCheck::kNone);
+  if (!base.ok()) {
+    notes->push_back(absl::StrCat("training started from ", model.from(),
+                                  ", which can no longer be read: the adapter does not say which "
+                                  "weights it belongs to"));
+    return absl::OkStatus();
+  }
+  TERCIO_ASSIGN_OR_RETURN(const uint64_t digest, DigestOfBase(**base, model));
+  return output->Write(kBaseDigestFile, BaseDigestJson(digest));
+}
+
 }  // namespace
 
 absl::StatusOr<ExportResult> ExportPeft(const std::string& checkpoint, const std::string& output) {
@@ -244,6 +261,7 @@ absl::StatusOr<ExportResult> ExportPeft(const std::string& checkpoint, const std
                           OutputDirectory::Create(output, FileDigests::kNone));
   TERCIO_RETURN_IF_ERROR(exporter.Write(directory.get()));
   ExportResult result;
+  TERCIO_RETURN_IF_ERROR(WriteBaseDigest(reader->model(), directory.get(), &result.notes));
   result.model = reader->model();
   result.step = reader->manifest().step;
   for (const auto& [name, file] : directory->files()) result.files.push_back(name);

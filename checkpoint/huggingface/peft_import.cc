@@ -20,7 +20,8 @@ absl::StatusOr<ImportResult> ImportPeft(const std::string& directory, const std:
     TERCIO_ASSIGN_OR_RETURN(model, DirectoryOfPeftBase(directory));
   }
   TERCIO_ASSIGN_OR_RETURN(auto source, OpenWeightSource(model, DigestCheck::kEveryByte));
-  TERCIO_ASSIGN_OR_RETURN(source, WithAdapter(std::move(source), directory));
+  TERCIO_ASSIGN_OR_RETURN(source,
+                          WithAdapter(std::move(source), directory, DigestCheck::kEveryByte));
   TERCIO_ASSIGN_OR_RETURN(const auto output,
                           OutputDirectory::Create(output_path, FileDigests::kAll));
   const std::vector<plan::LogicalTensor> tensors = plan::ModelTensors(source->model());

@@ -13,9 +13,11 @@
 #include <thread>
 #include <utility>
 
+#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
+#include "checkpoint/huggingface/peft_adapter.h"
 #include "cli/client.h"
 #include "cli/commands/checkpoint_path.h"
 #include "cli/commands/commands.h"
@@ -28,6 +30,8 @@
 #include "common/security/channel.h"
 #include "common/status_macros.h"
 #include "common/version.h"
+#include "data/chat/recognition.h"
+#include "data/chat/template.h"
 #include "serve/api_server.h"
 #include "worker/inference/language_model.h"
 
@@ -55,11 +59,22 @@ std::string NameOfModel(const ServeOptions& options) {
   return parts.empty() ? "model" : parts.back();
 }
 
-// The name of a template: that of the option, or what the tokenizer was made for.
-std::string TemplateOf(const ServeOptions& options, const tokenizer::Tokenizer& tokenizer) {
+// The name of a template: that of the option, what the tokenizer comes with, or, without any, what
+// its tokens were made for.
+absl::StatusOr<std::string> TemplateOf(const ServeOptions& options, const std::string& directory,
+                                       const tokenizer::Tokenizer& tokenizer) {
   if (options.chat_template != "auto") return options.chat_template;
+  const std::string path =
+      options.tokenizer.empty() ? checkpoint::TokenizerDirectoryOf(directory) : options.tokenizer;
+  for (const std::string& at : {path, path + "/hf"}) {
+    const auto own = data::chat::TemplateOfTokenizer(at);
+    if (own.ok()) return std::string((*own)->name);
+    if (absl::IsNotFound(own.status())) continue;
+    return absl::InvalidArgumentError(absl::StrCat(std::string(own.status().message()),
+                                                   "; name one with --template, or take plain"));
+  }
   const auto begin = tokenizer.Encode("<|im_start|>");
-  return begin.ok() && begin->size() == 1 ? "chatml" : "plain";
+  return std::string(begin.ok() && begin->size() == 1 ? "chatml" : serve::kPlainChat);
 }
 
 // Loads the model, after a check that it fits.
@@ -100,7 +115,9 @@ absl::StatusOr<serve::Service> ServiceOf(const ServeOptions& options,
                             .vocab_size = model.vocab_size(),
                             .slots = options.slots,
                             .created = absl::ToUnixSeconds(absl::Now())};
-  TERCIO_ASSIGN_OR_RETURN(service.chat, serve::ChatFormatNamed(TemplateOf(options, tokenizer)));
+  TERCIO_ASSIGN_OR_RETURN(const std::string directory, FindCheckpoint(options.checkpoint, 0));
+  TERCIO_ASSIGN_OR_RETURN(const std::string name, TemplateOf(options, directory, tokenizer));
+  TERCIO_ASSIGN_OR_RETURN(service.chat, serve::ChatFormatNamed(name, tokenizer));
   if (!options.api_key_file.empty()) {
     TERCIO_ASSIGN_OR_RETURN(service.keys, serve::ApiKeys::Load(options.api_key_file));
   }

@@ -74,7 +74,8 @@ class Adapters(TercioTest):
             self.assertAlmostEqual(a["loss"], b["loss"], delta=2e-4)
 
         self.export("peft", "peft")
-        self.assertEqual(sorted(os.listdir(self.path("peft"))), ["adapter_config.json", "adapter_model.safetensors"])
+        self.assertEqual(sorted(os.listdir(self.path("peft"))), ["adapter_config.json", "adapter_model.safetensors",
+                                                               "tercio_base.json"])
         with open(self.path("peft", "adapter_config.json"), encoding="utf-8") as file:
             config = json.load(file)
         self.assertEqual((config["peft_type"], config["r"], config["lora_alpha"], config["base_model_name_or_path"]),
@@ -103,6 +104,8 @@ class Adapters(TercioTest):
         return self.tercio("run", self.job_file, "--state-dir", self.state, *changes, code=2)[1]
 
     def test_what_cannot_be_is_named(self):
+        effective, _ = self.tercio("plan", self.job_file, "--effective", "--set", "adapter.targets=[c_attn, mlp.c_proj]")
+        self.assertIn('targets: ["attention.query_key_value","mlp.down"]', effective)
         self.assertIn("adapter.targets: 'q_proj' matches no product of the model; it has attention.query_key_value, attention.output, "
                       "mlp.up, mlp.down", self.refused("--set", "adapter.targets=[q_proj]"))
         self.assertIn("adapter.train: no tensor of the model is named 'score.*'", self.refused("--set", "adapter.train=[score.*]"))
@@ -118,6 +121,15 @@ class Adapters(TercioTest):
         self.assertIn("it is for another model", message)
         message = self.refused("--set", f"adapter.from={self.path('peft')}", "--set", "adapter.rank=8")
         self.assertIn("but the adapter that it starts from is {kind: lora, rank: 4", message)
+        # Other weights of the same shapes.
+        tiny_model.HIDDEN = hidden
+        tiny_model.write(self.path("twin"), 64, seed=2)
+        tiny_model.write_tokenizer(self.path("twin"))
+        change = ("--set", f"adapter.from={self.path('peft')}", "--set", f"model.from={self.path('twin')}")
+        message = self.tercio("run", self.job_file, "--state-dir", self.path("twins"), *change, code=1)[1]
+        self.assertIn("was trained beside other weights", message)
+        self.tercio("checkpoint", "import", self.path("peft"), "--format", "peft", "--base", self.path("twin"), "--output",
+                    self.path("imported"), code=2)
         shutil.rmtree(self.path("base"))
         message = self.tercio("generate", "--checkpoint", self.path("peft"), "--prompt", "a", code=3)[1]
         self.assertIn("which is no directory of this machine", message)

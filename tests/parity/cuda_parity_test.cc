@@ -90,6 +90,38 @@ TEST_F(CudaParity, FrozenWeightsOfSixteenBits) {
 }
 
 // No memory of the device is allocated, nor given back, once steps run.
+v1::JobSpec WithAdapters(v1::JobSpec spec, v1::AdapterKind kind, double dropout) {
+  v1::AdapterSpec* adapter = spec.mutable_model()->mutable_adapter();
+  adapter->set_kind(kind);
+  adapter->set_rank(8);
+  adapter->set_alpha(16);
+  adapter->set_dropout(dropout);
+  adapter->add_targets("all-linear");
+  return spec;
+}
+
+TEST_F(CudaParity, Adapters) {
+  for (const v1::JobSpec& job : {SmallJob(), SmallLlama(), SmallT5()}) {
+    SCOPED_TRACE(plan::TextOf(job.model().architecture()));
+    for (const Layout& layout : {Layout{1, 1, 1}, Layout{2, 1, 1}}) {
+      const v1::JobSpec whole =
+          With(In(WithAdapters(job, v1::ADAPTER_KIND_LORA, 0.1), layout), v1::PRECISION_FP32);
+      ExpectClose(OnGpus(whole), OnCpu(whole), 1e-4);
+    }
+    const v1::JobSpec scaled =
+        With(In(WithAdapters(job, v1::ADAPTER_KIND_IA3, 0), {1, 1, 1}), v1::PRECISION_FP32);
+    ExpectClose(OnGpus(scaled), OnCpu(scaled), 1e-4);
+    const v1::JobSpec half =
+        With(In(WithAdapters(job, v1::ADAPTER_KIND_LORA, 0), {1, 1, 1}), v1::PRECISION_BF16);
+    const double expected = OnCpu(half).steps.back().loss;
+    EXPECT_NEAR(OnGpus(half).steps.back().loss, expected, 1e-2 * expected);
+  }
+  ExpectShapesKnown(With(In(WithAdapters(SmallLlama(), v1::ADAPTER_KIND_LORA, 0), {2, 1, 1}),
+                         v1::PRECISION_BF16));
+  ExpectShapesKnown(WithoutDropout(
+      With(In(WithAdapters(SmallJob(), v1::ADAPTER_KIND_LORA, 0), {1, 2, 1}), v1::PRECISION_BF16)));
+}
+
 TEST_F(CudaParity, AStepTakesNoMemoryOfTheDevice) {
   const v1::JobSpec spec = With(In(WithoutDropout(SmallLlama()), {1, 1, 1}), v1::PRECISION_BF16);
   const auto device = device::CreateCudaDevice(0);

@@ -69,7 +69,7 @@ INCLUDES = {
     "worker/inference/": ["worker/", "checkpoint/", "data/", "tokenizer/", "kernels/", "model/", "plan/", "common/", "proto/"],
     "worker/trainer/": ["worker/", "checkpoint/", "data/", "tokenizer/", "kernels/", "plan/", "common/", "proto/"],
     # Texts in, texts out: of the model only what generates.
-    "serve/": ["serve/", "worker/inference/", "tokenizer/", "common/"],
+    "serve/": ["serve/", "worker/inference/", "data/chat/", "tokenizer/", "common/"],
     "cli/plot/": ["cli/plot/", "common/utf8.h"],
     "cli/report/": ["cli/report/", "cli/plot/", "config/", "plan/epochs.h", "plan/names.h", "plan/numerics.h",
                     "plan/quality.h", "plan/stage_layers.h", "plan/state_shards.h", "proto/"],

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <set>
 #include <utility>
+#include <variant>
 
 #include "plan/fp8.h"
 #include "plan/lanes.h"
@@ -75,11 +76,59 @@ class Shapes {
     for (size_t i = 0; i < description.products.size(); ++i) {
       const int stream = description.products[i].of_memory ? 0 : description.stream;
       Linear(description.products[i], shape_.stream(stream), added.contains(static_cast<int>(i)));
+      Adapters(description.products[i], OptionsOf(layer, static_cast<int>(i), description),
+               shape_.stream(stream));
+    }
+  }
+
+  // Those of the block that a layer's product belongs to.
+  static model::AdapterOptions OptionsOf(const model::Layer& layer, int product,
+                                         const model::LayerDescription& description) {
+    model::AdapterOptions options;
+    for (size_t i = 0; i < layer.sublayers.size(); ++i) {
+      const std::vector<model::Branch>& branches = layer.sublayers[i].branches;
+      for (size_t j = 0; j < branches.size(); ++j) {
+        if (description.sublayers[i].branches[j].first_product > product) return options;
+        options = std::visit([](const auto& block) { return block.adapters; }, branches[j].block);
+      }
+    }
+    return options;
+  }
+
+  // blocks::Adapters: A x and B (A x) of each part, and their gradients.
+  void Adapters(const model::Product& product, const model::AdapterOptions& options,
+                const plan::StreamShape& stream) {
+    if (options.kind != model::AdapterKind::kLowRank) return;
+    const int64_t rank = options.rank;
+    for (const model::AdaptedPart& part : product.adapted) {
+      const bool whole = part.outputs == product.outputs;
+      for (const plan::RowPiece& piece :
+           Pieces(stream, product.summed == model::Summed::kForward)) {
+        Add(ProductKind::kForward, piece.count, rank, product.inputs, ProductEpilogue::kNone, false,
+            false);
+        Add(ProductKind::kForward, piece.count, part.outputs, rank, ProductEpilogue::kNone, false,
+            whole);
+      }
+      Add(ProductKind::kInputGradient, stream.rows, part.outputs, rank, ProductEpilogue::kNone,
+          false, false);
+      for (const plan::RowPiece& piece : Pieces(stream, SumsInPieces(product))) {
+        Add(ProductKind::kInputGradient, piece.count, rank, product.inputs, ProductEpilogue::kNone,
+            false, options.dropout == 0);
+      }
+      for (const auto& [sequences, accumulate] : segments_) {
+        const int64_t rows = sequences * stream.tokens;
+        Add(ProductKind::kWeightGradient, rows, rank, product.inputs, ProductEpilogue::kNone, false,
+            accumulate);
+        Add(ProductKind::kWeightGradient, rows, part.outputs, rank, ProductEpilogue::kNone, false,
+            accumulate);
+      }
     }
   }
 
   ProductEpilogue EpilogueOf(bool activates, const model::Product& product, int64_t columns,
                              ProductEpilogue epilogue) const {
+    // An adapter changes what the activation reads, or its gradient.
+    if (!product.adapted.empty()) return ProductEpilogue::kNone;
     // Where the library's GELU does not fit, the operations take a plain
     // product and a kernel of their own (GeluFits in kernels/cuda).
     const bool fits = activates && product.activation == model::Activation::kGeluTanh &&
@@ -112,7 +161,12 @@ class Shapes {
       }
       Add(ProductKind::kInputGradient, piece.count, n, k, backward, false, adds_input_gradient);
     }
-    WeightGradients(product, stream);
+    if (TrainsTheModel()) WeightGradients(product, stream);
+  }
+
+  // Weights below adapters have no gradients, but for those that the job names.
+  bool TrainsTheModel() const {
+    return !units_.architecture.adapted || !units_.architecture.trained.empty();
   }
 
   void WeightGradients(const model::Product& product, const plan::StreamShape& stream) {
@@ -157,6 +211,7 @@ class Shapes {
             bias, false);
         Add(ProductKind::kInputGradient, m, shape_.vocabulary, shape_.hidden,
             ProductEpilogue::kNone, false, false);
+        if (!TrainsTheModel()) continue;
         // The first chunk of a segment does as the segment does, later ones always add.
         for (const bool accumulate : {accumulates, accumulates || rows > m}) {
           Add(ProductKind::kWeightGradient, m, shape_.vocabulary, shape_.hidden,
