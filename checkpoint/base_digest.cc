@@ -13,7 +13,7 @@
 namespace tercio::checkpoint {
 namespace {
 
-constexpr int64_t kPartElements = int64_t{1} << 18;  // stays in the cache until it is summed
+constexpr int64_t kDigestedElements = int64_t{1} << 18;  // stays in the cache until it is summed
 constexpr char kDigestKey[] = "digest";
 
 }  // namespace
@@ -30,7 +30,7 @@ absl::StatusOr<uint64_t> DigestOfBase(const WeightSource& source, const v1::Mode
     whole.set_row_end(tensor.rows);
     whole.set_column_end(tensor.columns);
     uint64_t sum = 0;
-    for (const v1::TensorSlice& part : DivideSlice(whole, kPartElements)) {
+    for (const v1::TensorSlice& part : DivideSlice(whole, kDigestedElements)) {
       const int64_t width = part.column_end() - part.column_begin();
       values.resize(static_cast<size_t>((part.row_end() - part.row_begin()) * width));
       TERCIO_RETURN_IF_ERROR(ReadSliceFor(source, part, values.data()));
