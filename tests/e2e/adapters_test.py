@@ -126,10 +126,10 @@ class Adapters(TercioTest):
         tiny_model.write(self.path("twin"), 64, seed=2)
         tiny_model.write_tokenizer(self.path("twin"))
         change = ("--set", f"adapter.from={self.path('peft')}", "--set", f"model.from={self.path('twin')}")
-        message = self.tercio("run", self.job_file, "--state-dir", self.path("twins"), *change, code=1)[1]
+        message = self.tercio("run", self.job_file, "--state-dir", self.path("twins"), *change, code=7)[1]
         self.assertIn("was trained beside other weights", message)
         self.tercio("checkpoint", "import", self.path("peft"), "--format", "peft", "--base", self.path("twin"), "--output",
-                    self.path("imported"), code=2)
+                    self.path("imported"), code=7)
         shutil.rmtree(self.path("base"))
         message = self.tercio("generate", "--checkpoint", self.path("peft"), "--prompt", "a", code=3)[1]
         self.assertIn("which is no directory of this machine", message)
