@@ -98,9 +98,10 @@ absl::StatusOr<v1::ModelSpec> DescribeModel(const std::string& directory) {
                                        ? ModelOfManifest(text, path)
                                        : ModelOfHuggingFaceConfig(text, path));
   }
-  // These two belong to the job that reads the description.
+  // These belong to the job that reads the description.
   model.clear_from();
   model.clear_dropout();
+  model.clear_base_format();
   return model;
 }
 

@@ -7,11 +7,13 @@
 #include "absl/strings/str_cat.h"
 #include "checkpoint/block_digests.h"
 #include "checkpoint/file_state_digest.h"
+#include "checkpoint/quantized_tensor.h"
 #include "common/checksum.h"
 #include "common/file.h"
 #include "common/machine.h"
 #include "common/ordered_parts.h"
 #include "common/status_macros.h"
+#include "plan/model_tensors.h"
 #include "plan/state_digest.h"
 #include "plan/text_form.h"
 
@@ -147,6 +149,8 @@ absl::StatusOr<std::unique_ptr<Reader>> Reader::Open(const std::string& director
   if (!plan::FromJson(reader->manifest_.model_json, &reader->model_).ok()) {
     return absl::DataLossError(absl::StrCat(directory, "/manifest.json: bad model"));
   }
+  // What its tensors are read as has no codes.
+  reader->model_.clear_base_format();
   return reader;
 }
 
@@ -199,7 +203,17 @@ absl::Status Reader::CheckSlice(const v1::TensorSlice& slice) const {
   return absl::OkStatus();
 }
 
+bool Reader::Has(const std::string& tensor) const {
+  return manifest_.tensors.contains(tensor) ||
+         manifest_.tensors.contains(absl::StrCat(plan::kBaseCodes, tensor));
+}
+
 absl::Status Reader::ReadSlice(const v1::TensorSlice& slice, float* out) const {
+  const auto codes = manifest_.tensors.find(absl::StrCat(plan::kBaseCodes, slice.tensor()));
+  if (codes != manifest_.tensors.end() && codes->second.shape.size() == 2 &&
+      codes->second.shape[1] > 0) {
+    return ReadDequantized(*this, slice, codes->second.shape[1], out);
+  }
   TERCIO_RETURN_IF_ERROR(CheckSlice(slice));
   SliceCursor cursor(*this);
   // Parts bound the memory of blocks that wait to be verified.

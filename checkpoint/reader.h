@@ -59,7 +59,8 @@ class Reader : public WeightSource {
   const std::string& manifest_digest() const { return manifest_digest_; }
   const v1::ModelSpec& model() const override { return model_; }
   absl::StatusOr<std::string> TokenizerJson() const override;
-  bool Has(const std::string& tensor) const override { return manifest_.tensors.contains(tensor); }
+  // Also a tensor of which there are codes (checkpoint/quantized_tensor.h): its values are read.
+  bool Has(const std::string& tensor) const override;
 
   // NOT_FOUND when the tensor is missing, INVALID_ARGUMENT when it has another shape or the slice
   // lies outside of it.

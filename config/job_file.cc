@@ -22,6 +22,7 @@
 #include "config/reader.h"
 #include "config/yaml_text.h"
 #include "nlohmann/json.hpp"
+#include "plan/base_format.h"
 #include "plan/combinations.h"
 #include "plan/lanes.h"
 #include "plan/limits.h"
@@ -103,6 +104,7 @@ class JobParser {
     ParseFaultTolerance(root_.Child("fault_tolerance"));
     ParseTensorBoard();
     CheckCombinations();
+    CheckBase();
     CheckStageLayers(root_, spec_);
     // The keys that nobody has asked for are known only when all sections were read.
     root_.Finish();
@@ -122,6 +124,14 @@ class JobParser {
     for (const plan::Exclusion* broken : plan::BrokenBy(spec_)) {
       const std::pair<std::string, std::string> key = absl::StrSplit(broken->key, '.');
       root_.Child(key.first).Fault(key.second, broken->reason);
+    }
+  }
+
+  // Without sizes the tensors are not known, and the missing sizes are faults already.
+  void CheckBase() {
+    if (spec_.model().hidden() <= 0 || spec_.model().heads() <= 0) return;
+    if (const std::string fault = plan::FaultOfBaseFormat(spec_); !fault.empty()) {
+      root_.Child("model").Fault("base_format", fault);
     }
   }
 

@@ -356,11 +356,19 @@ void ParseFrom(Section& model, const std::string& directory, v1::ModelSpec* out)
   }
 }
 
+void ParseBaseFormat(Section& model, v1::ModelSpec* out) {
+  if (!model.Has("base_format")) return;
+  const v1::BaseFormat format = model.OneOf("base_format", v1::BASE_FORMAT_NONE);
+  // Without it and with none a job is the same.
+  if (format != v1::BASE_FORMAT_NONE) out->set_base_format(format);
+}
+
 }  // namespace
 
 void ParseModel(Section model, const std::string& directory, v1::ModelSpec* out) {
   if (model.Has("from")) {
     ParseFrom(model, directory, out);
+    ParseBaseFormat(model, out);
     // Without its sizes the section's keys were not read.
     if (out->layers() > 0) model.Finish();
     return;
@@ -375,6 +383,7 @@ void ParseModel(Section model, const std::string& directory, v1::ModelSpec* out)
     }
   }
   ParseSizes(model, preset ? *preset : UnnamedModel(model), preset.has_value(), out);
+  ParseBaseFormat(model, out);
   model.Finish();
 }
 
@@ -432,6 +441,7 @@ std::string FurtherYaml(const v1::ModelSpec& model) {
   size("relative_buckets", model.relative_buckets());
   size("relative_distance", model.relative_distance());
   add("gated_mlp", model.gated_mlp(), "true");
+  add("base_format", plan::IsNamed(model.base_format()), plan::TextOf(model.base_format()));
   return yaml;
 }
 

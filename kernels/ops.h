@@ -24,6 +24,7 @@
 #include <optional>
 
 #include "kernels/attention_args.h"
+#include "kernels/base_format.h"
 #include "kernels/block_format.h"
 #include "kernels/dropout.h"
 #include "kernels/values.h"
@@ -467,6 +468,20 @@ struct DigestArgs {
   uint64_t* digest = nullptr;
 };
 
+// A part of a quantised matrix (kernels/quantized_base.h) whose scales are quantised, too: rows of
+// `columns` elements, a multiple of kBaseBlock. The block at (r, c) of the part has the number
+// first + r * stride + c in the whole matrix, and the group number / kScalesOfGroup.
+struct DequantizeBlocksArgs {
+  Values to;  // (rows, columns)
+  const std::byte* codes;
+  const std::byte* scales;  // a code for each block of the part
+  const float* groups;      // the mean of the whole matrix's scales, then the scale of each group
+  int64_t rows, columns;
+  int64_t first;
+  int64_t stride;
+  BaseFormat format;
+};
+
 class Ops {
  public:
   virtual ~Ops() = default;
@@ -529,6 +544,8 @@ class Ops {
   // to[i] = what is packed, in the format of `to`.
   virtual void UnpackBlocks(Values to, const std::byte* packed, int64_t count,
                             BlockFormat format) = 0;
+  // to[i] = the value that the codes stand for, in the format of `to`.
+  virtual void DequantizeBlocks(const DequantizeBlocksArgs& args) = 0;
   virtual void SumsOfSquares(const SumsOfSquaresArgs& args) = 0;
   virtual void Digest(const DigestArgs& args) = 0;
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "plan/fp8.h"
+#include "plan/model_tensors.h"
 #include "plan/offload.h"
 #include "plan/precision.h"
 #include "plan/state_shards.h"
@@ -40,6 +41,7 @@ enum Index {
   kStateOnDisk,
   kInPlace,
   kPeerCopies,
+  kBaseFormat,
   kFeatureCount,
 };
 
@@ -83,6 +85,8 @@ constexpr Feature kFeatures[kFeatureCount] = {
      [](const Job& job) { return job.checkpoint().snapshot() == v1::SNAPSHOT_KIND_IN_PLACE; }},
     {"checkpoint.peer_copies", "checkpoint.peer_copies=1",
      [](const Job& job) { return job.checkpoint().peer_copies() > 0; }},
+    {"model.base_format", "model.base_format=nf4",
+     [](const Job& job) { return BaseFormatOf(job.model()) != kernels::BaseFormat::kNone; }},
 };
 
 constexpr const Feature* At(Index index) { return &kFeatures[index]; }
@@ -96,6 +100,11 @@ constexpr Exclusion kExclusions[] = {
     {At(kFp8), At(kNotBf16), "resources.device", "training.fp8 needs training.precision: bf16"},
     {At(kFp8), At(kDividedWeights), "training.fp8",
      "is not supported by this version with parallelism.zero_stage 3; use stage 2"},
+    {At(kBaseFormat), At(kFp8), "model.base_format",
+     "training.fp8 makes factors of 8 bits of weights in 16; leave one of them out"},
+    {At(kBaseFormat), At(kDividedWeights), "model.base_format",
+     "is not supported by this version with parallelism.zero_stage 3, which would have to divide "
+     "codes; use stage 2"},
     {At(kTensorOverlap), At(kSequenceParallel), "parallelism.tensor_overlap",
      "a value above 1 with sequence_parallel is not supported by this version"},
     {At(kInPlace), At(kPeerCopies), "checkpoint.snapshot",

@@ -32,6 +32,7 @@ std::vector<std::string> ChangesFor(const Feature& feature) {
     changes.push_back("resources.device=cuda");
   }
   if (name == "offload.parameters") changes.push_back("parallelism.zero_stage=3");
+  if (name == "model.base_format") changes.push_back("training.frozen=[layers.*.weight]");
   changes.push_back(feature.change);
   return changes;
 }

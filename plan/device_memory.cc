@@ -196,6 +196,9 @@ class CpuMemory : public DeviceMemory {
   int64_t MostBytesOutside(const v1::Layout&, const StageTensors& tensors) const override {
     int64_t largest = 0;
     for (const StageTensor& entry : tensors.tensors) largest = std::max(largest, entry.elements);
+    for (const QuantizedTensor& each : tensors.quantized) {
+      largest = std::max(largest, each.tensor.rows * each.tensor.columns);
+    }
     return kHostReserveBytes + largest * static_cast<int64_t>(sizeof(float));
   }
 };

@@ -12,6 +12,7 @@
 #include "common/check.h"
 #include "kernels/exact_sum.h"
 #include "kernels/ops.h"
+#include "plan/base_format.h"
 #include "plan/buckets.h"
 #include "plan/device_memory.h"
 #include "plan/fp8.h"
@@ -213,6 +214,8 @@ int64_t SnapshotElements(const v1::JobSpec& job, const v1::Layout& layout,
                          int stage) {
   const bool copies = KeepsCopies(job);
   int64_t guard = copies || stage == 0 ? StateElements(job) : 0;
+  // Those of the first data rank, as the guard's state.
+  guard += BaseSnapshotElements(tensors);
   if (HasFp8(job)) {
     guard += kFp8StateOfLayer * RunsOfStage(model::LayersOf(job.model()), layout, stage).layers();
   }
@@ -298,9 +301,10 @@ void AddWorkspace(const v1::JobSpec& job, const StageShape& shape, const StageUn
   const StreamShape exchanged = ExchangedRows(shape, units);
   add("workspace.gathered", shape.sequence_parallel ? exchanged.rows * shape.hidden : 0);
   add("workspace.local_sum", shape.sequence_parallel ? exchanged.local_rows * shape.hidden : 0);
-  // Weights that are rounded as they are loaded are so in there, too.
-  const bool has_norm_gradient =
-      shape.has_backward || shape.precision.format != kernels::Format::kFloat32;
+  // Weights that are rounded as they are loaded are so in there, too, and the scales of those that
+  // are quantised reach other ranks from there.
+  const bool has_norm_gradient = shape.has_backward || !tensors.quantized.empty() ||
+                                 shape.precision.format != kernels::Format::kFloat32;
   add("workspace.norm_gradient", has_norm_gradient ? most.rows * shape.hidden : 0);
   AddBlockScratch(shape, units, table);
   int64_t rotary = 0;
@@ -643,6 +647,12 @@ v1::MemoryTable MemoryTables::OfStage(const v1::Layout& layout, int stage, int t
   const int64_t frozen = KeepsFrozenApart(job, layout) ? FrozenElements(kinds) : 0;
   table.AddAt(places.master, kFrozenBuffer, v1::BUFFER_KIND_PARAMETER,
               frozen * FrozenPrecision(job).bytes());
+  // Tables of jobs without a base stay as they are.
+  if (!tensors.quantized.empty()) {
+    table.Add(kBaseBuffer, v1::BUFFER_KIND_PARAMETER, tensors.base_bytes);
+    table.Values(kDequantizedBuffer, v1::BUFFER_KIND_WORKSPACE, shape.precision,
+                 tensors.dequantized_elements);
+  }
   table.Values("parameters.secondary", v1::BUFFER_KIND_PARAMETER, shape.precision, kept);
   AddGradients(job, layout, shape, tensors, kinds, &table);
   for (const char* name : {"adamw.m", "adamw.v"}) {
@@ -717,6 +727,7 @@ int64_t MemoryTables::LeastOfStage(const v1::Layout& layout, int stage) {
       bytes += FrozenPrecision(job_).bytes() * least(frozen) / ShardRanks(layout);
     }
   }
+  bytes += tensors.base_bytes;
   if (RoundsWeights(job_) && !GathersWeights(job_, layout)) {
     bytes += PrecisionOf(job_).bytes() * all;
   }

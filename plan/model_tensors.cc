@@ -184,9 +184,37 @@ class StageBuilder {
     stage_.tensors.push_back(entry);
   }
 
+  // Uses that are one matrix of a product.
+  void AddQuantized(const std::vector<LogicalTensor>& tensors, kernels::BaseFormat format) {
+    stage_.base_format = format;
+    int64_t elements = 0;
+    for (const LogicalTensor& tensor : tensors) {
+      const TensorShard shard = ShardOfRank(tensor, tensor_degree_, 0, padded_);
+      QuantizedTensor entry;
+      entry.tensor = tensor;
+      entry.rows = shard.local_rows;
+      entry.columns = shard.local_columns;
+      entry.codes = Take(kernels::CodesBytes(format, entry.elements()));
+      entry.scales = Take(entry.blocks());
+      // Groups are those of the whole tensor, on each of its ranks.
+      entry.group_count = kernels::GroupsOf(tensor.rows * tensor.columns / kernels::kBaseBlock);
+      entry.groups = Take((1 + entry.group_count) * static_cast<int64_t>(sizeof(float)));
+      elements += entry.elements();
+      stage_.quantized.push_back(entry);
+    }
+    stage_.dequantized_elements = std::max(stage_.dequantized_elements, elements);
+  }
+
   StageTensors Finish() { return std::move(stage_); }
 
  private:
+  // A place behind the others, at a multiple of 16 bytes.
+  int64_t Take(int64_t bytes) {
+    const int64_t place = RoundUp16(stage_.base_bytes);
+    stage_.base_bytes = place + bytes;
+    return place;
+  }
+
   int tensor_degree_;
   int64_t padded_;
   StageTensors stage_;
@@ -236,6 +264,14 @@ std::vector<Run> RunsOf(const TensorList& all, const FrozenFlags& frozen,
   return runs;
 }
 
+// Matrices of layers are those of their products, but for tables that layers share.
+bool IsQuantized(const TensorList& all, const Run& run, kernels::BaseFormat format) {
+  const LogicalTensor& first = all.tensors[run.first->tensor];
+  const bool in_layer = run.first->layer >= 0 && run.first->layer < all.layers;
+  return format != kernels::BaseFormat::kNone && run.frozen && in_layer && !first.is_vector &&
+         !first.shared;
+}
+
 StageTensors TensorsOfStage(const TensorList& all, const FrozenFlags& frozen,
                             const v1::ModelSpec& spec, const v1::Layout& layout, int stage) {
   // The layers are ascending, which the search below relies on.
@@ -248,7 +284,14 @@ StageTensors TensorsOfStage(const TensorList& all, const FrozenFlags& frozen,
     return use.layer < 0 ? stage == 0 : stage == layout.pipeline() - 1;
   };
   StageBuilder builder(spec, layout);
+  const kernels::BaseFormat format = BaseFormatOf(spec);
   for (const Run& run : RunsOf(all, frozen, is_here)) {
+    if (IsQuantized(all, run, format)) {
+      std::vector<LogicalTensor> matrix;
+      for (size_t i = 0; i < run.count; ++i) matrix.push_back(all.tensors[run.first[i].tensor]);
+      builder.AddQuantized(matrix, format);
+      continue;
+    }
     for (const TensorList::Use* use = run.first; use != run.first + run.count; ++use) {
       builder.Add(all.tensors[use->tensor], use->name, use->layer, is_inner(*use), run.frozen);
     }
@@ -257,6 +300,21 @@ StageTensors TensorsOfStage(const TensorList& all, const FrozenFlags& frozen,
 }
 
 }  // namespace
+
+kernels::BaseFormat BaseFormatOf(const v1::ModelSpec& model) {
+  switch (model.base_format()) {
+    case v1::BASE_FORMAT_NF4:
+      return kernels::BaseFormat::kNf4;
+    case v1::BASE_FORMAT_INT8:
+      return kernels::BaseFormat::kInt8;
+    case v1::BASE_FORMAT_UNSPECIFIED:
+    case v1::BASE_FORMAT_NONE:
+    case v1::BaseFormat_INT_MIN_SENTINEL_DO_NOT_USE_:
+    case v1::BaseFormat_INT_MAX_SENTINEL_DO_NOT_USE_:
+      break;
+  }
+  return kernels::BaseFormat::kNone;
+}
 
 std::vector<LogicalTensor> ModelTensors(const v1::ModelSpec& spec) {
   // Padding and offsets are undefined without a vocabulary; a plan fills it in before.
@@ -350,6 +408,17 @@ std::vector<bool> TensorsWithGradients(const v1::JobSpec& job) {
     }
   }
   return with;
+}
+
+std::vector<bool> TensorsQuantized(const v1::JobSpec& job) {
+  const TensorList all(model::ArchitectureOf(job.model()));
+  std::vector<bool> quantized(all.tensors.size());
+  const auto runs = RunsOf(all, FrozenOf(all, job.training()), [](const auto&) { return true; });
+  for (const Run& run : runs) {
+    if (!IsQuantized(all, run, BaseFormatOf(job.model()))) continue;
+    for (size_t i = 0; i < run.count; ++i) quantized[run.first[i].tensor] = true;
+  }
+  return quantized;
 }
 
 int FirstTrainedLayer(const v1::JobSpec& job) {

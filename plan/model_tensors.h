@@ -27,6 +27,7 @@
 #include <string_view>
 #include <vector>
 
+#include "kernels/base_format.h"
 #include "model/architecture.h"
 #include "proto/tercio/v1/job.pb.h"
 #include "proto/tercio/v1/plan.pb.h"
@@ -110,12 +111,47 @@ struct StageTensor {
   int64_t gradient_offset = 0;
 };
 
+// A matrix that is kept as codes of few bits (model.base_format; kernels/quantized_base.h): a
+// frozen one of a layer's products, as a whole. Every data rank has all of it. Offsets are bytes in
+// the buffer kBaseBuffer.
+struct QuantizedTensor {
+  LogicalTensor tensor;
+  int64_t rows = 0;  // local, as `columns`, which are whole blocks
+  int64_t columns = 0;
+  int64_t codes = 0;   // row by row
+  int64_t scales = 0;  // a code for each block of 64 elements
+  int64_t groups = 0;  // floats: the mean of the whole tensor's scales, and of each 256 their scale
+  int64_t group_count = 0;
+
+  int64_t elements() const { return rows * columns; }
+  int64_t blocks() const { return elements() / kernels::kBaseBlock; }
+};
+inline constexpr char kBaseBuffer[] = "parameters.base";
+// Scratch in which the weights of one product lie while it is computed.
+inline constexpr char kDequantizedBuffer[] = "workspace.dequantized";
+
+// What a tensor is in checkpoints, in the place of its values, as floats in which four bytes of
+// codes each lie as they are, codes of scales as numbers, and the groups.
+inline constexpr char kBasePrefix[] = "training.base.";
+inline constexpr char kBaseCodes[] = "training.base.codes.";
+inline constexpr char kBaseScales[] = "training.base.scales.";
+inline constexpr char kBaseGroups[] = "training.base.groups.";
+
 struct StageTensors {
-  // In flat order: that of the forward pass, ascending gradient_offset, of frozen ones as well.
+  // In flat order: that of the forward pass, ascending gradient_offset, of frozen ones as well;
+  // without those that are quantised.
   std::vector<StageTensor> tensors;
   int64_t parameter_elements = 0;
   int64_t gradient_elements = 0;
+  // In the order of the forward pass; those of one product follow each other.
+  std::vector<QuantizedTensor> quantized;
+  kernels::BaseFormat base_format = kernels::BaseFormat::kNone;
+  int64_t base_bytes = 0;            // of kBaseBuffer
+  int64_t dequantized_elements = 0;  // of the product with the most
 };
+
+// model.base_format.
+kernels::BaseFormat BaseFormatOf(const v1::ModelSpec& model);
 
 // The table of one stage; the same for all its tensor and data ranks.
 StageTensors TensorsOfStage(const v1::JobSpec& job, const v1::Layout& layout, int stage);
@@ -150,6 +186,9 @@ std::vector<LogicalTensor> TensorsSharedByLayers(const v1::JobSpec& job);
 // By ModelTensors: whether a tensor has gradients and optimizer state, for it is not frozen, or is
 // a part of a matrix that is not.
 std::vector<bool> TensorsWithGradients(const v1::JobSpec& job);
+
+// By ModelTensors: whether a tensor is a QuantizedTensor of the job.
+std::vector<bool> TensorsQuantized(const v1::JobSpec& job);
 
 // The first use in the model of a tensor that is not frozen, as StageTensor::layer: the backward
 // pass ends there. The number of the model's layers stands for the head, also where all is frozen.

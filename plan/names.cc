@@ -96,6 +96,11 @@ constexpr Word kBlockFormats[] = {
     {v1::BLOCK_FORMAT_INT8, "int8"},
     {v1::BLOCK_FORMAT_INT4, "int4"},
 };
+constexpr Word kBaseFormats[] = {
+    {v1::BASE_FORMAT_NONE, "none"},
+    {v1::BASE_FORMAT_NF4, "nf4"},
+    {v1::BASE_FORMAT_INT8, "int8"},
+};
 constexpr Word kQualityMetrics[] = {
     {v1::QUALITY_METRIC_LOSS, "loss"},
     {v1::QUALITY_METRIC_ACCURACY, "accuracy"},
@@ -135,6 +140,7 @@ constexpr Set kSets[] = {
     {v1::Precision_descriptor, kPrecisions},
     {v1::Reproducibility_descriptor, kReproducibilities},
     {v1::BlockFormat_descriptor, kBlockFormats},
+    {v1::BaseFormat_descriptor, kBaseFormats},
     {v1::PipelineSchedule_descriptor, kPipelineSchedules},
     {v1::Recompute_descriptor, kRecomputes},
     {v1::DeviceKind_descriptor, kDeviceKinds},
@@ -187,6 +193,10 @@ std::span<const Word> WordsOf<v1::Reproducibility>() {
 template <>
 std::span<const Word> WordsOf<v1::BlockFormat>() {
   return kBlockFormats;
+}
+template <>
+std::span<const Word> WordsOf<v1::BaseFormat>() {
+  return kBaseFormats;
 }
 template <>
 std::span<const Word> WordsOf<v1::PipelineSchedule>() {

@@ -45,6 +45,8 @@ std::span<const Word> WordsOf<v1::Reproducibility>();
 template <>
 std::span<const Word> WordsOf<v1::BlockFormat>();
 template <>
+std::span<const Word> WordsOf<v1::BaseFormat>();
+template <>
 std::span<const Word> WordsOf<v1::PipelineSchedule>();
 template <>
 std::span<const Word> WordsOf<v1::Recompute>();

@@ -9,6 +9,7 @@
 #include "common/check.h"
 #include "common/status_macros.h"
 #include "model/architecture.h"
+#include "plan/base_format.h"
 #include "plan/lanes.h"
 #include "plan/names.h"
 #include "plan/offload.h"
@@ -247,6 +248,9 @@ absl::Status CheckLayout(const v1::JobSpec& job, const v1::Layout& layout, int r
     return Impossible(absl::StrCat("sequence_parallel: tensor ", tensor,
                                    " does not divide model.decoder_context ",
                                    spec.decoder_context()));
+  }
+  if (const absl::Status base = CheckBaseLayout(job, layout); !base.ok()) {
+    return Impossible(std::string(base.message()));
   }
   const int chunks = std::max(1, layout.virtual_pipeline());
   TERCIO_RETURN_IF_ERROR(CheckStageLayers(spec, layout));

@@ -49,6 +49,17 @@ class CoordinatorHost : public CheckpointHost {
     return terms;
   }
 
+  // What a checkpoint has in the place of the values of a quantised tensor.
+  static absl::Status CheckCodes(const plan::LogicalTensor& tensor,
+                                 const std::map<std::string, const std::vector<int64_t>*>& shapes) {
+    for (const char* prefix : {plan::kBaseCodes, plan::kBaseScales, plan::kBaseGroups}) {
+      const std::string name = absl::StrCat(prefix, tensor.name);
+      if (shapes.contains(name)) continue;
+      return absl::DataLossError(absl::StrCat("the ranks' parts together lack tensor ", name));
+    }
+    return absl::OkStatus();
+  }
+
   absl::Status CheckWhole(const std::string& job,
                           const std::vector<checkpoint::Manifest>& parts) const override {
     TERCIO_ASSIGN_OR_RETURN(const v1::JobRecord record, coordinator_.Find(job));
@@ -58,10 +69,15 @@ class CoordinatorHost : public CheckpointHost {
       for (const auto& [name, tensor] : part.tensors) shapes[name] = &tensor.shape;
     }
     const std::vector<bool> with_moments = plan::TensorsWithGradients(record.spec());
+    const std::vector<bool> quantized = plan::TensorsQuantized(record.spec());
     for (const plan::LogicalTensor& tensor : plan::ModelTensors(record.spec().model())) {
       // Vectors have one dimension in the files, as other libraries write them.
       std::vector<int64_t> shape = {tensor.rows};
       if (!tensor.is_vector) shape.push_back(tensor.columns);
+      if (quantized[static_cast<size_t>(tensor.index)]) {
+        TERCIO_RETURN_IF_ERROR(CheckCodes(tensor, shapes));
+        continue;
+      }
       // Both moments of AdamW belong to the state: without them a run would not be bit-identical.
       for (const char* prefix : {"", "adamw.m.", "adamw.v."}) {
         if (*prefix != 0 && !with_moments[static_cast<size_t>(tensor.index)]) continue;

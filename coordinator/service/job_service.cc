@@ -20,6 +20,8 @@
 #include "coordinator/service/checkpoint_search.h"
 #include "coordinator/service/drills.h"
 #include "coordinator/service/views.h"
+#include "plan/model_tensors.h"
+#include "plan/names.h"
 #include "plan/planner/cost/measured.h"
 
 namespace tercio::coordinator {
@@ -67,6 +69,12 @@ constexpr absl::Duration kDefaultSaveTimeout = absl::Minutes(10);
 // only notices deadlines and callers that have gone.
 constexpr double kLookSeconds = 0.5;
 
+std::string BaseFormatText(const v1::ModelSpec& model) {
+  return plan::TextOf(plan::BaseFormatOf(model) == kernels::BaseFormat::kNone
+                          ? v1::BASE_FORMAT_NONE
+                          : model.base_format());
+}
+
 // A job that resumes as another model, or with other random numbers, is another job: that must be
 // intended.
 absl::Status CheckChanges(const v1::JobRecord& job, const v1::JobSpec& spec,
@@ -84,6 +92,11 @@ absl::Status CheckChanges(const v1::JobRecord& job, const v1::JobSpec& spec,
        checkpoint::DifferencesOf(ours, job.spec().model())) {
     changes.push_back(absl::StrCat("model.", difference.key, ": ", difference.ours, ", previously ",
                                    difference.theirs));
+  }
+  // Codes of one format are not those of another.
+  if (plan::BaseFormatOf(ours) != plan::BaseFormatOf(job.spec().model())) {
+    changes.push_back(absl::StrCat("model.base_format: ", BaseFormatText(ours), ", previously ",
+                                   BaseFormatText(job.spec().model())));
   }
   if (spec.training().seed() != job.spec().training().seed()) {
     changes.push_back(absl::StrCat("training.seed: ", spec.training().seed(), ", previously ",

@@ -1,6 +1,7 @@
 #include "kernels/cpu/blocks.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cstring>
 
@@ -247,6 +248,51 @@ void UnpackRange(const BlockRange& range, const PackedRun<const std::byte>& from
                               HWY_ATTR { UnpackAllBlocks<kFormat>(range, from, to.floats()); });
 }
 
+// A block's scale, and the numbers of the table times it, as the results hold them: each is made
+// once, and then only looked up.
+template <size_t kCodes>
+HWY_INLINE void ScaleTable(const std::array<float, kCodes>& table, float scale, Format format,
+                           float* scaled) {
+  for (size_t i = 0; i < kCodes; ++i) scaled[i] = table[i] * scale;
+  RoundRow(scaled, static_cast<int64_t>(kCodes), format);
+}
+
+HWY_INLINE void DequantizeNf4(const uint8_t* codes, float scale, Format format, float* to) {
+  HWY_ALIGN float scaled[16];
+  ScaleTable(kNf4Table, scale, format, scaled);
+  for (int64_t i = 0; i < kBaseBlock; i += 2) {
+    to[i] = scaled[codes[i / 2] >> 4];
+    to[i + 1] = scaled[codes[i / 2] & 15];
+  }
+}
+
+HWY_INLINE void DequantizeInt8(const uint8_t* codes, float scale, Format format, float* to) {
+  for (int64_t i = 0; i < kBaseBlock; ++i) to[i] = kDynamicMap[codes[i]] * scale;
+  RoundRow(to, kBaseBlock, format);
+}
+
+void DequantizeRows(const DequantizeBlocksArgs& a, int64_t begin, int64_t end) {
+  const int64_t blocks = a.columns / kBaseBlock;
+  const auto* codes = reinterpret_cast<const uint8_t*>(a.codes);
+  const auto* scales = reinterpret_cast<const uint8_t*>(a.scales);
+  const Format format = a.to.format();
+  for (int64_t row = begin; row < end; ++row) {
+    for (int64_t i = 0; i < blocks; ++i) {
+      const int64_t group = (a.first + row * a.stride + i) / kScalesOfGroup;
+      const int64_t block = row * blocks + i;
+      const float relative = kDynamicMap[scales[block]] * a.groups[1 + group];
+      const float scale = relative + a.groups[0];
+      const uint8_t* of_block = codes + CodesBytes(a.format, block * kBaseBlock);
+      float* to = a.to.floats() + block * kBaseBlock;
+      if (a.format == BaseFormat::kNf4) {
+        DequantizeNf4(of_block, scale, format, to);
+      } else {
+        DequantizeInt8(of_block, scale, format, to);
+      }
+    }
+  }
+}
+
 }  // namespace tercio::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
@@ -256,6 +302,7 @@ namespace tercio::kernels {
 HWY_EXPORT(RoundRangeOfBlocks);
 HWY_EXPORT(PackRange);
 HWY_EXPORT(UnpackRange);
+HWY_EXPORT(DequantizeRows);
 
 namespace {
 
@@ -288,6 +335,14 @@ void UnpackBlocksCpu(Values to, const std::byte* packed, int64_t count, BlockFor
   const PackedRun<const std::byte> run(packed, count, format);
   OverBlocks(count, pool, [&](const BlockRange& range) {
     HWY_DYNAMIC_DISPATCH(UnpackRange)(range, run, to);
+  });
+}
+
+void DequantizeBlocksCpu(const DequantizeBlocksArgs& args, ThreadPool& pool) {
+  TERCIO_CHECK(args.format != BaseFormat::kNone);
+  TERCIO_CHECK_EQ(args.columns % kBaseBlock, 0);
+  OverRows(args.rows, args.columns, pool, [&](int64_t begin, int64_t end) {
+    HWY_DYNAMIC_DISPATCH(DequantizeRows)(args, begin, end);
   });
 }
 

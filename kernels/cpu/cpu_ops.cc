@@ -257,6 +257,7 @@ class CpuOps : public Ops {
     }
     UnpackBlocksCpu(to, packed, count, format, pool_);
   }
+  void DequantizeBlocks(const DequantizeBlocksArgs& a) override { DequantizeBlocksCpu(a, pool_); }
   void SumsOfSquares(const SumsOfSquaresArgs& a) override { SumsOfSquaresCpu(a, pool_); }
   void Digest(const DigestArgs& a) override { *a.digest = DigestCpu(a, pool_); }
 

@@ -275,6 +275,9 @@ class CudaOps : public Ops {
     }
     Run("UnpackBlocks", [&] { UnpackBlocksCuda(to, packed, count, format, context_); });
   }
+  void DequantizeBlocks(const DequantizeBlocksArgs& args) override {
+    Run("DequantizeBlocks", [&] { DequantizeBlocksCuda(args, context_); });
+  }
   void SumsOfSquares(const SumsOfSquaresArgs& args) override {
     Run("SumsOfSquares", [&] { SumsOfSquaresCuda(args, context_); });
   }

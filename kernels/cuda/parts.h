@@ -59,6 +59,8 @@ void PackBlocksCuda(std::byte* packed, const float* from, int64_t count, BlockFo
 void UnpackBlocksCuda(Values to, const std::byte* packed, int64_t count, BlockFormat format,
                       const CudaContext& context);
 
+void DequantizeBlocksCuda(const DequantizeBlocksArgs& args, const CudaContext& context);
+
 void ChooseScaleCuda(const ChooseScaleArgs& args, const CudaContext& context);
 void QuantizeCuda(const QuantizeArgs& args, const CudaContext& context);
 

@@ -9,6 +9,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "common/status_macros.h"
+#include "plan/base_format.h"
 #include "plan/combinations.h"
 #include "plan/data_position.h"
 #include "plan/fp8.h"
@@ -84,6 +85,7 @@ absl::Status CheckSupported(const v1::JobSpec& job) {
     return unsupported("training.precision " + Shown(precision));
   }
   TERCIO_RETURN_IF_ERROR(plan::CheckFp8(job));
+  TERCIO_RETURN_IF_ERROR(plan::CheckBaseFormat(job));
   const v1::DeviceKind device = job.resources().device();
   if (device != v1::DEVICE_KIND_CPU && device != v1::DEVICE_KIND_CUDA) {
     return unsupported("resources.device " + Shown(device));

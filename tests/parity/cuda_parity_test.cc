@@ -2,6 +2,7 @@
 #include <cudnn.h>
 
 #include <algorithm>
+#include <cstring>
 #include <map>
 #include <string>
 #include <vector>
@@ -86,6 +87,39 @@ TEST_F(CudaParity, FrozenWeightsOfSixteenBits) {
     const char* const frozen = "layers.1.mlp.up.weight";
     EXPECT_EQ(gpu.state.at(frozen), state.at(frozen));
     EXPECT_TRUE(gpu.holds_what_it_loaded);
+  }
+}
+
+// Codes are made on the host and read on the device, also while steps are launched as graphs; what
+// is loaded, saved and dequantised has the bits of the CPU.
+TEST_F(CudaParity, QuantizedWeights) {
+  for (const v1::BaseFormat format : {v1::BASE_FORMAT_NF4, v1::BASE_FORMAT_INT8}) {
+    SCOPED_TRACE(plan::TextOf(format));
+    v1::JobSpec spec = With(In(WithoutDropout(SmallLlama()), {2, 1, 2, 1}), v1::PRECISION_BF16);
+    spec.mutable_model()->set_hidden(128);
+    spec.mutable_model()->set_ffn_hidden(256);
+    spec.mutable_model()->set_base_format(format);
+    spec.mutable_training()->add_frozen("layers.*.weight");
+    RunOptions options;
+    options.steps = 5;
+    const RunResult cpu = OnCpu(spec, options);
+    const RunResult gpu = OnGpus(spec, options);
+    ExpectClose(gpu, cpu, 1e-2);
+    int parts = 0;
+    for (const auto& [name, values] : cpu.state) {
+      if (name.rfind(plan::kBasePrefix, 0) != 0) continue;
+      const std::vector<float>& other = gpu.state.at(name);
+      ASSERT_EQ(values.size(), other.size()) << name;
+      EXPECT_EQ(std::memcmp(values.data(), other.data(), values.size() * sizeof(float)), 0) << name;
+      ++parts;
+    }
+    EXPECT_EQ(parts, 3 * 4 * 7);
+    // Resumed from what the device had.
+    RunOptions more;
+    more.state = &gpu.state;
+    more.first_step = 6;
+    more.steps = 1;
+    EXPECT_NEAR(OnGpus(spec, more).steps.at(0).loss / OnCpu(spec, more).steps.at(0).loss, 1, 1e-2);
   }
 }
 

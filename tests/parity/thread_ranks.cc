@@ -75,6 +75,27 @@ absl::Status LoadState(const State& state, engine::TrainingEngine& engine) {
   return absl::OkStatus();
 }
 
+absl::Status LoadWeights(const State& weights, engine::TrainingEngine& engine) {
+  for (size_t i = 0; i < engine.InitialSlices().size(); ++i) {
+    const v1::TensorSlice& slice = engine.InitialSlices()[i];
+    const auto whole = weights.find(slice.tensor());
+    if (whole == weights.end()) continue;
+    std::vector<float> values;
+    ForRows(slice, [&](int64_t at, int64_t, int64_t width) {
+      const auto begin = whole->second.begin() + at;
+      values.insert(values.end(), begin, begin + width);
+    });
+    // In pieces of some rows, as large slices come.
+    const auto width = static_cast<size_t>(slice.column_end() - slice.column_begin());
+    const size_t most = 7 * width;
+    for (size_t at = 0; at < values.size(); at += most) {
+      const auto piece = absl::MakeConstSpan(values).subspan(at, most);
+      TERCIO_RETURN_IF_ERROR(engine.Load(static_cast<int64_t>(i), static_cast<int64_t>(at), piece));
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status LoadCopies(const std::vector<std::vector<float>>& copies,
                         engine::TrainingEngine& engine) {
   TERCIO_CHECK_EQ(copies.size(), engine.NeededSlices().size());
@@ -138,6 +159,7 @@ absl::StatusOr<Equipment> Equip(int rank, const v1::RankPlan& plan, Shared& shar
 // The state that the run starts from, where it is not that of the seed.
 absl::Status LoadStart(const RunOptions& options, int rank, engine::TrainingEngine& engine) {
   if (options.state != nullptr) TERCIO_RETURN_IF_ERROR(LoadState(*options.state, engine));
+  if (options.weights != nullptr) TERCIO_RETURN_IF_ERROR(LoadWeights(*options.weights, engine));
   if (options.copies == nullptr) return absl::OkStatus();
   return LoadCopies(options.copies->at(rank), engine);
 }
@@ -215,7 +237,8 @@ absl::Status RunRank(int rank, Shared& shared) {
 uint64_t DigestOf(const std::map<std::string, std::vector<float>>& state) {
   uint64_t digest = 0;
   for (const auto& [name, values] : state) {
-    if (engine::IsOptionalState(name)) continue;
+    // What else is training state does not count.
+    if (name.rfind("training.", 0) == 0) continue;
     digest += plan::FactorOfTensor(name) * plan::DigestOfElements(values, 0);
   }
   return digest;

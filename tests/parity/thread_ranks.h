@@ -44,6 +44,9 @@ struct RunOptions {
   bool evaluate_test = false;  // test data, after validation data
   // Start from this state instead of the initial weights, at step first_step.
   const std::map<std::string, std::vector<float>>* state = nullptr;
+  // Or from these weights of a model, which may be some of them: what is quantised is so as it is
+  // loaded.
+  const std::map<std::string, std::vector<float>>* weights = nullptr;
   // Or from these: the same layout, of a job that keeps copies of snapshots.
   const RankCopies* copies = nullptr;
   int64_t first_step = 1;

@@ -36,7 +36,7 @@ INCLUDES = {
     # What a model is, before any plan: the sites of dropout are a part of that.
     "model/": ["model/", "common/check.h", "proto/", "kernels/random.h"],
     # The memory map asks the kernels' contract how much scratch an operation needs.
-    "plan/": ["plan/", "model/", "common/check.h", "common/status_macros.h", "proto/", "kernels/block_format.h", "kernels/exact_sum.h",
+    "plan/": ["plan/", "model/", "common/check.h", "common/status_macros.h", "proto/", "kernels/base_format.h", "kernels/block_format.h", "kernels/exact_sum.h",
               "kernels/ops.h", "kernels/cpu/attention_scratch.h", "kernels/cuda/attention_choice.h", "kernels/cuda/scratch.h"],
     "plan/planner/": ["plan/", "model/architecture.h", "common/check.h", "common/status_macros.h", "proto/"],
     # Times of a model follow from its units.
@@ -46,7 +46,7 @@ INCLUDES = {
     # The schema of a foreign file, and no message of ours.
     "tokenizer/": ["tokenizer/", "common/", "proto/tercio/sentencepiece/"],
     "data/": ["data/", "tokenizer/", "common/", "model/", "plan/", "proto/", "kernels/random.h"],
-    "checkpoint/": ["checkpoint/", "tokenizer/export/", "common/", "model/", "plan/", "proto/"],
+    "checkpoint/": ["checkpoint/", "tokenizer/export/", "common/", "model/", "plan/", "proto/", "kernels/quantized_base.h"],
     # `model.from` takes its sizes from a directory; reading its weights stays with the trainers, as do chats.
     "config/": ["config/", "checkpoint/model_description.h", "checkpoint/huggingface/peft_adapter.h", "data/chat/template_names.h", "common/", "model/", "plan/",
                 "proto/"],

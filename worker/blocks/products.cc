@@ -62,6 +62,8 @@ Products::Products(const plan::StageShape& shape, const plan::StageUnits& units,
 }
 
 void Products::BeginPass() {
+  // What is recorded from here on may run after anything else.
+  if (quantized_) quantized_->Forget();
   if (!shape_.fp8) return;
   const std::vector<kernels::Scale> scales = scaling_.Scales();
   stream_.CopyFromHost(scales_, scales.data(),
@@ -72,8 +74,8 @@ void Products::BeginPass() {
 }
 
 void Products::BeginStep() {
-  if (!shape_.fp8) return;
   BeginPass();
+  if (!shape_.fp8) return;
   // Quantize only ever raises the largest magnitude.
   stream_.SetZero(largest_, scaling_.slots() * static_cast<int64_t>(sizeof(float)));
 }
@@ -174,16 +176,19 @@ kernels::ScaledMatmulArgs Products::ScaledForward(ProductId product, const kerne
 
 kernels::Chain Products::WithProductOf(ProductId product, const kernels::Chain& chain) {
   const kernels::MatmulArgs& a = *chain.product;
-  // Sizes that are not multiples of kernels::kScaledUnit stay in the job's format.
-  if (!plan::TakesFp8(shape_, a.m, a.n, a.k)) return chain;
   kernels::Chain scaled = chain;
+  // Sizes that are not multiples of kernels::kScaledUnit stay in the job's format.
+  if (!plan::TakesFp8(shape_, a.m, a.n, a.k)) {
+    scaled.product = WithWeight(product, a);
+    return scaled;
+  }
   scaled.product.reset();
   scaled.scaled_product = ScaledForward(product, a);
   return scaled;
 }
 
 void Products::Forward(ProductId product, const kernels::MatmulArgs& a) {
-  if (!plan::TakesFp8(shape_, a.m, a.n, a.k)) return ops_.Matmul(a);
+  if (!plan::TakesFp8(shape_, a.m, a.n, a.k)) return ops_.Matmul(WithWeight(product, a));
   ops_.ScaledMatmul(ScaledForward(product, a));
 }
 
@@ -283,7 +288,9 @@ kernels::ScaledMatmulArgs Products::ScaledBackward(ProductId product,
 
 void Products::BackwardInput(ProductId product, const kernels::MatmulBackwardInputArgs& a,
                              int64_t row) {
-  if (!plan::TakesFp8(shape_, a.m, a.n, a.k)) return ops_.MatmulBackwardInput(a);
+  if (!plan::TakesFp8(shape_, a.m, a.n, a.k)) {
+    return ops_.MatmulBackwardInput(WithWeight(product, a));
+  }
   ops_.ScaledMatmul(ScaledBackward(product, a, row));
 }
 
@@ -292,6 +299,8 @@ void Products::BackwardAndMakeGradient(ProductId product, ProductId reader, kern
   if (plan::TakesFp8(shape_, a.m, a.n, a.k)) {
     chain.input_gradient.reset();
     chain.scaled_product = ScaledBackward(product, a, 0);
+  } else {
+    chain.input_gradient = WithWeight(product, a);
   }
   const Result made = ResultOf(chain);
   const model::Product& declared = At(reader).declared;

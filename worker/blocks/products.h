@@ -12,11 +12,13 @@
 
 #include <cstdint>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "kernels/ops.h"
 #include "plan/fp8.h"
 #include "worker/blocks/fp8_scaling.h"
+#include "worker/blocks/quantized_weights.h"
 #include "worker/blocks/weights.h"
 #include "worker/collective/communicator.h"
 #include "worker/device/device.h"
@@ -39,6 +41,9 @@ class Products {
   // Called once for each product, before the first pass.
   void SetWeight(ProductId product, WeightRef weight) { At(product).weight = weight; }
   const model::Product& DeclarationOf(ProductId product) const { return At(product).declared; }
+
+  // Where weights are quantised. Called once, before the first pass; without FP8 only.
+  void SetQuantizedWeights(QuantizedWeights weights) { quantized_.emplace(std::move(weights)); }
 
   // Called before micro-batches: from now on uses the scales of previous steps and the present
   // values of the weights. For a step, largest magnitudes are forgotten, too.
@@ -118,6 +123,14 @@ class Products {
   // Computes the scale of a slot without history from these values.
   void ScaleUnknown(ProductId product, plan::Fp8Role role, kernels::ConstValues x, int64_t count);
 
+  // The product or its input gradient, whose weight is then where it can be read.
+  template <typename Args>
+  Args WithWeight(ProductId product, Args args) {
+    const WeightRef& weight = At(product).weight;
+    if (weight.is_quantized()) args.w = quantized_->Dequantize(weight);
+    return args;
+  }
+
   struct Entry {
     model::Product declared;
     WeightRef weight;
@@ -135,6 +148,7 @@ class Products {
   device::Stream& stream_;
   kernels::Ops& ops_;
   Fp8Scaling scaling_;
+  std::optional<QuantizedWeights> quantized_;
   bool weights_changed_ = true;
   std::vector<float> learned_;  // largest magnitudes of a step, of all ranks
   // Only with FP8:

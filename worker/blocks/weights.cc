@@ -10,6 +10,16 @@ WeightRef WeightFinder::FindUse(const std::string& name) const {
     if (entry.use != name) continue;
     return {entry.parameter_offset, entry.gradient_offset, entry.elements, entry.frozen};
   }
+  for (size_t i = 0; i < tensors_.quantized.size(); ++i) {
+    const plan::QuantizedTensor& entry = tensors_.quantized[i];
+    if (entry.tensor.name != name) continue;
+    WeightRef weight;
+    weight.elements = entry.elements();
+    weight.frozen = true;
+    weight.quantized = static_cast<int>(i);
+    weight.quantized_count = 1;
+    return weight;
+  }
   return {};
 }
 
@@ -33,6 +43,7 @@ WeightRef WeightFinder::Joined(std::initializer_list<const char*> names) const {
       joined = part;
     } else {
       joined.elements += part.elements;
+      joined.quantized_count += part.quantized_count;
     }
   }
   return joined;

@@ -24,9 +24,14 @@ struct WeightRef {
   int64_t gradient = 0;
   int64_t elements = 0;
   bool frozen = false;  // without a gradient
+  // Tensors of plan::StageTensors.quantized that it consists of, in the place of elements of the
+  // buffer; -1: it is none of them. Products (products.h) find their values.
+  int quantized = -1;
+  int quantized_count = 0;
 
+  bool is_quantized() const { return quantized >= 0; }
   kernels::ConstValues In(kernels::ConstValues parameters) const {
-    return elements == 0 ? nullptr : parameters + parameter;
+    return elements == 0 || is_quantized() ? nullptr : parameters + parameter;
   }
   bool has_gradient() const { return elements > 0 && !frozen; }
   float* GradientIn(const Gradients& gradients) const {

@@ -43,6 +43,10 @@ StageModel::StageModel(const v1::JobSpec& spec, const v1::RankPlan& plan,
              {static_cast<float>(spec.model().dropout()), spec.training().seed()},
              arena},
       head_gradient_(tools_.Scratch("norm_gradient")) {
+  if (!tensors.quantized.empty()) {
+    products_.SetQuantizedWeights({tensors, plan.layout().tensor(), plan.placement().tensor_index(),
+                                   shape_.precision, arena, stream});
+  }
   for (int slot = 0; slot < plan.stage().activation_slots(); ++slot) {
     slots_.push_back(arena.Get<std::byte>(absl::StrCat("activations.", slot)));
   }

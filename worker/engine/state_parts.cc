@@ -1,5 +1,6 @@
 #include "worker/engine/state_parts.h"
 
+#include "common/check.h"
 #include "plan/fp8.h"
 #include "plan/precision.h"
 #include "worker/engine/spikes.h"
@@ -74,6 +75,25 @@ class Fp8Part : public StatePart {
 };
 
 }  // namespace
+
+v1::TensorSlice StatePart::Slice() const {
+  v1::TensorSlice slice;
+  slice.set_tensor(tensor());
+  int64_t elements = 1;
+  for (const int64_t extent : shape()) {
+    slice.add_shape(extent);
+    elements *= extent;
+  }
+  slice.set_row_end(shape().front());
+  slice.set_column_end(elements / shape().front());
+  slice.set_dtype("F32");
+  return slice;
+}
+
+absl::Status StatePart::RestorePiece(int64_t first, absl::Span<const float> values) {
+  TERCIO_CHECK_EQ(first, 0);
+  return Restore(values);
+}
 
 std::vector<std::unique_ptr<StatePart>> StatePartsOf(const v1::JobSpec& job,
                                                      const v1::RankPlan& plan, StepGuard& guard,

@@ -50,15 +50,9 @@ void AddRange(const plan::StageTensor& entry, const StateRange& range, const v1:
 StateSlice SliceOf(StatePart& part) {
   StateSlice state;
   state.part = &part;
-  state.elements = 1;
-  state.slice.set_tensor(part.tensor());
-  for (const int64_t extent : part.shape()) {
-    state.slice.add_shape(extent);
-    state.elements *= extent;
-  }
-  state.slice.set_row_end(part.shape().front());
-  state.slice.set_column_end(state.elements / part.shape().front());
-  state.slice.set_dtype("F32");
+  state.slice = part.Slice();
+  state.elements = (state.slice.row_end() - state.slice.row_begin()) *
+                   (state.slice.column_end() - state.slice.column_begin());
   return state;
 }
 

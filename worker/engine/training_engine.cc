@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "common/status_macros.h"
+#include "plan/base_format.h"
 #include "plan/lanes.h"
 #include "plan/memory_map.h"
 #include "plan/model_tensors.h"
@@ -25,6 +26,7 @@
 #include "worker/engine/pipeline_links.h"
 #include "worker/engine/program_executor.h"
 #include "worker/engine/promises.h"
+#include "worker/engine/quantized_base.h"
 #include "worker/engine/rank_batch.h"
 #include "worker/engine/repeated_steps.h"
 #include "worker/engine/stage_model.h"
@@ -133,7 +135,8 @@ class Engine : public TrainingEngine {
                                          *compute_, trace_, where_}),
         evaluation_(spec_, plan_, shape_, source_, model_, batch_, executor_, links_,
                     communicators_, *compute_, where_),
-        parts_(StatePartsOf(spec_, plan_, guard_, model_.products().scaling())),
+        base_(tensors_, plan_, arena_, *compute_, communicators_.tensor()),
+        parts_(PartsOf(StatePartsOf(spec_, plan_, guard_, model_.products().scaling()), base_)),
         to_save_(SlicesToSave(tensors_, shards_, plan_, store_, parts_)),
         to_load_(SlicesToLoad(tensors_, plan_, store_, parts_)),
         keeps_copies_(plan::KeepsCopies(spec)),
@@ -148,6 +151,8 @@ class Engine : public TrainingEngine {
     state_pages_ = std::make_unique<PagesAhead>(StateMemory());
     for (const StateSlice& state : to_save_) saved_slices_.push_back(state.slice);
     for (const StateSlice& state : to_load_) needed_slices_.push_back(state.slice);
+    initial_slices_ = needed_slices_;
+    for (const v1::TensorSlice& slice : base_.ValueSlices()) initial_slices_.push_back(slice);
     if (keeps_copies_) saved_in_needed_ = FindAmong(to_load_, to_save_);
     update_ =
         std::make_unique<WeightUpdate>(spec_.training(), tensors_, shards_, store_,
@@ -155,7 +160,7 @@ class Engine : public TrainingEngine {
   }
 
   // Initializes the weights from the seed.
-  void Initialize();
+  absl::Status Initialize();
 
   absl::StatusOr<StepResult> Step(int64_t step, double signal) override;
   absl::StatusOr<v1::Evaluation> Evaluate(data::HeldOut set) override {
@@ -191,6 +196,7 @@ class Engine : public TrainingEngine {
 
   const std::vector<v1::TensorSlice>& SavedSlices() const override { return saved_slices_; }
   const std::vector<v1::TensorSlice>& NeededSlices() const override { return needed_slices_; }
+  const std::vector<v1::TensorSlice>& InitialSlices() const override { return initial_slices_; }
   int64_t planned_bytes() const override { return plan_.stage().memory().total_bytes(); }
   int64_t used_bytes() const override { return arena_.UsedBytes(); }
   absl::StatusOr<std::vector<BufferUse>> HighWaterMarks() override {
@@ -198,6 +204,11 @@ class Engine : public TrainingEngine {
   }
 
  private:
+  static StateParts PartsOf(StateParts parts, QuantizedBase& base) {
+    base.AddParts(&parts);
+    return parts;
+  }
+
   int stage() const { return plan_.placement().pipeline_index(); }
   int stages() const { return plan_.layout().pipeline(); }
   int LaunchRepeatedSteps(int64_t step);
@@ -285,6 +296,7 @@ class Engine : public TrainingEngine {
   WeightGather gather_;
   ProgramExecutor executor_;
   HeldOutEvaluation evaluation_;
+  QuantizedBase base_;
   const StateParts parts_;
   std::vector<StateSlice> to_save_;
   std::vector<StateSlice> to_load_;
@@ -294,6 +306,7 @@ class Engine : public TrainingEngine {
   std::vector<size_t> saved_in_needed_;  // index in to_load_ of each of to_save_; for copies only
   std::vector<v1::TensorSlice> saved_slices_;
   std::vector<v1::TensorSlice> needed_slices_;
+  std::vector<v1::TensorSlice> initial_slices_;
   kernels::Values rounded_parameters_;  // what the model reads, where no gather makes it
   double signal_ = 0;
   bool flips_before_check_ = false;
@@ -305,7 +318,7 @@ class Engine : public TrainingEngine {
   std::unique_ptr<PagesAhead> snapshot_pages_;
 };
 
-void Engine::Initialize() {
+absl::Status Engine::Initialize() {
   for (const StateRange& range : store_.ranges()) {
     const plan::StageTensor& entry = tensors_.tensors[range.tensor];
     const std::vector<float> values = InitialValues(entry.tensor, plan_, spec_.training().seed());
@@ -318,6 +331,7 @@ void Engine::Initialize() {
     staged_.FromHost(place, values.data() + begin, end - begin);
     WeightsChanged(place, range.frozen, entry.parameter_offset + begin, end - begin);
   }
+  return base_.Initialize(spec_.training().seed());
 }
 
 // Rounds a part of the master weights into the model's copy.
@@ -497,16 +511,20 @@ absl::StatusOr<StateSnapshot> Engine::Snapshot() {
 
 absl::Status Engine::Load(int64_t slice_index, int64_t first, absl::Span<const float> values) {
   where_.BeginAction("loading", static_cast<int>(slice_index));
+  if (const auto index = static_cast<size_t>(slice_index); index >= to_load_.size()) {
+    return base_.Load(index - to_load_.size(), first, values);
+  }
   const StateSlice& state = to_load_.at(static_cast<size_t>(slice_index));
   const auto count = static_cast<int64_t>(values.size());
   const bool whole = first == 0 && count == state.elements;
   const bool inside = first >= 0 && count <= state.elements && first <= state.elements - count;
-  if (!whole && (!inside || state.part != nullptr)) {
+  const bool takes_pieces = state.part == nullptr || state.part->TakesPieces();
+  if (!whole && (!inside || !takes_pieces)) {
     return absl::InvalidArgumentError(absl::StrCat("tensor ", state.slice.tensor(), ": got ", count,
                                                    " values from ", first, ", but it has ",
                                                    state.elements));
   }
-  if (state.part != nullptr) return state.part->Restore(values);
+  if (state.part != nullptr) return state.part->RestorePiece(first, values);
   const kernels::Values place = state.values + first;
   const auto* const from = reinterpret_cast<const std::byte*>(values.data());
   if (from != place.data()) staged_.FromHost(place, values.data(), count);
@@ -520,6 +538,7 @@ absl::Status Engine::Load(int64_t slice_index, int64_t first, absl::Span<const f
 }
 
 std::shared_ptr<float> Engine::LoadPlace(int64_t slice_index) {
+  if (static_cast<size_t>(slice_index) >= to_load_.size()) return nullptr;
   const StateSlice& state = to_load_.at(static_cast<size_t>(slice_index));
   // What is rounded on its way has no place that could be read into.
   if (state.part != nullptr || state.values.format() != kernels::Format::kFloat32) return nullptr;
@@ -533,6 +552,7 @@ absl::StatusOr<std::unique_ptr<TrainingEngine>> TrainingEngine::Create(
     const Communicators& communicators, data::SampleSource& source, EngineOptions options) {
   // Only GPUs in bf16 have FP8's products: another job must fail before it takes memory.
   TERCIO_RETURN_IF_ERROR(plan::CheckFp8(spec));
+  TERCIO_RETURN_IF_ERROR(plan::CheckBaseFormat(spec));
   TERCIO_ASSIGN_OR_RETURN(
       Arena arena, Arena::Allocate(plan.stage().memory(), device, options.scratch_directory));
   if (options.fill_pattern) TERCIO_RETURN_IF_ERROR(arena.FillWithPattern(device));
@@ -573,7 +593,7 @@ absl::StatusOr<std::unique_ptr<TrainingEngine>> TrainingEngine::Create(
                       std::move(summed), std::move(gathered), std::move(tensor_sums),
                       std::move(product_done), std::move(program)},
       options);
-  if (options.initialise_weights) engine->Initialize();
+  if (options.initialise_weights) TERCIO_RETURN_IF_ERROR(engine->Initialize());
   return std::unique_ptr<TrainingEngine>(std::move(engine));
 }
 

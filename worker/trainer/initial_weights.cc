@@ -21,9 +21,12 @@ class InitialWeights : public StateSource {
   InitialWeights(const v1::ModelSpec& model, std::unique_ptr<checkpoint::WeightSource> weights)
       : model_(model), weights_(std::move(weights)) {}
 
+  bool IsOfModel() const override { return true; }
   bool Wants(const v1::TensorSlice& slice) const override {
     // Only weights are taken over: moments and counters start at zero.
-    return !absl::StartsWith(slice.tensor(), "adamw.") && !engine::IsOptionalState(slice.tensor());
+    return !absl::StartsWith(slice.tensor(), "adamw.") &&
+           !absl::StartsWith(slice.tensor(), plan::kBasePrefix) &&
+           !engine::IsOptionalState(slice.tensor());
   }
   bool MayLack(const v1::TensorSlice& slice) const override {
     // A bert that changes its task begins with a head of its own.

@@ -227,10 +227,15 @@ class PieceBroadcast {
   std::vector<char> host_;
 };
 
+const std::vector<v1::TensorSlice>& SlicesFrom(const StateSource& source,
+                                               const engine::TrainingEngine& engine) {
+  return source.IsOfModel() ? engine.InitialSlices() : engine.NeededSlices();
+}
+
 absl::Status LoadPieces(const std::vector<StatePiece>& pieces,
                         const std::shared_ptr<StateSource>& source, const LoadGroup& group,
                         const LoadedBytes& loaded, engine::TrainingEngine& engine, LoadPath path) {
-  const std::vector<v1::TensorSlice>& slices = engine.NeededSlices();
+  const std::vector<v1::TensorSlice>& slices = SlicesFrom(*source, engine);
   const int rank = group.divides_state ? 0 : group.data.rank();
   ReadAhead reads(source, pieces, rank, loaded, engine, path);
   PieceBroadcast broadcast(group, pieces);
@@ -303,7 +308,7 @@ std::vector<StatePiece> PiecesOf(const std::vector<v1::TensorSlice>& slices,
 absl::Status LoadState(std::shared_ptr<StateSource> source, const LoadGroup& group,
                        const LoadedBytes& loaded, engine::TrainingEngine& engine, LoadPath path) {
   const int readers = group.divides_state ? 1 : group.data.size();
-  const std::vector<StatePiece> pieces = PiecesOf(engine.NeededSlices(), *source, readers);
+  const std::vector<StatePiece> pieces = PiecesOf(SlicesFrom(*source, engine), *source, readers);
   const absl::Status status = LoadPieces(pieces, source, group, loaded, engine, path);
   if (!group.divides_state || group.data.size() == 1) return status;
   const absl::Status first = FirstError(group, status);

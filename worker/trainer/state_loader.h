@@ -24,7 +24,7 @@ namespace tercio::trainer {
 
 // Consecutive values of a slice.
 struct StatePiece {
-  size_t slice = 0;  // index in the engine's NeededSlices
+  size_t slice = 0;  // index in the engine's NeededSlices, or InitialSlices
   v1::TensorSlice part;
   int64_t offset = 0;  // place of its first value in the slice
   int64_t elements = 0;

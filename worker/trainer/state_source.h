@@ -17,6 +17,9 @@ class StateSource {
  public:
   virtual ~StateSource() = default;
 
+  // Whether it has the weights of a model that a job begins with, and nothing of a job's own:
+  // engine::TrainingEngine::InitialSlices are read then, else NeededSlices.
+  virtual bool IsOfModel() const { return false; }
   // Whether the slice is to be read at all; the same on every rank.
   virtual bool Wants(const v1::TensorSlice&) const { return true; }
   // Whether the engine keeps its own values if the source lacks the tensor.
