@@ -37,8 +37,23 @@ TEST(ChatPreview, TheLastTokenIsThereIfItCounts) {
   EXPECT_EQ(PreviewText(Tokens("ab!", ".^."), CountedMarks::kBrackets), "a[[b]]");
 }
 
+TEST(ChatPreview, ConversationsOfASequenceAreShownApart) {
+  data::Sample sample(6);  // "ab", of which the last token is only a target, and "!d"
+  sample.inputs = {'a', '!', 'd', 0, 0, 0};
+  sample.targets = {'b', 'd', data::kNoTarget, data::kNoTarget, data::kNoTarget, data::kNoTarget};
+  sample.document_starts = {0, 1, 1, 3, 3, 3};
+  sample.length = 3;
+  const auto tokens = PreviewTokens(sample, tokenizer::Tokenizer::Bytes()).value();
+  EXPECT_EQ(Conversations(tokens), 2);
+  EXPECT_EQ(PreviewText(tokens, CountedMarks::kBrackets), "a[[b]]\n--- conversation 2\n![[d]]");
+  EXPECT_EQ(PreviewJson(1, {tokens.front(), tokens.back()}, true).dump(),
+            R"({"sample":1,"counted":1,"tokens":[)"
+            R"({"id":97,"text":"a","counts":false,"conversation":1},)"
+            R"({"id":100,"text":"d","counts":true,"conversation":2}]})");
+}
+
 TEST(ChatPreview, Json) {
-  EXPECT_EQ(PreviewJson(7, Tokens("a!", ".^")).dump(),
+  EXPECT_EQ(PreviewJson(7, Tokens("a!", ".^"), false).dump(),
             R"({"sample":7,"counted":1,"tokens":[{"id":97,"text":"a","counts":false},)"
             R"({"id":33,"text":"!","counts":true}]})");
 }

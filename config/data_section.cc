@@ -328,9 +328,7 @@ void ParseChat(Section* data, const ModelKind& kind, v1::TrainingObjective objec
   chat->set_template_(data->OneOf("template", "auto", templates));
   chat->set_loss_on(data->OneOf("loss_on", v1::LOSS_ON_ASSISTANT));
   chat->set_format(data->OneOf("format", v1::CHAT_FORMAT_AUTO));
-  if (data->Flag("packing", false)) {
-    data->Fault("packing", NotYet("true"));
-  }
+  chat->set_packing(data->Flag("packing", false));
   CheckChatFiles(data, *out);
 }
 
@@ -453,7 +451,8 @@ std::string DataYaml(const v1::DataSpec& data) {
   if (data.has_chat()) {
     absl::StrAppend(&yaml, "\n  template: ", data.chat().template_(),
                     "\n  loss_on: ", plan::TextOf(data.chat().loss_on()),
-                    "\n  format: ", plan::TextOf(data.chat().format()));
+                    "\n  format: ", plan::TextOf(data.chat().format()),
+                    "\n  packing: ", data.chat().packing() ? "true" : "false");
   }
   absl::StrAppend(&yaml, "\n  skip_bad_lines: ", data.skip_bad_lines() ? "true" : "false", "\n");
   return yaml;

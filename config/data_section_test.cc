@@ -187,14 +187,16 @@ TEST(DataSection, Chat) {
   EXPECT_EQ(usual->chat().template_(), "auto");
   EXPECT_EQ(usual->chat().loss_on(), v1::LOSS_ON_ASSISTANT);
   EXPECT_EQ(usual->chat().format(), v1::CHAT_FORMAT_AUTO);
+  EXPECT_FALSE(usual->chat().packing());
   const auto full = Parse(
       "data: {train: [{path: a.jsonl, weight: 2}, {path: b.jsonl, weight: 1}], template: chatml, "
-      "loss_on: last, format: sharegpt, packing: false, skip_bad_lines: true}",
+      "loss_on: last, format: sharegpt, packing: true, skip_bad_lines: true}",
       model, kSft);
   ASSERT_TRUE(full.ok()) << full.status();
   EXPECT_EQ(full->chat().template_(), "chatml");
   EXPECT_EQ(full->chat().loss_on(), v1::LOSS_ON_LAST);
   EXPECT_EQ(full->chat().format(), v1::CHAT_FORMAT_SHAREGPT);
+  EXPECT_TRUE(full->chat().packing());
   const auto again = Parse(DataYaml(*full), model, kSft);
   ASSERT_TRUE(again.ok()) << again.status() << DataYaml(*full);
   EXPECT_EQ(full->SerializeAsString(), again->SerializeAsString()) << DataYaml(*full);
@@ -205,18 +207,19 @@ TEST(DataSection, FaultsOfChat) {
       FaultOfChat("{train: a.txt, validation: b.csv, test: c.jsonl}", v1::ARCHITECTURE_LLAMA),
       AllOf(HasSubstr("data.train: /where/a.txt: training.objective: sft learns from .jsonl"),
             HasSubstr("data.validation: /where/b.csv: training.objective: sft")));
-  EXPECT_THAT(FaultOfChat("{train: a.jsonl, template: chat-ml, loss_on: user, packing: true}",
+  EXPECT_THAT(FaultOfChat("{train: a.jsonl, template: chat-ml, loss_on: user, packing: often}",
                           v1::ARCHITECTURE_LLAMA),
               AllOf(HasSubstr("job.yaml:1: data.template: 'chat-ml'"), HasSubstr("data.loss_on"),
-                    HasSubstr("data.packing: true is not supported by this version")));
+                    HasSubstr("data.packing: ")));
   EXPECT_THAT(FaultOfChat("{train: a.jsonl, tokenizer: v}", v1::ARCHITECTURE_BERT),
               HasSubstr("data.train: training.objective: sft needs a decoder"));
   EXPECT_THAT(FaultOfChat("{train: a.jsonl, tokenizer: v}", v1::ARCHITECTURE_T5),
               HasSubstr("t5 predicts no answers"));
-  EXPECT_THAT(
-      FaultOf("{train: a.jsonl, template: chatml, loss_on: all}", Model(v1::ARCHITECTURE_LLAMA)),
-      AllOf(HasSubstr("data.template: only training.objective: sft"),
-            HasSubstr("data.loss_on: only training.objective: sft")));
+  EXPECT_THAT(FaultOf("{train: a.jsonl, template: chatml, loss_on: all, packing: true}",
+                      Model(v1::ARCHITECTURE_LLAMA)),
+              AllOf(HasSubstr("data.template: only training.objective: sft"),
+                    HasSubstr("data.packing: only training.objective: sft"),
+                    HasSubstr("data.loss_on: only training.objective: sft")));
 }
 
 TEST(DataSection, TheObjectiveOfTheTrainingDecidesAboutChats) {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "common/check.h"
 #include "common/status_macros.h"
 #include "data/chat/recognition.h"
@@ -197,18 +198,21 @@ absl::StatusOr<ChatRules> ChatRulesOf(const v1::DataSpec& data, int64_t context,
   rules.format = FormatOf(data.chat().format());
   rules.pad = tokenizer.pad().value_or(tokenizer.end_of_text().value_or(0));
   rules.skip_bad_lines = data.skip_bad_lines();
+  rules.packing = data.chat().packing();
   return rules;
 }
 
 std::string Describe(const ChatRules& rules) {
-  return nlohmann::json{{"context", rules.context},
-                        {"template", rules.chat_template->name},
-                        {"texts", {rules.texts.bos, rules.texts.eos}},
-                        {"loss_on", static_cast<int>(rules.loss_on)},
-                        {"format", rules.format ? chat::NameOf(*rules.format) : "auto"},
-                        {"pad", rules.pad},
-                        {"skip_bad_lines", rules.skip_bad_lines}}
-      .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  nlohmann::json all{{"context", rules.context},
+                     {"template", rules.chat_template->name},
+                     {"texts", {rules.texts.bos, rules.texts.eos}},
+                     {"loss_on", static_cast<int>(rules.loss_on)},
+                     {"format", rules.format ? chat::NameOf(*rules.format) : "auto"},
+                     {"pad", rules.pad},
+                     {"skip_bad_lines", rules.skip_bad_lines}};
+  // Jobs without packing keep the digest that they had before there was any.
+  if (rules.packing) all["packing"] = kOpenSequences;
+  return all.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
 absl::StatusOr<ChatSamples> ReadChatSamples(const std::vector<std::string>& paths,
@@ -245,28 +249,74 @@ std::vector<std::string> NoticesAbout(const ChatSamples& samples, const std::str
   return notices;
 }
 
+ChatDataset::ChatDataset(std::shared_ptr<const ChatSamples> all, int64_t begin, int64_t end,
+                         ChatRules rules)
+    : all_(std::move(all)), begin_(begin), end_(end), rules_(std::move(rules)) {
+  if (!rules_.packing) return;
+  std::vector<int32_t> lengths;
+  for (int64_t i = 0; i < end_ - begin_; ++i) lengths.push_back(PositionsOf(i));
+  packing_ = PackDocuments(lengths, rules_.context);
+}
+
+// The last token is only a target.
+int32_t ChatDataset::PositionsOf(int64_t conversation) const {
+  return all_->samples[static_cast<size_t>(begin_ + conversation)].tokens - 1;
+}
+
+void ChatDataset::Append(int64_t conversation, int64_t begin, Sample* out) const {
+  const ChatSamples::Sample& from = all_->samples[static_cast<size_t>(begin_ + conversation)];
+  for (int64_t i = 0; i + 1 < from.tokens; ++i) {
+    const auto at = static_cast<size_t>(from.begin + i);
+    const auto to = static_cast<size_t>(begin + i);
+    out->inputs[to] = all_->ids[at];
+    if (all_->counts[at + 1]) out->targets[to] = all_->ids[at + 1];
+    if (packing_.has_value()) out->document_starts[to] = static_cast<int32_t>(begin);
+  }
+}
+
 // The key is not used, for such a sample contains no random decision.
 void ChatDataset::Read(int64_t sample, SampleKey, Sample* out) const {
   TERCIO_CHECK(sample >= 0 && sample < samples());
-  const ChatSamples::Sample& from = all_->samples[static_cast<size_t>(begin_ + sample)];
   // Every field is written, because callers pass the same sample again.
   const auto context = static_cast<size_t>(rules_.context);
   out->inputs.assign(context, rules_.pad);
   out->targets.assign(context, kNoTarget);
   out->types.assign(context, 0);
+  out->document_starts.clear();
   out->label = kNoTarget;
-  out->length = from.tokens - 1;
-  for (int64_t i = 0; i + 1 < from.tokens; ++i) {
-    const auto at = static_cast<size_t>(from.begin + i);
-    out->inputs[static_cast<size_t>(i)] = all_->ids[at];
-    if (all_->counts[at + 1]) out->targets[static_cast<size_t>(i)] = all_->ids[at + 1];
+  if (!packing_.has_value()) {
+    out->length = PositionsOf(sample);
+    return Append(sample, 0, out);
   }
+  out->document_starts.resize(context);
+  int32_t length = 0;
+  for (const int64_t conversation : packing_->DocumentsOf(sample)) {
+    Append(conversation, length, out);
+    length += PositionsOf(conversation);
+  }
+  std::fill(out->document_starts.begin() + length, out->document_starts.end(), length);
+  out->length = length;
 }
 
 int64_t ChatDataset::tokens() const {
   int64_t sum = 0;
   for (int64_t i = begin_; i < end_; ++i) sum += all_->samples[static_cast<size_t>(i)].tokens;
   return sum;
+}
+
+std::string ChatDataset::PackingNotice(const std::string& name, const std::string& part) const {
+  if (!packing_.has_value()) return "";
+  const int64_t conversations = end_ - begin_;
+  const auto filled = static_cast<double>(tokens() - conversations);
+  const auto share = [&](int64_t sequences) {
+    return 100 * filled / static_cast<double>(sequences * rules_.context);
+  };
+  const auto counted = [](int64_t count, const char* what) {
+    return absl::StrCat(count, " ", what, count == 1 ? "" : "s");
+  };
+  return absl::StrFormat("%s: %s of %s packed into %s, %.1f %% full (%.1f %% without packing)",
+                         name, counted(conversations, "conversation"), part,
+                         counted(samples(), "sequence"), share(samples()), share(conversations));
 }
 
 }  // namespace tercio::data

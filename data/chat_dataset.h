@@ -4,6 +4,9 @@
 // which no token counts, then, is no sample. Positions behind a shorter one are padding, which
 // nothing before them sees.
 //
+// With packing a sample is a sequence of several conversations, one behind the other (packing.h);
+// each takes the positions that it has alone, so that no target is another one's.
+//
 // All samples are in memory, as ids.
 //
 // Thread safety: immutable; any number of threads may read. Errors: INVALID_ARGUMENT naming file
@@ -21,6 +24,7 @@
 #include "data/chat/reader.h"
 #include "data/chat/template.h"
 #include "data/chat/tokens.h"
+#include "data/packing.h"
 #include "data/sample_dataset.h"
 #include "proto/tercio/v1/job.pb.h"
 #include "tokenizer/tokenizer.h"
@@ -35,6 +39,7 @@ struct ChatRules {
   std::optional<chat::Format> format;  // absent: by the first line of each file
   int32_t pad = 0;
   bool skip_bad_lines = false;
+  bool packing = false;
   int threads = 1;
 };
 
@@ -70,23 +75,33 @@ absl::StatusOr<ChatSamples> ReadChatSamples(const std::vector<std::string>& path
 std::vector<std::string> NoticesAbout(const ChatSamples& samples, const std::string& name,
                                       int64_t context);
 
-// Samples [begin, end) of a list.
+// Conversations [begin, end) of a list.
 class ChatDataset : public SampleDataset {
  public:
-  ChatDataset(std::shared_ptr<const ChatSamples> all, int64_t begin, int64_t end, ChatRules rules)
-      : all_(std::move(all)), begin_(begin), end_(end), rules_(std::move(rules)) {}
+  ChatDataset(std::shared_ptr<const ChatSamples> all, int64_t begin, int64_t end, ChatRules rules);
 
-  int64_t samples() const override { return end_ - begin_; }
+  int64_t samples() const override {
+    return packing_.has_value() ? packing_->sequences() : end_ - begin_;
+  }
   void Read(int64_t sample, SampleKey key, Sample* out) const override;
 
   // All samples together, without padding.
   int64_t tokens() const;
 
+  // What packing makes of them, for people; empty without it. `name`: of the data; `part`: of it,
+  // "the training part".
+  std::string PackingNotice(const std::string& name, const std::string& part) const;
+
  private:
+  int32_t PositionsOf(int64_t conversation) const;
+  // Writes a conversation from position `begin` on.
+  void Append(int64_t conversation, int64_t begin, Sample* out) const;
+
   std::shared_ptr<const ChatSamples> all_;
   int64_t begin_;
   int64_t end_;
   ChatRules rules_;
+  std::optional<Packing> packing_;  // of the conversations, the first of which is 0
 };
 
 }  // namespace tercio::data

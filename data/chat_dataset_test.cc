@@ -109,6 +109,81 @@ TEST_F(ChatDatasetTest, LongConversationsAreCutAtTheirEnd) {
   EXPECT_EQ(TextsOf(sample).second.substr(51), "Yo");
 }
 
+TEST_F(ChatDatasetTest, PackedConversationsHaveTheTargetsThatTheyHaveAlone) {
+  std::string lines;
+  for (int i = 0; i < 11; ++i) {
+    lines += Line(std::string(static_cast<size_t>(3 + i % 4), 'u'),
+                  absl::StrCat("answer", std::string(static_cast<size_t>(i * 7 % 20), 'a')));
+  }
+  v1::JobSpec job = Job(Write("a.jsonl", lines), /*context=*/200);
+  const auto alone = Prepare(job);
+  ASSERT_TRUE(alone.ok()) << alone.status();
+  job.mutable_data()->mutable_chat()->set_packing(true);
+  const auto packed = Prepare(job);
+  ASSERT_TRUE(packed.ok()) << packed.status();
+  EXPECT_EQ(alone->train_sample_count, 11);
+  EXPECT_LT(packed->train_sample_count, 7);
+  EXPECT_GT(packed->train_sample_count, 3);
+  EXPECT_EQ(packed->train_tokens, alone->train_tokens);
+  EXPECT_NE(packed->digest, alone->digest);
+  EXPECT_THAT(packed->notices, testing::Contains(HasSubstr(absl::StrCat(
+                                   "a.jsonl: 11 conversations of the training part packed into ",
+                                   packed->train_sample_count, " sequences, "))));
+
+  std::multiset<std::pair<std::string, std::string>> expected, found;
+  Sample sample(200);
+  for (int64_t i = 0; i < alone->train_sample_count; ++i) {
+    alone->train_samples.ReadInOrder(i, &sample);
+    EXPECT_TRUE(sample.document_starts.empty());
+    expected.insert(TextsOf(sample));
+  }
+  for (int64_t i = 0; i < packed->train_sample_count; ++i) {
+    packed->train_samples.ReadInOrder(i, &sample);
+    const auto [inputs, targets] = TextsOf(sample);
+    ASSERT_EQ(sample.document_starts.size(), 200);
+    size_t begin = 0;
+    for (size_t at = 1; at <= inputs.size(); ++at) {
+      if (at < inputs.size() && sample.document_starts[at] == static_cast<int32_t>(begin)) continue;
+      found.insert({inputs.substr(begin, at - begin), targets.substr(begin, at - begin)});
+      begin = at;
+    }
+    // Padding is a document of its own.
+    for (size_t at = inputs.size(); at < 200; ++at) {
+      ASSERT_EQ(sample.document_starts[at], sample.length);
+      ASSERT_EQ(sample.targets[at], kNoTarget);
+    }
+  }
+  EXPECT_EQ(found, expected);
+  // The same data set later.
+  Sample again(200);
+  const auto second = Prepare(job);
+  ASSERT_TRUE(second.ok()) << second.status();
+  EXPECT_EQ(second->digest, packed->digest);
+  second->train_samples.ReadInOrder(packed->train_sample_count - 1, &again);
+  EXPECT_EQ(again.inputs, sample.inputs);
+  EXPECT_EQ(again.document_starts, sample.document_starts);
+}
+
+// Conversations are parted before they are packed, so that none is on both sides.
+TEST_F(ChatDatasetTest, SidesArePackedApart) {
+  std::string lines;
+  for (int i = 0; i < 10; ++i) lines += Line(absl::StrCat("Q", i), absl::StrCat("A", i));
+  v1::JobSpec job = Job(Write("a.jsonl", lines), /*context=*/200);
+  job.mutable_data()->mutable_chat()->set_packing(true);
+  job.mutable_data()->set_validation_fraction(0.4);
+  const auto prepared = Prepare(job);
+  ASSERT_TRUE(prepared.ok()) << prepared.status();
+  // Three conversations of 64 positions share a sequence.
+  EXPECT_EQ(prepared->train_sample_count, 2);
+  EXPECT_EQ(prepared->validation_sample_count, 2);
+  EXPECT_THAT(prepared->notices,
+              testing::Contains(HasSubstr("4 conversations of the validation part packed into 2 "
+                                          "sequences, 64.0 % full (32.0 % without packing)")));
+  Sample sample(200);
+  prepared->validation_samples.ReadInOrder(0, &sample);
+  EXPECT_THAT(TextsOf(sample).first, testing::StartsWith("<|im_start|>user\nQ6<|im_end|>"));
+}
+
 TEST_F(ChatDatasetTest, FormsOfFilesAreFoundByTheirFirstLines) {
   v1::JobSpec job = Job("");
   v1::WeightedData& parts = *job.mutable_data()->add_train_blend();

@@ -573,6 +573,8 @@ absl::Status Preparation::MakeChats() {
     const auto dataset =
         std::make_shared<const ChatDataset>(share.source->chats, share.begin, share.end, rules);
     CountTokens(share.side, dataset->tokens());
+    std::string notice = dataset->PackingNotice(share.source->name, PartOf(share.side));
+    if (!notice.empty()) prepared_.notices.push_back(std::move(notice));
     datasets.push_back(dataset);
   }
   return TakeSamples(shares, std::move(datasets));

@@ -29,8 +29,11 @@ struct Sample {
   std::vector<int32_t> targets;  // ids, or kNoTarget
   std::vector<int32_t> types;    // bert: the segment that a token belongs to
   int32_t length;                // positions from here on are padding, which no token attends to
-  int32_t label = kNoTarget;     // class of the whole sequence, or 1 for swapped segments
-  std::vector<int32_t> ids;      // working memory of sources; not part of the sample
+  // Where a sequence holds several documents, which do not see each other: for each position the
+  // first one of its document; else empty. What is padding is a document of its own.
+  std::vector<int32_t> document_starts;
+  int32_t label = kNoTarget;  // class of the whole sequence, or 1 for swapped segments
+  std::vector<int32_t> ids;   // working memory of sources; not part of the sample
 };
 
 // Samples that no step trains on: those that are evaluated while a job trains, and those that are

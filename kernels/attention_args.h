@@ -12,8 +12,8 @@ namespace tercio::kernels {
 
 // Rotary positions (Su et al. 2021), in place: the first R channels of each head are turned, in the
 // pairs (i, i + R/2) of Hugging Face's llama and GPT-NeoX, or (2i, 2i + 1) of GPT-J. Head h of row
-// n starts at x[n * stride + h * D]; the row's angles are table row (n mod T): R/2 cosines, then
-// R/2 sines. inverse: the other way round, which is the gradient.
+// n starts at x[n * stride + h * D]; the row's angles are table row (n mod T), or positions[n]: R/2
+// cosines, then R/2 sines. inverse: the other way round, which is the gradient.
 struct RotaryArgs {
   Values x;
   const float* table;  // (T, R)
@@ -21,6 +21,7 @@ struct RotaryArgs {
   int64_t rotary_dim = 0;    // R, even; 0: D
   bool interleaved = false;  // the pairs (2i, 2i + 1)
   bool inverse = false;
+  const int32_t* positions = nullptr;  // (N), each in [0, T); null: those of a sequence
   int64_t turned() const { return rotary_dim == 0 ? head_dim : rotary_dim; }
 };
 
@@ -64,6 +65,11 @@ inline constexpr int64_t kMostBiasBuckets = 256;
 // softmax(s); out_i = sum_j dropout(p)[i,j] v_j. lse (sequences, H, T): log sum exp of s[i,:].
 // Attention dropout is keyed by the global head first_head + head, query position and key position.
 //
+// Documents: a sequence may hold several, one after the other, which do not see each other:
+// document_starts (sequences, T) has for each position the first one of its document, so that query
+// i sees keys from max(document_starts[i], i - window + 1) on. REQUIRES: causal, keys of the same
+// stream and no bias; 0 <= document_starts[i] <= i, ascending within a sequence.
+//
 // Cross attention (Vaswani et al. 2017): the rows of k and v are another stream's, which has a
 // stride of its own, and, where the call is not causal and has no bias, may have another number of
 // tokens in each sequence.
@@ -82,8 +88,9 @@ struct AttentionArgs {
   int64_t first_head = 0;
   bool causal = true;
   const int32_t* lengths = nullptr;  // where not causal: each in [1, key tokens]; null: all keys
-  float scale = 0;                   // 0: 1 / sqrt(D)
-  float softcap = 0;                 // 0: none
+  const int32_t* document_starts = nullptr;  // null: a sequence is one document
+  float scale = 0;                           // 0: 1 / sqrt(D)
+  float softcap = 0;                         // 0: none
   int64_t window = 0;  // keys that a query sees, its own included (causal only); 0: all
   AttentionBias bias;
   Dropout dropout;
@@ -111,6 +118,7 @@ struct AttentionBackwardArgs {
   int64_t first_head = 0;
   bool causal = true;
   const int32_t* lengths = nullptr;
+  const int32_t* document_starts = nullptr;
   float scale = 0;
   float softcap = 0;
   int64_t window = 0;

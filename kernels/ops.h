@@ -257,7 +257,8 @@ struct EmbeddingBackwardArgs {
   float scale = 1;
 };
 
-// x[n] = dropout(x[n] + weight[(first_row + n) mod T] + type_weight[type[n]])
+// x[n] = dropout(x[n] + weight[p] + type_weight[type[n]]), p = (first_row + n) mod T, or
+// positions[n].
 struct PositionEmbeddingArgs {
   Values x;
   ConstValues weight;  // (T,C), or null: nothing is added
@@ -266,10 +267,11 @@ struct PositionEmbeddingArgs {
   Dropout dropout;
   const int32_t* types = nullptr;  // (N) from the first row of the call; read with type_weight only
   ConstValues type_weight;
+  const int32_t* positions = nullptr;  // (N), each in [0, T); null: those of a sequence
 };
 
-// dx = dropout'(dx) in place; dweight[(first_row + n) mod T] += dx[n] and dtype_weight[type[n]] +=
-// dx[n], n ascending.
+// dx = dropout'(dx) in place; dweight[p] += dx[n], p as above, and dtype_weight[type[n]] += dx[n],
+// n ascending.
 struct PositionEmbeddingBackwardArgs {
   Values dx;
   float* dweight;  // or null
@@ -278,6 +280,7 @@ struct PositionEmbeddingBackwardArgs {
   Dropout dropout;
   const int32_t* types = nullptr;
   float* dtype_weight = nullptr;  // or null
+  const int32_t* positions = nullptr;
 };
 
 // out[i] = x[index[i]]

@@ -33,6 +33,7 @@ struct AttentionCall {
   int64_t bias_buckets = 0;  // 0: no bias
   bool cross = false;        // keys of another stream
   bool has_dropout = false;
+  bool documents = false;  // sequences hold several
 };
 
 AttentionCall CallOf(const StageShape& shape, int stream, const model::AttentionOptions& options) {
@@ -65,7 +66,7 @@ AttentionCall CallOf(const StageShape& shape, int stream,
 
 // Those of the stage's layers.
 std::vector<AttentionCall> AttentionCalls(const StageShape& shape, const StageUnits& units,
-                                          bool has_dropout) {
+                                          const v1::JobSpec& job) {
   std::vector<AttentionCall> calls;
   for (size_t i = 0; i < units.kinds.size(); ++i) {
     if (!units.has_kind(static_cast<int>(i))) continue;
@@ -78,7 +79,8 @@ std::vector<AttentionCall> AttentionCalls(const StageShape& shape, const StageUn
       } else {
         return;
       }
-      calls.back().has_dropout = has_dropout;
+      calls.back().has_dropout = job.model().dropout() > 0;
+      calls.back().documents = PacksDocuments(job);
     });
   }
   return calls;
@@ -95,7 +97,8 @@ const char* WhyNotCudnn(const AttentionCall& call) {
                                      .softcap = call.softcap,
                                      .window = call.window,
                                      .bias = call.bias_buckets > 0,
-                                     .cross = call.cross});
+                                     .cross = call.cross,
+                                     .documents = call.documents});
 }
 
 // Scratch of cuDNN's gradients of attention for some heads of some sequences.
@@ -122,7 +125,7 @@ int64_t AttentionWorkspace(const AttentionCall& call) {
 
 // For the operations of a GPU: of layers, of the head, and over whole tensors.
 int64_t GpuWorkspace(const StageShape& shape, const StageUnits& units, const StageTensors& tensors,
-                     bool has_dropout) {
+                     const v1::JobSpec& job) {
   kernels::cuda::ScratchShapes layers;
   layers.rows = shape.most().rows;
   layers.norm_columns = shape.hidden;
@@ -133,7 +136,7 @@ int64_t GpuWorkspace(const StageShape& shape, const StageUnits& units, const Sta
     }
   }
   layers.product_bytes = kernels::cuda::kProductWorkspaceBytes;
-  for (const AttentionCall& call : AttentionCalls(shape, units, has_dropout)) {
+  for (const AttentionCall& call : AttentionCalls(shape, units, job)) {
     layers.heads = std::max(layers.heads, call.heads);
     layers.library_attention_bytes =
         std::max(layers.library_attention_bytes, AttentionWorkspace(call));
@@ -172,13 +175,15 @@ std::string WhyOwnAttention(const AttentionCall& call, int capability) {
 
 class CpuMemory : public DeviceMemory {
  public:
+  explicit CpuMemory(const v1::JobSpec& job) : job_(job) {}
+
   int64_t Workspace(const StageShape&, const StageUnits&, const StageTensors&) const override {
     return 0;
   }
   int64_t AttentionScratch(const StageShape& shape, const StageUnits& units,
                            int threads) const override {
     int64_t most = 0;
-    for (const AttentionCall& call : AttentionCalls(shape, units, false)) {
+    for (const AttentionCall& call : AttentionCalls(shape, units, job_)) {
       most = std::max(most, kernels::AttentionScratch({.tokens = call.tokens,
                                                        .head_dim = call.head_dim,
                                                        .key_tokens = call.key_tokens},
@@ -201,6 +206,9 @@ class CpuMemory : public DeviceMemory {
     }
     return kHostReserveBytes + largest * static_cast<int64_t>(sizeof(float));
   }
+
+ private:
+  const v1::JobSpec& job_;
 };
 
 class GpuMemory : public DeviceMemory {
@@ -209,7 +217,7 @@ class GpuMemory : public DeviceMemory {
 
   int64_t Workspace(const StageShape& shape, const StageUnits& units,
                     const StageTensors& tensors) const override {
-    return GpuWorkspace(shape, units, tensors, job_.model().dropout() > 0);
+    return GpuWorkspace(shape, units, tensors, job_);
   }
   int64_t AttentionScratch(const StageShape&, const StageUnits&, int) const override { return 0; }
   // Sums are NCCL's, which has buffers of its own, or are made on the host.
@@ -232,14 +240,14 @@ class GpuMemory : public DeviceMemory {
 
 std::unique_ptr<DeviceMemory> DeviceMemoryOf(const v1::JobSpec& job) {
   if (OnGpu(job)) return std::make_unique<GpuMemory>(job);
-  return std::make_unique<CpuMemory>();
+  return std::make_unique<CpuMemory>(job);
 }
 
 std::string WhyOwnAttention(const v1::JobSpec& job, const v1::Layout& layout, int capability) {
   for (int stage = 0; stage < layout.pipeline(); ++stage) {
     const StageShape shape = ShapeOfStage(job, layout, stage);
     const StageUnits units = UnitsOfStage(job.model(), layout, stage);
-    for (const AttentionCall& call : AttentionCalls(shape, units, job.model().dropout() > 0)) {
+    for (const AttentionCall& call : AttentionCalls(shape, units, job)) {
       if (std::string why = WhyOwnAttention(call, capability); !why.empty()) return why;
     }
   }

@@ -515,9 +515,17 @@ void AddCommunication(const v1::JobSpec& job, const v1::Layout& layout, const St
              NumbersOfExchange(job, of_model.size()) * static_cast<int64_t>(sizeof(double)));
 }
 
-// The embedding reads inputs, and types; a head what it predicts; a bert's attention lengths.
-void AddTokens(const StageShape& shape, const model::Architecture& architecture,
-               bool chooses_targets, TableBuilder* table) {
+bool HasRotary(const model::Architecture& architecture) {
+  const std::vector<const model::AttentionOptions*> all = model::AttentionsOf(architecture);
+  return std::any_of(all.begin(), all.end(), [](const model::AttentionOptions* attention) {
+    return attention->rotary.has_value();
+  });
+}
+
+// The embedding reads inputs, types, and positions that restart; a head what it predicts; a
+// bert's attention lengths, and any other documents that share a sequence.
+void AddTokens(const v1::JobSpec& job, const StageShape& shape,
+               const model::Architecture& architecture, TableBuilder* table) {
   const auto add = [&](const char* name, bool needed, int64_t of_sequence) {
     // All tokens of a step are loaded at once, so they cost memory for every micro-batch.
     const int64_t bytes =
@@ -525,6 +533,10 @@ void AddTokens(const StageShape& shape, const model::Architecture& architecture,
     table->Add(name, v1::BUFFER_KIND_WORKSPACE, needed ? bytes : 0);
   };
   const model::Head& head = architecture.head;
+  const bool chooses_targets = ChoosesTargets(job);
+  const bool packs = PacksDocuments(job);
+  const bool reads_positions =
+      HasRotary(architecture) || (shape.first && architecture.embedding.positions > 0);
   const bool has_classes = shape.last && head.classes.has_value();
   const int64_t inputs = shape.streams.front().tokens;
   const int64_t predicted = shape.head_stream().tokens;
@@ -533,6 +545,8 @@ void AddTokens(const StageShape& shape, const model::Architecture& architecture,
   add("tokens.targets", shape.last && head.predicts_tokens(), predicted);
   add("tokens.types", shape.first && architecture.embedding.types > 0, inputs);
   add("tokens.predicted", shape.last && (head.masked.has_value() || chooses_targets), predicted);
+  add("tokens.document_starts", packs, inputs);
+  add("tokens.positions", packs && reads_positions, inputs);
   add("tokens.lengths", !architecture.causal, 1);
   add("tokens.labels", has_classes, 1);
   add("tokens.first_rows", has_classes, 1);
@@ -667,7 +681,7 @@ v1::MemoryTable MemoryTables::OfStage(const v1::Layout& layout, int stage, int t
   AddFp8(layout, shape, units, &table);
   AddHead(shape, units.architecture.head, ChoosesTargets(job), &table);
   AddCommunication(job, layout, shape, units, tensors, kinds, stages_.tensors(), *device, &table);
-  AddTokens(shape, units.architecture, ChoosesTargets(job), &table);
+  AddTokens(job, shape, units.architecture, &table);
   const int64_t snapshot = SnapshotElements(job, layout, tensors, kinds, stage) * kFloat;
   if (device->SnapshotsOnHost()) {
     table.AddOnHost("snapshot", v1::BUFFER_KIND_SNAPSHOT, snapshot);

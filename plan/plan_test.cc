@@ -632,6 +632,12 @@ TEST(MemoryMap, AttentionThatCudnnDoesNotComputeIsNamed) {
   other.mutable_model()->set_architecture(v1::ARCHITECTURE_BERT);
   EXPECT_EQ(why(other), "");
   other = job;
+  other.mutable_data()->mutable_chat()->set_template_("chatml");
+  EXPECT_EQ(why(other), "");
+  other.mutable_data()->mutable_chat()->set_packing(true);
+  EXPECT_THAT(why(other), AllOf(HasSubstr("attention is computed by our own kernels"),
+                                HasSubstr("does not keep documents apart (data.packing)")));
+  other = job;
   other.mutable_training()->set_precision(v1::PRECISION_FP32);
   EXPECT_THAT(why(other), HasSubstr("16-bit values"));
   other = job;

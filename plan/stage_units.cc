@@ -208,6 +208,10 @@ bool ChoosesTargets(const v1::JobSpec& job) {
   return job.data().has_chat() && model::ArchitectureOf(job.model()).causal;
 }
 
+bool PacksDocuments(const v1::JobSpec& job) {
+  return ChoosesTargets(job) && job.data().chat().packing();
+}
+
 StageUnits UnitsOfStage(const v1::ModelSpec& spec, const v1::Layout& layout, int stage) {
   StageUnits units;
   units.architecture = model::ArchitectureOf(spec);

@@ -66,6 +66,9 @@ StageShape ShapeOfStage(const v1::JobSpec& job, const v1::Layout& layout, int st
 // Whether the samples say which of a causal model's tokens are predicted. Else all of them are.
 bool ChoosesTargets(const v1::JobSpec& job);
 
+// Whether sequences hold several documents, which do not see each other.
+bool PacksDocuments(const v1::JobSpec& job);
+
 // Rows of a field or of scratch of a layer that works on the stream.
 int64_t RowsOf(model::Rows rows, const StageShape& shape, int stream);
 

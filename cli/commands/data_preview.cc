@@ -26,6 +26,13 @@ absl::StatusOr<v1::JobSpec> ChatJob(const DataPreviewOptions& options) {
                    "learn from any; set training.objective: sft"));
 }
 
+// "3 conversations, " where samples may hold several.
+std::string ConversationsOf(const v1::JobSpec& spec, const std::vector<PreviewToken>& tokens) {
+  if (!spec.data().chat().packing()) return "";
+  const int count = Conversations(tokens);
+  return absl::StrCat(count, count == 1 ? " conversation, " : " conversations, ");
+}
+
 absl::Status Preview(const DataPreviewOptions& options) {
   TERCIO_ASSIGN_OR_RETURN(const v1::JobSpec spec, ChatJob(options));
   // Conversations are read into memory, so that no cache is needed.
@@ -49,11 +56,11 @@ absl::Status Preview(const DataPreviewOptions& options) {
     TERCIO_ASSIGN_OR_RETURN(const std::vector<PreviewToken> tokens,
                             PreviewTokens(sample, tokenizer));
     if (options.format() != Output::kTable) {
-      json.Add(PreviewJson(number, tokens));
+      json.Add(PreviewJson(number, tokens, spec.data().chat().packing()));
       continue;
     }
-    std::cout << "sample " << number << " of " << all << ": " << tokens.size() << " tokens, "
-              << CountedTokens(tokens) << " count\n"
+    std::cout << "sample " << number << " of " << all << ": " << ConversationsOf(spec, tokens)
+              << tokens.size() << " tokens, " << CountedTokens(tokens) << " count\n"
               << PreviewText(tokens, colours ? CountedMarks::kColours : CountedMarks::kBrackets)
               << "\n\n";
   }

@@ -91,16 +91,19 @@ void AttentionDropRow(const Dropout& dropout, int64_t head, int64_t sequence, in
                      out + begin);
 }
 
-// Keys that query `query` attends to: those up to itself, of which a window has the last, or all of
-// the sequence.
+// Keys that query `query` attends to: those of its document up to itself, of which a window has the
+// last, or all of the sequence.
 template <typename Args>
 KeySpan KeysOf(const Args& a, int64_t sequence, int64_t query) {
   if (!a.causal) return {0, a.lengths == nullptr ? KeyTokensOf(a) : a.lengths[sequence]};
-  return {a.window > 0 ? std::max<int64_t>(0, query + 1 - a.window) : 0, query + 1};
+  const int64_t document =
+      a.document_starts == nullptr ? 0 : a.document_starts[sequence * a.tokens + query];
+  return {a.window > 0 ? std::max(document, query + 1 - a.window) : document, query + 1};
 }
 
 // Keys of queries [first, first + rows), which lie in one block, from the start of a panel on. The
-// start is that of the whole block's, also if the call begins within it.
+// start is that of the whole block's, also if the call begins within it: no query's keys begin
+// before those of the query before it.
 template <typename Args>
 KeySpan KeysOfBlock(const Args& a, int64_t sequence, int64_t first, int64_t rows) {
   const int64_t begin = KeysOf(a, sequence, first / kQueryBlock * kQueryBlock).begin;
@@ -381,7 +384,8 @@ namespace {
 template <typename Args>
 void CheckArguments(const Args& a) {
   TERCIO_CHECK_LE(a.head_dim, kDepthBlock);
-  TERCIO_CHECK(a.causal || a.window == 0);
+  TERCIO_CHECK(a.causal || (a.window == 0 && a.document_starts == nullptr));
+  TERCIO_CHECK(a.bias.weight == nullptr || a.document_starts == nullptr);
   TERCIO_CHECK(KeyTokensOf(a) == a.tokens || (!a.causal && a.bias.weight == nullptr));
   if (a.bias.weight == nullptr) return;
   TERCIO_CHECK_LE(a.bias.buckets, kMostBiasBuckets);

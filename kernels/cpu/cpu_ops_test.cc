@@ -223,6 +223,43 @@ TEST_F(CpuOpsTest, TypesAreAddedToPositions) {
   }
 }
 
+TEST_F(CpuOpsTest, PositionsMayRestart) {
+  const int64_t rows = 7;
+  const int64_t columns = 70;  // of several threads
+  const std::vector<int32_t> positions = {0, 1, 0, 1, 2, 0, 1};
+  Floats x = Random(rows * columns);
+  const Floats before = x;
+  const Floats table = Random(4 * columns);
+  PositionEmbeddingArgs args{};
+  args.x = x.data();
+  args.weight = table.data();
+  args.rows = rows;
+  args.columns = columns;
+  args.tokens = 4;
+  args.first_row = 3;  // has no effect
+  args.positions = positions.data();
+  ops_->PositionEmbedding(args);
+  Floats gradient = Random(4 * columns);
+  Floats expected = gradient;
+  PositionEmbeddingBackwardArgs back{};
+  back.dx = x.data();
+  back.dweight = gradient.data();
+  back.rows = rows;
+  back.columns = columns;
+  back.tokens = 4;
+  back.first_row = 3;
+  back.positions = positions.data();
+  ops_->PositionEmbeddingBackward(back);
+  for (size_t n = 0; n < rows; ++n) {
+    for (size_t c = 0; c < columns; ++c) {
+      const size_t at = static_cast<size_t>(positions[n]) * columns + c;
+      ASSERT_EQ(x[n * columns + c], before[n * columns + c] + table[at]);
+      expected[at] += x[n * columns + c];  // rows ascending
+    }
+  }
+  EXPECT_EQ(gradient, expected);
+}
+
 // Over one rank and over three that share the vocabulary, the last of them with padding only.
 TEST_F(CpuOpsTest, CrossEntropyOverTensorRanks) {
   const int64_t rows = 7;

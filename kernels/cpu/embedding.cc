@@ -33,6 +33,13 @@ void DropRow(const Dropout& dropout, int64_t row, int64_t columns, float* values
   }
 }
 
+// The row of the table of positions that row n of the call has: rows of a part of a batch may begin
+// within a sequence.
+template <typename Args>
+int64_t PositionOf(const Args& args, int64_t n) {
+  return args.positions == nullptr ? (args.first_row + n) % args.tokens : args.positions[n];
+}
+
 }  // namespace
 
 void EmbeddingCpu(const EmbeddingArgs& args, ThreadPool& pool) {
@@ -85,8 +92,7 @@ void PositionEmbeddingCpu(const PositionEmbeddingArgs& args, ThreadPool& pool) {
     for (int64_t n = begin; n < end; ++n) {
       float* x = args.x + n * args.columns;
       if (args.weight != nullptr) {
-        // Rows of a part of a batch may begin within a sequence.
-        const float* weight = args.weight + (args.first_row + n) % args.tokens * args.columns;
+        const float* weight = args.weight + PositionOf(args, n) * args.columns;
         for (int64_t c = 0; c < args.columns; ++c) x[c] += weight[c];
       }
       if (args.type_weight != nullptr) {
@@ -118,9 +124,7 @@ void PositionEmbeddingBackwardCpu(const PositionEmbeddingBackwardArgs& args, Thr
       const auto add = [&](float* to) {
         for (int64_t c = begin; c < end; ++c) to[c] += dx[c];
       };
-      if (args.dweight != nullptr) {
-        add(args.dweight + (args.first_row + n) % args.tokens * args.columns);
-      }
+      if (args.dweight != nullptr) add(args.dweight + PositionOf(args, n) * args.columns);
       if (args.dtype_weight != nullptr) add(args.dtype_weight + args.types[n] * args.columns);
     }
   });

@@ -64,7 +64,8 @@ void RotaryRows(const RotaryArgs& a, int64_t begin, int64_t end) {
   const Vector sign = hn::Set(Tag(), a.inverse ? -1.0f : 1.0f);
   for (int64_t i = begin; i < end; ++i) {
     // The table has one row for each position, cosines before sines.
-    const float* cosine = a.table + i % a.tokens * a.turned();
+    const int64_t position = a.positions == nullptr ? i % a.tokens : a.positions[i];
+    const float* cosine = a.table + position * a.turned();
     const Angles angles{cosine, cosine + half, half};
     for (int64_t head = 0; head < a.heads; ++head) {
       float* x = a.x + i * a.stride + head * a.head_dim;

@@ -80,6 +80,37 @@ TEST_F(RotaryTest, TurnsPairsOfChannels) {
 }
 
 // The inverse is the gradient, and gives back what was there.
+TEST_F(RotaryTest, PositionsMayRestart) {
+  const std::vector<int32_t> positions = {0, 1, 2, 0, 1, 0, 0, 1, 2, 3};
+  ASSERT_EQ(static_cast<int64_t>(positions.size()), kRows);
+  for (const Case& c : kCases) {
+    for (const bool interleaved : {false, true}) {
+      const Floats table = Random(kTokens * TurnedOf(c));
+      Floats x = Random(kRows * StrideOf(c));
+      Floats expected = x;
+      RotaryArgs args{.x = x.data(),
+                      .table = table.data(),
+                      .rows = kRows,
+                      .tokens = kTokens,
+                      .stride = StrideOf(c),
+                      .heads = kHeads,
+                      .head_dim = c.head_dim,
+                      .rotary_dim = c.turned,
+                      .interleaved = interleaved};
+      args.positions = positions.data();
+      ops_->Rotary(args);
+      args.positions = nullptr;
+      for (int64_t row = 0; row < kRows; ++row) {
+        args.x = expected.data() + row * StrideOf(c);
+        args.table = table.data() + positions[static_cast<size_t>(row)] * TurnedOf(c);
+        args.rows = 1;
+        ops_->Rotary(args);
+      }
+      EXPECT_EQ(x, expected) << c.turned << " of " << c.head_dim;
+    }
+  }
+}
+
 TEST_F(RotaryTest, TheInverseTurnsBack) {
   for (const Case& c : kCases) {
     for (const bool interleaved : {false, true}) {

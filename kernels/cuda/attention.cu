@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(kTileThreads, LeastBlocks(kChunks))
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) s.max[i] = -INFINITY;
   const int64_t end = KeysOf(h, sequence, last - 1);
-  for (int64_t key_tile = FirstTileOf(h, first); key_tile < end; key_tile += kTile) {
+  for (int64_t key_tile = FirstTileOf(h, sequence, first); key_tile < end; key_tile += kTile) {
     __syncthreads();
     LoadTile(f.k + at, h.key_stride, key_tile, end, h.head_dim, keys);
     LoadTile(f.v + at, h.key_stride, key_tile, end, h.head_dim, values);

@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(kTileThreads, LeastQueryBlocks(kChunks))
   float sums[kOwn][kChunks] = {};
   float bias_sum = 0;  // of the thread's bucket
   const int64_t end = KeysOf(h, sequence, last - 1);
-  for (int64_t key_tile = FirstTileOf(h, first); key_tile < end; key_tile += kTile) {
+  for (int64_t key_tile = FirstTileOf(h, sequence, first); key_tile < end; key_tile += kTile) {
     __syncthreads();
     LoadTile(b.k + key_start, h.key_stride, key_tile, end, h.head_dim, t.other_first);
     LoadTile(b.v + key_start, h.key_stride, key_tile, end, h.head_dim, t.other_second);
@@ -181,6 +181,8 @@ __global__ void __launch_bounds__(kTileThreads, LeastKeyBlocks(kChunks))
     const T* gradients = b.dout + sequence * h.tokens * row_size + head * h.head_dim;
     // Queries before the first key do not see it, nor do those whose windows begin behind the last.
     for (int64_t tile = h.causal ? first : 0; tile < end; tile += kTile) {
+      // Nor do those of later documents than the last key's, which all follow.
+      if (DocumentOf(h, sequence, tile) > first + kTile - 1) break;
       __syncthreads();
       LoadTile(queries, h.stride, tile, h.tokens, h.head_dim, t.other_first);
       LoadTile(gradients, row_size, tile, h.tokens, h.head_dim, t.other_second);

@@ -13,11 +13,12 @@ namespace tercio::kernels::cuda {
 struct AttentionTraits {
   Format format;
   int64_t sequences, tokens, heads, head_dim;
-  int64_t stride;      // values from a row of q, k or v to the next
-  float softcap = 0;   // of scores
-  int64_t window = 0;  // keys that a query sees; 0: all
-  bool bias = false;   // of relative positions
-  bool cross = false;  // keys and values are rows of another stream
+  int64_t stride;          // values from a row of q, k or v to the next
+  float softcap = 0;       // of scores
+  int64_t window = 0;      // keys that a query sees; 0: all
+  bool bias = false;       // of relative positions
+  bool cross = false;      // keys and values are rows of another stream
+  bool documents = false;  // sequences hold several, which do not see each other
 };
 
 // Why cuDNN's graph does not express it, as the end of a sentence about the graph; null: it does.
@@ -35,6 +36,7 @@ inline const char* WhyNotCudnn(const AttentionTraits& a) {
   if (a.softcap > 0) return "has no soft cap of scores (model.attention_softcap)";
   // Its sizes and strides are those of one tensor with queries, keys and values in each row.
   if (a.cross) return "has no keys and values of another stream (cross attention)";
+  if (a.documents) return "does not keep documents apart (data.packing)";
   if (a.bias) return "adds no bias of relative positions to scores";
   // A window of all tokens hides nothing.
   if (a.window > 0 && a.window < a.tokens) return "has no window (model.sliding_window)";

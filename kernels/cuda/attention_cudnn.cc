@@ -57,8 +57,8 @@ bool TakesShape(const Args& a, ConstValues result) {
                       .softcap = a.softcap,
                       .window = a.window,
                       .bias = a.bias.weight != nullptr,
-                      .cross = KeyTokensOf(a) != a.tokens || KeyStrideOf(a) != a.stride}) ==
-         nullptr;
+                      .cross = KeyTokensOf(a) != a.tokens || KeyStrideOf(a) != a.stride,
+                      .documents = a.document_starts != nullptr}) == nullptr;
 }
 
 bool AreAligned(std::initializer_list<const void*> pointers) {

@@ -2,6 +2,7 @@
 // grouped queries, causal or with lengths, dropout, rows of a sequence that come later, keys of
 // another stream; all storages, addresses and orders. Tolerance: 1e-5 of the row's largest
 // magnitude (docs/numerics.md) for each backend.
+#include <algorithm>
 #include <cstdint>
 #include <random>
 
@@ -22,6 +23,7 @@ struct Case {
   int64_t window = 0;
   int64_t buckets = 0;     // of relative positions
   int64_t key_tokens = 0;  // of another stream; 0: keys lie beside the queries
+  int64_t documents = 0;   // tokens of the longest of a sequence; 0: each is one
 
   int64_t key_width() const { return heads / group * head_dim; }
   int64_t key_rows() const { return sequences * (key_tokens == 0 ? tokens : key_tokens); }
@@ -71,7 +73,7 @@ class AttentionTest : public BothBackendsTest {
   // Buffers of one case. q, k and v lie beside each other, as the model has them: `keys` and
   // `dkeys` are qkv and dqkv; or keys and values are rows of buffers of their own.
   struct Ids {
-    int qkv, keys, out, lse, lengths, dout, dqkv, dkeys, bias, bucket, dbias;
+    int qkv, keys, out, lse, lengths, starts, dout, dqkv, dkeys, bias, bucket, dbias;
     int64_t stride, key_stride, key, value;
   };
   Ids Make(const Case& c, Format format) {
@@ -91,6 +93,7 @@ class AttentionTest : public BothBackendsTest {
     ids.lse = AddFloats("lse", rows * c.heads);
     const auto longest = static_cast<int32_t>(c.key_rows() / c.sequences);
     ids.lengths = c.lengths ? AddInts("lengths", c.sequences, 1, longest) : Bound::kNone;
+    ids.starts = c.documents > 0 ? AddDocuments(c) : Bound::kNone;
     ids.dout = AddValues("dout", rows * width);
     ids.bias = ids.bucket = ids.dbias = Bound::kNone;
     if (c.buckets > 0) {
@@ -102,6 +105,23 @@ class AttentionTest : public BothBackendsTest {
     ids.dkeys =
         cross ? AddValues("dkeys", c.key_rows() * ids.key_stride, ids.key_stride) : ids.dqkv;
     return ids;
+  }
+  // Documents of drawn lengths, which end anywhere within tiles.
+  int AddDocuments(const Case& c) {
+    const int id = AddInts("document starts", c.sequences * c.tokens, 0, 0);
+    std::uniform_int_distribution<int64_t> lengths(1, c.documents);
+    for (int64_t sequence = 0; sequence < c.sequences; ++sequence) {
+      int64_t start = 0;
+      int64_t end = lengths(random_);
+      for (int64_t i = 0; i < c.tokens; ++i) {
+        if (i == end) {
+          start = i;
+          end += lengths(random_);
+        }
+        At(id).data[static_cast<size_t>(sequence * c.tokens + i)] = static_cast<double>(start);
+      }
+    }
+    return id;
   }
   static Options ScratchOf(const Case& c) {
     return {true, AttentionScratch({c.tokens, c.head_dim, c.key_tokens}, 1)};
@@ -138,6 +158,7 @@ class AttentionTest : public BothBackendsTest {
             .first_head = 2,
             .causal = c.causal,
             .lengths = t.ints(ids.lengths),
+            .document_starts = t.ints(ids.starts),
             .scale = c.scale,
             .softcap = c.softcap,
             .window = c.window,
@@ -167,6 +188,7 @@ class AttentionTest : public BothBackendsTest {
             .first_head = forward.first_head,
             .causal = forward.causal,
             .lengths = forward.lengths,
+            .document_starts = forward.document_starts,
             .scale = forward.scale,
             .softcap = forward.softcap,
             .window = forward.window,
@@ -222,6 +244,48 @@ TEST_F(AttentionTest, Forward) {
 TEST_F(AttentionTest, Backward) {
   for (const Format format : kFormats) {
     for (const Case& c : kCases) CheckBackward(c, format);
+  }
+}
+
+// Several in a tile, over many tiles, with windows, grouped heads, dropout and a cap.
+TEST_F(AttentionTest, Documents) {
+  for (const Format format : kFormats) {
+    for (Case c :
+         {Case{1, 5, 1, 1, 16, true, false, false}, Case{2, 40, 2, 1, 16, true, false, true},
+          Case{1, 130, 2, 2, 24, true, false, false},
+          Case{2, 100, 4, 2, 20, true, false, true, 0, 0, 2.0f, 7},
+          Case{1, 170, 1, 1, 64, true, false, false, 0, 0, 0, 64}}) {
+      for (const int64_t longest : {1, 9, 60, 200}) {
+        c.documents = longest;
+        CheckForward(c, format);
+        CheckBackward(c, format);
+      }
+    }
+  }
+}
+
+TEST_F(AttentionTest, OneDocumentHasTheBitsOfASequence) {
+  Case c{2, 70, 2, 2, 24, true, false, true};
+  c.documents = c.tokens;
+  const Ids ids = Make(c, Format::kFloat32);
+  std::fill(At(ids.starts).data.begin(), At(ids.starts).data.end(), 0.0);
+  Near(kNear, {ids.out, ids.lse});
+  Near(0x1p-6, {ids.dqkv, ids.dkeys});
+  const auto run = [&](bool documents) {
+    return Check(
+        [&](Ops& ops, const Bound& t) {
+          AttentionArgs forward = Forward(c, ids, t);
+          AttentionBackwardArgs backward = Backward(c, ids, t);
+          if (!documents) forward.document_starts = backward.document_starts = nullptr;
+          ops.Attention(forward);
+          ops.AttentionBackward(backward);
+        },
+        ScratchOf(c));
+  };
+  const auto plain = run(false);
+  const auto documents = run(true);
+  for (size_t i = 0; i < plain.size(); ++i) {
+    EXPECT_EQ(documents[i].data, plain[i].data) << plain[i].name;
   }
 }
 
@@ -299,7 +363,9 @@ TEST_F(AttentionTest, RowsHaveTheSameBitsWhereverTheCallBegins) {
   window.window = 20;
   Case cross{1, 70, 2, 1, 24, false, false, false};
   cross.key_tokens = 45;
-  for (Case c : {Case{1, 70, 2, 1, 24, true, false, false}, window, cross}) {
+  Case documents{1, 70, 2, 1, 24, true, false, false};
+  documents.documents = 40;
+  for (Case c : {Case{1, 70, 2, 1, 24, true, false, false}, window, cross, documents}) {
     const Ids ids = Make(c, Format::kFloat32);
     Near(kNear, {ids.out, ids.lse});
     const auto run = [&] {

@@ -56,7 +56,8 @@ struct Heads {
   int64_t window;  // 0: none
   bool causal;
   const int32_t* lengths;
-  const int32_t* bucket;  // of relative positions, or null
+  const int32_t* document_starts;  // null: a sequence is one document
+  const int32_t* bucket;           // of relative positions, or null
   int64_t buckets;
   ScoreDropout dropout;
   // Null, or a word of the device: if it is 0 when the kernel begins, it does nothing.
@@ -67,7 +68,8 @@ template <typename Args>
 Heads MakeHeads(const Args& a, const uint32_t* wanted) {
   TERCIO_CHECK_LE(a.head_dim, kMaxHeadDim);
   TERCIO_CHECK_EQ(a.heads % a.group, 0);
-  TERCIO_CHECK(a.causal || a.window == 0);
+  TERCIO_CHECK(a.causal || (a.window == 0 && a.document_starts == nullptr));
+  TERCIO_CHECK(a.bias.weight == nullptr || a.document_starts == nullptr);
   TERCIO_CHECK(KeyTokensOf(a) == a.tokens || (!a.causal && a.bias.weight == nullptr));
   TERCIO_CHECK(a.bias.weight == nullptr ||
                (a.bias.buckets <= kMostBiasBuckets && !(a.softcap > 0)));
@@ -83,6 +85,7 @@ Heads MakeHeads(const Args& a, const uint32_t* wanted) {
           a.window,
           a.causal,
           a.lengths,
+          a.document_starts,
           a.bias.weight == nullptr ? nullptr : a.bias.bucket,
           a.bias.buckets,
           MakeScoreDropout(a.dropout, a.first_head),
@@ -100,16 +103,25 @@ __device__ __forceinline__ int64_t KeysOf(const Heads& h, int64_t sequence, int6
   return h.lengths == nullptr ? h.key_tokens : h.lengths[sequence];
 }
 
-// The first of them: a window has the last of those up to the query.
-__device__ __forceinline__ int64_t FirstKeyOf(const Heads& h, int64_t query) {
-  return h.window > 0 && query >= h.window ? query + 1 - h.window : 0;
+// The first position of a position's document. Those that fill up the last tile have none.
+__device__ __forceinline__ int64_t DocumentOf(const Heads& h, int64_t sequence, int64_t position) {
+  if (h.document_starts == nullptr || position >= h.tokens) return 0;
+  return h.document_starts[sequence * h.tokens + position];
+}
+
+// The first of them: a window has the last of those of the document up to the query.
+__device__ __forceinline__ int64_t FirstKeyOf(const Heads& h, int64_t sequence, int64_t query) {
+  const int64_t window = h.window > 0 && query >= h.window ? query + 1 - h.window : 0;
+  const int64_t document = DocumentOf(h, sequence, query);
+  return document > window ? document : window;
 }
 __device__ __forceinline__ bool Sees(const Heads& h, int64_t sequence, int64_t query, int64_t key) {
-  return key < KeysOf(h, sequence, query) && key >= FirstKeyOf(h, query);
+  return key < KeysOf(h, sequence, query) && key >= FirstKeyOf(h, sequence, query);
 }
-// The tile of keys that a tile of queries from `first` on begins with.
-__device__ __forceinline__ int64_t FirstTileOf(const Heads& h, int64_t first) {
-  return FirstKeyOf(h, first) / kTile * kTile;
+// The tile of keys that a tile of queries from `first` on begins with: no query's keys begin before
+// those of the query before it.
+__device__ __forceinline__ int64_t FirstTileOf(const Heads& h, int64_t sequence, int64_t first) {
+  return FirstKeyOf(h, sequence, first) / kTile * kTile;
 }
 
 // What the distance of a query and a key adds to their score.

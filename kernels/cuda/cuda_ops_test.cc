@@ -412,27 +412,33 @@ TEST_F(CudaOpsTest, PositionEmbedding) {
         const int dx = AddValues("dx", rows * columns);
         const int dweight = whole ? AddFloats("dweight", tokens * columns) : kNone;
         const int dtype_weight = whole ? AddFloats("dtype_weight", 2 * columns) : kNone;
+        const int positions = AddInts("positions", rows, 0, static_cast<int32_t>(tokens) - 1);
         const Dropout dropout = columns % 2 == 0 ? SomeDropout(tokens) : Dropout();
-        Check([&](Ops& ops, const Bound& t) {
-          ops.PositionEmbedding({.x = t.values(x),
-                                 .weight = t.values(weight),
-                                 .rows = rows,
-                                 .columns = columns,
-                                 .tokens = tokens,
-                                 .first_row = 2,
-                                 .dropout = dropout,
-                                 .types = t.ints(types),
-                                 .type_weight = t.values(type_weight)});
-          ops.PositionEmbeddingBackward({.dx = t.values(dx),
-                                         .dweight = t.floats(dweight),
-                                         .rows = rows,
-                                         .columns = columns,
-                                         .tokens = tokens,
-                                         .first_row = 2,
-                                         .dropout = dropout,
-                                         .types = t.ints(types),
-                                         .dtype_weight = t.floats(dtype_weight)});
-        });
+        // Positions of sequences, and such that restart anywhere.
+        for (const int restarted : {kNone, positions}) {
+          Check([&](Ops& ops, const Bound& t) {
+            ops.PositionEmbedding({.x = t.values(x),
+                                   .weight = t.values(weight),
+                                   .rows = rows,
+                                   .columns = columns,
+                                   .tokens = tokens,
+                                   .first_row = 2,
+                                   .dropout = dropout,
+                                   .types = t.ints(types),
+                                   .type_weight = t.values(type_weight),
+                                   .positions = t.ints(restarted)});
+            ops.PositionEmbeddingBackward({.dx = t.values(dx),
+                                           .dweight = t.floats(dweight),
+                                           .rows = rows,
+                                           .columns = columns,
+                                           .tokens = tokens,
+                                           .first_row = 2,
+                                           .dropout = dropout,
+                                           .types = t.ints(types),
+                                           .dtype_weight = t.floats(dtype_weight),
+                                           .positions = t.ints(restarted)});
+          });
+        }
       }
     }
   }

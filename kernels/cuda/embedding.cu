@@ -57,6 +57,7 @@ struct AddPositions {
   const T* weight;
   const T* type_weight;
   const int32_t* types;
+  const int32_t* positions;  // null: those of a sequence
   int64_t columns, tokens, first_row;
   DropoutBits dropout;
 
@@ -66,7 +67,8 @@ struct AddPositions {
     float values[kWidth], w[kWidth];
     LoadGroup<kAligned>(at, count, values);
     if (weight != nullptr) {
-      LoadGroup<kAligned>(weight + (first_row + row) % tokens * columns + column, count, w);
+      const int64_t position = positions == nullptr ? (first_row + row) % tokens : positions[row];
+      LoadGroup<kAligned>(weight + position * columns + column, count, w);
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) values[j] += w[j];
     }
@@ -272,9 +274,9 @@ void EmbeddingBackwardCuda(const EmbeddingBackwardArgs& a, const CudaContext& co
 
 void PositionEmbeddingCuda(const PositionEmbeddingArgs& a, const CudaContext& context) {
   ByStorage(a.x.stored(), [&]<typename T>() {
-    const AddPositions<T> operation{
-        As<T>(a.x), As<T>(a.weight), As<T>(a.type_weight), a.types,
-        a.columns,  a.tokens,        a.first_row,          MakeDropoutBits(a.dropout)};
+    const AddPositions<T> operation{As<T>(a.x), As<T>(a.weight), As<T>(a.type_weight),
+                                    a.types,    a.positions,     a.columns,
+                                    a.tokens,   a.first_row,     MakeDropoutBits(a.dropout)};
     LaunchRows(
         operation, a.rows, a.columns,
         Aligned({operation.x, operation.weight, operation.type_weight}, a.columns, sizeof(T)),
@@ -286,14 +288,22 @@ void PositionEmbeddingBackwardCuda(const PositionEmbeddingBackwardArgs& a,
                                    const CudaContext& context) {
   ByStorage(a.dx.stored(), [&]<typename T>() {
     const DropoutBits dropout = MakeDropoutBits(a.dropout);
-    // First, since the second one overwrites dx.
-    if (a.dtype_weight != nullptr) {
-      LaunchSumByIndex(SumByIndex<true, float, T>{As<T>(a.dx), a.types, a.dtype_weight, a.rows,
-                                                  a.columns, 0, kAllRows, dropout, 1.0f},
+    // First, since the last one overwrites dx.
+    const auto sum_by = [&](const int32_t* index, float* to) {
+      LaunchSumByIndex(SumByIndex<true, float, T>{As<T>(a.dx), index, to, a.rows, a.columns, 0,
+                                                  kAllRows, dropout, 1.0f},
                        context.stream);
+    };
+    if (a.dtype_weight != nullptr) sum_by(a.types, a.dtype_weight);
+    float* dweight = a.dweight;
+    // Positions that restart lie anywhere; those of a sequence are in the rows of the call that
+    // are T apart.
+    if (dweight != nullptr && a.positions != nullptr) {
+      sum_by(a.positions, dweight);
+      dweight = nullptr;
     }
-    if (a.dweight == nullptr && !dropout.on) return;
-    const PositionGradient<T> operation{As<T>(a.dx), a.dweight,   a.rows, a.columns,
+    if (dweight == nullptr && !dropout.on) return;
+    const PositionGradient<T> operation{As<T>(a.dx), dweight,     a.rows, a.columns,
                                         a.tokens,    a.first_row, dropout};
     LaunchRows(operation, std::min(a.rows, a.tokens), a.columns,
                Aligned({operation.dx}, a.columns, sizeof(T)), context.stream);

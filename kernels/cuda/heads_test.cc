@@ -32,6 +32,8 @@ TEST_F(HeadsTest, Rotary) {
           Begin(format, "rotary positions of " + std::to_string(head_dim));
           const int x = AddValues("x", rows * stride);
           const int table = AddFloats("table", tokens * (turned == 0 ? head_dim : turned));
+          // Positions that restart anywhere, or those of sequences.
+          const int positions = head_dim % 3 == 0 ? Bound::kNone : AddInts("positions", rows, 0, 6);
           Check([&, head_dim = head_dim, turned = turned](Ops& ops, const Bound& t) {
             ops.Rotary({.x = t.values(x),
                         .table = t.floats(table),
@@ -42,7 +44,8 @@ TEST_F(HeadsTest, Rotary) {
                         .head_dim = head_dim,
                         .rotary_dim = turned,
                         .interleaved = interleaved,
-                        .inverse = inverse});
+                        .inverse = inverse,
+                        .positions = t.ints(positions)});
           });
         }
       }

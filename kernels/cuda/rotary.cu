@@ -16,6 +16,7 @@ template <typename T>
 struct Heads {
   T* x;
   const float* table;
+  const int32_t* positions;  // null: those of a sequence
   int64_t tokens, stride, heads, head_dim, turned;
   float sign;
 
@@ -23,7 +24,8 @@ struct Heads {
     return x + item / heads * stride + item % heads * head_dim;
   }
   __device__ __forceinline__ const float* AnglesOf(int64_t item) const {
-    return table + item / heads % tokens * turned;
+    const int64_t row = item / heads;
+    return table + (positions == nullptr ? row % tokens : positions[row]) * turned;
   }
 };
 
@@ -83,8 +85,9 @@ void RotaryCuda(const RotaryArgs& a, const CudaContext& context) {
   TERCIO_CHECK_EQ(a.turned() % 2, 0);
   TERCIO_CHECK_LE(a.turned(), a.head_dim);
   ByStorage(a.x.stored(), [&]<typename T>() {
-    const Heads<T> heads{As<T>(a.x), a.table,    a.tokens,   a.stride,
-                         a.heads,    a.head_dim, a.turned(), a.inverse ? -1.0f : 1.0f};
+    const Heads<T> heads{As<T>(a.x), a.table,    a.positions,
+                         a.tokens,   a.stride,   a.heads,
+                         a.head_dim, a.turned(), a.inverse ? -1.0f : 1.0f};
     const bool heads_aligned =
         Aligned({heads.x}, a.stride, sizeof(T)) && Aligned({}, a.head_dim, sizeof(T));
     if (a.interleaved) {

@@ -3,6 +3,7 @@ conversations."""
 
 import json
 import os
+import re
 import shutil
 import sys
 
@@ -65,6 +66,42 @@ class Chat(TercioTest):
             losses[loss_on] = self.history(job["id"], state)[-1]["loss"]
         self.assertEqual(len(set(losses.values())), 3, losses)
 
+    def test_conversations_share_sequences(self):
+        packed = ["--set", "data.packing=true", "--set", "model.context=704"]
+        out, notices = self.tercio("data", "preview", self.job_file, *packed, "--samples", "1")
+        found = re.search(r"notice: .*lighthouse.jsonl: 32 conversations of the training part packed into (\d+) sequences, "
+                          r"([\d.]+) % full \(([\d.]+) % without packing\)", notices)
+        self.assertIsNotNone(found, notices)
+        sequences = int(found[1])
+        self.assertLessEqual(3 * sequences, 36)
+        self.assertGreater(float(found[2]), 2.5 * float(found[3]))
+        self.assertRegex(out, rf"sample 1 of {sequences}: [3-9] conversations, \d+ tokens, \d+ count")
+        self.assertIn("\n--- conversation 2\n<|im_start|>", out)
+        self.assertIn("[[At dusk, every day of the year.<|im_end|>]]", out)
+        shown = self.preview(*packed, "--samples", str(sequences))
+        self.assertEqual(len(shown), sequences)
+        count = 0
+        for sample in shown:
+            count += sample["tokens"][-1]["conversation"]
+            self.assertLessEqual(len(sample["tokens"]), 704 + sample["tokens"][-1]["conversation"])
+        self.assertEqual(count, 32)
+
+        packed += ["--set", "training.global_batch=4", "--set", "training.evaluate.every_epochs=2", "--set", "training.epochs=8"]
+        job = self.train(self.state, *packed, *layout(2, 1, 1))
+        steps = -(-8 * sequences // 4)
+        self.assertEqual((job["state"], job["steps"]), ("succeeded", steps))
+        self.assertLess(steps, 8 * 32 // 4 // 2)
+        history = self.history(job["id"], self.state)
+        self.assertLess(history[-1]["loss"], 0.8 * history[0]["loss"])
+        # Half of it, and the rest in another layout: the same sequences in the same order.
+        state = self.path("half")
+        half = self.train(state, *packed, "--set", "training.epochs=null", "--set", f"training.steps={steps // 2}",
+                          "--set", f"training.schedule.decay_steps={steps}", "--set", "training.evaluate.every_epochs=null",
+                          *layout(2, 2, 1))
+        self.json("resume", half["id"], "--state-dir", state, "--set", f"training.steps={steps}", *layout(2, 1, 2))
+        self.assertEqual([(step["loss"], step["grad_norm"]) for step in self.history(half["id"], state)],
+                         [(step["loss"], step["grad_norm"]) for step in history])
+
     def test_other_data_does_not_resume_a_job(self):
         job = self.train(self.state, "--set", "training.epochs=1")
         message = self.tercio("resume", job["id"], "--state-dir", self.state, "--set", "training.epochs=2",
@@ -83,7 +120,6 @@ class Chat(TercioTest):
                 ("data.template=auto", "data.template: auto: the tokenizer 'bytes' comes with no chat template"),
                 ("data.template=none", "data.template: 'none' is not one of auto, chatml"),
                 ("training.objective=pretrain", "data.template: only training.objective: sft learns from conversations"),
-                ("data.packing=true", "data.packing: true is not supported by this version"),
                 ("model.context=20", "no conversation has a token that counts for the loss"),
                 ("data.train=other.txt", "training.objective: sft learns from .jsonl files")):
             message = self.tercio("run", self.job_file, "--state-dir", self.state, "--set", change,

@@ -85,6 +85,28 @@ class EncoderFixtureSource : public data::SampleSource {
   FixtureSource tokens_;
 };
 
+// As packed_samples() in make_fixtures.py.
+class PackedFixtureSource : public data::SampleSource {
+ public:
+  void TrainingSample(int64_t step, int64_t sequence, data::Sample* out) override {
+    tokens_.TrainingSample(step, sequence, out);
+    const int64_t first = 2 + (step + sequence) % 5;
+    const int64_t second = first + 1 + (3 * step + sequence) % 7;
+    out->document_starts.resize(out->inputs.size());
+    for (size_t i = 0; i < out->inputs.size(); ++i) {
+      const auto at = static_cast<int64_t>(i);
+      const int64_t start = at < first ? 0 : at < second ? first : second;
+      out->document_starts[i] = static_cast<int32_t>(start);
+      if (at + 1 == first || at + 1 == second) out->targets[i] = data::kNoTarget;
+    }
+  }
+  int64_t held_out_samples(data::HeldOut) const override { return 0; }
+  void HeldOutSample(data::HeldOut, int64_t, data::Sample*) override {}
+
+ private:
+  FixtureSource tokens_;
+};
+
 // As decoder_samples() in make_fixtures.py.
 class DecoderFixtureSource : public data::SampleSource {
  public:
@@ -154,6 +176,7 @@ v1::JobSpec JobOf(const nlohmann::json& fixture) {
   spec.mutable_model()->set_vocab_size(model["vocab_size"]);
   spec.mutable_model()->set_bias(model["bias"]);
   SetFurther(model, spec.mutable_model());
+  if (model.value("packed", false)) spec.mutable_data()->mutable_chat()->set_packing(true);
   const nlohmann::json& training = fixture["training"];
   spec.mutable_training()->set_steps(training["steps"]);
   spec.mutable_training()->set_global_batch(training["global_batch"]);
@@ -201,12 +224,14 @@ RunResult Train(v1::JobSpec spec, const Layout& layout, int64_t steps, const Ten
   FixtureSource tokens;
   EncoderFixtureSource samples(spec.model().labels());
   DecoderFixtureSource pairs;
+  PackedFixtureSource documents;
   RunOptions options;
   options.steps = steps;
   options.source = &tokens;
   if (!start.empty()) options.state = &start;
   if (spec.model().architecture() == v1::ARCHITECTURE_BERT) options.source = &samples;
   if (spec.model().decoder_layers() > 0) options.source = &pairs;
+  if (spec.data().has_chat()) options.source = &documents;
   absl::StatusOr<RunResult> result = TrainWithThreads(spec, options);
   EXPECT_TRUE(result.ok()) << result.status();
   return result.ok() ? *std::move(result) : RunResult{};
@@ -296,6 +321,8 @@ constexpr Fixture kFixtures[] = {
     {"gemma2", v1::ARCHITECTURE_GEMMA2},
     {"t5", v1::ARCHITECTURE_T5},
     {"t5_gated", v1::ARCHITECTURE_T5},
+    {"gpt2_packed", v1::ARCHITECTURE_GPT2},
+    {"llama_packed", v1::ARCHITECTURE_LLAMA},
 };
 
 // An architecture has its word as soon as the engine trains it.

@@ -15,15 +15,17 @@ fixtures/<model>.json           the job, and per step: loss, grad_norm, learning
                                 difference of the loss when PyTorch computes in fp32
 fixtures/<model>.safetensors    the gradient of the first step, before clipping, by canonical name
 for <model> in: bias, no_bias, llama (two query heads for each key head, stretched rotary positions, a head of its
-own), bert, megatron_bert (masked tokens and sentence order), bert_classes, and those of FURTHER.
+own), bert, megatron_bert (masked tokens and sentence order), bert_classes, those of FURTHER, and gpt2_packed and llama_packed,
+whose sequences hold several documents: no document sees another, and positions begin anew with each.
 
 transformers computes the norms of the llama family, tables of rotary positions, and the softmax of gptj and gemma2 in single
 precision whatever the weights are.
 
-The samples of a bert are made from the tokens by encoder_samples(), those of a t5 by decoder_samples(); golden_test.cc has both
-a second time.
+The samples of a bert are made from the tokens by encoder_samples(), those of a t5 by decoder_samples(), and packed ones by
+packed_samples(); golden_test.cc has all of them a second time.
 """
 
+import functools
 import json
 import math
 import os
@@ -139,7 +141,8 @@ FURTHER["t5"] = t5(untied_head=False, ffn_hidden=40)
 FURTHER["t5_gated"] = t5(gated_mlp=True, activation="gelu_tanh", ffn_hidden=56)
 
 MODELS = {"bias": gpt2(True), "no_bias": gpt2(False), "llama": LLAMA, "bert": bert("post", 0),
-          "megatron_bert": bert("pre", 0), "bert_classes": bert("post", 3), **FURTHER}
+          "megatron_bert": bert("pre", 0), "bert_classes": bert("post", 3), **FURTHER,
+          "gpt2_packed": {**gpt2(True), "packed": True}, "llama_packed": {**LLAMA, "packed": True}}
 
 
 def bert_names(model):
@@ -312,8 +315,24 @@ def initial_weights(model):
 # --- the model in PyTorch ------------------------------------------------------------------------------
 
 
-def loss_of(w, step, tokens):
-    inputs, targets = tokens[:, :-1], tokens[:, 1:]
+def packed_samples(step, tokens):
+    """(inputs, positions, which keys a query sees, targets) of a batch of token rows, as in golden_test.cc: each row is cut into
+    three documents, the last tokens of which have no target, but the row's own."""
+    sequence = torch.arange(tokens.shape[0])[:, None]
+    first = 2 + (step + sequence) % 5
+    second = first + 1 + (3 * step + sequence) % 7
+    at = torch.arange(CONTEXT)[None]
+    starts = torch.where(at < first, 0, torch.where(at < second, first, second))
+    same = starts[:, :, None] == starts[:, None, :]
+    seen = (same & torch.ones(CONTEXT, CONTEXT, dtype=torch.bool).tril())[:, None]
+    is_last = (at + 1 == first) | (at + 1 == second)
+    return tokens[:, :-1], at - starts, seen, torch.where(is_last, -100, tokens[:, 1:])
+
+
+def loss_of(w, step, tokens, packed=False):
+    inputs, positions, seen, targets = tokens[:, :-1], torch.arange(CONTEXT), None, tokens[:, 1:]
+    if packed:
+        inputs, positions, seen, targets = packed_samples(step, tokens)
 
     def norm(x, name):
         return functional.layer_norm(x, (HIDDEN,), w[name + ".weight"], w.get(name + ".bias"), 1e-5)
@@ -321,13 +340,13 @@ def loss_of(w, step, tokens):
     def linear(x, name):
         return functional.linear(x, w[name + ".weight"], w.get(name + ".bias"))
 
-    x = w["embedding.token.weight"][inputs] + w["embedding.position.weight"]
+    x = w["embedding.token.weight"][inputs] + w["embedding.position.weight"][positions]
     for layer in range(LAYERS):
         at = f"layers.{layer}."
         y = norm(x, at + "attention_norm")
         query, key, value = (linear(y, at + f"attention.{part}").unflatten(2, (HEADS, -1)).transpose(1, 2)
                              for part in ("query", "key", "value"))
-        y = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        y = functional.scaled_dot_product_attention(query, key, value, attn_mask=seen, is_causal=seen is None)
         x = x + linear(y.transpose(1, 2).flatten(2), at + "attention.output")
         y = linear(norm(x, at + "mlp_norm"), at + "mlp.up")
         x = x + linear(functional.gelu(y, approximate="tanh"), at + "mlp.down")
@@ -373,13 +392,19 @@ def further_loss(model, dtype):
     return loss
 
 
-def llama_loss(dtype):
+def llama_loss(dtype, packed=False):
     module = llama_model(dtype)
 
     def loss(w, step, tokens):
         named = {theirs: w[ours] for theirs, ours in llama_names().items()}
-        logits = torch.func.functional_call(module, named, (tokens[:, :-1],)).logits
-        return functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        inputs, targets, more = tokens[:, :-1], tokens[:, 1:], {}
+        if packed:
+            inputs, positions, seen, targets = packed_samples(step, tokens)
+            # transformers takes a mask of four dimensions as it is, and adds it to scores.
+            hidden = torch.zeros(seen.shape, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
+            more = {"position_ids": positions, "attention_mask": hidden}
+        logits = torch.func.functional_call(module, named, (inputs,), more).logits
+        return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
     return loss
 
 
@@ -415,8 +440,9 @@ def train(model, tokens, dtype):
     weights = {name: torch.tensor(value, dtype=dtype, requires_grad=True)
                for name, value in initial_weights(model).items()}
     loss_function = (further_loss(model, dtype) if is_further(model) else
-                     llama_loss(dtype) if model["architecture"] == "llama" else
-                     bert_loss(model, dtype) if model["architecture"] == "bert" else loss_of)
+                     llama_loss(dtype, model.get("packed", False)) if model["architecture"] == "llama" else
+                     bert_loss(model, dtype) if model["architecture"] == "bert" else
+                     functools.partial(loss_of, packed=model.get("packed", False)))
     optimizer = torch.optim.AdamW(
         [{"params": [v for v in weights.values() if v.dim() >= 2], "weight_decay": TRAINING["weight_decay"]},
          {"params": [v for v in weights.values() if v.dim() < 2], "weight_decay": 0.0}],

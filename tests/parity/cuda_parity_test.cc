@@ -13,6 +13,7 @@
 #include "plan/names.h"
 #include "plan/plan_builder.h"
 #include "tests/parity/cuda_ranks.h"
+#include "tests/parity/document_source.h"
 #include "tests/parity/drawn_architecture.h"
 #include "worker/engine/step_guard.h"
 
@@ -211,6 +212,26 @@ TEST_F(CudaParity, DropoutAndPaddingByTheLibrary) {
     const RunResult own = OnGpus(spec);
     emulation::ConfigureCudnn({});
     EXPECT_NE(own.steps.back().loss, library.steps.back().loss);
+  }
+}
+
+// Documents that share sequences have positions of their own, and attention by our own kernel.
+TEST_F(CudaParity, PackedDocuments) {
+  v1::JobSpec windows = SmallLlama();
+  windows.mutable_model()->set_sliding_window(5);
+  for (const v1::JobSpec& given : {SmallJob(), SmallLlama(), windows}) {
+    SCOPED_TRACE(given.model().ShortDebugString());
+    DocumentSource source(given.model(), Places::kPacked);
+    RunOptions options;
+    options.source = &source;
+    const v1::JobSpec one = With(In(Packed(given), {1, 1, 1}), v1::PRECISION_FP32);
+    const RunResult cpu = OnCpu(one, options);
+    ExpectClose(OnGpus(one, options), cpu, 1e-4);
+    ExpectClose(OnGpus(With(In(Packed(given), {2, 2, 2}), v1::PRECISION_FP32), options), cpu, 1e-4);
+    const v1::JobSpec half = With(one, v1::PRECISION_BF16);
+    emulation::ConfigureCudnn({});
+    ExpectClose(OnGpus(half, options), OnCpu(half, options), 1e-2);
+    EXPECT_EQ(emulation::GetCudnnCounts().executions, 0);
   }
 }
 

@@ -128,6 +128,16 @@ TEST(MemoryPlan, AdaptersUseAllOfIt) {
   }
 }
 
+TEST(MemoryPlan, PackedSequencesUseAllOfIt) {
+  for (v1::JobSpec spec : {SmallJob(), SmallLlama()}) {
+    spec.mutable_data()->mutable_chat()->set_packing(true);
+    ExpectUsed(spec, kOneRank);
+    // A stage in the middle has no tokens, but needs to know whose they are.
+    ExpectUsed(spec, {2, 4, 1, 2, 1, k1f1b});
+    ExpectUsed(spec, {2, 2, 1, 2, 1, k1f1b, kFull, 1, true});
+  }
+}
+
 TEST(MemoryPlan, ADividedStateUsesAllOfIt) {
   for (const v1::JobSpec& spec : {SmallJob(), SmallLlama(), SmallBert(kPost), SmallT5()}) {
     for (const v1::Precision precision : {v1::PRECISION_FP32, v1::PRECISION_BF16}) {

@@ -45,7 +45,8 @@ void Attention::Rotate(const Pass& pass, kernels::Values qkv, int64_t first_posi
                      .head_dim = at_.head_dim,
                      .rotary_dim = options_.rotary->width,
                      .interleaved = options_.rotary->interleaved,
-                     .inverse = direction == Rotation::kBack});
+                     .inverse = direction == Rotation::kBack,
+                     .positions = pass.batch.positions});
 }
 
 kernels::Dropout Attention::DropoutOf(const Pass& pass) const {
@@ -103,6 +104,7 @@ void Attention::Forward(const Pass& pass, const Frame& frame, kernels::ConstValu
   attention.sequences = tools_.shape.sequences;
   attention.tokens = pass.tokens;
   if (!options_.causal) attention.lengths = pass.batch.lengths;
+  attention.document_starts = pass.batch.document_starts;
   attention.bias = BiasOf(pass.tokens);
   attention.dropout = DropoutOf(pass);
   tools_.ops.Attention(attention);
@@ -229,33 +231,35 @@ void Attention::BackwardSequences(const Pass& pass, const Frame& frame, int64_t 
   const kernels::Values dqkv = qkv_gradient_ + row * at_.qkv();
   kernels::Dropout dropout = DropoutOf(pass);
   dropout.first_sequence += first;
-  tools_.ops.AttentionBackward({.dout = result_gradient_ + row * at_.queries,
-                                .out = frame.Values(Fields::kResult) + row * at_.queries,
-                                .lse = frame.Floats(Fields::kLogSumExp) + row * at_.heads,
-                                .q = qkv,
-                                .k = qkv + at_.queries,
-                                .v = qkv + at_.queries + at_.keys,
-                                .dq = dqkv,
-                                .dk = dqkv + at_.queries,
-                                .dv = dqkv + at_.queries + at_.keys,
-                                .stride = at_.qkv(),
-                                .sequences = count,
-                                .tokens = pass.tokens,
-                                .heads = at_.heads,
-                                .head_dim = at_.head_dim,
-                                .group = at_.heads / at_.key_heads,
-                                .first_head = tools_.tensor.index() * at_.heads,
-                                .causal = options_.causal,
-                                .lengths = options_.causal || pass.batch.lengths == nullptr
-                                               ? nullptr
-                                               : pass.batch.lengths + first,
-                                .scale = options_.scale,
-                                .softcap = options_.softcap,
-                                .window = options_.window,
-                                .bias = BiasOf(pass.tokens),
-                                .dbias = dbias,
-                                .dropout = dropout,
-                                .scratch = scratch_});
+  tools_.ops.AttentionBackward(
+      {.dout = result_gradient_ + row * at_.queries,
+       .out = frame.Values(Fields::kResult) + row * at_.queries,
+       .lse = frame.Floats(Fields::kLogSumExp) + row * at_.heads,
+       .q = qkv,
+       .k = qkv + at_.queries,
+       .v = qkv + at_.queries + at_.keys,
+       .dq = dqkv,
+       .dk = dqkv + at_.queries,
+       .dv = dqkv + at_.queries + at_.keys,
+       .stride = at_.qkv(),
+       .sequences = count,
+       .tokens = pass.tokens,
+       .heads = at_.heads,
+       .head_dim = at_.head_dim,
+       .group = at_.heads / at_.key_heads,
+       .first_head = tools_.tensor.index() * at_.heads,
+       .causal = options_.causal,
+       .lengths =
+           options_.causal || pass.batch.lengths == nullptr ? nullptr : pass.batch.lengths + first,
+       .document_starts =
+           pass.batch.document_starts == nullptr ? nullptr : pass.batch.document_starts + row,
+       .scale = options_.scale,
+       .softcap = options_.softcap,
+       .window = options_.window,
+       .bias = BiasOf(pass.tokens),
+       .dbias = dbias,
+       .dropout = dropout,
+       .scratch = scratch_});
 }
 
 void Attention::BackwardFirstWeight(const Pass& pass, const Frame& frame, kernels::ConstValues x,

@@ -82,6 +82,7 @@ void Embedding::AddPositions(const Pass& pass, kernels::Values sum) {
   position.tokens = pass.tokens;
   position.types = TypesAt(pass.batch, pass.first_local_row);
   position.type_weight = type_.In(tools_.parameters);
+  position.positions = PositionsAt(pass.batch, pass.first_local_row);
   // With a norm, dropout follows it.
   if (!norm_.has_value()) position.dropout = DropoutOf(pass, position.first_row);
   if (pass.batch.parts.empty()) return tools_.ops.PositionEmbedding(position);
@@ -113,7 +114,8 @@ void Embedding::BackwardPositions(const Pass& pass, kernels::Values flow, Gradie
                                               .first_row = first,
                                               .dropout = dropout,
                                               .types = TypesAt(pass.batch, first),
-                                              .dtype_weight = type_.GradientIn(gradients)});
+                                              .dtype_weight = type_.GradientIn(gradients),
+                                              .positions = PositionsAt(pass.batch, first)});
       });
 }
 

@@ -39,6 +39,9 @@ class Embedding {
   static const int32_t* TypesAt(const MicroBatch& batch, int64_t row) {
     return batch.types == nullptr ? nullptr : batch.types + row;
   }
+  static const int32_t* PositionsAt(const MicroBatch& batch, int64_t row) {
+    return batch.positions == nullptr ? nullptr : batch.positions + row;
+  }
   // The row of a sequence's first token in the table of positions.
   int64_t FirstPosition() const { return options_.first_position * options_.hidden; }
   kernels::Dropout DropoutOf(const Pass& pass, int64_t first_row) const;

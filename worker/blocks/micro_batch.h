@@ -41,6 +41,10 @@ struct MicroBatch {
   const int32_t* predicted = nullptr;
   const int32_t* predicted_counts = nullptr;  // (sequences), on the host
   int64_t step_predictions = 0;               // predictions of the whole global batch
+  // (rows) Where sequences hold several documents, which do not see each other: for each row the
+  // first position of its document, and its own position in it. Else null.
+  const int32_t* document_starts = nullptr;
+  const int32_t* positions = nullptr;
   // bert only.
   const int32_t* types = nullptr;       // (rows); first stage
   const int32_t* lengths = nullptr;     // (sequences)

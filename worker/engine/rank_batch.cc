@@ -13,7 +13,9 @@ namespace {
 
 RankSamples::Kind KindOf(const v1::JobSpec& spec) {
   const bool encoder = !model::ArchitectureOf(spec.model()).causal;
-  return {.padded = encoder, .chooses_targets = encoder || plan::ChoosesTargets(spec)};
+  return {.padded = encoder,
+          .chooses_targets = encoder || plan::ChoosesTargets(spec),
+          .packed = plan::PacksDocuments(spec)};
 }
 
 }  // namespace
@@ -37,8 +39,8 @@ int64_t RankBatch::FirstSequenceOf(int micro_batch) const {
 }
 
 void RankBatch::Read(absl::FunctionRef<void(int64_t sequence, data::Sample* out)> read) {
-  // A bert's stages all know which tokens are padding.
-  if (!shape_.first && !shape_.last && !kind_.padded) return;
+  // A bert's stages all know which tokens are padding, and attention which are of one document.
+  if (!shape_.first && !shape_.last && !kind_.padded && !kind_.packed) return;
   for (int m = 0; m < plan_.layout().micro_batches(); ++m) {
     for (int64_t i = 0; i < shape_.sequences; ++i) {
       read(FirstSequenceOf(m) + i, &sample_);

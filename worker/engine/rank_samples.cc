@@ -26,6 +26,10 @@ RankSamples::RankSamples(const plan::StageShape& shape, Kind kind, Arena& arena)
     make("tokens.predicted", predicted, &predicted_);
     predicted_counts_.resize(sequences);
   }
+  if (kind.packed) {
+    make("tokens.document_starts", tokens, &document_starts_);
+    make("tokens.positions", tokens, &positions_);
+  }
   if (!kind.padded) return;
   make("tokens.types", tokens, &types_);
   make("tokens.lengths", sequences, &lengths_);
@@ -43,6 +47,7 @@ void RankSamples::Store(int64_t micro_batch, int64_t sequence, const data::Sampl
   };
   store(sample.inputs, inputs_);
   store(sample.decoder_inputs, decoder_inputs_);
+  if (kind_.packed) StoreDocuments(of_rank, sample);
   // Chosen targets move together, so that the head works on dense rows.
   if (!kind_.chooses_targets) return store(sample.targets, targets_);
   const auto at = static_cast<size_t>(of_rank);
@@ -63,6 +68,18 @@ void RankSamples::Store(int64_t micro_batch, int64_t sequence, const data::Sampl
   store(sample.types, types_);
   lengths_.host[at] = sample.length;
   if (!labels_.host.empty()) labels_.host[at] = sample.label;
+}
+
+void RankSamples::StoreDocuments(int64_t sequence, const data::Sample& sample) {
+  const size_t tokens = sample.inputs.size();
+  const std::vector<int32_t>& starts = sample.document_starts;
+  TERCIO_CHECK(starts.empty() || starts.size() == tokens);
+  const size_t first = static_cast<size_t>(sequence) * tokens;
+  for (size_t i = 0; i < tokens; ++i) {
+    const int32_t start = starts.empty() ? 0 : starts[i];
+    if (!document_starts_.host.empty()) document_starts_.host[first + i] = start;
+    if (!positions_.host.empty()) positions_.host[first + i] = static_cast<int32_t>(i) - start;
+  }
 }
 
 int64_t RankSamples::TokensOf(int64_t micro_batch) const {
@@ -100,7 +117,7 @@ void RankSamples::Copy(device::Stream& stream) {
     LeaveOutPadding(static_cast<int64_t>(i), tokens_[i]);
   }
   for (const Buffer* buffer : {&inputs_, &decoder_inputs_, &targets_, &types_, &predicted_,
-                               &lengths_, &labels_, &first_rows_}) {
+                               &lengths_, &labels_, &first_rows_, &document_starts_, &positions_}) {
     // The plan gives each stage only the buffers that it reads.
     if (buffer->host.empty()) continue;
     stream.CopyFromHost(buffer->device, buffer->host.data(),
@@ -117,6 +134,8 @@ void RankSamples::Point(blocks::MicroBatch* batch) const {
   batch->inputs = at(inputs_, row);
   batch->decoder_inputs = at(decoder_inputs_, predicted_row);
   batch->targets = at(targets_, predicted_row);
+  batch->document_starts = at(document_starts_, row);
+  batch->positions = at(positions_, row);
   const int64_t sequence = batch->index * shape_.sequences;
   if (kind_.chooses_targets) {
     batch->predicted = at(predicted_, predicted_row);

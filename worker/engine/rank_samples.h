@@ -20,6 +20,7 @@ class RankSamples {
   struct Kind {
     bool padded = false;           // sequences have lengths, and may be segments or have labels
     bool chooses_targets = false;  // samples say which tokens are predicted
+    bool packed = false;           // sequences hold several documents
   };
   // The arguments must outlive it.
   RankSamples(const plan::StageShape& shape, Kind kind, Arena& arena);
@@ -47,6 +48,8 @@ class RankSamples {
     int32_t* device = nullptr;
   };
 
+  // Writes each position's document and place in it. `sequence`: of the rank.
+  void StoreDocuments(int64_t sequence, const data::Sample& sample);
   // Positions of a sequence that the micro-batch computes.
   int64_t TokensOf(int64_t micro_batch) const;
   // Moves the sequences of a micro-batch together, `tokens` rows each.
@@ -57,6 +60,7 @@ class RankSamples {
   Buffer inputs_, decoder_inputs_, targets_;
   Buffer predicted_;                              // of chosen targets
   Buffer types_, lengths_, labels_, first_rows_;  // of padded sequences
+  Buffer document_starts_, positions_;            // of packed sequences
   std::vector<int64_t> tokens_;                   // of each micro-batch; of padded sequences
   std::vector<int32_t> predicted_counts_;
 };
