@@ -17,6 +17,7 @@
 #include "plan/epochs.h"
 #include "plan/names.h"
 #include "plan/numerics.h"
+#include "plan/preference_figures.h"
 #include "plan/quality.h"
 #include "plan/stage_layers.h"
 #include "plan/state_digest.h"
@@ -283,6 +284,20 @@ Json JobToJson(const v1::JobStatus& job) {
   return json;
 }
 
+namespace {
+
+// Other objectives than dpo, orpo and kto have none of these keys.
+void AddPreference(const std::string& prefix, bool known, const v1::PreferenceFigures& figures,
+                   Json* json) {
+  if (!known) return;
+  for (const plan::PreferenceFigure& figure : plan::PreferenceFigureList()) {
+    const std::optional<double> value = figure.value(figures);
+    if (value.has_value()) (*json)[prefix + std::string(figure.name)] = NumberOrNull(*value);
+  }
+}
+
+}  // namespace
+
 // These keys are a contract with scripts: new ones may be added, none is renamed.
 Json StepToJson(const v1::StepRecord& step) {
   Json json = {{"step", step.step()},
@@ -302,6 +317,9 @@ Json StepToJson(const v1::StepRecord& step) {
     json["validation_" + plan::TextOf(metric)] =
         value.has_value() ? NumberOrNull(*value) : Json(nullptr);
   }
+  AddPreference("", step.has_preference(), step.preference(), &json);
+  AddPreference("validation_", step.has_validation_preference(), step.validation_preference(),
+                &json);
   // Figures of rank 0; earlier versions did not report them.
   json["resident_bytes"] = step.resident_bytes() > 0 ? Json(step.resident_bytes()) : Json(nullptr);
   json["used_bytes"] = step.used_bytes() > 0 ? Json(step.used_bytes()) : Json(nullptr);
@@ -356,6 +374,13 @@ std::optional<v1::StepRecord> StepFromJson(const Json& json) {
   for (const auto& [key, set] : scores) {
     const double value = NumberAt(json, key);
     if (std::isfinite(value)) (step.*set)(value);
+  }
+  for (const plan::PreferenceFigure& figure : plan::PreferenceFigureList()) {
+    const std::string name(figure.name);
+    const double value = NumberAt(json, name.c_str());
+    if (std::isfinite(value)) figure.set(value, step.mutable_preference());
+    const double held_out = NumberAt(json, ("validation_" + name).c_str());
+    if (std::isfinite(held_out)) figure.set(held_out, step.mutable_validation_preference());
   }
   return step;
 }

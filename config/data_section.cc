@@ -288,12 +288,33 @@ void ParseKeys(Section* data, const ModelKind& kind, v1::DataSpec* out) {
   }
 }
 
+// The form of a line that the objective learns from.
+v1::AnswerForm AnswersOf(v1::TrainingObjective objective) {
+  switch (objective) {
+    case v1::TRAINING_OBJECTIVE_DPO:
+    case v1::TRAINING_OBJECTIVE_ORPO:
+      return v1::ANSWER_FORM_PAIR;
+    case v1::TRAINING_OBJECTIVE_KTO:
+      return v1::ANSWER_FORM_LABELLED;
+    case v1::TRAINING_OBJECTIVE_SFT:
+    case v1::TRAINING_OBJECTIVE_PRETRAIN:
+    case v1::TRAINING_OBJECTIVE_UNSPECIFIED:
+    case v1::TrainingObjective_INT_MIN_SENTINEL_DO_NOT_USE_:
+    case v1::TrainingObjective_INT_MAX_SENTINEL_DO_NOT_USE_:
+      break;
+  }
+  return v1::ANSWER_FORM_UNSPECIFIED;
+}
+
 // Conversations are read line by line.
-void CheckChatFiles(Section* data, const v1::DataSpec& spec) {
+void CheckChatFiles(Section* data, v1::TrainingObjective objective, const v1::DataSpec& spec) {
+  const bool sft = objective == v1::TRAINING_OBJECTIVE_SFT;
   const auto check = [&](const char* key, const std::string& path) {
     if (path.empty() || absl::EndsWith(path, ".jsonl")) return;
-    data->Fault(key, absl::StrCat(path, ": training.objective: sft learns from .jsonl files, a ",
-                                  "conversation a line (docs/chat.md)"));
+    data->Fault(key, absl::StrCat(path, ": training.objective: ", plan::TextOf(objective),
+                                  " learns from .jsonl files, a ",
+                                  sft ? "conversation a line (docs/chat.md)"
+                                      : "prompt and its answers a line (docs/preference.md)"));
   };
   const auto check_blend = [&](const char* key, const Blend& blend) {
     for (const v1::WeightedData& part : blend) {
@@ -310,26 +331,33 @@ void CheckChatFiles(Section* data, const v1::DataSpec& spec) {
 
 void ParseChat(Section* data, const ModelKind& kind, v1::TrainingObjective objective,
                v1::DataSpec* out) {
-  if (objective != v1::TRAINING_OBJECTIVE_SFT) {
-    // A key that has no effect would promise something else than what happens.
-    for (const char* key : {"template", "loss_on", "format", "packing"}) {
-      if (!data->Has(key)) continue;
-      data->Fault(key, "only training.objective: sft learns from conversations; leave it out");
-    }
-    return;
+  const bool sft = objective == v1::TRAINING_OBJECTIVE_SFT;
+  const v1::AnswerForm answers = AnswersOf(objective);
+  const bool compares = answers != v1::ANSWER_FORM_UNSPECIFIED;
+  // A key that has no effect would promise something else than what happens.
+  for (const char* key : {"template", "loss_on", "format", "packing"}) {
+    if (!data->Has(key) || sft) continue;
+    if (compares && key == std::string_view("template")) continue;
+    data->Fault(key, compares ? "only training.objective: sft has a choice; leave it out"
+                              : "only training.objective: sft learns from conversations; leave it "
+                                "out");
   }
+  if (!sft && !compares) return;
   if (kind.bert || kind.spans) {
-    data->Fault("train", absl::StrCat("training.objective: sft needs a decoder such as gpt2 or ",
-                                      "llama; ", kind.architecture, " predicts no answers"));
+    data->Fault("train", absl::StrCat("training.objective: ", plan::TextOf(objective),
+                                      " needs a decoder such as gpt2 or llama; ", kind.architecture,
+                                      " predicts no answers"));
   }
   v1::ChatSpec* chat = out->mutable_chat();
   std::vector<std::string> templates = {"auto"};
   for (const std::string_view name : data::chat::TemplateNames()) templates.emplace_back(name);
   chat->set_template_(data->OneOf("template", "auto", templates));
+  CheckChatFiles(data, objective, *out);
+  chat->set_answers(answers);
+  if (compares) return;
   chat->set_loss_on(data->OneOf("loss_on", v1::LOSS_ON_ASSISTANT));
   chat->set_format(data->OneOf("format", v1::CHAT_FORMAT_AUTO));
   chat->set_packing(data->Flag("packing", false));
-  CheckChatFiles(data, *out);
 }
 
 // JSON texts are YAML, with everything escaped that needs it.
@@ -449,10 +477,13 @@ std::string DataYaml(const v1::DataSpec& data) {
         "}");
   }
   if (data.has_chat()) {
-    absl::StrAppend(&yaml, "\n  template: ", data.chat().template_(),
-                    "\n  loss_on: ", plan::TextOf(data.chat().loss_on()),
-                    "\n  format: ", plan::TextOf(data.chat().format()),
-                    "\n  packing: ", data.chat().packing() ? "true" : "false");
+    absl::StrAppend(&yaml, "\n  template: ", data.chat().template_());
+    // Only conversations have these.
+    if (data.chat().answers() == v1::ANSWER_FORM_UNSPECIFIED) {
+      absl::StrAppend(&yaml, "\n  loss_on: ", plan::TextOf(data.chat().loss_on()),
+                      "\n  format: ", plan::TextOf(data.chat().format()),
+                      "\n  packing: ", data.chat().packing() ? "true" : "false");
+    }
   }
   absl::StrAppend(&yaml, "\n  skip_bad_lines: ", data.skip_bad_lines() ? "true" : "false", "\n");
   return yaml;

@@ -19,6 +19,7 @@
 #include "config/job_changes.h"
 #include "config/model_section.h"
 #include "config/parallelism_section.h"
+#include "config/preference_section.h"
 #include "config/reader.h"
 #include "config/yaml_text.h"
 #include "nlohmann/json.hpp"
@@ -164,13 +165,14 @@ class JobParser {
     out->set_trace_step(training.Integer("trace_step", 0, 0));
     ParseLanes(training);
     ParseBlockFormats(training);
+    ParsePreference(training, out);
     training.Finish();
   }
 
   // They are resolved here and not for a layout: every layout of the job has the same.
   void ParseLanes(Section& training) {
     v1::TrainingSpec* out = spec_.mutable_training();
-    const int default_lanes = plan::LaneCount(out->global_batch());
+    const int default_lanes = plan::UsualLanes(*out);
     out->set_lanes(default_lanes);
     if (training.Text("lanes", "auto") == "auto") return;
     const int64_t lanes = training.Integer("lanes", default_lanes, 1, plan::kMostLanes);
@@ -726,7 +728,7 @@ std::string EffectiveYaml(const v1::JobSpec& spec) {
                   "}\n");
   absl::StrAppend(
       &yaml, "  clip_grad_norm: ", Number(training.clip_grad_norm()),
-      "\n  label_smoothing: ", Number(training.label_smoothing()),
+      "\n  label_smoothing: ", Number(training.label_smoothing()), PreferenceYaml(training),
       Patterns("\n  frozen: ", training.frozen()),
       training.trace_step() > 0 ? absl::StrCat("\n  trace_step: ", training.trace_step()) : "",
       "\n  precision: ", plan::TextOf(training.precision()), "\n  seed: ", training.seed(),

@@ -7,6 +7,7 @@
 namespace tercio::data {
 
 Objective ObjectiveOf(const v1::DataSpec& data, const v1::ModelSpec& model) {
+  if (data.chat().answers() != v1::ANSWER_FORM_UNSPECIFIED) return Objective::kAnswers;
   if (data.has_chat()) return Objective::kChat;
   const model::Architecture architecture = model::ArchitectureOf(model);
   // A decoder is causal, too, but has an encoder's sequence beside its own.

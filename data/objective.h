@@ -13,6 +13,7 @@ enum class Objective {
   kLabelled,  // bert with labels: a class for each sequence
   kSpans,     // t5: the decoder predicts spans that the encoder does not see
   kChat,      // conversations, of which only some tokens are predicted
+  kAnswers,   // answers that are better or worse
 };
 Objective ObjectiveOf(const v1::DataSpec& data, const v1::ModelSpec& model);
 

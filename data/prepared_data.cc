@@ -20,6 +20,7 @@
 #include "data/indexed_dataset.h"
 #include "data/jsonl.h"
 #include "data/objective.h"
+#include "data/preference_dataset.h"
 #include "data/span_rules.h"
 #include "data/text_source.h"
 #include "data/tokenize.h"
@@ -38,10 +39,13 @@ struct Source {
   std::optional<tokenizer::Tokenizer> tokenizer;
   std::shared_ptr<const LabelledExamples> examples;  // instead of tokens
   std::shared_ptr<const ChatSamples> chats;          // likewise
+  std::shared_ptr<const PreferenceSamples> answers;  // likewise
+  int64_t answers_together = 1;
   std::string digest;
 
-  // Tokens, examples or conversations.
+  // Tokens, examples, conversations, or lines of answers.
   int64_t size() const {
+    if (answers) return static_cast<int64_t>(answers->desirable.size()) / answers_together;
     if (chats) return static_cast<int64_t>(chats->samples.size());
     return examples ? static_cast<int64_t>(examples->examples.size()) : tokens.tokens();
   }
@@ -59,7 +63,7 @@ const char* PartOf(Side side) {
 // The key that decides how large the part is.
 const char* KeyOfPart(Side side) { return side == Side::kTest ? "data.test" : "data.validation"; }
 
-// The part of a source that a side gets: [begin, end) of its tokens, examples or conversations.
+// The part of a source that a side gets: [begin, end) of what its size counts.
 struct Share {
   const Source* source;
   Side side;
@@ -168,6 +172,10 @@ class Preparation {
   absl::Status MakeLabelled();
   absl::Status MakeSpans();
   absl::Status MakeChats();
+  absl::Status MakeAnswers();
+  // The rules of a chat's template; a notice of tokens that the tokenizer lacks. INVALID_ARGUMENT:
+  // the model or a file cannot learn from conversations.
+  absl::StatusOr<ChatRules> RulesOfChat();
   // Adds tokens of a share to those of its side.
   void CountTokens(Side side, int64_t tokens);
   absl::StatusOr<Blend> BlendOf(Side side) const;
@@ -532,27 +540,73 @@ absl::Status Preparation::MakeSpans() {
   return TakeSamples(shares, std::move(datasets));
 }
 
-absl::Status Preparation::MakeChats() {
+absl::StatusOr<ChatRules> Preparation::RulesOfChat() {
   if (!model::ArchitectureOf(model_).causal) {
     return absl::InvalidArgumentError(
-        "training.objective: sft needs a model that predicts each token from those before it");
+        objective_ == Objective::kAnswers
+            ? "preferences need a model that predicts each token from those before it"
+            : "training.objective: sft needs a model that predicts each token from those before "
+              "it");
   }
   for (const Source* source : sides_.All()) {
     if (source->files.kind == DataKind::kText) continue;
     return Fault(source->name,
-                 "holds tokens, but training.objective: sft learns from .jsonl files with a "
-                 "conversation in each line");
+                 objective_ == Objective::kAnswers
+                     ? "holds tokens, but preferences are learnt from .jsonl files with a prompt "
+                       "and its answers in each line"
+                     : "holds tokens, but training.objective: sft learns from .jsonl files with a "
+                       "conversation in each line");
   }
   // Texts are present, since all sources are texts, so FindTokenizer has chosen a tokenizer.
   TERCIO_ASSIGN_OR_RETURN(ChatRules rules, ChatRulesOf(spec_, model_.context(), *tokenizer_));
   rules.threads = text_.threads;
-  rules_ = Describe(rules);
   const std::vector<std::string> missing = chat::MissingTokens(*rules.chat_template, *tokenizer_);
   if (!missing.empty()) {
     prepared_.notices.push_back(
         absl::StrCat("the tokenizer writes ", absl::StrJoin(missing, ", "), " of the template ",
                      std::string(rules.chat_template->name), " as several tokens"));
   }
+  return rules;
+}
+
+absl::Status Preparation::MakeAnswers() {
+  PreferenceRules rules;
+  rules.form = spec_.chat().answers();
+  TERCIO_ASSIGN_OR_RETURN(rules.chat, RulesOfChat());
+  rules_ = Describe(rules);
+  const int64_t together = SamplesTogether(rules.form);
+  for (Source* source : sides_.All()) {
+    TERCIO_ASSIGN_OR_RETURN(PreferenceSamples read,
+                            ReadPreferenceSamples(source->files.paths, *tokenizer_, rules));
+    for (std::string& notice : NoticesAbout(read, source->name, rules)) {
+      prepared_.notices.push_back(std::move(notice));
+    }
+    source->answers = std::make_shared<const PreferenceSamples>(std::move(read));
+    source->answers_together = together;
+    TERCIO_RETURN_IF_ERROR(DigestTexts(source));
+  }
+  const std::vector<Share> shares = Shares();
+  std::vector<std::shared_ptr<const SampleDataset>> datasets;
+  int64_t numbered = 0;
+  for (const Share& share : shares) {
+    if (share.begin == share.end) {
+      return Fault(share.source->name,
+                   absl::StrCat(PartOf(share.side), " has no answers; use more data, or another ",
+                                KeyOfPart(share.side)));
+    }
+    auto dataset = std::make_shared<const PreferenceDataset>(
+        share.source->answers, share.begin * together, share.end * together, numbered, rules);
+    numbered += dataset->samples();
+    CountTokens(share.side, dataset->tokens());
+    datasets.push_back(dataset);
+    prepared_.preferences.push_back(std::move(dataset));
+  }
+  return TakeSamples(shares, std::move(datasets));
+}
+
+absl::Status Preparation::MakeChats() {
+  TERCIO_ASSIGN_OR_RETURN(const ChatRules rules, RulesOfChat());
+  rules_ = Describe(rules);
   for (Source* source : sides_.All()) {
     TERCIO_ASSIGN_OR_RETURN(ChatSamples read,
                             ReadChatSamples(source->files.paths, *tokenizer_, rules));
@@ -638,7 +692,8 @@ absl::StatusOr<PreparedData> Preparation::Prepare() {
   // Texts cannot be opened as tokens before their tokenizer is known.
   TERCIO_RETURN_IF_ERROR(FindTokenizer());
   // A classifier and a chat read their texts directly, and keep no tokens in the cache.
-  if (objective_ != Objective::kLabelled && objective_ != Objective::kChat) {
+  if (objective_ != Objective::kLabelled && objective_ != Objective::kChat &&
+      objective_ != Objective::kAnswers) {
     for (Source* source : sides_.All()) TERCIO_RETURN_IF_ERROR(OpenTokens(source));
     TERCIO_RETURN_IF_ERROR(CheckVocabulary());
   }
@@ -660,6 +715,10 @@ absl::StatusOr<PreparedData> Preparation::Prepare() {
       break;
     case Objective::kChat:
       TERCIO_RETURN_IF_ERROR(MakeChats());
+      TERCIO_RETURN_IF_ERROR(CheckVocabulary());
+      break;
+    case Objective::kAnswers:
+      TERCIO_RETURN_IF_ERROR(MakeAnswers());
       TERCIO_RETURN_IF_ERROR(CheckVocabulary());
       break;
   }

@@ -11,6 +11,7 @@
 //   labelled .jsonl,      read into memory (data/labelled_dataset.h)
 //   .csv and .tsv
 //   chats (.jsonl)        read into memory (data/chat_dataset.h)
+//   answers (.jsonl)      likewise (data/preference_dataset.h)
 //
 // A data set may be several files of one kind (data/data_files.h), and training or
 // validation a blend of several data sets (data/blended_dataset.h). The test is one data set.
@@ -36,6 +37,7 @@
 #include "common/file.h"
 #include "data/blended_dataset.h"
 #include "data/data_files.h"
+#include "data/preference_dataset.h"
 #include "data/sample_dataset.h"
 #include "proto/tercio/v1/job.pb.h"
 
@@ -57,6 +59,8 @@ struct PreparedData {
   BlendedSamples train_samples;  // all other models
   BlendedSamples validation_samples;
   BlendedSamples test_samples;
+  // Where preferences are learnt, those of all three, in the order of their numbers.
+  std::vector<std::shared_ptr<const PreferenceDataset>> preferences;
   std::vector<std::string> notices;  // lines that were skipped, for people
   // As long as these live, the entries of the cache that were read stay there.
   std::vector<std::shared_ptr<const FileLock>> uses;

@@ -28,6 +28,8 @@ class SampleDataset {
  public:
   virtual ~SampleDataset() = default;
   virtual int64_t samples() const = 0;
+  // Samples that follow each other and stay together in every order. Divides samples().
+  virtual int64_t together() const { return 1; }
   // Writes every field of `out`, whose context is that of the data set.
   // REQUIRES: 0 <= sample < samples().
   virtual void Read(int64_t sample, SampleKey key, Sample* out) const = 0;
@@ -37,9 +39,12 @@ class BlendedSamples {
  public:
   // No samples.
   BlendedSamples() = default;
-  // REQUIRES: as many data sets as the blend has, each with at least one sample.
+  // REQUIRES: as many data sets as the blend has, each with at least one sample; all of them keep
+  // equally many samples together, which the blend deals out as one.
   BlendedSamples(std::vector<std::shared_ptr<const SampleDataset>> datasets, Blend blend)
-      : datasets_(std::move(datasets)), blend_(std::move(blend)) {}
+      : datasets_(std::move(datasets)),
+        blend_(std::move(blend)),
+        together_(datasets_.front()->together()) {}
 
   const std::vector<std::shared_ptr<const SampleDataset>>& datasets() const { return datasets_; }
 
@@ -55,6 +60,7 @@ class BlendedSamples {
  private:
   std::vector<std::shared_ptr<const SampleDataset>> datasets_;
   Blend blend_;
+  int64_t together_ = 1;
 };
 
 }  // namespace tercio::data

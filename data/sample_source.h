@@ -32,8 +32,10 @@ struct Sample {
   // Where a sequence holds several documents, which do not see each other: for each position the
   // first one of its document; else empty. What is padding is a document of its own.
   std::vector<int32_t> document_starts;
-  int32_t label = kNoTarget;  // class of the whole sequence, or 1 for swapped segments
-  std::vector<int32_t> ids;   // working memory of sources; not part of the sample
+  // Class of the whole sequence; 1 for swapped segments, or for a desirable answer.
+  int32_t label = kNoTarget;
+  int64_t number = 0;        // of a preference's answer (SampleSource::numbered_samples)
+  std::vector<int32_t> ids;  // working memory of sources; not part of the sample
 };
 
 // Samples that no step trains on: those that are evaluated while a job trains, and those that are
@@ -50,6 +52,13 @@ class SampleSource {
   virtual int64_t held_out_samples(HeldOut set) const = 0;
   // REQUIRES: 0 <= index < held_out_samples(set).
   virtual void HeldOutSample(HeldOut set, int64_t index, Sample* out) = 0;
+
+  // Where preferences are learnt, all samples have numbers from 0, whether they are trained on or
+  // held out; else 0. Samples of two answers to a prompt follow each other.
+  virtual int64_t numbered_samples() const { return 0; }
+  // REQUIRES: 0 <= number < 2 * numbered_samples(). From numbered_samples() on: the prompt of the
+  // sample `number` - numbered_samples(), with the answer of another one.
+  virtual void NumberedSample(int64_t /*number*/, Sample* /*out*/) {}
 };
 
 // A source of plain text for causal models: context + 1 ids, of which each predicts the next.

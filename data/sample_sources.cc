@@ -1,5 +1,6 @@
 #include "data/sample_sources.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "data/objective.h"
@@ -58,6 +59,22 @@ class RuledSamples : public SampleSource {
   }
   void HeldOutSample(HeldOut set, int64_t index, Sample* out) override {
     (set == HeldOut::kTest ? data_.test_samples : data_.validation_samples).ReadInOrder(index, out);
+  }
+  int64_t numbered_samples() const override {
+    if (data_.preferences.empty()) return 0;
+    return data_.preferences.back()->first_number() + data_.preferences.back()->samples();
+  }
+  void NumberedSample(int64_t number, Sample* out) override {
+    const int64_t numbered = numbered_samples();
+    const int64_t of_sample = number % numbered;
+    const auto after = std::upper_bound(
+        data_.preferences.begin(), data_.preferences.end(), of_sample,
+        [](int64_t value, const auto& dataset) { return value < dataset->first_number(); });
+    const PreferenceDataset& dataset = **(after - 1);
+    const int64_t sample = of_sample - dataset.first_number();
+    if (number == of_sample) return dataset.Read(sample, kValidationKey, out);
+    dataset.ReadMismatched(sample, out);
+    out->number = number;
   }
 
  private:

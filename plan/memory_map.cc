@@ -21,6 +21,7 @@
 #include "plan/offload.h"
 #include "plan/packed_units.h"
 #include "plan/precision.h"
+#include "plan/preference.h"
 #include "plan/reproducibility.h"
 #include "plan/schedule.h"
 #include "plan/snapshots.h"
@@ -583,7 +584,8 @@ void AddGradients(const v1::JobSpec& job, const v1::Layout& layout, const StageS
 int SumsPerSequence(const v1::JobSpec& job) {
   // The number of predicted tokens is known beforehand only where every token is predicted.
   if (!model::ArchitectureOf(job.model()).head.language.has_value()) return 3;
-  return ChoosesTargets(job) ? 2 : 1;
+  if (!ChoosesTargets(job)) return 1;
+  return LearnsPreferences(job.training()) ? 4 : 2;
 }
 
 int64_t ExchangedNumbers(const v1::JobSpec& job) {

@@ -109,8 +109,18 @@ constexpr Word kQualityMetrics[] = {
     {v1::QUALITY_METRIC_F1, "f1"},
 };
 constexpr Word kTrainingObjectives[] = {
-    {v1::TRAINING_OBJECTIVE_PRETRAIN, "pretrain"},
-    {v1::TRAINING_OBJECTIVE_SFT, "sft"},
+    {v1::TRAINING_OBJECTIVE_PRETRAIN, "pretrain"}, {v1::TRAINING_OBJECTIVE_SFT, "sft"},
+    {v1::TRAINING_OBJECTIVE_DPO, "dpo"},           {v1::TRAINING_OBJECTIVE_ORPO, "orpo"},
+    {v1::TRAINING_OBJECTIVE_KTO, "kto"},
+};
+constexpr Word kPreferenceLosses[] = {
+    {v1::PREFERENCE_LOSS_SIGMOID, "sigmoid"},
+    {v1::PREFERENCE_LOSS_HINGE, "hinge"},
+    {v1::PREFERENCE_LOSS_IPO, "ipo"},
+};
+constexpr Word kAnswerForms[] = {
+    {v1::ANSWER_FORM_PAIR, "pair"},
+    {v1::ANSWER_FORM_LABELLED, "labelled"},
 };
 constexpr Word kLossOn[] = {
     {v1::LOSS_ON_ASSISTANT, "assistant"},
@@ -154,6 +164,8 @@ constexpr Set kSets[] = {
     {v1::TrainingObjective_descriptor, kTrainingObjectives},
     {v1::LossOn_descriptor, kLossOn},
     {v1::ChatFormat_descriptor, kChatFormats},
+    {v1::PreferenceLoss_descriptor, kPreferenceLosses},
+    {v1::AnswerForm_descriptor, kAnswerForms},
 };
 
 }  // namespace
@@ -249,6 +261,14 @@ std::span<const Word> WordsOf<v1::LossOn>() {
 template <>
 std::span<const Word> WordsOf<v1::ChatFormat>() {
   return kChatFormats;
+}
+template <>
+std::span<const Word> WordsOf<v1::PreferenceLoss>() {
+  return kPreferenceLosses;
+}
+template <>
+std::span<const Word> WordsOf<v1::AnswerForm>() {
+  return kAnswerForms;
 }
 
 std::span<const Word> WordsOfEnum(std::string_view full_name) {

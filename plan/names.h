@@ -72,6 +72,10 @@ template <>
 std::span<const Word> WordsOf<v1::LossOn>();
 template <>
 std::span<const Word> WordsOf<v1::ChatFormat>();
+template <>
+std::span<const Word> WordsOf<v1::PreferenceLoss>();
+template <>
+std::span<const Word> WordsOf<v1::AnswerForm>();
 
 // The same by the full name of the enum ("tercio.v1.OnNan"); empty if it has no words.
 std::span<const Word> WordsOfEnum(std::string_view full_name);

@@ -18,6 +18,7 @@
 #include "plan/names.h"
 #include "plan/numerics.h"
 #include "plan/precision.h"
+#include "plan/preference.h"
 #include "plan/rank_layout.h"
 #include "plan/reproducibility.h"
 #include "plan/schedule.h"
@@ -89,10 +90,11 @@ std::string NearestLayouts(const v1::JobSpec& job, const v1::Layout& wanted, int
       layout.set_pipeline(pipeline);
       layout.set_data(ranks / tensor / pipeline);
       SetStageLayers(with_any_stages, &layout);
-      // The micro-batch is set to 1, which divides every share: the degrees alone are judged.
-      layout.set_micro_batch(1);
+      // The least micro-batch divides every share: the degrees alone are judged.
+      const int least = SequencesTogether(job.training());
+      layout.set_micro_batch(least);
       layout.set_micro_batches(
-          static_cast<int>(job.training().global_batch() / std::max(1, layout.data())));
+          static_cast<int>(job.training().global_batch() / (least * std::max(1, layout.data()))));
       if (!CheckLayout(job, layout, ranks).ok()) continue;
       const int distance = std::abs(tensor - wanted.tensor()) +
                            std::abs(pipeline - wanted.pipeline()) +
@@ -140,15 +142,17 @@ int64_t ChooseMicroBatch(const v1::JobSpec& job, int pipeline, int data, int64_t
   const bool in_rounds = job.parallelism().zero_stage() >= 2 && OrderIsFixed(job);
   const int64_t of_round =
       in_rounds ? share / LanesPerDataRank(LanesOfJob(job.training()), data) : share;
-  int64_t best = 1;
+  const int64_t least = SequencesTogether(job.training());
+  int64_t best = least;
   for (const int64_t candidate : Divisors(share)) {
+    if (candidate % least != 0) continue;
     if (less_than > 0 && candidate >= less_than) break;
     const bool fits = candidate * TokensOfSequence(job.model()) <= most;
     // Two micro-batches per stage keep the bubble below half of the work.
     const bool fills = pipeline == 1 || share / candidate >= 2 * pipeline;
     // Sums of shards are made in rounds, of which a micro-batch is a part.
     if (of_round % candidate != 0) continue;
-    if (candidate == 1 || (fits && fills)) best = candidate;
+    if (candidate == least || (fits && fills)) best = candidate;
   }
   return best;
 }

@@ -13,6 +13,7 @@
 #include "plan/lanes.h"
 #include "plan/names.h"
 #include "plan/offload.h"
+#include "plan/preference.h"
 #include "plan/reproducibility.h"
 #include "plan/stage_layers.h"
 #include "plan/state_shards.h"
@@ -280,6 +281,7 @@ absl::Status CheckLayout(const v1::JobSpec& job, const v1::Layout& layout, int r
                                    ", but global_batch / (data x micro_batch) is ", batch / unit));
   }
   TERCIO_RETURN_IF_ERROR(CheckLanes(job.training()));
+  TERCIO_RETURN_IF_ERROR(CheckPreferences(job, layout.micro_batch()));
   TERCIO_RETURN_IF_ERROR(CheckDivision(job, layout));
   return CheckRounds(job, layout);
 }

@@ -1,8 +1,12 @@
 // Which runs of a job have equal bits (docs/numerics.md). Pure.
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
+
 #include "plan/lanes.h"
 #include "plan/precision.h"
+#include "plan/preference.h"
 #include "proto/tercio/v1/job.pb.h"
 #include "proto/tercio/v1/plan.pb.h"
 
@@ -14,15 +18,21 @@ inline bool OrderIsFixed(const v1::JobSpec& job) {
   return !OnGpu(job) || job.training().reproducibility() == v1::REPRODUCIBILITY_EXACT;
 }
 
+// The lanes of a job that does not choose them: whole pairs of sequences, where these stay
+// together.
+inline int UsualLanes(const v1::TrainingSpec& training) {
+  return LaneCount(std::max<int64_t>(1, training.global_batch() / SequencesTogether(training)));
+}
+
 // Lanes of the gradient sum where its order is fixed. Job files name them or get the default when
 // they are read; a job from elsewhere may leave them open.
 inline int LanesOfJob(const v1::TrainingSpec& training) {
-  return training.lanes() > 0 ? training.lanes() : LaneCount(training.global_batch());
+  return training.lanes() > 0 ? training.lanes() : UsualLanes(training);
 }
 
 // Whether the job names other lanes than it would get.
 inline bool ChoosesLanes(const v1::TrainingSpec& training) {
-  return training.lanes() > 0 && training.lanes() != LaneCount(training.global_batch());
+  return training.lanes() > 0 && training.lanes() != UsualLanes(training);
 }
 
 // Lanes of the gradient sum in a layout: the job's, or one for each data rank, or, where these keep

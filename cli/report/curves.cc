@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "cli/report/numbers.h"
+#include "plan/preference_figures.h"
 #include "plan/quality.h"
 
 namespace tercio::report {
@@ -42,9 +43,8 @@ Metric ScoreMetric(const char* name, const char* title, v1::QualityMetric metric
           }};
 }
 
-const std::vector<Metric>& Metrics() {
-  // The list never dies, so that pointers into it stay valid while the program ends.
-  static const std::vector<Metric>* metrics = new std::vector<Metric>{
+std::vector<Metric> OwnMetrics() {
+  return {
       {"loss", "Loss", "nats per token", false, false,
        [](const auto& step, const auto*) { return step.loss(); }},
       {"validation_loss", "Validation loss", "nats per token", false, true,
@@ -70,6 +70,40 @@ const std::vector<Metric>& Metrics() {
       {"learning_rate", "Learning rate", "", true, false,
        [](const auto& step, const auto*) { return step.learning_rate(); }},
   };
+}
+
+// Those of the training's batches, then those of validation data.
+void AddPreferenceMetrics(std::vector<Metric>* metrics) {
+  for (const plan::PreferenceFigure& figure : plan::PreferenceFigureList()) {
+    metrics->push_back({figure.name.data(), figure.title.data(), figure.unit.data(), false, false,
+                        [&figure](const auto& step, const auto*) {
+                          return figure.value(step.preference()).value_or(kNothing);
+                        }});
+  }
+  // The names live as long as the list.
+  static const std::vector<std::string>* const names = [] {
+    auto* all = new std::vector<std::string>;
+    for (const plan::PreferenceFigure& figure : plan::PreferenceFigureList()) {
+      all->push_back("validation_" + std::string(figure.name));
+    }
+    return all;
+  }();
+  for (size_t i = 0; i < names->size(); ++i) {
+    const plan::PreferenceFigure& figure = plan::PreferenceFigureList()[i];
+    metrics->push_back({(*names)[i].c_str(), figure.title.data(), "validation data", false, true,
+                        [&figure](const auto& step, const auto*) {
+                          return figure.value(step.validation_preference()).value_or(kNothing);
+                        }});
+  }
+}
+
+const std::vector<Metric>& Metrics() {
+  // The list never dies, so that pointers into it stay valid while the program ends.
+  static const std::vector<Metric>* const metrics = [] {
+    auto* all = new std::vector<Metric>(OwnMetrics());
+    AddPreferenceMetrics(all);
+    return all;
+  }();
   return *metrics;
 }
 

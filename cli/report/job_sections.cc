@@ -113,6 +113,13 @@ void AddCurves(const Subjects& subjects, Page* page) {
     });
   });
   if (scores) figures.push_back(Curves(jobs, {"validation_accuracy", "validation_f1"}));
+  const bool preferences = std::any_of(jobs.begin(), jobs.end(), [](const JobData& job) {
+    return !job.steps.empty() && job.steps.back().has_preference();
+  });
+  if (preferences) {
+    figures.push_back(Curves(jobs, {"rewards_chosen", "rewards_rejected"}));
+    figures.push_back(Curves(jobs, {"rewards_margin", "rewards_accuracy"}));
+  }
   // Losses that are equal everywhere have no differences to draw.
   const plot::Figure differences = LossDifferences(jobs);
   if (HasValues(differences)) figures.push_back(Narrow(differences));

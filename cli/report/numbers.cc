@@ -150,11 +150,20 @@ std::optional<LossComparison::Reached> FirstAt(const std::vector<v1::StepRecord>
   return std::nullopt;
 }
 
+void AddPreference(const v1::PreferenceFigures& figures, std::optional<double>* margin,
+                   std::optional<double>* accuracy) {
+  if (figures.has_margin()) *margin = figures.margin();
+  if (figures.has_accuracy()) *accuracy = figures.accuracy();
+}
+
 void AddQuality(const JobData& job, Numbers* numbers) {
   for (const v1::StepRecord& step : job.steps) {
     if (step.has_validation_loss()) numbers->validation_loss = step.validation_loss();
     if (step.has_validation_accuracy()) numbers->validation_accuracy = step.validation_accuracy();
     if (step.has_validation_f1()) numbers->validation_f1 = step.validation_f1();
+    AddPreference(step.preference(), &numbers->rewards_margin, &numbers->rewards_accuracy);
+    AddPreference(step.validation_preference(), &numbers->validation_rewards_margin,
+                  &numbers->validation_rewards_accuracy);
   }
   if (numbers->validation_loss.has_value()) {
     numbers->perplexity = std::exp(*numbers->validation_loss);
@@ -248,6 +257,15 @@ Json NumbersToJson(const Numbers& numbers) {
                {"test_loss", OrNull(numbers.test_loss)},
                {"test_accuracy", OrNull(numbers.test_accuracy)},
                {"test_f1", OrNull(numbers.test_f1)}};
+  // Most jobs learn no preferences.
+  const std::pair<const char*, std::optional<double>> preferences[] = {
+      {"rewards_margin", numbers.rewards_margin},
+      {"rewards_accuracy", numbers.rewards_accuracy},
+      {"validation_rewards_margin", numbers.validation_rewards_margin},
+      {"validation_rewards_accuracy", numbers.validation_rewards_accuracy}};
+  for (const auto& [key, value] : preferences) {
+    if (value.has_value()) json[key] = OrNull(value);
+  }
   json["step_seconds"] = nullptr;
   if (numbers.step_seconds.has_value()) {
     const Distribution& seconds = *numbers.step_seconds;

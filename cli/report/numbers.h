@@ -38,6 +38,11 @@ struct Numbers {
   // Scores of classifiers: the last evaluation's, and those of the test data.
   std::optional<double> validation_accuracy;
   std::optional<double> validation_f1;
+  // Preferences: the last step's and the last evaluation's.
+  std::optional<double> rewards_margin;
+  std::optional<double> rewards_accuracy;
+  std::optional<double> validation_rewards_margin;
+  std::optional<double> validation_rewards_accuracy;
   std::optional<double> test_loss;
   std::optional<double> test_accuracy;
   std::optional<double> test_f1;

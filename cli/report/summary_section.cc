@@ -181,11 +181,16 @@ void AddScoreRows(const Subjects& subjects, std::vector<Row>* rows) {
     const char* name;
     std::optional<double> Numbers::*field;
   };
-  constexpr Score kScores[] = {{"validation accuracy", &Numbers::validation_accuracy},
-                               {"validation F1", &Numbers::validation_f1},
-                               {"test loss", &Numbers::test_loss},
-                               {"test accuracy", &Numbers::test_accuracy},
-                               {"test F1", &Numbers::test_f1}};
+  constexpr Score kScores[] = {
+      {"validation accuracy", &Numbers::validation_accuracy},
+      {"validation F1", &Numbers::validation_f1},
+      {"reward margin", &Numbers::rewards_margin},
+      {"reward accuracy", &Numbers::rewards_accuracy},
+      {"validation reward margin", &Numbers::validation_rewards_margin},
+      {"validation reward accuracy", &Numbers::validation_rewards_accuracy},
+      {"test loss", &Numbers::test_loss},
+      {"test accuracy", &Numbers::test_accuracy},
+      {"test F1", &Numbers::test_f1}};
   for (const Score& score : kScores) {
     const bool known = std::any_of(subjects.begin(), subjects.end(), [&](const Subject& subject) {
       return (subject.numbers.*score.field).has_value();

@@ -88,6 +88,8 @@ inline constexpr MetricSpec kAll[] = {
     {"tercio_job_validation_loss", kCoordinator, kGauge, "nats per token", kJob, "Loss of the last evaluation."},
     {"tercio_job_validation_score", kCoordinator, kGauge, "1", "job_id job_name metric", "Scores of the last evaluation of a classifier: accuracy, precision, recall and f1 (of the second class of two, else the mean over classes)."},
     {"tercio_job_best_step", kCoordinator, kGauge, "steps", kJob, "Step of the best checkpoint, which training.evaluate.keep_best keeps; only where there is one."},
+    {"tercio_job_reward_margin", kCoordinator, kGauge, "1", kJob, "Mean reward of chosen answers above that of rejected ones, in the last step; where preferences are learnt."},
+    {"tercio_job_reward_accuracy_ratio", kCoordinator, kGauge, "ratio", kJob, "Share of pairs whose chosen answer has the greater reward, in the last step; where preferences are learnt."},
     {"tercio_job_test_loss", kCoordinator, kGauge, "nats per token", kJob, "Loss of the test data, evaluated after the last step."},
     {"tercio_job_test_score", kCoordinator, kGauge, "1", "job_id job_name metric", "Scores of the test data, as tercio_job_validation_score."},
     {"tercio_job_learning_rate", kCoordinator, kGauge, "1", kJob, "Learning rate of the last step."},

@@ -4,6 +4,7 @@
 #include "coordinator/core/checkpoints.h"
 #include "coordinator/core/rank_set.h"
 #include "coordinator/core/stepper.h"
+#include "plan/preference.h"
 
 namespace tercio::coordinator {
 
@@ -19,7 +20,9 @@ void Stepper::SendPrepare(const JobState& job, const std::string& node) {
   *message.mutable_prepare_data()->mutable_run() = RunOf(job.record);
   *message.mutable_prepare_data()->mutable_spec() = PresentSpec(job.record);
   // Without a checkpoint the data is prepared from its first sample.
-  message.mutable_prepare_data()->set_from_start(job.record.checkpoint_step() == 0);
+  // Every attempt begins with a reference's weights.
+  message.mutable_prepare_data()->set_from_start(job.record.checkpoint_step() == 0 ||
+                                                 plan::HasReference(job.record.spec().training()));
   effects_.messages.push_back({node, std::move(message)});
 }
 

@@ -131,6 +131,8 @@ class CoordinatorMetricsTest : public ::testing::Test {
       step->set_step(7);
       step->set_loss(2.5);
       step->set_validation_loss(2.75);
+      step->mutable_preference()->set_margin(1.25);
+      step->mutable_preference()->set_accuracy(0.75);
       step->set_loss_scale(1024);
       step->set_learning_rate(0.001);
       step->set_grad_norm(1.5);
@@ -171,16 +173,27 @@ TEST_F(CoordinatorMetricsTest, ShowsAJob) {
   Train();
   const std::string page = Page();
   const std::string job = "job_id=\"job-1\",job_name=\"shakespeare\"";
-  for (const char* line :
-       {"tercio_job_step 7", "tercio_job_target_steps 100", "tercio_job_tokens 448",
-        "tercio_job_tokens_per_second 640", "tercio_job_mfu_ratio 0.5", "tercio_job_loss 2.5",
-        "tercio_job_validation_loss 2.75", "tercio_job_learning_rate 0.001",
-        "tercio_job_gradient_norm 1.5", "tercio_job_loss_scale 1024",
-        "tercio_job_step_duration_seconds_count 1", "tercio_job_skipped_steps_total 0",
-        "tercio_job_predicted_step_seconds 0.5", "tercio_job_attempt 1",
-        "tercio_job_restarts_left 10", "tercio_checkpoint_step 5", "tercio_checkpoint_bytes 4096",
-        "tercio_checkpoint_last_success_timestamp_seconds 1000",
-        "tercio_checkpoint_duration_seconds_count 1"}) {
+  for (const char* line : {"tercio_job_step 7",
+                           "tercio_job_target_steps 100",
+                           "tercio_job_tokens 448",
+                           "tercio_job_tokens_per_second 640",
+                           "tercio_job_mfu_ratio 0.5",
+                           "tercio_job_loss 2.5",
+                           "tercio_job_validation_loss 2.75",
+                           "tercio_job_reward_margin 1.25",
+                           "tercio_job_reward_accuracy_ratio 0.75",
+                           "tercio_job_learning_rate 0.001",
+                           "tercio_job_gradient_norm 1.5",
+                           "tercio_job_loss_scale 1024",
+                           "tercio_job_step_duration_seconds_count 1",
+                           "tercio_job_skipped_steps_total 0",
+                           "tercio_job_predicted_step_seconds 0.5",
+                           "tercio_job_attempt 1",
+                           "tercio_job_restarts_left 10",
+                           "tercio_checkpoint_step 5",
+                           "tercio_checkpoint_bytes 4096",
+                           "tercio_checkpoint_last_success_timestamp_seconds 1000",
+                           "tercio_checkpoint_duration_seconds_count 1"}) {
     const std::string text = line;
     const size_t space = text.find(' ');
     EXPECT_THAT(page,

@@ -23,6 +23,7 @@
 #include "plan/model_tensors.h"
 #include "plan/names.h"
 #include "plan/planner/cost/measured.h"
+#include "plan/preference.h"
 
 namespace tercio::coordinator {
 namespace {
@@ -101,6 +102,18 @@ absl::Status CheckChanges(const v1::JobRecord& job, const v1::JobSpec& spec,
   if (spec.training().seed() != job.spec().training().seed()) {
     changes.push_back(absl::StrCat("training.seed: ", spec.training().seed(), ", previously ",
                                    job.spec().training().seed()));
+  }
+  // A reference is computed again from the weights that the job began with.
+  if (plan::HasReference(spec.training())) {
+    if (spec.model().from() != job.spec().model().from()) {
+      changes.push_back(absl::StrCat("model.from, the reference: ", spec.model().from(),
+                                     ", previously ", job.spec().model().from()));
+    }
+    if (spec.training().objective() != job.spec().training().objective()) {
+      changes.push_back(
+          absl::StrCat("training.objective: ", plan::TextOf(spec.training().objective()),
+                       ", previously ", plan::TextOf(job.spec().training().objective())));
+    }
   }
   if (changes.empty()) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(

@@ -301,6 +301,50 @@ absl::StatusOr<Conversation> ReadPromptCompletion(const Json& line) {
   return out;
 }
 
+// ---- answers that are compared ----
+
+// Whether a list holds the prompt, too: an answer alone begins with the assistant.
+bool IsWholeConversation(const Json& answer) {
+  if (!answer.is_array() || answer.empty() || !answer[0].is_object()) return false;
+  const Json& role = At(answer[0], "role");
+  return role.is_string() && role != "assistant";
+}
+
+absl::Status CheckAnswer(const char* key, const Conversation& conversation, size_t prompt) {
+  const std::vector<Message>& messages = conversation.messages;
+  if (messages.size() <= prompt) {
+    return Fault(absl::StrCat("'", key, "' has no answer behind the prompt"));
+  }
+  const std::string place = absl::StrCat("'", key, "': ");
+  if (absl::Status order = CheckConversation(conversation); !order.ok()) {
+    return Fault(place + std::string(order.message()));
+  }
+  if (messages[prompt].role == Role::kAssistant) return absl::OkStatus();
+  return Fault(absl::StrCat(place, "message ", prompt + 1, " is ",
+                            std::string(NameOf(messages[prompt].role)),
+                            "'s; an answer begins with the assistant"));
+}
+
+absl::Status AppendAnswer(const Json& line, const char* key, Conversation* out) {
+  absl::Status appended = AppendSide(line, key, Role::kAssistant, out);
+  if (appended.ok() || !At(line, key).is_array()) return appended;
+  return Fault(absl::StrCat("'", key, "': ", std::string(appended.message())));
+}
+
+// The messages with which both lists begin.
+size_t SharedMessages(const Json& a, const Json& b) {
+  size_t shared = 0;
+  while (shared < a.size() && shared < b.size() && a[shared] == b[shared]) ++shared;
+  return shared;
+}
+
+absl::StatusOr<Conversation> ReadPrompt(const Json& line) {
+  Conversation prompt;
+  TERCIO_RETURN_IF_ERROR(AppendSide(line, "prompt", Role::kUser, &prompt));
+  TERCIO_RETURN_IF_ERROR(ReadTools(line, &prompt));
+  return prompt;
+}
+
 absl::StatusOr<Conversation> ReadObject(const Json& line, Format format,
                                         std::string_view input_separator) {
   switch (format) {
@@ -341,6 +385,53 @@ absl::StatusOr<Conversation> ReadConversation(std::string_view line, Format form
   TERCIO_ASSIGN_OR_RETURN(Conversation conversation, ReadObject(json, format, input_separator));
   TERCIO_RETURN_IF_ERROR(CheckConversation(conversation));
   return conversation;
+}
+
+absl::StatusOr<AnswerPair> ReadAnswerPair(std::string_view line) {
+  TERCIO_ASSIGN_OR_RETURN(const Json json, ParseObject(line));
+  for (const char* key : {"chosen", "rejected"}) {
+    if (json.contains(key)) continue;
+    return Fault(absl::StrCat("the object has no '", key, "'; a line is {\"prompt\": ..., ",
+                              "\"chosen\": ..., \"rejected\": ...} (docs/preference.md)"));
+  }
+  const Json& chosen = json["chosen"];
+  const Json& rejected = json["rejected"];
+  if (chosen == rejected) return Fault("'chosen' and 'rejected' are the same answer");
+  AnswerPair pair;
+  if (IsWholeConversation(chosen) && IsWholeConversation(rejected)) {
+    pair.prompt_messages = SharedMessages(chosen, rejected);
+    TERCIO_RETURN_IF_ERROR(ReadTools(json, &pair.chosen));
+  } else if (json.contains("prompt")) {
+    TERCIO_ASSIGN_OR_RETURN(pair.chosen, ReadPrompt(json));
+    pair.prompt_messages = pair.chosen.messages.size();
+  } else {
+    return Fault(
+        "the object has no 'prompt', and 'chosen' and 'rejected' are not both lists of messages "
+        "that begin with it");
+  }
+  pair.rejected = pair.chosen;
+  TERCIO_RETURN_IF_ERROR(AppendAnswer(json, "chosen", &pair.chosen));
+  TERCIO_RETURN_IF_ERROR(AppendAnswer(json, "rejected", &pair.rejected));
+  TERCIO_RETURN_IF_ERROR(CheckAnswer("chosen", pair.chosen, pair.prompt_messages));
+  TERCIO_RETURN_IF_ERROR(CheckAnswer("rejected", pair.rejected, pair.prompt_messages));
+  return pair;
+}
+
+absl::StatusOr<LabelledAnswer> ReadLabelledAnswer(std::string_view line) {
+  TERCIO_ASSIGN_OR_RETURN(const Json json, ParseObject(line));
+  for (const char* key : {"prompt", "completion", "label"}) {
+    if (json.contains(key)) continue;
+    return Fault(absl::StrCat("the object has no '", key, "'; a line is {\"prompt\": ..., ",
+                              "\"completion\": ..., \"label\": true} (docs/preference.md)"));
+  }
+  if (!json["label"].is_boolean()) return Fault("'label' is neither true nor false");
+  LabelledAnswer out;
+  out.desirable = json["label"].get<bool>();
+  TERCIO_ASSIGN_OR_RETURN(out.conversation, ReadPrompt(json));
+  out.prompt_messages = out.conversation.messages.size();
+  TERCIO_RETURN_IF_ERROR(AppendAnswer(json, "completion", &out.conversation));
+  TERCIO_RETURN_IF_ERROR(CheckAnswer("completion", out.conversation, out.prompt_messages));
+  return out;
 }
 
 }  // namespace tercio::data::chat

@@ -41,4 +41,26 @@ absl::StatusOr<Format> FormatOfLine(std::string_view line);
 absl::StatusOr<Conversation> ReadConversation(std::string_view line, Format format,
                                               std::string_view input_separator);
 
+// Two answers to a prompt.
+struct AnswerPair {
+  Conversation chosen;
+  Conversation rejected;
+  size_t prompt_messages = 0;  // with which both begin; the assistant follows
+};
+
+// {"prompt": ..., "chosen": ..., "rejected": ...}, each a text or a list of messages, and perhaps
+// "tools". Lists of both answers that begin with the prompt are whole conversations, which share
+// it; their line need not have a "prompt".
+absl::StatusOr<AnswerPair> ReadAnswerPair(std::string_view line);
+
+// An answer that is desirable or not.
+struct LabelledAnswer {
+  Conversation conversation;
+  size_t prompt_messages = 0;
+  bool desirable = false;
+};
+
+// {"prompt": ..., "completion": ..., "label": true}, prompt and completion as above.
+absl::StatusOr<LabelledAnswer> ReadLabelledAnswer(std::string_view line);
+
 }  // namespace tercio::data::chat

@@ -15,6 +15,7 @@
 #include "plan/plan_builder.h"
 #include "plan/planner/search.h"
 #include "plan/precision.h"
+#include "plan/preference.h"
 #include "plan/rank_layout.h"
 #include "plan/stage_layers.h"
 
@@ -57,7 +58,7 @@ std::vector<int64_t> MicroBatchesOf(const v1::JobSpec& job, const v1::Layout& la
   std::vector<int64_t> sizes = {MicroBatchOf(job, layout)};
   if (job.training().micro_batch() > 0) return sizes;
   const v1::JobSpec with = WithLayout(job, layout);
-  while (sizes.back() > 1) {
+  while (sizes.back() > SequencesTogether(job.training())) {
     sizes.push_back(ChooseMicroBatch(with, layout.pipeline(), layout.data(), sizes.back()));
   }
   return sizes;

@@ -19,6 +19,7 @@
 #include "plan/plan_builder.h"
 #include "plan/planner/cost/node_groups.h"
 #include "plan/planner/offload_choice.h"
+#include "plan/preference.h"
 #include "plan/rank_layout.h"
 #include "plan/stage_layers.h"
 
@@ -73,8 +74,9 @@ class Choices {
     if (job_.training().micro_batch() > 0) {
       micro_batches = {static_cast<int>(job_.training().micro_batch())};
     }
+    const int together = SequencesTogether(job_.training());
     for (const int micro_batch : micro_batches) {
-      if (share % micro_batch != 0) continue;
+      if (share % micro_batch != 0 || micro_batch % together != 0) continue;
       degrees_.set_micro_batch(micro_batch);
       degrees_.set_micro_batches(static_cast<int32_t>(share / micro_batch));
       AddChunks();

@@ -40,7 +40,9 @@ NOT_ON_PAGES = {"tercio_mfu_ratio", "tercio_job_mfu_ratio", "tercio_job_loss_sca
                 # Only where a library refuses something: agent_metrics_test reads it.
                 "tercio_gpu_fallbacks_total",
                 # A classifier's, and of jobs with test data: quality_test.py reads them.
-                "tercio_job_best_step", "tercio_job_test_loss", "tercio_job_test_score", "tercio_job_validation_score"}
+                "tercio_job_best_step", "tercio_job_test_loss", "tercio_job_test_score", "tercio_job_validation_score",
+                # Where preferences are learnt: coordinator_metrics_test reads them.
+                "tercio_job_reward_margin", "tercio_job_reward_accuracy_ratio"}
 
 
 def free_port():

@@ -181,6 +181,7 @@ absl::Status RunRank(int rank, Shared& shared) {
                               shared.spec, plan, *equipment.device, equipment.communicators, source,
                               {.fill_pattern = shared.options.fill_pattern,
                                .scratch_directory = std::filesystem::temp_directory_path()}));
+  TERCIO_RETURN_IF_ERROR(engine->MeasureReferences(shared.options.first_step - 1));
   TERCIO_RETURN_IF_ERROR(LoadStart(shared.options, rank, *engine));
   std::vector<engine::StepResult> steps;
   steps.reserve(static_cast<size_t>(shared.options.steps));  // tests count a step's allocations

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "absl/types/span.h"
 #include "common/check.h"
 
 namespace tercio::blocks {
@@ -50,7 +51,13 @@ LanguageHead::LanguageHead(const model::LanguageHeadOptions& options, const Head
       weight_(weights.HeadMatrix()),
       bias_(weights.Find("head.bias")),
       chosen_(tools.Values("head.rows")),
-      chosen_gradient_(tools.Values("head.gradient")) {}
+      chosen_gradient_(tools.Values("head.gradient")) {
+  if (!job.preferences.has_value()) return;
+  const auto sequences = static_cast<size_t>(tools.shape.sequences);
+  answers_.resize(sequences);
+  sums_.resize(sequences);
+  scales_.resize(sequences);
+}
 
 void LanguageHead::ForChosenChunks(const Pass& pass, int64_t first_sequence, int64_t sequences,
                                    absl::FunctionRef<void(const Chunk& chunk)> body) const {
@@ -146,6 +153,27 @@ void LanguageHead::Loss(const Pass& pass, kernels::ConstValues x, double* losses
   });
 }
 
+void LanguageHead::FindScales(const Pass& pass, kernels::ConstValues x, double* losses) {
+  TERCIO_CHECK(pass.batch.answers != nullptr);
+  const auto bytes = static_cast<int64_t>(sums_.size() * sizeof(double));
+  Loss(pass, x, losses);
+  stream_.CopyToHost(sums_.data(), losses, bytes);
+  // The first error of a stream stays: the step ends with it when it learns its sums.
+  stream_.Synchronize().IgnoreError();
+  // The pass that makes the gradients adds the same losses.
+  stream_.SetZero(losses, bytes);
+  for (size_t i = 0; i < answers_.size(); ++i) {
+    answers_[i] = pass.batch.answers[i];
+    answers_[i].log_probability = -sums_[i];
+  }
+  plan::PreferenceGradients(*job_.preferences, answers_, pass.batch.divergence,
+                            absl::MakeSpan(sums_));
+  // A loss is a log-probability with the other sign.
+  for (size_t i = 0; i < scales_.size(); ++i) {
+    scales_[i] = static_cast<float>(-sums_[i] * gradient_scale_);
+  }
+}
+
 void LanguageHead::Backward(const Pass& pass, kernels::ConstValues x, kernels::Values dx,
                             double* losses, GradientLanes& lanes) {
   const int64_t hidden = tools_.shape.hidden;
@@ -155,6 +183,10 @@ void LanguageHead::Backward(const Pass& pass, kernels::ConstValues x, kernels::V
   const auto scale = static_cast<float>(
       chooses ? gradient_scale_ / static_cast<double>(pass.batch.step_predictions)
               : job_.loss_weight * gradient_scale_);
+  if (job_.preferences.has_value()) FindScales(pass, x, losses);
+  const auto scale_of = [&](const Chunk& chunk) {
+    return scales_.empty() ? scale : scales_[static_cast<size_t>(chunk.sequence)];
+  };
   lanes.Assign(pass.batch.index, {weight_, bias_}, tools_.ops,
                [&](const plan::LaneSegment& segment, const Gradients& gradients, bool accumulate) {
                  ForChunks(
@@ -162,7 +194,7 @@ void LanguageHead::Backward(const Pass& pass, kernels::ConstValues x, kernels::V
                        const kernels::ConstValues rows = InputOf(pass, x, chunk);
                        Logits(rows, chunk.rows);
                        TokenLossesAndGradients(tools_.ops, stream_, tools_.tensor.communicator(),
-                                               RowsOf(pass, chunk, losses), scale);
+                                               RowsOf(pass, chunk, losses), scale_of(chunk));
                        tools_.ops.MatmulBackwardWeight({.dy = part_.logits,
                                                         .x = rows,
                                                         .dw = weight_.GradientIn(gradients),

@@ -2,10 +2,19 @@
 // choose their targets, at those that are predicted, a sequence after the other, so that sums do
 // not depend on the layout. The vocabulary is cut over tensor ranks; the logits are computed in
 // chunks of rows, so that they are never all there.
+//
+// Where preferences are learnt (plan/preference.h) the gradient of a sequence depends on the
+// log-probabilities of its whole pair: the losses of a micro-batch are computed first, and the
+// host waits for them.
 #pragma once
+
+#include <optional>
+#include <vector>
 
 #include "absl/functional/function_ref.h"
 #include "model/options.h"
+#include "plan/preference.h"
+#include "proto/tercio/v1/job.pb.h"
 #include "worker/blocks/block.h"
 #include "worker/blocks/token_losses.h"
 #include "worker/device/device.h"
@@ -30,6 +39,7 @@ struct HeadJob {
   int64_t vocabulary;  // of the model
   float label_smoothing;
   double loss_weight;  // of each token in the mean, where the number of all is known beforehand
+  std::optional<v1::TrainingSpec> preferences = std::nullopt;  // where these are learnt
 };
 
 // Without what depends on the rows.
@@ -71,6 +81,9 @@ class LanguageHead {
   // Gradients of InputOf, from those of the logits, to `dx`.
   void BackwardInput(const Pass& pass, const Chunk& chunk, kernels::Values dx);
   TokenRows RowsOf(const Pass& pass, const Chunk& chunk, double* losses) const;
+  // What the gradient of each sequence's loss is multiplied with, where preferences are learnt. The
+  // losses are left as they were.
+  void FindScales(const Pass& pass, kernels::ConstValues x, double* losses);
 
   const Tools& tools_;
   const HeadJob job_;
@@ -81,6 +94,10 @@ class LanguageHead {
   // Scratch of a chunk of chosen rows: (rows, hidden).
   const kernels::Values chosen_, chosen_gradient_;
   double gradient_scale_ = 1;
+  // One for each sequence, where preferences are learnt.
+  std::vector<plan::Answer> answers_;
+  std::vector<double> sums_;
+  std::vector<float> scales_;
 };
 
 }  // namespace tercio::blocks

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "absl/types/span.h"
+#include "plan/preference.h"
 
 namespace tercio::blocks {
 
@@ -45,6 +46,10 @@ struct MicroBatch {
   // first position of its document, and its own position in it. Else null.
   const int32_t* document_starts = nullptr;
   const int32_t* positions = nullptr;
+  // Where preferences are learnt, else null; on the host: what is known of each sequence's answer
+  // before its log-probability is, and the batch's divergence.
+  const plan::Answer* answers = nullptr;  // (sequences)
+  double divergence = 0;
   // bert only.
   const int32_t* types = nullptr;       // (rows); first stage
   const int32_t* lengths = nullptr;     // (sequences)

@@ -11,8 +11,11 @@ ExchangeVector::ExchangeVector(const v1::JobSpec& spec, const plan::StageShape& 
       tokens_(shape.head_stream().tokens),
       sum_count_(plan::SumsPerSequence(spec) * global_batch_),
       counts_predictions_(plan::SumsPerSequence(spec) > static_cast<int>(Sum::kPredictions)),
-      has_sequence_losses_(plan::SumsPerSequence(spec) > static_cast<int>(Sum::kSequenceLoss)),
+      has_sequence_losses_(plan::SumsPerSequence(spec) > static_cast<int>(Sum::kSequenceLoss) &&
+                           !plan::LearnsPreferences(spec.training())),
       predicts_tokens_(spec.model().labels() == 0),
+      preferences_(plan::LearnsPreferences(spec.training()) ? std::optional(spec.training())
+                                                            : std::nullopt),
       device_(device),
       known_(static_cast<size_t>(plan::ExchangedNumbers(spec))) {}
 
@@ -44,6 +47,17 @@ double ExchangeVector::KnownSquares() const {
   return kernels::RoundedSum(known_.data() + (SquareLimbs() - device_));
 }
 
+std::vector<plan::Answer> ExchangeVector::KnownAnswers(int64_t sequences) const {
+  std::vector<plan::Answer> answers(static_cast<size_t>(sequences));
+  for (size_t i = 0; i < answers.size(); ++i) {
+    answers[i] = {.log_probability = -KnownSums(Sum::kTokenLoss)[i],
+                  .reference = KnownSums(Sum::kReference)[i],
+                  .tokens = KnownSums(Sum::kPredictions)[i],
+                  .desirable = KnownSums(Sum::kDesirable)[i] > 0};
+  }
+  return answers;
+}
+
 void ExchangeVector::AddTotals(int64_t sequences, Totals* totals) const {
   // Every rank adds in the order of sequences, so all of them know the same mean.
   const auto add = [&](Sum sum, double* total) {
@@ -58,9 +72,13 @@ void ExchangeVector::AddTotals(int64_t sequences, Totals* totals) const {
     totals->predictions += static_cast<double>(sequences * tokens_);
   }
   if (has_sequence_losses_) add(Sum::kSequenceLoss, &totals->sequence_loss);
+  if (!preferences_.has_value()) return;
+  if (!totals->preferences.has_value()) totals->preferences.emplace();
+  totals->preferences->Add(*preferences_, KnownAnswers(sequences), divergence_);
 }
 
 double ExchangeVector::MeanLoss(const Totals& totals) {
+  if (totals.preferences.has_value()) return totals.preferences->MeanLoss();
   // No token may have been chosen in a small batch of a bert.
   const double tokens = totals.predictions > 0 ? totals.token_loss / totals.predictions : 0;
   return tokens + totals.sequence_loss / static_cast<double>(totals.sequences);

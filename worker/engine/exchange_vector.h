@@ -9,11 +9,13 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "absl/types/span.h"
 #include "kernels/exact_sum.h"
 #include "plan/memory_map.h"
+#include "plan/preference.h"
 #include "proto/tercio/v1/job.pb.h"
 
 namespace tercio::engine {
@@ -25,7 +27,15 @@ class ExchangeVector {
 
   // A classifier predicts no tokens: what would be the losses of its tokens are, in evaluations,
   // the outcomes of its sequences (worker/engine/class_outcomes.h). So they cost steps nothing.
-  enum class Sum { kTokenLoss, kPredictions, kSequenceLoss, kOutcome = kTokenLoss };
+  // Where preferences are learnt, a sequence has no loss beside its tokens', but an answer.
+  enum class Sum {
+    kTokenLoss,
+    kPredictions,
+    kSequenceLoss,
+    kDesirable,
+    kReference = kSequenceLoss,
+    kOutcome = kTokenLoss
+  };
 
   // ---- on the device ----
   double* begin() const { return device_; }
@@ -48,12 +58,18 @@ class ExchangeVector {
   absl::Span<const double> KnownNotFinite() const;
   double KnownSignal() const { return known_.back(); }
 
+  // Where preferences are learnt: the answers of the first `sequences`.
+  std::vector<plan::Answer> KnownAnswers(int64_t sequences) const;
+  // What the losses of answers are compared with (plan::KtoLoss).
+  void SetDivergence(double divergence) { divergence_ = divergence; }
+
   // Totals of several global batches, which share a mean.
   struct Totals {
     double token_loss = 0;
     double predictions = 0;
     double sequence_loss = 0;
     int64_t sequences = 0;
+    std::optional<plan::PreferenceTotals> preferences;  // where they are learnt
   };
   // Adds the first `sequences` of the batch that is known.
   void AddTotals(int64_t sequences, Totals* totals) const;
@@ -66,6 +82,8 @@ class ExchangeVector {
   const bool counts_predictions_;
   const bool has_sequence_losses_;
   const bool predicts_tokens_;
+  const std::optional<v1::TrainingSpec> preferences_;  // where they are learnt
+  double divergence_ = 0;
   double* const device_;
   std::vector<double> known_;
 };

@@ -4,6 +4,7 @@
 
 #include "common/check.h"
 #include "common/status_macros.h"
+#include "plan/preference.h"
 #include "plan/quality.h"
 
 namespace tercio::engine {
@@ -36,19 +37,13 @@ HeldOutEvaluation::HeldOutEvaluation(const v1::JobSpec& spec, const v1::RankPlan
 absl::Status HeldOutEvaluation::RunBatch(data::HeldOut set, int64_t first_sample, int64_t samples,
                                          ExchangeVector::Totals* totals, v1::Evaluation* result) {
   ExchangeVector& exchange = batch_.exchange();
-  batch_.Read([&](int64_t i, data::Sample* out) {
+  const auto read = [&](int64_t i, data::Sample* out) {
     source_.HeldOutSample(set, first_sample + (i < samples ? i : 0), out);
-  });
-  batch_.ClearSums();
-  RunProgram();
-  links_.WaitAll();
-  if (outcomes_ != nullptr) {
-    TERCIO_RETURN_IF_ERROR(stream_.Synchronize());
-    batch_.SetSums(RankBatch::Sum::kOutcome, outcomes_->Encode(batch_.samples().labels()));
+  };
+  if (plan::HasDivergence(spec_.training())) {
+    TERCIO_RETURN_IF_ERROR(MeasureDivergence(read, samples));
   }
-  batch_.ContributeSums();
-  communicators_.world().AllReduceSum(stream_, exchange.begin(), exchange.sum_count());
-  TERCIO_RETURN_IF_ERROR(batch_.Learn(exchange.sum_count()));
+  TERCIO_RETURN_IF_ERROR(Score("evaluation", read));
   exchange.AddTotals(samples, totals);
   if (!result->has_confusion()) return absl::OkStatus();
   ClassOutcomes::Count(
@@ -57,10 +52,35 @@ absl::Status HeldOutEvaluation::RunBatch(data::HeldOut set, int64_t first_sample
   return absl::OkStatus();
 }
 
-void HeldOutEvaluation::RunProgram() {
+absl::Status HeldOutEvaluation::MeasureDivergence(ReadSequence read, int64_t samples) {
+  const int64_t numbered = source_.numbered_samples();
+  TERCIO_RETURN_IF_ERROR(Score("divergence", [&](int64_t i, data::Sample* out) {
+    read(i, out);
+    source_.NumberedSample(numbered + out->number, out);
+  }));
+  batch_.SetDivergence(plan::DivergenceOf(batch_.exchange().KnownAnswers(samples)));
+  return absl::OkStatus();
+}
+
+absl::Status HeldOutEvaluation::Score(const char* what, ReadSequence read) {
+  ExchangeVector& exchange = batch_.exchange();
+  batch_.Read(read);
+  batch_.ClearSums();
+  RunProgram(what);
+  links_.WaitAll();
+  if (outcomes_ != nullptr) {
+    TERCIO_RETURN_IF_ERROR(stream_.Synchronize());
+    batch_.SetSums(RankBatch::Sum::kOutcome, outcomes_->Encode(batch_.samples().labels()));
+  }
+  batch_.ContributeSums();
+  communicators_.world().AllReduceSum(stream_, exchange.begin(), exchange.sum_count());
+  return batch_.Learn(exchange.sum_count());
+}
+
+void HeldOutEvaluation::RunProgram(const char* what) {
   for (const plan::ProgramStep& step : program_) {
     if (step.kind == plan::ProgramStep::Kind::kBeginForward) {
-      where_.BeginAction("evaluation", step.micro_batch);
+      where_.BeginAction(what, step.micro_batch);
     }
     executor_.Evaluate(step);
     if (step.kind != plan::ProgramStep::Kind::kEndForward) continue;
@@ -93,6 +113,7 @@ absl::StatusOr<v1::Evaluation> HeldOutEvaluation::Run(data::HeldOut set) {
     TERCIO_RETURN_IF_ERROR(RunBatch(set, first, count, &totals, &result));
   }
   result.set_loss(ExchangeVector::MeanLoss(totals));
+  if (totals.preferences.has_value()) *result.mutable_preference() = totals.preferences->Figures();
   return result;
 }
 

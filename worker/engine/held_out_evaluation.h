@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <memory>
 
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "data/sample_source.h"
 #include "plan/memory_map.h"
@@ -36,10 +38,19 @@ class HeldOutEvaluation {
   // TrainingEngine::Evaluate.
   absl::StatusOr<v1::Evaluation> Run(data::HeldOut set);
 
+  // Reads a sequence of a global batch.
+  using ReadSequence = absl::FunctionRef<void(int64_t sequence, data::Sample* out)>;
+  // The forward pass of a global batch: all ranks learn the sums of its sequences. `what`: for
+  // places of ranks. REQUIRES: the model's weights are there.
+  absl::Status Score(const char* what, ReadSequence read);
+  // kto's estimate over the first `samples` of a global batch, whose losses are then compared with
+  // it (plan::DivergenceOf). REQUIRES: as Score.
+  absl::Status MeasureDivergence(ReadSequence read, int64_t samples);
+
  private:
   absl::Status RunBatch(data::HeldOut set, int64_t first_sample, int64_t samples,
                         ExchangeVector::Totals* totals, v1::Evaluation* result);
-  void RunProgram();
+  void RunProgram(const char* what);
 
   const v1::JobSpec& spec_;
   const v1::RankPlan& plan_;

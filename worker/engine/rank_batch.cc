@@ -31,7 +31,10 @@ RankBatch::RankBatch(const v1::JobSpec& spec, const v1::RankPlan& plan,
       gives_losses_(shape.last && plan.placement().tensor_index() == 0),
       samples_(shape, kind_, arena),
       exchange_(spec, shape, arena.Get<double>("exchange")),
-      sample_(spec.model().context(), spec.model().decoder_context()) {}
+      sample_(spec.model().context(), spec.model().decoder_context()) {
+  if (!plan::LearnsPreferences(spec.training())) return;
+  answers_.resize(static_cast<size_t>(shape.sequences_per_rank));
+}
 
 int64_t RankBatch::FirstSequenceOf(int micro_batch) const {
   return plan::FirstSequenceOf(plan::BatchShapeOf(plan_.layout(), plan_.lanes()),
@@ -45,9 +48,18 @@ void RankBatch::Read(absl::FunctionRef<void(int64_t sequence, data::Sample* out)
     for (int64_t i = 0; i < shape_.sequences; ++i) {
       read(FirstSequenceOf(m) + i, &sample_);
       samples_.Store(m, i, sample_);
+      if (!answers_.empty()) KeepAnswer(static_cast<size_t>(m * shape_.sequences + i));
     }
   }
   samples_.Copy(stream_);
+}
+
+void RankBatch::KeepAnswer(size_t of_rank) {
+  plan::Answer& answer = answers_[of_rank];
+  answer.tokens = samples_.predicted_counts()[of_rank];
+  answer.desirable = sample_.label == 1;
+  answer.reference =
+      references_ != nullptr ? references_->at(static_cast<size_t>(sample_.number)) : 0;
 }
 
 absl::Status RankBatch::CountPredictions() {
@@ -71,6 +83,8 @@ blocks::MicroBatch RankBatch::At(int64_t step, int micro_batch, int chunk, int s
   batch.first_sequence = FirstSequenceOf(batch.index);
   samples_.Point(&batch);
   batch.step_predictions = predictions_;
+  if (!answers_.empty()) batch.answers = answers_.data() + batch.index * shape_.sequences;
+  batch.divergence = divergence_;
   return batch;
 }
 
@@ -98,6 +112,11 @@ void RankBatch::ContributeSums() {
   if (!counts_predictions()) return;
   counts_.assign(samples_.predicted_counts().begin(), samples_.predicted_counts().end());
   SetSums(Sum::kPredictions, counts_);
+  if (answers_.empty()) return;
+  for (size_t i = 0; i < answers_.size(); ++i) counts_[i] = answers_[i].reference;
+  SetSums(Sum::kReference, counts_);
+  for (size_t i = 0; i < answers_.size(); ++i) counts_[i] = answers_[i].desirable ? 1 : 0;
+  SetSums(Sum::kDesirable, counts_);
 }
 
 absl::Status RankBatch::Learn(int64_t count) {

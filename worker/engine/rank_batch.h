@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "data/sample_source.h"
 #include "plan/memory_map.h"
+#include "plan/preference.h"
 #include "proto/tercio/v1/job.pb.h"
 #include "proto/tercio/v1/plan.pb.h"
 #include "worker/blocks/micro_batch.h"
@@ -41,6 +42,15 @@ class RankBatch {
   // A micro-batch of a step, in a chunk of the stage and a slot of activations.
   blocks::MicroBatch At(int64_t step, int micro_batch, int chunk, int slot) const;
 
+  // Where preferences are learnt: the log-probabilities by the reference, by the numbers of samples
+  // (data/sample_source.h), which outlive the batch, and the divergence of the global batch that is
+  // read.
+  void SetReferences(const std::vector<double>* references) { references_ = references; }
+  void SetDivergence(double divergence) {
+    divergence_ = divergence;
+    exchange_.SetDivergence(divergence);
+  }
+
   // All sums become zero.
   void ClearSums();
   // Where the losses of the micro-batch's sequences are added.
@@ -61,6 +71,7 @@ class RankBatch {
   bool counts_predictions() const { return kind_.chooses_targets; }
 
  private:
+  void KeepAnswer(size_t of_rank);
   // In the global batch.
   int64_t FirstSequenceOf(int micro_batch) const;
 
@@ -77,6 +88,10 @@ class RankBatch {
   data::Sample sample_;
   std::vector<double> counts_;  // kept, so that a step allocates nothing
   int64_t predictions_ = 0;     // of the global batch
+  // One for each sequence, where preferences are learnt.
+  std::vector<plan::Answer> answers_;
+  const std::vector<double>* references_ = nullptr;  // null: none are known
+  double divergence_ = 0;
 };
 
 }  // namespace tercio::engine

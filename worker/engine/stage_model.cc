@@ -7,6 +7,7 @@
 #include "common/check.h"
 #include "plan/lanes.h"
 #include "plan/model_tensors.h"
+#include "plan/preference.h"
 #include "plan/state_shards.h"
 #include "worker/blocks/relative_buckets.h"
 #include "worker/blocks/rotary_table.h"
@@ -86,6 +87,7 @@ StageModel::StageModel(const v1::JobSpec& spec, const v1::RankPlan& plan,
   }
   job.loss_weight = 1.0 / (static_cast<double>(spec.training().global_batch()) *
                            static_cast<double>(shape_.head_stream().tokens));
+  if (plan::LearnsPreferences(spec.training())) job.preferences = spec.training();
   if (head.language) {
     language_head_ =
         std::make_unique<blocks::LanguageHead>(*head.language, job, weights, tools_, stream);

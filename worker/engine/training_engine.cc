@@ -13,6 +13,7 @@
 #include "plan/lanes.h"
 #include "plan/memory_map.h"
 #include "plan/model_tensors.h"
+#include "plan/preference.h"
 #include "plan/program.h"
 #include "plan/snapshots.h"
 #include "plan/state_shards.h"
@@ -28,6 +29,7 @@
 #include "worker/engine/promises.h"
 #include "worker/engine/quantized_base.h"
 #include "worker/engine/rank_batch.h"
+#include "worker/engine/reference_pass.h"
 #include "worker/engine/repeated_steps.h"
 #include "worker/engine/stage_model.h"
 #include "worker/engine/staged_copy.h"
@@ -162,6 +164,7 @@ class Engine : public TrainingEngine {
   // Initializes the weights from the seed.
   absl::Status Initialize();
 
+  absl::Status MeasureReferences(int64_t after_step) override;
   absl::StatusOr<StepResult> Step(int64_t step, double signal) override;
   absl::StatusOr<v1::Evaluation> Evaluate(data::HeldOut set) override {
     CompleteWeights();
@@ -297,6 +300,7 @@ class Engine : public TrainingEngine {
   ProgramExecutor executor_;
   HeldOutEvaluation evaluation_;
   QuantizedBase base_;
+  std::vector<double> references_;
   const StateParts parts_;
   std::vector<StateSlice> to_save_;
   std::vector<StateSlice> to_load_;
@@ -374,6 +378,16 @@ void Engine::FinishReduction() {
   communicators_.world().AllReduceSum(*compute_, exchange.begin(), exchange.count());
 }
 
+absl::Status Engine::MeasureReferences(int64_t after_step) {
+  if (!plan::HasReference(spec_.training())) return absl::OkStatus();
+  CompleteWeights();
+  model_.products().BeginPass();
+  TERCIO_ASSIGN_OR_RETURN(references_,
+                          ReferencesOf(spec_, source_, after_step, batch_, evaluation_));
+  batch_.SetReferences(&references_);
+  return absl::OkStatus();
+}
+
 absl::StatusOr<StepResult> Engine::Step(int64_t step, double signal) {
   if (snapshot_pages_ == nullptr) {
     snapshot_pages_ = std::make_unique<PagesAhead>(std::vector{MemoryOf("snapshot")});
@@ -384,8 +398,15 @@ absl::StatusOr<StepResult> Engine::Step(int64_t step, double signal) {
   const device::Range range(*compute_, "step", step);
   where_.phases().Start();
   where_.BeginAction(progress::Phase::kData, "samples");
-  batch_.Read(
-      [&](int64_t sequence, data::Sample* out) { source_.TrainingSample(step, sequence, out); });
+  const auto read = [&](int64_t sequence, data::Sample* out) {
+    source_.TrainingSample(step, sequence, out);
+  };
+  if (plan::HasDivergence(spec_.training())) {
+    CompleteWeights();
+    model_.products().BeginPass();
+    TERCIO_RETURN_IF_ERROR(evaluation_.MeasureDivergence(read, spec_.training().global_batch()));
+  }
+  batch_.Read(read);
   BeginWeights();
   TERCIO_RETURN_IF_ERROR(batch_.CountPredictions());
   batch_.ClearSums();

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -42,6 +43,7 @@ struct StepResult {
   std::string spike;                 // StepRecord.spike
   std::string reason;                // why the step is skipped or a spike
   double loss_scale = 0;             // scale of this step; 0 except in fp16
+  std::optional<v1::PreferenceFigures> preference;  // where preferences are learnt
 };
 
 // The state of a rank after a step, copied aside: row-major values of slices.
@@ -94,6 +96,12 @@ class TrainingEngine {
   static absl::StatusOr<std::unique_ptr<TrainingEngine>> Create(
       const v1::JobSpec& spec, const v1::RankPlan& plan, device::Device& device,
       const Communicators& communicators, data::SampleSource& source, EngineOptions options = {});
+
+  // Where preferences are compared with a reference (plan/preference.h): the model as it is now
+  // becomes the reference of the steps after `after_step` and of evaluations. It computes the
+  // log-probabilities of all answers that these read, and keeps the numbers only, so that weights
+  // may be loaded afterwards. Collective: every rank calls it. Else nothing.
+  virtual absl::Status MeasureReferences(int64_t /*after_step*/) { return absl::OkStatus(); }
 
   // One optimizer step. Steps are given in ascending order. `signal` is a value that rank 0 sends
   // to all ranks with this step (other ranks give 0): it travels with the losses, so it costs

@@ -25,6 +25,7 @@
 #include "plan/names.h"
 #include "plan/numerics.h"
 #include "plan/precision.h"
+#include "plan/preference.h"
 #include "plan/quality.h"
 #include "plan/rank_layout.h"
 #include "plan/save_timeout.h"
@@ -202,8 +203,8 @@ absl::Status TrainingLoop::CreateEngine() {
   engine::EngineOptions options;
   options.whereabouts = &whereabouts_;
   options.scratch_directory = assignment_.scratch_directory();
-  // A checkpoint would overwrite all of them.
-  options.initialise_weights = assignment_.resume_step() == 0;
+  // A checkpoint would overwrite all of them, but those of a reference come first.
+  options.initialise_weights = assignment_.resume_step() == 0 || plan::HasReference(training());
   if (plan::SavesInPlace(assignment_.spec())) {
     options.before_update = [this] { return EndLastSave("the weights cannot be updated"); };
   }
@@ -285,24 +286,27 @@ absl::StatusOr<std::shared_ptr<StateSource>> TrainingLoop::OpenCheckpoint(
 
 absl::Status TrainingLoop::LoadState() {
   const int64_t step = assignment_.resume_step();
-  if (step > 0) {
+  const v1::ModelSpec& model = assignment_.spec().model();
+  // A checkpoint has other weights than a reference, and is loaded after it.
+  if (!model.from().empty() && (step == 0 || plan::HasReference(training()))) {
     EnterPhase(v1::TRAINER_PHASE_LOADING);
-    if (!assignment_.snapshot_source().empty()) {
-      return copies_->Load(assignment_.snapshot_source(), assignment_.resume_attempt(), step,
-                           LoadedToPage(), *engine_);
-    }
-    const std::string numerics =
-        plan::DescribeOtherNumerics(assignment_.resume_numerics(), plan::kNumerics);
-    if (!numerics.empty()) LogWarning(numerics);
-    TERCIO_ASSIGN_OR_RETURN(const auto checkpoint,
-                            OpenCheckpoint(step, assignment_.resume_manifest_digest()));
-    TERCIO_RETURN_IF_ERROR(LoadFrom(checkpoint));
-    return attestation_.CheckLoaded(*engine_);
+    TERCIO_ASSIGN_OR_RETURN(auto weights, OpenInitialWeights(model));
+    TERCIO_RETURN_IF_ERROR(LoadFrom(weights));
   }
-  if (assignment_.spec().model().from().empty()) return absl::OkStatus();
+  TERCIO_RETURN_IF_ERROR(engine_->MeasureReferences(step));
+  if (step == 0) return absl::OkStatus();
   EnterPhase(v1::TRAINER_PHASE_LOADING);
-  TERCIO_ASSIGN_OR_RETURN(auto weights, OpenInitialWeights(assignment_.spec().model()));
-  return LoadFrom(weights);
+  if (!assignment_.snapshot_source().empty()) {
+    return copies_->Load(assignment_.snapshot_source(), assignment_.resume_attempt(), step,
+                         LoadedToPage(), *engine_);
+  }
+  const std::string numerics =
+      plan::DescribeOtherNumerics(assignment_.resume_numerics(), plan::kNumerics);
+  if (!numerics.empty()) LogWarning(numerics);
+  TERCIO_ASSIGN_OR_RETURN(const auto checkpoint,
+                          OpenCheckpoint(step, assignment_.resume_manifest_digest()));
+  TERCIO_RETURN_IF_ERROR(LoadFrom(checkpoint));
+  return attestation_.CheckLoaded(*engine_);
 }
 
 absl::Status TrainingLoop::LoadFrom(const std::shared_ptr<StateSource>& source, LoadPath path) {

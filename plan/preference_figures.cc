@@ -1,0 +1,42 @@
+#include "plan/preference_figures.h"
+
+namespace tercio::plan {
+namespace {
+
+using Figures = v1::PreferenceFigures;
+
+template <bool (Figures::*kHas)() const, double (Figures::*kGet)() const>
+std::optional<double> Get(const Figures& figures) {
+  return (figures.*kHas)() ? std::optional((figures.*kGet)()) : std::nullopt;
+}
+
+template <void (Figures::*kSet)(double)>
+void Set(double value, Figures* figures) {
+  (figures->*kSet)(value);
+}
+
+constexpr PreferenceFigure kFigures[] = {
+    {"rewards_chosen", "Reward of chosen answers", "",
+     Get<&Figures::has_chosen_reward, &Figures::chosen_reward>, Set<&Figures::set_chosen_reward>},
+    {"rewards_rejected", "Reward of rejected answers", "",
+     Get<&Figures::has_rejected_reward, &Figures::rejected_reward>,
+     Set<&Figures::set_rejected_reward>},
+    {"rewards_margin", "Reward margin", "", Get<&Figures::has_margin, &Figures::margin>,
+     Set<&Figures::set_margin>},
+    {"rewards_accuracy", "Reward accuracy", "share of pairs",
+     Get<&Figures::has_accuracy, &Figures::accuracy>, Set<&Figures::set_accuracy>},
+    {"logps_chosen", "Log-probability of chosen answers", "nats",
+     Get<&Figures::has_chosen_log_probability, &Figures::chosen_log_probability>,
+     Set<&Figures::set_chosen_log_probability>},
+    {"logps_rejected", "Log-probability of rejected answers", "nats",
+     Get<&Figures::has_rejected_log_probability, &Figures::rejected_log_probability>,
+     Set<&Figures::set_rejected_log_probability>},
+    {"kl", "Divergence from the reference", "nats",
+     Get<&Figures::has_divergence, &Figures::divergence>, Set<&Figures::set_divergence>},
+};
+
+}  // namespace
+
+absl::Span<const PreferenceFigure> PreferenceFigureList() { return kFigures; }
+
+}  // namespace tercio::plan

@@ -1,0 +1,36 @@
+// Objectives dpo, orpo and kto on emulated GPUs against the CPU (cuda_ranks.h).
+#include <string>
+
+#include "gtest/gtest.h"
+#include "plan/names.h"
+#include "tests/parity/cuda_ranks.h"
+#include "tests/parity/preference_example.h"
+
+namespace tercio::testing {
+namespace {
+
+TEST_F(CudaParity, Preferences) {
+  for (const char* objective : {"dpo", "orpo", "kto"}) {
+    const PreferenceExample example({std::string("training.objective=") + objective});
+    for (const Layout& layout : {Layout{1, 1, 1, 4}, Layout{2, 2, 2}}) {
+      SCOPED_TRACE(std::string(objective) + " tensor " + std::to_string(layout.tensor));
+      const v1::JobSpec spec = With(In(example.spec, layout), v1::PRECISION_FP32);
+      RunOptions options;
+      options.source = example.source.get();
+      const RunResult gpu = OnGpus(spec, options);
+      const RunResult cpu = OnCpu(spec, options);
+      ExpectClose(gpu, cpu, 1e-4);
+      ASSERT_EQ(gpu.steps.size(), 3);
+      for (size_t i = 0; i < gpu.steps.size(); ++i) {
+        EXPECT_NEAR(gpu.steps[i].preference->margin(), cpu.steps[i].preference->margin(), 1e-4);
+        EXPECT_NEAR(gpu.steps[i].preference->divergence(), cpu.steps[i].preference->divergence(),
+                    1e-4);
+      }
+      EXPECT_NEAR(gpu.validation.preference().chosen_reward(),
+                  cpu.validation.preference().chosen_reward(), 1e-4);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tercio::testing
