@@ -33,8 +33,8 @@ std::string FaultOfBaseFormat(const v1::JobSpec& job) {
   if (BaseFormatOf(job.model()) == kernels::BaseFormat::kNone) return "";
   const std::vector<LogicalTensor> matrices = QuantizedMatrices(job);
   if (matrices.empty()) {
-    return "it is what frozen matrices of layers are kept as, and none is frozen; name them in "
-           "training.frozen, or leave it out";
+    return "it is what frozen matrices of layers are kept as, and none is frozen; add an adapter, "
+           "name them in training.frozen, or leave it out";
   }
   for (const LogicalTensor& tensor : matrices) {
     if (tensor.columns % kernels::kBaseBlock == 0) continue;

@@ -517,10 +517,8 @@ void AddCommunication(const v1::JobSpec& job, const v1::Layout& layout, const St
 }
 
 bool HasRotary(const model::Architecture& architecture) {
-  const std::vector<const model::AttentionOptions*> all = model::AttentionsOf(architecture);
-  return std::any_of(all.begin(), all.end(), [](const model::AttentionOptions* attention) {
-    return attention->rotary.has_value();
-  });
+  const auto all = model::AttentionsOf(architecture);
+  return std::any_of(all.begin(), all.end(), [](const auto* at) { return at->rotary.has_value(); });
 }
 
 // The embedding reads inputs, types, and positions that restart; a head what it predicts; a

@@ -1,8 +1,9 @@
 """Writes fixtures/curve.json: 100 losses of a small llama whose layers' matrices are bitsandbytes' Linear4bit (NF4, double quantisation), in
-transformers. Run by hand, once, as make_fixtures.py, with transformers beside it.
+transformers, and fixtures/qlora_curve.json: those of peft's LoRA beside it. Run by hand, once, as make_fixtures.py, with transformers and
+peft beside it.
 
 Weights are those of tests/huggingface/make_published.py (matrices a quarter of them), tokens those of tokens() here; quantized_curve_test.cc
-has both a second time. All but the quantised matrices is trained, by AdamW, in fp32.
+has both a second time. All but the quantised matrices is trained, or adapters alone (A as it is, B a tenth), by AdamW, in fp32.
 
     {"model": {...}, "training": {...}, "losses": [nats per token, before each step's update]}
 """
@@ -11,6 +12,7 @@ import json
 import os
 import sys
 
+import peft
 import torch
 import transformers
 
@@ -19,13 +21,14 @@ import bitsandbytes
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "huggingface"))
 from make_published import value  # noqa: E402
 
-OUTPUT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "fixtures", "curve.json")
+FIXTURES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "fixtures")
 MODEL = {"layers": 2, "hidden": 128, "heads": 4, "ffn_hidden": 256, "context": 16, "vocab_size": 61, "norm_eps": 1e-6, "rope_theta": 10000}
 TRAINING = {"steps": 100, "global_batch": 8, "learning_rate": 3e-3, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1}
 NAMES = {"model.embed_tokens": "embedding.token", "input_layernorm": "attention_norm", "post_attention_layernorm": "mlp_norm",
          "self_attn.q_proj": "attention.query", "self_attn.k_proj": "attention.key", "self_attn.v_proj": "attention.value",
          "self_attn.o_proj": "attention.output", "gate_proj": "gate", "up_proj": "up", "down_proj": "down", "model.norm": "final_norm",
          "lm_head": "head", "model.layers": "layers"}
+ADAPTER = {"rank": 8, "alpha": 16}
 
 
 def canonical(name):
@@ -63,9 +66,18 @@ def make_model():
     return model
 
 
-def main():
-    torch.manual_seed(0)
-    model = make_model()
+def with_adapters(model):
+    model = peft.get_peft_model(model, peft.LoraConfig(r=ADAPTER["rank"], lora_alpha=ADAPTER["alpha"], target_modules="all-linear"))
+    for name, parameter in model.named_parameters():
+        for theirs, ours, scale in ((".lora_A.default.weight", ".lora_a", 1), (".lora_B.default.weight", ".lora_b", 0.1)):
+            if name.endswith(theirs):
+                ours = canonical(name.removeprefix("base_model.model.").removesuffix(theirs)) + ours
+                values = torch.tensor(list(value(ours, parameter.numel())), dtype=torch.float32)
+                parameter.data = values.view(parameter.shape) * scale
+    return model
+
+
+def write(model, name, more):
     trained = [p for p in model.parameters() if p.requires_grad]
     assert all(p.dtype == torch.float32 for p in trained)
     t = TRAINING
@@ -81,10 +93,16 @@ def main():
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    with open(OUTPUT, "w", encoding="utf-8") as file:
-        json.dump({"model": MODEL, "training": TRAINING, "losses": losses}, file, indent=1)
+    with open(os.path.join(FIXTURES, name), "w", encoding="utf-8") as file:
+        json.dump({"model": MODEL, "training": TRAINING, **more, "losses": losses}, file, indent=1)
         file.write("\n")
     print(len(trained), "tensors trained; loss", losses[0], "to", losses[-1])
+
+
+def main():
+    torch.manual_seed(0)
+    write(make_model(), "curve.json", {})
+    write(with_adapters(make_model()), "qlora_curve.json", {"adapter": ADAPTER})
 
 
 if __name__ == "__main__":

@@ -124,6 +124,18 @@ TEST(Adapters, TheModelStaysAndAdaptersLearn) {
   }
 }
 
+// Beside a base of four bits (QLoRA): the same bits in every layout, with and without tensor ranks.
+TEST(Adapters, QuantisedBasesHaveTheSameBits) {
+  v1::JobSpec spec = Adapted(SmallLlama(), 0.1);
+  spec.mutable_model()->set_hidden(128);
+  spec.mutable_model()->set_ffn_hidden(128);
+  spec.mutable_model()->set_base_format(v1::BASE_FORMAT_NF4);
+  ExpectSameGrid(spec, {kOneRank, kStages, kChunks, Divided(kStages, 1), Divided(kShards, 2)});
+  ExpectSameGrid(spec, {kTensors, kEverything, Divided(kEverything, 2)});
+  spec.mutable_training()->set_precision(v1::PRECISION_BF16);
+  ExpectSameGrid(spec, {kOneRank, kStages, Divided(kShards, 2)});
+}
+
 // B is zero at first: the first loss is that of the model without adapters.
 TEST(Adapters, TheFirstLossIsTheModels) {
   const v1::JobSpec spec = Adapted(SmallLlama(), 0.3);

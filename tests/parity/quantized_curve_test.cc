@@ -25,8 +25,8 @@ namespace {
 
 constexpr double kTolerance = 2e-3;
 
-nlohmann::json ReadCurve() {
-  std::ifstream file("tests/bitsandbytes/fixtures/curve.json");
+nlohmann::json ReadCurve(const std::string& name) {
+  std::ifstream file("tests/bitsandbytes/fixtures/" + name);
   EXPECT_TRUE(file.good());
   return nlohmann::json::parse(
       std::string((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>()));
@@ -66,8 +66,16 @@ v1::JobSpec JobOf(const nlohmann::json& curve) {
   model->set_rope_theta(curve["model"]["rope_theta"]);
   model->set_base_format(v1::BASE_FORMAT_NF4);
   v1::TrainingSpec* training = spec.mutable_training();
-  for (const char* block : {"attention", "mlp"}) {
-    training->add_frozen("layers.*." + std::string(block) + ".*");
+  if (curve.contains("adapter")) {
+    v1::AdapterSpec* adapter = model->mutable_adapter();
+    adapter->set_kind(v1::ADAPTER_KIND_LORA);
+    adapter->set_rank(curve["adapter"]["rank"]);
+    adapter->set_alpha(curve["adapter"]["alpha"]);
+    adapter->add_targets("all-linear");
+  } else {
+    for (const char* block : {"attention", "mlp"}) {
+      training->add_frozen("layers.*." + std::string(block) + ".*");
+    }
   }
   training->set_steps(curve["training"]["steps"]);
   training->set_global_batch(curve["training"]["global_batch"]);
@@ -87,14 +95,18 @@ std::map<std::string, std::vector<float>> WeightsOf(const v1::ModelSpec& model) 
   for (const plan::LogicalTensor& tensor : plan::ModelTensors(model)) {
     std::vector<float> values =
         checkpoint::PublishedValues(tensor.name, tensor.rows * tensor.columns);
-    for (float& value : values) value *= tensor.is_vector ? 1.0f : 0.25f;
+    const bool is_a = tensor.name.ends_with(".lora_a");
+    const float scale = tensor.is_vector || is_a ? 1.0f : tensor.of_adapter ? 0.1f : 0.25f;
+    for (float& value : values) value *= scale;
     weights[tensor.name] = std::move(values);
   }
   return weights;
 }
 
-TEST(QuantizedCurve, IsThatOfTransformersAndBitsandbytes) {
-  const nlohmann::json curve = ReadCurve();
+// `learnt`: the share of the first loss that is left of the last at most, so that the test is of
+// training.
+void ExpectCurve(const std::string& name, double learnt) {
+  const nlohmann::json curve = ReadCurve(name);
   v1::JobSpec spec = JobOf(curve);
   const std::map<std::string, std::vector<float>> weights = WeightsOf(spec.model());
   CurveSource source(spec.model().context(), spec.model().vocab_size());
@@ -120,9 +132,14 @@ TEST(QuantizedCurve, IsThatOfTransformersAndBitsandbytes) {
     EXPECT_LT(most, kTolerance) << tensor << "x" << pipeline << "x" << data;
     RecordProperty("largest_relative_difference", std::to_string(most));
     std::printf("largest relative difference of a loss: %.2e\n", most);
-    // It learns something, so that the test is of training.
-    EXPECT_LT(run->steps.back().loss, 0.1 * run->steps.front().loss);
+    EXPECT_LT(run->steps.back().loss, learnt * run->steps.front().loss);
   }
+}
+
+TEST(QuantizedCurve, IsThatOfTransformersAndBitsandbytes) { ExpectCurve("curve.json", 0.1); }
+
+TEST(QuantizedCurve, AdaptersHaveThatOfPeftAndBitsandbytes) {
+  ExpectCurve("qlora_curve.json", 0.8);
 }
 
 }  // namespace
