@@ -172,6 +172,7 @@ deploy/etc *.yaml
 deploy/examples *.yaml
 deploy/examples/chat *.jsonl *.yaml
 deploy/examples/dpo *.jsonl *.yaml
+deploy/examples/lora *.jsonl *.sh *.yaml
 deploy/examples/sst2 *.md *.py *.yaml
 deploy/grafana/provisioning/dashboards *.yaml
 deploy/grafana/provisioning/datasources *.yaml

@@ -5,12 +5,13 @@ import json
 import os
 import shutil
 import struct
+import subprocess
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import python_cases  # noqa: E402
 import tiny_model  # noqa: E402
-from harness import TercioTest, layout  # noqa: E402
+from harness import BIN, ROOT, SECONDS, TercioTest, layout  # noqa: E402
 
 JOB = """
 name: adapters
@@ -99,6 +100,17 @@ class Adapters(TercioTest):
         self.tercio("checkpoint", "import", self.path("peft"), "--format", "peft", "--output", self.path("imported"))
         other = self.train(self.path("on2"), "--set", f"model.from={self.path('imported')}", *more)
         self.assertEqual(self.curve(other["id"], self.path("on2")), self.curve(one["id"], self.path("on")))
+
+    def test_the_example_learns_to_answer(self):
+        for name in ("chat", "lora"):
+            shutil.copytree(os.path.join(ROOT, "deploy", "examples", name), self.path("examples", name))
+        environment = {**self.environment(), "PATH": BIN + os.pathsep + os.environ["PATH"]}
+        for job in ("lora.yaml", "qlora.yaml"):
+            out = subprocess.run(["bash", self.path("examples", "lora", "run.sh"), job], env=environment, check=True,
+                                 capture_output=True, text=True, timeout=SECONDS).stdout
+            base, adapter = out.split("== base\n")[1].split("== adapter\n")
+            self.assertNotEqual(base.strip(), adapter.strip())
+            self.assertIn("At six", adapter, out)
 
     def refused(self, *changes):
         return self.tercio("run", self.job_file, "--state-dir", self.state, *changes, code=2)[1]
