@@ -11,10 +11,13 @@ namespace {
 
 TEST_F(CudaParity, Preferences) {
   for (const char* objective : {"dpo", "orpo", "kto"}) {
-    const PreferenceExample example({std::string("training.objective=") + objective});
+    // The emulation computes each product element by element.
+    const PreferenceExample example(
+        {std::string("training.objective=") + objective, "model.hidden=16", "model.heads=2"});
     for (const Layout& layout : {Layout{1, 1, 1, 4}, Layout{2, 2, 2}}) {
       SCOPED_TRACE(std::string(objective) + " tensor " + std::to_string(layout.tensor));
-      const v1::JobSpec spec = With(In(example.spec, layout), v1::PRECISION_FP32);
+      v1::JobSpec spec = With(In(example.spec, layout), v1::PRECISION_FP32);
+      spec.mutable_resources()->set_ranks(layout.tensor * layout.pipeline * layout.data);
       RunOptions options;
       options.source = example.source.get();
       const RunResult gpu = OnGpus(spec, options);
