@@ -23,7 +23,7 @@
 namespace tercio::testing {
 namespace {
 
-constexpr double kTolerance = 2e-3;
+constexpr double kTolerance = 2e-4;
 
 nlohmann::json ReadCurve(const std::string& name) {
   std::ifstream file("tests/bitsandbytes/fixtures/" + name);
