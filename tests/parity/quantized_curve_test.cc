@@ -130,7 +130,6 @@ void ExpectCurve(const std::string& name, double learnt) {
       most = std::max(most, std::abs(run->steps[i].loss / expected - 1));
     }
     EXPECT_LT(most, kTolerance) << tensor << "x" << pipeline << "x" << data;
-    RecordProperty("largest_relative_difference", std::to_string(most));
     std::printf("largest relative difference of a loss: %.2e\n", most);
     EXPECT_LT(run->steps.back().loss, learnt * run->steps.front().loss);
   }
