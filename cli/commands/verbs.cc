@@ -294,8 +294,9 @@ void DeclareReportVerbs(CommandLine& line) {
               {"--metric",
                &o.metrics,
                "loss, validation_loss, validation_accuracy, validation_precision, "
-               "validation_recall, validation_f1, rewards_margin and the other figures of "
-               "preferences (docs/preference.md), throughput, step_seconds, memory, grad_norm, "
+               "validation_recall, validation_f1, rewards_chosen, rewards_rejected, "
+               "rewards_margin, rewards_accuracy, logps_chosen, logps_rejected, kl, throughput, "
+               "step_seconds, memory, grad_norm, "
                "learning_rate: one or more, separated by commas (default loss,throughput)",
                {SplitsAtCommas(), Repeats()}},
               {"--x", &o.x, "x axis: step, tokens or time (default step)"},

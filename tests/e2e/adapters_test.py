@@ -110,7 +110,9 @@ class Adapters(TercioTest):
                                  capture_output=True, text=True, timeout=SECONDS).stdout
             base, adapter = out.split("== base\n")[1].split("== adapter\n")
             self.assertNotEqual(base.strip(), adapter.strip())
-            self.assertIn("At six", adapter, out)
+        for name in ("lock", "lock-nf4"):
+            history = self.history(name, self.path("examples", "lora", "state"))
+            self.assertLess(history[-1]["loss"], 0.85 * history[0]["loss"])
 
     def refused(self, *changes):
         return self.tercio("run", self.job_file, "--state-dir", self.state, *changes, code=2)[1]

@@ -121,7 +121,7 @@ class QuantizedBase(TercioTest):
     def test_a_checkpoint_is_exported_as_the_values_of_its_codes(self):
         job = self.run_job(self.state)
         self.assertEqual(job["state"], "succeeded")
-        self.tercio("checkpoint", "verify", self.newest(self.state))
+        self.tercio("checkpoint", "verify", job["id"], "--state-dir", self.state)
         self.tercio("checkpoint", "export", job["id"], "--state-dir", self.state, "--format", "hf", "--output", self.path("out"))
         before, after = read_floats(self.path("llama")), read_floats(self.path("out"))
         self.assertEqual(sorted(before), sorted(after))

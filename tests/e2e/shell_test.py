@@ -60,7 +60,8 @@ class Shells(ClusterTest):
         self.assertIn("job.yaml", self.offered("tercio", "submit", "jo"))
         self.assertEqual(self.offered("tercio", "completion", "z"), ["zsh"])
         self.assertEqual(self.offered("tercio", "drill", "x", "--fault", "kill"), ["kill-trainer", "kill-agent"])
-        self.assertEqual(self.offered("tercio", "plot", "x", "--metric", "l"), ["loss", "learning_rate"])
+        self.assertEqual(self.offered("tercio", "plot", "x", "--metric", "l"),
+                         ["loss", "logps_chosen", "logps_rejected", "learning_rate"])
         # Nobody answers: quick, and quiet.
         self.assertEqual(self.offered("tercio", "get", "jo"), [])
         _, ready = self.coordinator()
