@@ -128,7 +128,7 @@ class Megatron(TercioTest):
 
     def test_exit_codes(self):
         to = ("--format", "megatron", "--output", self.path("out"))
-        self.assertIn("use hf or megatron", self.refused(2, "checkpoint", "import", self.path("gpt_v1"), "--format",
+        self.assertIn("use hf, megatron or peft", self.refused(2, "checkpoint", "import", self.path("gpt_v1"), "--format",
                                                          "gguf", "--output", self.path("out")))
         self.assertIn("not there", self.refused(3, "checkpoint", "import", self.path("not there"), *to))
         self.convert("import", self.path("gpt_v1"), "ours")
