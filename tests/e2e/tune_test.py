@@ -67,7 +67,7 @@ class Tune(TercioTest):
 
     def test_the_budget_is_kept(self):
         began = time.monotonic()
-        out, err = self.tercio(*self.arguments("--budget", "1s"))
+        out, err = self.tercio(*self.arguments("--budget", "10ms"))
         self.assertLess(time.monotonic() - began, 60)
         self.assertIn("the budget is used up", err)
         self.assertEqual(len(json.loads(out)["trials"]), 1)
