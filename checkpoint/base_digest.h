@@ -1,5 +1,5 @@
 // One number for the weights that an adapter was trained beside, so that it is not used with others
-// of the same shapes. It finds mistakes; it is no protection from forgery.
+// of the same shapes. It catches mistakes, but does not protect against forgery.
 //
 // An adapter's directory has it in a file of its own, tercio_base.json: {"digest": 16 hexadecimal
 // digits}, the digest of plan/state_digest.h over the tensors that the adapter leaves as they are.

@@ -16,7 +16,7 @@ struct PreviewToken {
   int32_t id = 0;
   std::string text;      // this token's own bytes; not UTF-8 where it splits a character
   bool counts = false;   // for the loss
-  int conversation = 0;  // of the sample, which may hold several
+  int conversation = 0;  // its number within the sample, which may hold several
 };
 
 // The tokens of a sample of a causal model. The last one of a conversation is among them if it

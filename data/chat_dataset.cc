@@ -71,7 +71,7 @@ class ConversationReader {
   void Append(const TextPiece& piece, chat::ChatTokens tokens);
 
   TextSource source_;
-  const std::vector<chat::Format> formats_;  // of each file
+  const std::vector<chat::Format> formats_;  // one for each file
   const tokenizer::Tokenizer& tokenizer_;
   const ChatRules& rules_;
   ChatSamples all_;

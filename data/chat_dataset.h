@@ -57,7 +57,7 @@ struct ChatSamples {
     int32_t tokens = 0;
   };
   std::vector<int32_t> ids;
-  std::vector<bool> counts;  // of each id: whether it is to be predicted
+  std::vector<bool> counts;  // for each id, whether it is predicted
   std::vector<Sample> samples;
   int64_t cut = 0;          // samples whose end is missing
   int64_t not_counted = 0;  // conversations in which no token counts

@@ -13,7 +13,7 @@ namespace tercio::checkpoint {
 
 inline constexpr char kPeftConfig[] = "adapter_config.json";
 inline constexpr char kPeftWeights[] = "adapter_model.safetensors";
-inline constexpr char kPeftPrefix[] = "base_model.model.";  // of every name in the weights
+inline constexpr char kPeftPrefix[] = "base_model.model.";  // begins every name in the weights
 
 // A module of one layer that can have an adapter.
 struct PeftModule {

@@ -30,8 +30,8 @@ struct ToolCall {
 struct Message {
   Role role = Role::kUser;
   std::string content;               // may be empty beside tool calls
-  std::vector<ToolCall> tool_calls;  // of the assistant
-  std::string tool_call_id;          // of a tool's answer; may be empty
+  std::vector<ToolCall> tool_calls;  // empty unless the assistant calls tools
+  std::string tool_call_id;          // the call that a tool answers; may be empty
 };
 
 struct Conversation {

@@ -26,7 +26,7 @@ enum class LossOn {
 
 struct ChatTokens {
   std::vector<int32_t> ids;
-  std::vector<bool> counts;  // of each id: whether it is to be predicted
+  std::vector<bool> counts;  // for each id, whether it is predicted
 };
 
 absl::StatusOr<ChatTokens> Tokenize(const Rendered& rendered, LossOn loss_on,
