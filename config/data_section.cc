@@ -298,6 +298,7 @@ v1::AnswerForm AnswersOf(v1::TrainingObjective objective) {
       return v1::ANSWER_FORM_LABELLED;
     case v1::TRAINING_OBJECTIVE_SFT:
     case v1::TRAINING_OBJECTIVE_PRETRAIN:
+    case v1::TRAINING_OBJECTIVE_DISTILL:
     case v1::TRAINING_OBJECTIVE_UNSPECIFIED:
     case v1::TrainingObjective_INT_MIN_SENTINEL_DO_NOT_USE_:
     case v1::TrainingObjective_INT_MAX_SENTINEL_DO_NOT_USE_:

@@ -391,6 +391,66 @@ struct CrossEntropyArgs {
   float softcap = 0;  // 0: none
 };
 
+// Distillation (Hinton, Vinyals, Dean 2015): at temperature T a student's logits s give
+// q = softmax(s / T), a teacher's logits t give p = softmax(t / T), over the whole vocabulary. The
+// divergence of a row is
+//   forward   KL(p, q) = sum p (log p - log q)
+//   reverse   KL(q, p) = sum q (log q - log p)
+// A teacher's logit of -infinity has probability 0; forward only.
+inline constexpr int64_t kDistillationStats = 5;
+
+// Per row over the valid columns: stats[row] = {max s, sum exp((s - max s) / T), max t, sum exp((t
+// - max t) / T), weighted}; weighted: forward sum exp((t - max t) / T) (t - s) / T, reverse sum
+// exp((s - max s) / T) (s - t) / T. With no valid column: {-inf, 0, -inf, 0, 0}.
+struct DistillationLocalArgs {
+  ConstValues student;  // (R, stride)
+  ConstValues teacher;  // (R, stride)
+  float* stats;         // (R, kDistillationStats)
+  int64_t rows, valid, stride;
+  float temperature;
+  bool reverse;
+};
+
+// Joins the stats of `ranks` tensor ranks in rank order: stats (ranks, R, kDistillationStats) ->
+// student_lse = log sum exp(s / T), teacher_lse likewise, divergence: (R) each.
+struct DistillationCombineArgs {
+  const float* stats;
+  float* student_lse;
+  float* teacher_lse;
+  float* divergence;
+  int64_t rows, ranks;
+  float temperature;
+  bool reverse;
+};
+
+// student[r,c] = d((1 - weight) cross-entropy + weight T^2 divergence) / d(student[r,c]) * scale,
+// in place; columns from `valid` to `stride` become 0. lse (R): that of CrossEntropyCombine.
+struct DistillationBackwardArgs {
+  Values student;       // (R, stride)
+  ConstValues teacher;  // (R, stride)
+  const float* lse;
+  const int32_t* targets;
+  const float* student_lse;
+  const float* teacher_lse;
+  const float* divergence;
+  int64_t rows, valid, stride;
+  int64_t vocabulary_begin;
+  float scale, weight, temperature;
+  bool reverse;
+  float softcap = 0;  // as CrossEntropyBackwardArgs
+};
+
+// Logits of which a row has only some: out[r,c] is the value of the row's pair with the id
+// vocabulary_begin + c, -infinity where there is none. REQUIRES: the ids of a row differ; one that
+// is negative is no pair.
+struct SpreadLogitsArgs {
+  const int32_t* ids;   // (R, pairs)
+  const float* values;  // (R, pairs)
+  Values out;           // (R, stride)
+  int64_t rows, pairs, stride;
+  int64_t vocabulary_begin;
+};
+
 // Weights p with their gradient and moments, and what the model reads where that is not fp32, else
 // null.
 struct AdamWTensor {
@@ -527,6 +587,10 @@ class Ops {
   virtual void CrossEntropyCombine(const CrossEntropyCombineArgs& args) = 0;
   virtual void CrossEntropyBackward(const CrossEntropyBackwardArgs& args) = 0;
   virtual void AddLosses(const AddLossesArgs& args) = 0;
+  virtual void DistillationLocal(const DistillationLocalArgs& args) = 0;
+  virtual void DistillationCombine(const DistillationCombineArgs& args) = 0;
+  virtual void DistillationBackward(const DistillationBackwardArgs& args) = 0;
+  virtual void SpreadLogits(const SpreadLogitsArgs& args) = 0;
   // The bits are those of the four operations, which a backend may do in one pass.
   virtual void CrossEntropy(const CrossEntropyArgs& args);
   virtual void AdamW(const AdamWArgs& args) = 0;

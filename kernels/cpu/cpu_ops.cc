@@ -214,6 +214,18 @@ class CpuOps : public Ops {
     // The sums go in the order of the rows, whatever the threads do.
     for (int64_t i = 0; i < a.rows; ++i) a.sums[(a.first_row + i) / a.rows_per_sum] += a.loss[i];
   }
+  void DistillationLocal(const DistillationLocalArgs& a) override {
+    DistillationLocalCpu(a, pool_);
+  }
+  void DistillationCombine(const DistillationCombineArgs& a) override { DistillationCombineCpu(a); }
+  void DistillationBackward(const DistillationBackwardArgs& a) override {
+    DistillationBackwardCpu(a, pool_);
+    Round(a.student, a.rows * a.stride);
+  }
+  void SpreadLogits(const SpreadLogitsArgs& a) override {
+    SpreadLogitsCpu(a, pool_);
+    Round(a.out, a.rows * a.stride);
+  }
   void AdamW(const AdamWArgs& a) override {
     for (int64_t i = 0; i < a.tensor_count; ++i) {
       const AdamWTensor& tensor = a.tensors[i];

@@ -83,6 +83,11 @@ void CrossEntropyLocalCpu(const CrossEntropyLocalArgs& args, ThreadPool& pool);
 void CrossEntropyCombineCpu(const CrossEntropyCombineArgs& args);
 void CrossEntropyBackwardCpu(const CrossEntropyBackwardArgs& args, ThreadPool& pool);
 
+void DistillationLocalCpu(const DistillationLocalArgs& args, ThreadPool& pool);
+void DistillationCombineCpu(const DistillationCombineArgs& args);
+void DistillationBackwardCpu(const DistillationBackwardArgs& args, ThreadPool& pool);
+void SpreadLogitsCpu(const SpreadLogitsArgs& args, ThreadPool& pool);
+
 void AdamWCpu(const AdamWArgs& args, const AdamWTensor& tensor, ThreadPool& pool);
 void AddCpu(float* a, const float* b, int64_t count, ThreadPool& pool);
 void ScaleCpu(float* a, float factor, int64_t count, ThreadPool& pool);

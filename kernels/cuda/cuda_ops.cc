@@ -202,6 +202,18 @@ class CudaOps : public Ops {
   void CrossEntropy(const CrossEntropyArgs& a) override {
     Run("CrossEntropy", [&] { CrossEntropyCuda(a, context_); });
   }
+  void DistillationLocal(const DistillationLocalArgs& a) override {
+    Run("DistillationLocal", [&] { DistillationLocalCuda(a, context_); });
+  }
+  void DistillationCombine(const DistillationCombineArgs& a) override {
+    Run("DistillationCombine", [&] { DistillationCombineCuda(a, context_); });
+  }
+  void DistillationBackward(const DistillationBackwardArgs& a) override {
+    Run("DistillationBackward", [&] { DistillationBackwardCuda(a, context_); });
+  }
+  void SpreadLogits(const SpreadLogitsArgs& a) override {
+    Run("SpreadLogits", [&] { SpreadLogitsCuda(a, context_); });
+  }
   void AdamW(const AdamWArgs& a) override {
     Run("AdamW", [&] { AdamWCuda(a, context_); });
   }

@@ -116,6 +116,11 @@ void CrossEntropyBackwardCuda(const CrossEntropyBackwardArgs& args, const CudaCo
 void CrossEntropyCuda(const CrossEntropyArgs& args, const CudaContext& context);
 void AddLossesCuda(const AddLossesArgs& args, const CudaContext& context);
 
+void DistillationLocalCuda(const DistillationLocalArgs& args, const CudaContext& context);
+void DistillationCombineCuda(const DistillationCombineArgs& args, const CudaContext& context);
+void DistillationBackwardCuda(const DistillationBackwardArgs& args, const CudaContext& context);
+void SpreadLogitsCuda(const SpreadLogitsArgs& args, const CudaContext& context);
+
 void AdamWCuda(const AdamWArgs& args, const CudaContext& context);
 void SumsOfSquaresCuda(const SumsOfSquaresArgs& args, const CudaContext& context);
 
