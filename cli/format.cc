@@ -17,7 +17,7 @@
 #include "plan/epochs.h"
 #include "plan/names.h"
 #include "plan/numerics.h"
-#include "plan/preference_figures.h"
+#include "plan/objective_figures.h"
 #include "plan/quality.h"
 #include "plan/stage_layers.h"
 #include "plan/state_digest.h"
@@ -287,10 +287,10 @@ Json JobToJson(const v1::JobStatus& job) {
 namespace {
 
 // Other objectives than dpo, orpo and kto have none of these keys.
-void AddPreference(const std::string& prefix, bool known, const v1::PreferenceFigures& figures,
-                   Json* json) {
+void AddFigures(const std::string& prefix, bool known, const v1::ObjectiveFigures& figures,
+                Json* json) {
   if (!known) return;
-  for (const plan::PreferenceFigure& figure : plan::PreferenceFigureList()) {
+  for (const plan::ObjectiveFigure& figure : plan::ObjectiveFigureList()) {
     const std::optional<double> value = figure.value(figures);
     if (value.has_value()) (*json)[prefix + std::string(figure.name)] = NumberOrNull(*value);
   }
@@ -317,9 +317,8 @@ Json StepToJson(const v1::StepRecord& step) {
     json["validation_" + plan::TextOf(metric)] =
         value.has_value() ? NumberOrNull(*value) : Json(nullptr);
   }
-  AddPreference("", step.has_preference(), step.preference(), &json);
-  AddPreference("validation_", step.has_validation_preference(), step.validation_preference(),
-                &json);
+  AddFigures("", step.has_figures(), step.figures(), &json);
+  AddFigures("validation_", step.has_validation_figures(), step.validation_figures(), &json);
   // Figures of rank 0; earlier versions did not report them.
   json["resident_bytes"] = step.resident_bytes() > 0 ? Json(step.resident_bytes()) : Json(nullptr);
   json["used_bytes"] = step.used_bytes() > 0 ? Json(step.used_bytes()) : Json(nullptr);
@@ -375,12 +374,12 @@ std::optional<v1::StepRecord> StepFromJson(const Json& json) {
     const double value = NumberAt(json, key);
     if (std::isfinite(value)) (step.*set)(value);
   }
-  for (const plan::PreferenceFigure& figure : plan::PreferenceFigureList()) {
+  for (const plan::ObjectiveFigure& figure : plan::ObjectiveFigureList()) {
     const std::string name(figure.name);
     const double value = NumberAt(json, name.c_str());
-    if (std::isfinite(value)) figure.set(value, step.mutable_preference());
+    if (std::isfinite(value)) figure.set(value, step.mutable_figures());
     const double held_out = NumberAt(json, ("validation_" + name).c_str());
-    if (std::isfinite(held_out)) figure.set(held_out, step.mutable_validation_preference());
+    if (std::isfinite(held_out)) figure.set(held_out, step.mutable_validation_figures());
   }
   return step;
 }

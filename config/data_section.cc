@@ -309,7 +309,7 @@ v1::AnswerForm AnswersOf(v1::TrainingObjective objective) {
 
 // Conversations are read line by line.
 void CheckChatFiles(Section* data, v1::TrainingObjective objective, const v1::DataSpec& spec) {
-  const bool sft = objective == v1::TRAINING_OBJECTIVE_SFT;
+  const bool sft = AnswersOf(objective) == v1::ANSWER_FORM_UNSPECIFIED;
   const auto check = [&](const char* key, const std::string& path) {
     if (path.empty() || absl::EndsWith(path, ".jsonl")) return;
     data->Fault(key, absl::StrCat(path, ": training.objective: ", plan::TextOf(objective),
@@ -332,7 +332,9 @@ void CheckChatFiles(Section* data, v1::TrainingObjective objective, const v1::Da
 
 void ParseChat(Section* data, const ModelKind& kind, v1::TrainingObjective objective,
                v1::DataSpec* out) {
-  const bool sft = objective == v1::TRAINING_OBJECTIVE_SFT;
+  // A teacher is asked about texts, unless the job says how conversations are written.
+  const bool sft = objective == v1::TRAINING_OBJECTIVE_SFT ||
+                   (objective == v1::TRAINING_OBJECTIVE_DISTILL && data->Has("template"));
   const v1::AnswerForm answers = AnswersOf(objective);
   const bool compares = answers != v1::ANSWER_FORM_UNSPECIFIED;
   // A key that has no effect would promise something else than what happens.
@@ -340,8 +342,8 @@ void ParseChat(Section* data, const ModelKind& kind, v1::TrainingObjective objec
     if (!data->Has(key) || sft) continue;
     if (compares && key == std::string_view("template")) continue;
     data->Fault(key, compares ? "only training.objective: sft has a choice; leave it out"
-                              : "only training.objective: sft learns from conversations; leave it "
-                                "out");
+                              : "only training.objective: sft learns from conversations, and "
+                                "distill where data.template is named; leave it out");
   }
   if (!sft && !compares) return;
   if (kind.bert || kind.spans) {

@@ -16,6 +16,7 @@
 #include "common/utf8.h"
 #include "config/adapter_section.h"
 #include "config/data_section.h"
+#include "config/distillation_section.h"
 #include "config/job_changes.h"
 #include "config/model_section.h"
 #include "config/parallelism_section.h"
@@ -166,6 +167,7 @@ class JobParser {
     ParseLanes(training);
     ParseBlockFormats(training);
     ParsePreference(training, out);
+    ParseDistillation(training, directory_, &spec_);
     training.Finish();
   }
 
@@ -729,7 +731,7 @@ std::string EffectiveYaml(const v1::JobSpec& spec) {
   absl::StrAppend(
       &yaml, "  clip_grad_norm: ", Number(training.clip_grad_norm()),
       "\n  label_smoothing: ", Number(training.label_smoothing()), PreferenceYaml(training),
-      Patterns("\n  frozen: ", training.frozen()),
+      DistillationYaml(training), Patterns("\n  frozen: ", training.frozen()),
       training.trace_step() > 0 ? absl::StrCat("\n  trace_step: ", training.trace_step()) : "",
       "\n  precision: ", plan::TextOf(training.precision()), "\n  seed: ", training.seed(),
       "\n  reproducibility: ", WordOr(training.reproducibility(), v1::REPRODUCIBILITY_LAYOUT),

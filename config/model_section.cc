@@ -281,13 +281,6 @@ bool IsComplete(Section& model) {
   return true;
 }
 
-std::string ResolvePath(const std::string& text, const std::string& directory) {
-  const std::filesystem::path path = text;
-  return (path.is_absolute() ? path : std::filesystem::path(directory) / path)
-      .lexically_normal()
-      .string();
-}
-
 // The whole section, with `base` for what it leaves out; `named`: base has the sizes too.
 void ParseSizes(Section& model, const v1::ModelSpec& base, bool named, v1::ModelSpec* out) {
   out->set_architecture(model.OneOf("architecture", base.architecture()));

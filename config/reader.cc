@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <limits>
 #include <string_view>
 
@@ -193,6 +194,13 @@ void Section::Finish() {
                  absl::StrCat("unknown key", nearest.empty() ? "" : "; did you mean '", nearest,
                               nearest.empty() ? "" : "'?"));
   }
+}
+
+std::string ResolvePath(const std::string& text, const std::string& directory) {
+  const std::filesystem::path path = text;
+  return (path.is_absolute() ? path : std::filesystem::path(directory) / path)
+      .lexically_normal()
+      .string();
 }
 
 std::string NotYet(const std::string& what) {

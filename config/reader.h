@@ -83,6 +83,9 @@ class Section {
   std::set<std::string> known_;
 };
 
+// An absolute path: one that is relative begins in `directory`.
+std::string ResolvePath(const std::string& text, const std::string& directory);
+
 // "WHAT is not supported by this version": keys and values that are known, and refused.
 std::string NotYet(const std::string& what);
 

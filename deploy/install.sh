@@ -171,6 +171,7 @@ dashboards *.json *.py
 deploy/etc *.yaml
 deploy/examples *.yaml
 deploy/examples/chat *.jsonl *.yaml
+deploy/examples/distill *.sh *.yaml
 deploy/examples/dpo *.jsonl *.yaml
 deploy/examples/lora *.jsonl *.sh *.yaml
 deploy/examples/sst2 *.md *.py *.yaml

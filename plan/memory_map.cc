@@ -15,7 +15,9 @@
 #include "plan/base_format.h"
 #include "plan/buckets.h"
 #include "plan/device_memory.h"
+#include "plan/distillation.h"
 #include "plan/fp8.h"
+#include "plan/head_memory.h"
 #include "plan/lanes.h"
 #include "plan/model_tensors.h"
 #include "plan/offload.h"
@@ -27,75 +29,14 @@
 #include "plan/snapshots.h"
 #include "plan/stage_layers.h"
 #include "plan/state_shards.h"
+#include "plan/table_builder.h"
+#include "plan/teacher_memory.h"
 #include "plan/tensor_policy.h"
 
 namespace tercio::plan {
 namespace {
 
-constexpr int64_t kAlignment = 256;  // bytes: of vector accesses on any device
-constexpr int64_t kPage = 4096;
 constexpr int64_t kFloat = sizeof(float);
-int64_t RoundUp(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
-
-// Where a rank has what can be offloaded. Kernels of a GPU read and write pinned memory of the
-// host, and those of CPUs a mapped file, as any other memory.
-enum class Place { kDevice, kHost, kDisk };
-
-class TableBuilder {
- public:
-  // Buffers that are not needed are entered with 0 bytes, so that every name is found.
-  void Add(const std::string& name, v1::BufferKind kind, int64_t bytes) {
-    const int64_t offset = table_.total_bytes();
-    v1::Buffer* buffer = Append(name, kind, bytes);
-    buffer->set_offset_bytes(offset);
-    table_.set_total_bytes(offset + RoundUp(bytes, kAlignment));
-  }
-  // What lies on the host has an arena of its own.
-  void AddOnHost(const std::string& name, v1::BufferKind kind, int64_t bytes) {
-    const int64_t offset = table_.host_bytes();
-    v1::Buffer* buffer = Append(name, kind, bytes);
-    buffer->set_on_host(true);
-    buffer->set_offset_bytes(offset);
-    table_.set_host_bytes(offset + RoundUp(bytes, kAlignment));
-  }
-  void AddOnDisk(const std::string& name, v1::BufferKind kind, int64_t bytes) {
-    const int64_t offset = table_.disk_bytes();
-    v1::Buffer* buffer = Append(name, kind, bytes);
-    buffer->set_on_disk(true);
-    buffer->set_offset_bytes(offset);
-    // Hints to the kernel are about whole pages.
-    table_.set_disk_bytes(offset + RoundUp(bytes, kPage));
-  }
-  void AddAt(Place place, const std::string& name, v1::BufferKind kind, int64_t bytes) {
-    switch (place) {
-      case Place::kDevice:
-        return Add(name, kind, bytes);
-      case Place::kHost:
-        return AddOnHost(name, kind, bytes);
-      case Place::kDisk:
-        return AddOnDisk(name, kind, bytes);
-    }
-  }
-  void Floats(const std::string& name, v1::BufferKind kind, int64_t count) {
-    Add(name, kind, count * kFloat);
-  }
-  void Values(const std::string& name, v1::BufferKind kind, const Precision& precision,
-              int64_t count) {
-    Add(name, kind, count * precision.bytes());
-  }
-  v1::MemoryTable Finish() { return std::move(table_); }
-
- private:
-  v1::Buffer* Append(const std::string& name, v1::BufferKind kind, int64_t bytes) {
-    v1::Buffer* buffer = table_.add_buffers();
-    buffer->set_name(name);
-    buffer->set_kind(kind);
-    buffer->set_size_bytes(bytes);
-    return buffer;
-  }
-
-  v1::MemoryTable table_;
-};
 
 struct Places {
   Place master;
@@ -288,8 +229,8 @@ StreamShape ExchangedRows(const StageShape& shape, const StageUnits& units) {
 }
 
 void AddWorkspace(const v1::JobSpec& job, const StageShape& shape, const StageUnits& units,
-                  const StageTensors& tensors, const DeviceMemory& device, int threads,
-                  TableBuilder* table) {
+                  const StageTensors& tensors, const DeviceMemory& device,
+                  const TeacherScratch& of_teacher, int threads, TableBuilder* table) {
   const auto add = [&](const char* name, int64_t count) {
     table->Values(name, v1::BUFFER_KIND_WORKSPACE, shape.precision, count);
   };
@@ -317,62 +258,10 @@ void AddWorkspace(const v1::JobSpec& job, const StageShape& shape, const StageUn
   table->Floats("workspace.rotary", v1::BUFFER_KIND_WORKSPACE, positions * rotary);
   table->Add("workspace.buckets", v1::BUFFER_KIND_WORKSPACE, RelativeBucketBytes(shape, units));
   table->Add("workspace.device", v1::BUFFER_KIND_WORKSPACE,
-             device.Workspace(shape, units, tensors));
-  table->Floats("workspace.attention", v1::BUFFER_KIND_WORKSPACE,
-                device.AttentionScratch(shape, units, threads));
-}
-
-// Classes of whole sequences: everything has one row per sequence.
-void AddClasses(const StageShape& shape, const model::ClassHeadOptions& head, TableBuilder* table) {
-  for (const char* name : {"classes.first", "classes.pooled", "classes.dropped", "classes.gradient",
-                           "classes.pooled_gradient"}) {
-    table->Values(name, v1::BUFFER_KIND_WORKSPACE, shape.precision, shape.sequences * shape.hidden);
-  }
-  table->Values("classes.logits", v1::BUFFER_KIND_WORKSPACE, shape.precision,
-                shape.sequences * head.classes);
-  const auto add = [&](const char* name, int64_t count) {
-    table->Floats(name, v1::BUFFER_KIND_WORKSPACE, shape.sequences * count);
-  };
-  add("classes.stats", kernels::kCrossEntropyStats);
-  add("classes.lse", 1);
-  add("classes.loss", 1);
-}
-
-void AddHead(const StageShape& shape, const model::Head& head, bool chooses_targets,
-             TableBuilder* table) {
-  if (!shape.last) return;
-  const auto add = [&](const char* name, int64_t count) {
-    table->Floats(name, v1::BUFFER_KIND_WORKSPACE, count);
-  };
-  if (head.classes.has_value()) AddClasses(shape, *head.classes, table);
-  // A classifier predicts no tokens, so there is nothing more to make room for.
-  if (!head.predicts_tokens()) return;
-  if (head.language.has_value()) {
-    // Only the rows that are predicted go through the head, in the worst case all of a chunk.
-    for (const char* name : {"head.rows", "head.gradient"}) {
-      table->Values(name, v1::BUFFER_KIND_WORKSPACE, shape.precision,
-                    chooses_targets ? shape.chunk_rows * shape.hidden : 0);
-    }
-  }
-  if (head.masked.has_value()) {
-    for (const char* name : {"head.rows", "head.transform", "head.activation", "head.norm",
-                             "head.gradient", "head.transform_gradient"}) {
-      table->Values(name, v1::BUFFER_KIND_WORKSPACE, shape.precision,
-                    // A masked head works on the predicted rows only; in
-                    // the worst case these are all of them.
-                    shape.chunk_rows * shape.hidden);
-    }
-    add("head.norm_mean", shape.chunk_rows);
-    add("head.norm_rstd", shape.chunk_rows);
-  }
-  table->Values("head.logits", v1::BUFFER_KIND_WORKSPACE, shape.precision,
-                shape.chunk_rows * shape.vocabulary);
-  add("head.stats", shape.chunk_rows * kernels::kCrossEntropyStats);
-  // The statistics of all tensor ranks are gathered, since each has a part of the vocabulary.
-  add("head.all_stats",
-      shape.tensor > 1 ? shape.chunk_rows * kernels::kCrossEntropyStats * shape.tensor : 0);
-  add("head.lse", shape.chunk_rows);
-  add("head.loss", shape.chunk_rows);
+             std::max(device.Workspace(shape, units, tensors), of_teacher.device_bytes));
+  table->Floats(
+      "workspace.attention", v1::BUFFER_KIND_WORKSPACE,
+      std::max(device.AttentionScratch(shape, units, threads), of_teacher.attention_floats));
 }
 
 // Elements of the largest sum over tensor ranks: the rows of a micro-batch, or, where each rank has
@@ -582,8 +471,10 @@ void AddGradients(const v1::JobSpec& job, const v1::Layout& layout, const StageS
 int SumsPerSequence(const v1::JobSpec& job) {
   // The number of predicted tokens is known beforehand only where every token is predicted.
   if (!model::ArchitectureOf(job.model()).head.language.has_value()) return 3;
-  if (!ChoosesTargets(job)) return 1;
-  return LearnsPreferences(job.training()) ? 4 : 2;
+  const int of_tokens = ChoosesTargets(job) ? 2 : 1;
+  // The divergence from a teacher is the last one.
+  if (LearnsFromTeacher(job.training())) return of_tokens + 1;
+  return LearnsPreferences(job.training()) ? 4 : of_tokens;
 }
 
 int64_t ExchangedNumbers(const v1::JobSpec& job) {
@@ -677,11 +568,13 @@ v1::MemoryTable MemoryTables::OfStage(const v1::Layout& layout, int stage, int t
                 activations.total);
   }
   table.Add("activations.shared", v1::BUFFER_KIND_ACTIVATION, activations.shared_total);
-  AddWorkspace(job, shape, units, tensors, *device, threads, &table);
+  AddWorkspace(job, shape, units, tensors, *device, TeacherScratchOf(job, layout, stage, threads),
+               threads, &table);
   AddFp8(layout, shape, units, &table);
-  AddHead(shape, units.architecture.head, ChoosesTargets(job), &table);
+  AddHead(job, shape, units.architecture.head, &table);
   AddCommunication(job, layout, shape, units, tensors, kinds, stages_.tensors(), *device, &table);
   AddTokens(job, shape, units.architecture, &table);
+  AddTeacher(job, layout, stage, threads, &table);
   const int64_t snapshot = SnapshotElements(job, layout, tensors, kinds, stage) * kFloat;
   if (device->SnapshotsOnHost()) {
     table.AddOnHost("snapshot", v1::BUFFER_KIND_SNAPSHOT, snapshot);

@@ -111,12 +111,16 @@ constexpr Word kQualityMetrics[] = {
 constexpr Word kTrainingObjectives[] = {
     {v1::TRAINING_OBJECTIVE_PRETRAIN, "pretrain"}, {v1::TRAINING_OBJECTIVE_SFT, "sft"},
     {v1::TRAINING_OBJECTIVE_DPO, "dpo"},           {v1::TRAINING_OBJECTIVE_ORPO, "orpo"},
-    {v1::TRAINING_OBJECTIVE_KTO, "kto"},
+    {v1::TRAINING_OBJECTIVE_KTO, "kto"},           {v1::TRAINING_OBJECTIVE_DISTILL, "distill"},
 };
 constexpr Word kPreferenceLosses[] = {
     {v1::PREFERENCE_LOSS_SIGMOID, "sigmoid"},
     {v1::PREFERENCE_LOSS_HINGE, "hinge"},
     {v1::PREFERENCE_LOSS_IPO, "ipo"},
+};
+constexpr Word kDistillationDirections[] = {
+    {v1::DISTILLATION_DIRECTION_FORWARD, "forward"},
+    {v1::DISTILLATION_DIRECTION_REVERSE, "reverse"},
 };
 constexpr Word kAnswerForms[] = {
     {v1::ANSWER_FORM_PAIR, "pair"},
@@ -165,6 +169,7 @@ constexpr Set kSets[] = {
     {v1::LossOn_descriptor, kLossOn},
     {v1::ChatFormat_descriptor, kChatFormats},
     {v1::PreferenceLoss_descriptor, kPreferenceLosses},
+    {v1::DistillationDirection_descriptor, kDistillationDirections},
     {v1::AnswerForm_descriptor, kAnswerForms},
 };
 
@@ -265,6 +270,10 @@ std::span<const Word> WordsOf<v1::ChatFormat>() {
 template <>
 std::span<const Word> WordsOf<v1::PreferenceLoss>() {
   return kPreferenceLosses;
+}
+template <>
+std::span<const Word> WordsOf<v1::DistillationDirection>() {
+  return kDistillationDirections;
 }
 template <>
 std::span<const Word> WordsOf<v1::AnswerForm>() {

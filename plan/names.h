@@ -75,6 +75,8 @@ std::span<const Word> WordsOf<v1::ChatFormat>();
 template <>
 std::span<const Word> WordsOf<v1::PreferenceLoss>();
 template <>
+std::span<const Word> WordsOf<v1::DistillationDirection>();
+template <>
 std::span<const Word> WordsOf<v1::AnswerForm>();
 
 // The same by the full name of the enum ("tercio.v1.OnNan"); empty if it has no words.

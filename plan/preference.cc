@@ -229,8 +229,8 @@ void PreferenceTotals::Add(const v1::TrainingSpec& training, absl::Span<const An
   }
 }
 
-v1::PreferenceFigures PreferenceTotals::Figures() const {
-  v1::PreferenceFigures figures;
+v1::ObjectiveFigures PreferenceTotals::Figures() const {
+  v1::ObjectiveFigures figures;
   const auto mean = [](double sum, int64_t count) { return sum / static_cast<double>(count); };
   if (chosen_.answers > 0) {
     figures.set_chosen_reward(mean(chosen_.reward, chosen_.answers));

@@ -84,7 +84,7 @@ class PreferenceTotals {
 
   // REQUIRES: something was added.
   double MeanLoss() const { return loss_ / static_cast<double>(losses_); }
-  v1::PreferenceFigures Figures() const;
+  v1::ObjectiveFigures Figures() const;
 
  private:
   struct Side {

@@ -11,7 +11,7 @@
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
 #include "plan/names.h"
-#include "plan/preference_figures.h"
+#include "plan/objective_figures.h"
 
 namespace tercio::plan {
 namespace {
@@ -62,11 +62,11 @@ std::vector<double> GradientsOf(const v1::TrainingSpec& training,
 }
 
 // TRL's "rewards/margins" is "rewards_margin" here.
-double FigureOf(const v1::PreferenceFigures& figures, std::string name) {
+double FigureOf(const v1::ObjectiveFigures& figures, std::string name) {
   if (name == "rewards/margins") name = "rewards_margin";
   if (name == "rewards/accuracies") name = "rewards_accuracy";
   for (char& c : name) c = c == '/' ? '_' : c;
-  for (const PreferenceFigure& figure : PreferenceFigureList()) {
+  for (const ObjectiveFigure& figure : ObjectiveFigureList()) {
     if (figure.name == name) return figure.value(figures).value_or(std::nan(""));
   }
   ADD_FAILURE() << name;
@@ -162,7 +162,7 @@ TEST(Preference, FiguresThatNoAnswerHasAreAbsent) {
   training.mutable_preference()->set_beta(0.1);
   PreferenceTotals totals;
   totals.Add(training, std::vector<Answer>{{-3, -4, 2, true}}, 0.25);
-  const v1::PreferenceFigures figures = totals.Figures();
+  const v1::ObjectiveFigures figures = totals.Figures();
   EXPECT_TRUE(figures.has_chosen_reward());
   EXPECT_FALSE(figures.has_rejected_reward());
   EXPECT_FALSE(figures.has_margin());

@@ -128,8 +128,8 @@ std::vector<v1::QualityMetric> MetricsOf(const v1::ModelSpec& model) {
 void AddValidation(const v1::Evaluation& evaluation,
                    const google::protobuf::RepeatedField<int>& metrics, v1::StepRecord* step) {
   step->set_validation_loss(evaluation.loss());
-  if (evaluation.has_preference()) {
-    *step->mutable_validation_preference() = evaluation.preference();
+  if (evaluation.has_figures()) {
+    *step->mutable_validation_figures() = evaluation.figures();
   }
   if (!evaluation.has_confusion()) return;
   const Quality quality = QualityOf(evaluation.confusion());

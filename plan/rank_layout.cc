@@ -10,6 +10,7 @@
 #include "common/status_macros.h"
 #include "model/architecture.h"
 #include "plan/base_format.h"
+#include "plan/distillation.h"
 #include "plan/lanes.h"
 #include "plan/names.h"
 #include "plan/offload.h"
@@ -213,6 +214,16 @@ bool DivideAlike(v1::Layout a, v1::Layout b) {
   return a.SerializeAsString() == b.SerializeAsString();
 }
 
+// The teacher's sizes have to divide, too.
+absl::Status CheckTeacher(const v1::JobSpec& job, const v1::Layout& layout, int ranks) {
+  TERCIO_RETURN_IF_ERROR(CheckDistillation(job));
+  if (!HasTeacher(job.training())) return absl::OkStatus();
+  const absl::Status status = CheckLayout(TeacherJob(job), TeacherLayout(job, layout), ranks);
+  if (status.ok()) return status;
+  return absl::Status(status.code(), absl::StrCat("the teacher of training.distillation: ",
+                                                  std::string(status.message())));
+}
+
 absl::Status CheckLayout(const v1::JobSpec& job, const v1::Layout& layout, int ranks) {
   return CheckLayout(job, layout, ranks,
                      model::SizesThatTensorDivides(model::ArchitectureOf(job.model())));
@@ -282,6 +293,7 @@ absl::Status CheckLayout(const v1::JobSpec& job, const v1::Layout& layout, int r
   }
   TERCIO_RETURN_IF_ERROR(CheckLanes(job.training()));
   TERCIO_RETURN_IF_ERROR(CheckPreferences(job, layout.micro_batch()));
+  TERCIO_RETURN_IF_ERROR(CheckTeacher(job, layout, ranks));
   TERCIO_RETURN_IF_ERROR(CheckDivision(job, layout));
   return CheckRounds(job, layout);
 }

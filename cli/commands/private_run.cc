@@ -27,11 +27,13 @@
 #include "config/job_file.h"
 #include "data/prepared_data.h"
 #include "google/protobuf/util/message_differencer.h"
+#include "plan/distillation.h"
 #include "plan/names.h"
 #include "plan/plan_builder.h"
 #include "plan/planner/planner.h"
 #include "plan/precision.h"
 #include "proto/tercio/v1/figures.pb.h"
+#include "worker/inference/teacher_check.h"
 
 namespace tercio::cli {
 namespace {
@@ -199,7 +201,11 @@ absl::StatusOr<PreparedJob> PrepareHere(const v1::JobSpec& spec, const std::stri
   absl::Status status = prepared.status();
   if (status.ok()) {
     PrintNotices(prepared->notices);
-    if (!spec.model().from().empty()) {
+    if (plan::HasTeacher(spec.training())) {
+      status = inference::CheckTeacher(spec.training().distillation(), prepared->tokenizer_json,
+                                       prepared->vocab_size);
+    }
+    if (status.ok() && !spec.model().from().empty()) {
       const auto notes = checkpoint::CheckInitialWeights(spec.model(), prepared->vocab_size);
       status = notes.status();
       if (notes.ok()) PrintNotices(*notes);
@@ -211,10 +217,7 @@ absl::StatusOr<PreparedJob> PrepareHere(const v1::JobSpec& spec, const std::stri
   }
   TERCIO_RETURN_IF_ERROR(status);
   PreparedJob known{spec, prepared->test_sample_count};
-  // Weights that are loaded have a vocabulary of their own.
-  if (spec.model().from().empty()) {
-    known.spec.mutable_model()->set_vocab_size(prepared->vocab_size);
-  }
+  known.spec.mutable_model()->set_vocab_size(plan::VocabularyOf(spec, prepared->vocab_size));
   return known;
 }
 

@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "cli/report/numbers.h"
-#include "plan/preference_figures.h"
+#include "plan/objective_figures.h"
 #include "plan/quality.h"
 
 namespace tercio::report {
@@ -74,25 +74,25 @@ std::vector<Metric> OwnMetrics() {
 
 // Those of the training's batches, then those of validation data.
 void AddPreferenceMetrics(std::vector<Metric>* metrics) {
-  for (const plan::PreferenceFigure& figure : plan::PreferenceFigureList()) {
+  for (const plan::ObjectiveFigure& figure : plan::ObjectiveFigureList()) {
     metrics->push_back({figure.name.data(), figure.title.data(), figure.unit.data(), false, false,
                         [&figure](const auto& step, const auto*) {
-                          return figure.value(step.preference()).value_or(kNothing);
+                          return figure.value(step.figures()).value_or(kNothing);
                         }});
   }
   // The names live as long as the list.
   static const std::vector<std::string>* const names = [] {
     auto* all = new std::vector<std::string>;
-    for (const plan::PreferenceFigure& figure : plan::PreferenceFigureList()) {
+    for (const plan::ObjectiveFigure& figure : plan::ObjectiveFigureList()) {
       all->push_back("validation_" + std::string(figure.name));
     }
     return all;
   }();
   for (size_t i = 0; i < names->size(); ++i) {
-    const plan::PreferenceFigure& figure = plan::PreferenceFigureList()[i];
+    const plan::ObjectiveFigure& figure = plan::ObjectiveFigureList()[i];
     metrics->push_back({(*names)[i].c_str(), figure.title.data(), "validation data", false, true,
                         [&figure](const auto& step, const auto*) {
-                          return figure.value(step.validation_preference()).value_or(kNothing);
+                          return figure.value(step.validation_figures()).value_or(kNothing);
                         }});
   }
 }

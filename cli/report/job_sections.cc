@@ -114,7 +114,7 @@ void AddCurves(const Subjects& subjects, Page* page) {
   });
   if (scores) figures.push_back(Curves(jobs, {"validation_accuracy", "validation_f1"}));
   const bool preferences = std::any_of(jobs.begin(), jobs.end(), [](const JobData& job) {
-    return !job.steps.empty() && job.steps.back().has_preference();
+    return !job.steps.empty() && job.steps.back().has_figures();
   });
   if (preferences) {
     figures.push_back(Curves(jobs, {"rewards_chosen", "rewards_rejected"}));

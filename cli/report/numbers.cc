@@ -150,8 +150,8 @@ std::optional<LossComparison::Reached> FirstAt(const std::vector<v1::StepRecord>
   return std::nullopt;
 }
 
-void AddPreference(const v1::PreferenceFigures& figures, std::optional<double>* margin,
-                   std::optional<double>* accuracy) {
+void AddFigures(const v1::ObjectiveFigures& figures, std::optional<double>* margin,
+                std::optional<double>* accuracy) {
   if (figures.has_margin()) *margin = figures.margin();
   if (figures.has_accuracy()) *accuracy = figures.accuracy();
 }
@@ -161,9 +161,9 @@ void AddQuality(const JobData& job, Numbers* numbers) {
     if (step.has_validation_loss()) numbers->validation_loss = step.validation_loss();
     if (step.has_validation_accuracy()) numbers->validation_accuracy = step.validation_accuracy();
     if (step.has_validation_f1()) numbers->validation_f1 = step.validation_f1();
-    AddPreference(step.preference(), &numbers->rewards_margin, &numbers->rewards_accuracy);
-    AddPreference(step.validation_preference(), &numbers->validation_rewards_margin,
-                  &numbers->validation_rewards_accuracy);
+    AddFigures(step.figures(), &numbers->rewards_margin, &numbers->rewards_accuracy);
+    AddFigures(step.validation_figures(), &numbers->validation_rewards_margin,
+               &numbers->validation_rewards_accuracy);
   }
   if (numbers->validation_loss.has_value()) {
     numbers->perplexity = std::exp(*numbers->validation_loss);

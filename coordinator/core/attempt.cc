@@ -442,7 +442,7 @@ void Stepper::OnStepReport(JobState& job, const v1::StepReport& report) {
   NoteSpike(job, step);
   // Where a spike was the reason, NoteSpike has reported the step already.
   if (step.skipped() && step.spike().empty()) Note(job, "step_skipped", DescribeSkipped(step));
-  if (step.has_preference()) *record.mutable_preference() = step.preference();
+  if (step.has_figures()) *record.mutable_figures() = step.figures();
   if (step.has_validation_loss()) record.set_validation_loss(step.validation_loss());
   OnValidation(job, report);
   record.set_progress_at(now_);

@@ -120,11 +120,11 @@ class JobSeries {
     if (job_.has_mfu()) Set("tercio_job_mfu_ratio", job_.mfu());
     if (job_.has_loss()) Set("tercio_job_loss", job_.loss());
     if (job_.has_validation_loss()) Set("tercio_job_validation_loss", job_.validation_loss());
-    if (job_.preference().has_margin()) {
-      Set("tercio_job_reward_margin", job_.preference().margin());
+    if (job_.figures().has_margin()) {
+      Set("tercio_job_reward_margin", job_.figures().margin());
     }
-    if (job_.preference().has_accuracy()) {
-      Set("tercio_job_reward_accuracy_ratio", job_.preference().accuracy());
+    if (job_.figures().has_accuracy()) {
+      Set("tercio_job_reward_accuracy_ratio", job_.figures().accuracy());
     }
     if (job_.has_test()) Set("tercio_job_test_loss", job_.test().loss());
     AddScores("tercio_job_validation_score", job_.validation());

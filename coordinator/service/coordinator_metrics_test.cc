@@ -131,8 +131,8 @@ class CoordinatorMetricsTest : public ::testing::Test {
       step->set_step(7);
       step->set_loss(2.5);
       step->set_validation_loss(2.75);
-      step->mutable_preference()->set_margin(1.25);
-      step->mutable_preference()->set_accuracy(0.75);
+      step->mutable_figures()->set_margin(1.25);
+      step->mutable_figures()->set_accuracy(0.75);
       step->set_loss_scale(1024);
       step->set_learning_rate(0.001);
       step->set_grad_norm(1.5);

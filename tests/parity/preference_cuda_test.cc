@@ -25,12 +25,11 @@ TEST_F(CudaParity, Preferences) {
       ExpectClose(gpu, cpu, 1e-4);
       ASSERT_EQ(gpu.steps.size(), 3);
       for (size_t i = 0; i < gpu.steps.size(); ++i) {
-        EXPECT_NEAR(gpu.steps[i].preference->margin(), cpu.steps[i].preference->margin(), 1e-4);
-        EXPECT_NEAR(gpu.steps[i].preference->divergence(), cpu.steps[i].preference->divergence(),
-                    1e-4);
+        EXPECT_NEAR(gpu.steps[i].figures->margin(), cpu.steps[i].figures->margin(), 1e-4);
+        EXPECT_NEAR(gpu.steps[i].figures->divergence(), cpu.steps[i].figures->divergence(), 1e-4);
       }
-      EXPECT_NEAR(gpu.validation.preference().chosen_reward(),
-                  cpu.validation.preference().chosen_reward(), 1e-4);
+      EXPECT_NEAR(gpu.validation.figures().chosen_reward(),
+                  cpu.validation.figures().chosen_reward(), 1e-4);
     }
   }
 }

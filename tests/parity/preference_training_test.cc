@@ -28,11 +28,11 @@ constexpr Case kOneRank = {1, 1, 1, 8, 1, k1f1b};
 void ExpectSameFigures(const RunResult& expected, const RunResult& actual) {
   ASSERT_EQ(expected.steps.size(), actual.steps.size());
   for (size_t i = 0; i < expected.steps.size(); ++i) {
-    EXPECT_EQ(expected.steps[i].preference->SerializeAsString(),
-              actual.steps[i].preference->SerializeAsString());
+    EXPECT_EQ(expected.steps[i].figures->SerializeAsString(),
+              actual.steps[i].figures->SerializeAsString());
   }
-  EXPECT_EQ(expected.validation.preference().SerializeAsString(),
-            actual.validation.preference().SerializeAsString());
+  EXPECT_EQ(expected.validation.figures().SerializeAsString(),
+            actual.validation.figures().SerializeAsString());
 }
 
 TEST(PreferenceTraining, DpoBeginsAtLogTwoAndLearns) {
@@ -42,12 +42,12 @@ TEST(PreferenceTraining, DpoBeginsAtLogTwoAndLearns) {
   const RunResult result = example.Train(kOneRank, {.steps = 40, .evaluate = true});
   ASSERT_EQ(result.steps.size(), 40);
   EXPECT_NEAR(result.steps.front().loss, std::log(2.0), 1e-9);
-  EXPECT_NEAR(result.steps.front().preference->margin(), 0, 1e-9);
+  EXPECT_NEAR(result.steps.front().figures->margin(), 0, 1e-9);
   EXPECT_LT(result.steps.back().loss, 0.5);
-  EXPECT_GT(result.steps.back().preference->margin(), 0.5);
-  EXPECT_GT(result.steps.back().preference->accuracy(), 0.9);
+  EXPECT_GT(result.steps.back().figures->margin(), 0.5);
+  EXPECT_GT(result.steps.back().figures->accuracy(), 0.9);
   EXPECT_LT(result.validation_loss, 0.69);
-  EXPECT_GT(result.validation.preference().margin(), 0);
+  EXPECT_GT(result.validation.figures().margin(), 0);
 }
 
 TEST(PreferenceTraining, OrpoAndKtoLearn) {
@@ -58,11 +58,11 @@ TEST(PreferenceTraining, OrpoAndKtoLearn) {
     ASSERT_EQ(result.steps.size(), 12);
     if (std::string(objective) == "kto") {
       EXPECT_NEAR(result.steps.front().loss, 0.5, 1e-9);
-      EXPECT_EQ(result.steps.front().preference->divergence(), 0);
-      EXPECT_FALSE(result.steps.front().preference->has_accuracy());
+      EXPECT_EQ(result.steps.front().figures->divergence(), 0);
+      EXPECT_FALSE(result.steps.front().figures->has_accuracy());
     }
     EXPECT_LT(result.steps.back().loss, result.steps.front().loss);
-    EXPECT_GT(result.validation.preference().margin(), 0);
+    EXPECT_GT(result.validation.figures().margin(), 0);
   }
 }
 

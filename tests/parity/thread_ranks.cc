@@ -75,7 +75,7 @@ absl::Status LoadState(const State& state, engine::TrainingEngine& engine) {
   return absl::OkStatus();
 }
 
-absl::Status LoadWeights(const State& weights, engine::TrainingEngine& engine) {
+absl::Status LoadWeights(const State& weights, engine::LoadTarget& engine) {
   for (size_t i = 0; i < engine.InitialSlices().size(); ++i) {
     const v1::TensorSlice& slice = engine.InitialSlices()[i];
     const auto whole = weights.find(slice.tensor());
@@ -181,6 +181,10 @@ absl::Status RunRank(int rank, Shared& shared) {
                               shared.spec, plan, *equipment.device, equipment.communicators, source,
                               {.fill_pattern = shared.options.fill_pattern,
                                .scratch_directory = std::filesystem::temp_directory_path()}));
+  if (engine->teacher() != nullptr) {
+    TERCIO_CHECK(shared.options.teacher != nullptr);
+    TERCIO_RETURN_IF_ERROR(LoadWeights(*shared.options.teacher, *engine->teacher()));
+  }
   TERCIO_RETURN_IF_ERROR(engine->MeasureReferences(shared.options.first_step - 1));
   TERCIO_RETURN_IF_ERROR(LoadStart(shared.options, rank, *engine));
   std::vector<engine::StepResult> steps;

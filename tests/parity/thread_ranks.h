@@ -47,6 +47,8 @@ struct RunOptions {
   // Or from these weights of a model, which may be some of them: what is quantised is so as it is
   // loaded.
   const std::map<std::string, std::vector<float>>* weights = nullptr;
+  // The weights of the teacher that the job learns from.
+  const std::map<std::string, std::vector<float>>* teacher = nullptr;
   // Or from these: the same layout, of a job that keeps copies of snapshots.
   const RankCopies* copies = nullptr;
   int64_t first_step = 1;

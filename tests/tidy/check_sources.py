@@ -71,7 +71,7 @@ INCLUDES = {
     # Texts in, texts out: of the model only what generates.
     "serve/": ["serve/", "worker/inference/", "data/chat/", "tokenizer/", "common/"],
     "cli/plot/": ["cli/plot/", "common/utf8.h"],
-    "cli/report/": ["cli/report/", "cli/plot/", "config/", "plan/epochs.h", "plan/names.h", "plan/numerics.h", "plan/preference_figures.h",
+    "cli/report/": ["cli/report/", "cli/plot/", "config/", "plan/epochs.h", "plan/names.h", "plan/numerics.h", "plan/objective_figures.h",
                     "plan/quality.h", "plan/stage_layers.h", "plan/state_shards.h", "proto/"],
     # A method of an experiment is a run's report, beside what the planner makes of its plan.
     "cli/compare/": ["cli/compare/", "cli/report/", "cli/plot/", "cli/evaluation_json.h", "cli/format.h", "config/",

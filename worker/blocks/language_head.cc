@@ -52,6 +52,7 @@ LanguageHead::LanguageHead(const model::LanguageHeadOptions& options, const Head
       bias_(weights.Find("head.bias")),
       chosen_(tools.Values("head.rows")),
       chosen_gradient_(tools.Values("head.gradient")) {
+  if (job.distillation.has_value()) divergences_.emplace(*job.distillation, tools, stream);
   if (!job.preferences.has_value()) return;
   const auto sequences = static_cast<size_t>(tools.shape.sequences);
   answers_.resize(sequences);
@@ -102,17 +103,17 @@ kernels::ConstValues LanguageHead::Logits(kernels::ConstValues x, int64_t rows) 
   return part_.logits;
 }
 
-TokenRows LanguageHead::RowsOf(const Pass& pass, const Chunk& chunk, double* losses) const {
+TokenRows LanguageHead::RowsOf(const Pass& pass, const Chunk& chunk, double* sums) const {
   TokenRows rows = RowsOfVocabulary(part_, job_, pass, tools_);
   rows.targets = pass.batch.targets + chunk.row;
-  rows.sums = losses;
+  rows.sums = sums;
   rows.rows = chunk.rows;
   rows.first_row = chunk.row;
   rows.softcap = softcap_;
   rows.rows_per_sum = pass.tokens;
   if (!ChoosesTargets(pass)) return rows;
   // All rows of a chunk belong to one sequence.
-  rows.sums = losses + chunk.sequence;
+  rows.sums = sums + chunk.sequence;
   rows.first_row = 0;
   rows.rows_per_sum = chunk.rows;
   return rows;
@@ -146,22 +147,44 @@ void LanguageHead::BackwardInput(const Pass& pass, const Chunk& chunk, kernels::
                          .columns = hidden});
 }
 
-void LanguageHead::Loss(const Pass& pass, kernels::ConstValues x, double* losses) {
+kernels::ConstValues LanguageHead::AddDivergences(const Pass& pass, const Chunk& chunk,
+                                                  double* divergences) {
+  TERCIO_CHECK(teacher_ != nullptr);
+  const kernels::ConstValues teacher = teacher_->Of(pass, chunk);
+  const TokenRows rows = RowsOf(pass, chunk, divergences);
+  divergences_->Add(rows, teacher, rows.sums);
+  return teacher;
+}
+
+void LanguageHead::LossesAndGradients(const Pass& pass, const Chunk& chunk, const LossSums& losses,
+                                      float scale) {
+  const TokenRows rows = RowsOf(pass, chunk, losses.tokens);
+  if (!divergences_.has_value()) {
+    return TokenLossesAndGradients(tools_.ops, stream_, tools_.tensor.communicator(), rows, scale);
+  }
+  TokenLosses(tools_.ops, stream_, tools_.tensor.communicator(), rows);
+  const kernels::ConstValues teacher = AddDivergences(pass, chunk, losses.divergences);
+  divergences_->Gradients(rows, teacher, scale);
+}
+
+void LanguageHead::Loss(const Pass& pass, kernels::ConstValues x, const LossSums& losses) {
   ForChunks(pass, 0, tools_.shape.sequences, [&](const Chunk& chunk) {
-    Logits(InputOf(pass, x, chunk), chunk.rows);
-    TokenLosses(tools_.ops, stream_, tools_.tensor.communicator(), RowsOf(pass, chunk, losses));
+    LogitsOf(pass, x, chunk);
+    TokenLosses(tools_.ops, stream_, tools_.tensor.communicator(),
+                RowsOf(pass, chunk, losses.tokens));
+    if (divergences_.has_value()) AddDivergences(pass, chunk, losses.divergences);
   });
 }
 
-void LanguageHead::FindScales(const Pass& pass, kernels::ConstValues x, double* losses) {
+void LanguageHead::FindScales(const Pass& pass, kernels::ConstValues x, const LossSums& losses) {
   TERCIO_CHECK(pass.batch.answers != nullptr);
   const auto bytes = static_cast<int64_t>(sums_.size() * sizeof(double));
   Loss(pass, x, losses);
-  stream_.CopyToHost(sums_.data(), losses, bytes);
+  stream_.CopyToHost(sums_.data(), losses.tokens, bytes);
   // The first error of a stream stays: the step ends with it when it learns its sums.
   stream_.Synchronize().IgnoreError();
   // The pass that makes the gradients adds the same losses.
-  stream_.SetZero(losses, bytes);
+  stream_.SetZero(losses.tokens, bytes);
   for (size_t i = 0; i < answers_.size(); ++i) {
     answers_[i] = pass.batch.answers[i];
     answers_[i].log_probability = -sums_[i];
@@ -175,7 +198,7 @@ void LanguageHead::FindScales(const Pass& pass, kernels::ConstValues x, double* 
 }
 
 void LanguageHead::Backward(const Pass& pass, kernels::ConstValues x, kernels::Values dx,
-                            double* losses, GradientLanes& lanes) {
+                            const LossSums& losses, GradientLanes& lanes) {
   const int64_t hidden = tools_.shape.hidden;
   const bool chooses = ChoosesTargets(pass);
   // Rows that predict nothing get no gradient below.
@@ -189,24 +212,23 @@ void LanguageHead::Backward(const Pass& pass, kernels::ConstValues x, kernels::V
   };
   lanes.Assign(pass.batch.index, {weight_, bias_}, tools_.ops,
                [&](const plan::LaneSegment& segment, const Gradients& gradients, bool accumulate) {
-                 ForChunks(
-                     pass, segment.first_sequence, segment.sequences, [&](const Chunk& chunk) {
-                       const kernels::ConstValues rows = InputOf(pass, x, chunk);
-                       Logits(rows, chunk.rows);
-                       TokenLossesAndGradients(tools_.ops, stream_, tools_.tensor.communicator(),
-                                               RowsOf(pass, chunk, losses), scale_of(chunk));
-                       tools_.ops.MatmulBackwardWeight({.dy = part_.logits,
-                                                        .x = rows,
-                                                        .dw = weight_.GradientIn(gradients),
-                                                        .dbias = bias_.GradientIn(gradients),
-                                                        .m = chunk.rows,
-                                                        .n = tools_.shape.vocabulary,
-                                                        .k = hidden,
-                                                        .rows_per_leaf = chunk.rows_per_leaf,
-                                                        .accumulate = accumulate});
-                       accumulate = true;
-                       BackwardInput(pass, chunk, dx);
-                     });
+                 ForChunks(pass, segment.first_sequence, segment.sequences,
+                           [&](const Chunk& chunk) {
+                             const kernels::ConstValues rows = InputOf(pass, x, chunk);
+                             Logits(rows, chunk.rows);
+                             LossesAndGradients(pass, chunk, losses, scale_of(chunk));
+                             tools_.ops.MatmulBackwardWeight({.dy = part_.logits,
+                                                              .x = rows,
+                                                              .dw = weight_.GradientIn(gradients),
+                                                              .dbias = bias_.GradientIn(gradients),
+                                                              .m = chunk.rows,
+                                                              .n = tools_.shape.vocabulary,
+                                                              .k = hidden,
+                                                              .rows_per_leaf = chunk.rows_per_leaf,
+                                                              .accumulate = accumulate});
+                             accumulate = true;
+                             BackwardInput(pass, chunk, dx);
+                           });
                  if (accumulate) return;
                  // The lane's sequences predict nothing.
                  tools_.ops.Zero(weight_.GradientIn(gradients), weight_.elements);

@@ -61,6 +61,8 @@ struct MicroBatch {
 struct LossSums {
   double* tokens = nullptr;     // the sum over a sequence's predicted tokens
   double* sequences = nullptr;  // loss of the sequence as a whole; bert only
+  // Those tokens' divergences from a teacher, where one is learnt from.
+  double* divergences = nullptr;
 };
 
 }  // namespace tercio::blocks

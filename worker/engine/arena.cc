@@ -49,6 +49,12 @@ absl::StatusOr<Arena> Arena::Allocate(const v1::MemoryTable& table, device::Devi
   return Arena(table, std::move(memory), std::move(host), std::move(disk), taken);
 }
 
+Arena Arena::Part(const v1::MemoryTable& table) const {
+  Arena part = *this;
+  part.table_ = table;
+  return part;
+}
+
 void Arena::ReadAhead(const float* begin, int64_t count) const {
   if (!IsOnDisk(begin)) return;
   disk_->ReadAhead(reinterpret_cast<const std::byte*>(begin) - disk_->data(),

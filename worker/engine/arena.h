@@ -24,6 +24,9 @@ class Arena {
   static absl::StatusOr<Arena> Allocate(const v1::MemoryTable& table, device::Device& device,
                                         const std::string& scratch = "");
 
+  // The same memory by another table, whose buffers lie within this one's.
+  Arena Part(const v1::MemoryTable& table) const;
+
   // REQUIRES: the table has a buffer of that name.
   template <typename T>
   T* Get(const std::string& name) {
@@ -79,7 +82,7 @@ class Arena {
 
   v1::MemoryTable table_;
   std::shared_ptr<device::DeviceMemory> memory_;
-  std::unique_ptr<device::DeviceMemory> host_;
+  std::shared_ptr<device::DeviceMemory> host_;
   std::shared_ptr<device::ScratchFile> disk_;  // null: the table has nothing on disk
   int64_t taken_;                              // memory of the device that the allocation took
   bool filled_ = false;

@@ -14,6 +14,7 @@
 
 #include "absl/types/span.h"
 #include "kernels/exact_sum.h"
+#include "plan/distillation.h"
 #include "plan/memory_map.h"
 #include "plan/preference.h"
 #include "proto/tercio/v1/job.pb.h"
@@ -27,19 +28,24 @@ class ExchangeVector {
 
   // A classifier predicts no tokens: what would be the losses of its tokens are, in evaluations,
   // the outcomes of its sequences (worker/engine/class_outcomes.h). So they cost steps nothing.
-  // Where preferences are learnt, a sequence has no loss beside its tokens', but an answer.
+  // Where preferences are learnt, a sequence has no loss beside its tokens', but an answer. The
+  // divergence from a teacher is the last of a job's sums.
   enum class Sum {
     kTokenLoss,
     kPredictions,
     kSequenceLoss,
     kDesirable,
     kReference = kSequenceLoss,
-    kOutcome = kTokenLoss
+    kOutcome = kTokenLoss,
+    kDivergence
   };
 
   // ---- on the device ----
   double* begin() const { return device_; }
-  double* SumsOf(Sum sum) const { return device_ + static_cast<int>(sum) * global_batch_; }
+  double* SumsOf(Sum sum) const {
+    if (sum == Sum::kDivergence) return SumsEnd() - global_batch_;
+    return device_ + static_cast<int>(sum) * global_batch_;
+  }
   double* SumsEnd() const { return device_ + sum_count_; }
   double* SquareLimbs() const { return SumsEnd(); }
   double* NotFinite(int tensor) const { return SquareLimbs() + kernels::kSumLimbs + tensor; }
@@ -70,6 +76,13 @@ class ExchangeVector {
     double sequence_loss = 0;
     int64_t sequences = 0;
     std::optional<plan::PreferenceTotals> preferences;  // where they are learnt
+    double divergence = 0;
+    std::optional<v1::DistillationSpec> distillation;  // where a teacher is learnt from
+
+    // REQUIRES: a teacher is learnt from.
+    plan::DistillationMeans MeansOfTokens() const;
+    // What the objective has of them beside the loss.
+    std::optional<v1::ObjectiveFigures> Figures() const;
   };
   // Adds the first `sequences` of the batch that is known.
   void AddTotals(int64_t sequences, Totals* totals) const;
@@ -82,7 +95,8 @@ class ExchangeVector {
   const bool counts_predictions_;
   const bool has_sequence_losses_;
   const bool predicts_tokens_;
-  const std::optional<v1::TrainingSpec> preferences_;  // where they are learnt
+  const std::optional<v1::TrainingSpec> preferences_;       // where they are learnt
+  const std::optional<v1::DistillationSpec> distillation_;  // where a teacher is learnt from
   double divergence_ = 0;
   double* const device_;
   std::vector<double> known_;

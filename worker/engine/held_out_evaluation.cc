@@ -13,7 +13,8 @@ HeldOutEvaluation::HeldOutEvaluation(const v1::JobSpec& spec, const v1::RankPlan
                                      const plan::StageShape& shape, data::SampleSource& source,
                                      StageModel& model, RankBatch& batch, ProgramExecutor& executor,
                                      PipelineLinks& links, const Communicators& communicators,
-                                     device::Stream& stream, progress::Whereabouts& where)
+                                     device::Stream& stream, progress::Whereabouts& where,
+                                     Teacher* teacher)
     : spec_(spec),
       plan_(plan),
       shape_(shape),
@@ -26,7 +27,8 @@ HeldOutEvaluation::HeldOutEvaluation(const v1::JobSpec& spec, const v1::RankPlan
       links_(links),
       communicators_(communicators),
       stream_(stream),
-      where_(where) {
+      where_(where),
+      teacher_(teacher) {
   if (batch.gives_losses() && plan::ScoresClasses(spec.model())) {
     outcomes_ = std::make_unique<ClassOutcomes>(spec.model().labels(), shape.sequences_per_rank);
   }
@@ -65,6 +67,7 @@ absl::Status HeldOutEvaluation::MeasureDivergence(ReadSequence read, int64_t sam
 absl::Status HeldOutEvaluation::Score(const char* what, ReadSequence read) {
   ExchangeVector& exchange = batch_.exchange();
   batch_.Read(read);
+  if (teacher_ != nullptr) teacher_->Run(batch_);
   batch_.ClearSums();
   RunProgram(what);
   links_.WaitAll();
@@ -113,7 +116,7 @@ absl::StatusOr<v1::Evaluation> HeldOutEvaluation::Run(data::HeldOut set) {
     TERCIO_RETURN_IF_ERROR(RunBatch(set, first, count, &totals, &result));
   }
   result.set_loss(ExchangeVector::MeanLoss(totals));
-  if (totals.preferences.has_value()) *result.mutable_preference() = totals.preferences->Figures();
+  if (const auto figures = totals.Figures()) *result.mutable_figures() = *figures;
   return result;
 }
 

@@ -22,18 +22,19 @@
 #include "worker/engine/program_executor.h"
 #include "worker/engine/rank_batch.h"
 #include "worker/engine/stage_model.h"
+#include "worker/engine/teacher.h"
 #include "worker/progress/whereabouts.h"
 
 namespace tercio::engine {
 
 class HeldOutEvaluation {
  public:
-  // The arguments outlive it.
+  // The arguments outlive it. `teacher`: null where none is learnt from.
   HeldOutEvaluation(const v1::JobSpec& spec, const v1::RankPlan& plan,
                     const plan::StageShape& shape, data::SampleSource& source, StageModel& model,
                     RankBatch& batch, ProgramExecutor& executor, PipelineLinks& links,
                     const Communicators& communicators, device::Stream& stream,
-                    progress::Whereabouts& where);
+                    progress::Whereabouts& where, Teacher* teacher);
 
   // TrainingEngine::Evaluate.
   absl::StatusOr<v1::Evaluation> Run(data::HeldOut set);
@@ -64,6 +65,7 @@ class HeldOutEvaluation {
   const Communicators& communicators_;
   device::Stream& stream_;
   progress::Whereabouts& where_;
+  Teacher* const teacher_;
   // Null where no classes are scored, and on ranks whose logits are not the ones that count.
   std::unique_ptr<ClassOutcomes> outcomes_;
 };

@@ -4,6 +4,7 @@
 
 #include "common/status_macros.h"
 #include "model/architecture.h"
+#include "plan/distillation.h"
 #include "plan/lanes.h"
 #include "plan/state_shards.h"
 
@@ -29,6 +30,7 @@ RankBatch::RankBatch(const v1::JobSpec& spec, const v1::RankPlan& plan,
       communicators_(communicators),
       stream_(stream),
       gives_losses_(shape.last && plan.placement().tensor_index() == 0),
+      distills_(plan::LearnsFromTeacher(spec.training())),
       samples_(shape, kind_, arena),
       exchange_(spec, shape, arena.Get<double>("exchange")),
       sample_(spec.model().context(), spec.model().decoder_context()) {
@@ -94,7 +96,8 @@ void RankBatch::ClearSums() {
 
 blocks::LossSums RankBatch::LossesAt(const blocks::MicroBatch& batch) const {
   return {exchange_.SumsOf(Sum::kTokenLoss) + batch.first_sequence,
-          kind_.padded ? exchange_.SumsOf(Sum::kSequenceLoss) + batch.first_sequence : nullptr};
+          kind_.padded ? exchange_.SumsOf(Sum::kSequenceLoss) + batch.first_sequence : nullptr,
+          distills_ ? exchange_.SumsOf(Sum::kDivergence) + batch.first_sequence : nullptr};
 }
 
 void RankBatch::SetSums(Sum sum, const std::vector<double>& numbers) {

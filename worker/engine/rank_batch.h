@@ -83,6 +83,7 @@ class RankBatch {
   // Every sum of a sequence has one contributor: the first tensor rank of the last stage that has
   // it.
   const bool gives_losses_;
+  const bool distills_;
   RankSamples samples_;
   ExchangeVector exchange_;
   data::Sample sample_;

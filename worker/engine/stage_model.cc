@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
+#include "plan/distillation.h"
 #include "plan/lanes.h"
 #include "plan/model_tensors.h"
 #include "plan/preference.h"
@@ -88,6 +89,7 @@ StageModel::StageModel(const v1::JobSpec& spec, const v1::RankPlan& plan,
   job.loss_weight = 1.0 / (static_cast<double>(spec.training().global_batch()) *
                            static_cast<double>(shape_.head_stream().tokens));
   if (plan::LearnsPreferences(spec.training())) job.preferences = spec.training();
+  if (plan::LearnsFromTeacher(spec.training())) job.distillation = spec.training().distillation();
   if (head.language) {
     language_head_ =
         std::make_unique<blocks::LanguageHead>(*head.language, job, weights, tools_, stream);
@@ -186,7 +188,7 @@ void StageModel::ForwardUnit(const MicroBatch& batch, int unit) {
 void StageModel::Loss(const MicroBatch& batch, const blocks::LossSums& losses) {
   const Pass pass = PassOf(batch, HeadStream());
   const kernels::ConstValues x = tensor_.GatherRows(pass, LastRows(batch));
-  if (language_head_) language_head_->Loss(pass, x, losses.tokens);
+  if (language_head_) language_head_->Loss(pass, x, losses);
   if (masked_head_) masked_head_->Loss(pass, x, losses.tokens);
   if (class_head_) class_head_->Loss(pass, x, losses.sequences);
 }
@@ -211,7 +213,7 @@ kernels::Values StageModel::BackwardPredictions(const Pass& pass, const blocks::
                                                 blocks::GradientLanes& lanes) {
   const kernels::ConstValues x = tensor_.GatherRows(pass, LastRows(pass.batch));
   if (language_head_) {
-    language_head_->Backward(pass, x, head_gradient_, losses.tokens, lanes);
+    language_head_->Backward(pass, x, head_gradient_, losses, lanes);
     return tensor_.SumRows(pass, head_gradient_);
   }
   // The other heads add to the few rows that they have read, alike on every tensor rank.

@@ -93,6 +93,11 @@ class StageModel {
     return language_head_->Logits(LastRows(batch) + row * shape_.hidden, rows);
   }
 
+  // Last chunk, after Forward: what the head reads, the rows that are here (local rows x hidden).
+  kernels::ConstValues HeadInput(const blocks::MicroBatch& batch) const { return LastRows(batch); }
+  // Of a language model's last stage, else null.
+  blocks::LanguageHead* language_head() { return language_head_.get(); }
+
   // Sets the factor of the loss's gradient; 1 at first.
   void SetLossScale(double scale);
 

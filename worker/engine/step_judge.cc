@@ -14,7 +14,7 @@ absl::StatusOr<StepVerdict> StepJudge::Judge(int64_t step, const ExchangeVector&
   ExchangeVector::Totals totals;
   exchange.AddTotals(training_.global_batch(), &totals);
   result->loss = ExchangeVector::MeanLoss(totals);
-  if (totals.preferences.has_value()) result->preference = totals.preferences->Figures();
+  result->figures = totals.Figures();
   result->signal = exchange.KnownSignal();
   result->grad_norm = std::sqrt(exchange.KnownSquares()) / guard_.loss_scale();
   if (guard_.scales()) result->loss_scale = guard_.loss_scale();

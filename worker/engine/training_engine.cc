@@ -10,6 +10,7 @@
 #include "common/check.h"
 #include "common/status_macros.h"
 #include "plan/base_format.h"
+#include "plan/distillation.h"
 #include "plan/lanes.h"
 #include "plan/memory_map.h"
 #include "plan/model_tensors.h"
@@ -40,6 +41,7 @@
 #include "worker/engine/step_judge.h"
 #include "worker/engine/step_trace.h"
 #include "worker/engine/stream_links.h"
+#include "worker/engine/teacher.h"
 #include "worker/engine/weight_gather.h"
 #include "worker/engine/weight_update.h"
 
@@ -135,14 +137,18 @@ class Engine : public TrainingEngine {
                    arena_.ValuesOf("gradient_flow.1", precision_)},
                   ProgramExecutor::Parts{model_, batch_, streams_, links_, lanes_, rounds_, gather_,
                                          *compute_, trace_, where_}),
+        staged_(arena_, *compute_),
+        teacher_(MakeTeacher()),
         evaluation_(spec_, plan_, shape_, source_, model_, batch_, executor_, links_,
-                    communicators_, *compute_, where_),
+                    communicators_, *compute_, where_, teacher_.get()),
         base_(tensors_, plan_, arena_, *compute_, communicators_.tensor()),
         parts_(PartsOf(StatePartsOf(spec_, plan_, guard_, model_.products().scaling()), base_)),
         to_save_(SlicesToSave(tensors_, shards_, plan_, store_, parts_)),
         to_load_(SlicesToLoad(tensors_, plan_, store_, parts_)),
-        keeps_copies_(plan::KeepsCopies(spec)),
-        staged_(arena_, *compute_) {
+        keeps_copies_(plan::KeepsCopies(spec)) {
+    if (teacher_ != nullptr && model_.language_head() != nullptr) {
+      model_.language_head()->SetTeacher(teacher_.get());
+    }
     if (precision_.format != kernels::Format::kFloat32 && !shards_.gathers_weights &&
         !packed_.packs_weights()) {
       rounded_parameters_ = arena_.ValuesOf("parameters.compute", precision_);
@@ -180,6 +186,7 @@ class Engine : public TrainingEngine {
                          {exchange.begin(), exchange.count()}, &holds_what_it_loaded_);
   }
   bool HoldsWhatItLoaded() const override { return holds_what_it_loaded_; }
+  LoadTarget* teacher() override { return teacher_.get(); }
   void FlipBit() override {
     // The weights may be on their way to where the model reads them.
     gather_.Await();
@@ -210,6 +217,13 @@ class Engine : public TrainingEngine {
   static StateParts PartsOf(StateParts parts, QuantizedBase& base) {
     base.AddParts(&parts);
     return parts;
+  }
+
+  // Null where no teacher is learnt from.
+  std::unique_ptr<Teacher> MakeTeacher() {
+    if (!plan::HasTeacher(spec_.training())) return nullptr;
+    return std::make_unique<Teacher>(
+        spec_, plan_, Teacher::Parts{arena_, communicators_, *compute_, staged_, where_});
   }
 
   int stage() const { return plan_.placement().pipeline_index(); }
@@ -298,6 +312,8 @@ class Engine : public TrainingEngine {
   GradientRounds rounds_;
   WeightGather gather_;
   ProgramExecutor executor_;
+  StagedCopy staged_;
+  std::unique_ptr<Teacher> teacher_;
   HeldOutEvaluation evaluation_;
   QuantizedBase base_;
   std::vector<double> references_;
@@ -305,7 +321,6 @@ class Engine : public TrainingEngine {
   std::vector<StateSlice> to_save_;
   std::vector<StateSlice> to_load_;
   const bool keeps_copies_;
-  StagedCopy staged_;
   bool holds_what_it_loaded_ = true;
   std::vector<size_t> saved_in_needed_;  // index in to_load_ of each of to_save_; for copies only
   std::vector<v1::TensorSlice> saved_slices_;
@@ -409,6 +424,7 @@ absl::StatusOr<StepResult> Engine::Step(int64_t step, double signal) {
   batch_.Read(read);
   BeginWeights();
   TERCIO_RETURN_IF_ERROR(batch_.CountPredictions());
+  if (teacher_ != nullptr) teacher_->Run(batch_);
   batch_.ClearSums();
   signal_ = signal;
   model_.SetLossScale(guard_.loss_scale());

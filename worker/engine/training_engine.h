@@ -25,6 +25,7 @@
 #include "proto/tercio/v1/plan.pb.h"
 #include "worker/device/device.h"
 #include "worker/engine/communicators.h"
+#include "worker/engine/load_target.h"
 #include "worker/engine/memory_use.h"
 #include "worker/engine/replica_check.h"
 #include "worker/engine/step_guard.h"
@@ -43,7 +44,7 @@ struct StepResult {
   std::string spike;                 // StepRecord.spike
   std::string reason;                // why the step is skipped or a spike
   double loss_scale = 0;             // scale of this step; 0 except in fp16
-  std::optional<v1::PreferenceFigures> preference;  // where preferences are learnt
+  std::optional<v1::ObjectiveFigures> figures;  // where the objective has them
 };
 
 // The state of a rank after a step, copied aside: row-major values of slices.
@@ -86,10 +87,9 @@ struct EngineOptions {
   progress::Whereabouts* whereabouts = nullptr;  // where the engine reports its place; may be null
 };
 
-class TrainingEngine {
+// The state that LoadTarget fills is all that the rank needs to resume.
+class TrainingEngine : public LoadTarget {
  public:
-  virtual ~TrainingEngine() = default;
-
   // Allocates the arena and, if `options` say so, initialises the weights from the seed; optimizer
   // moments are zero. `device`, communicators and `source` must outlive the engine.
   // RESOURCE_EXHAUSTED names the bytes.
@@ -142,24 +142,9 @@ class TrainingEngine {
   // (plan/snapshots.h) they are the state itself, which the next update changes.
   virtual absl::StatusOr<StateSnapshot> Snapshot() = 0;
 
-  // The slices that this rank needs to resume from a checkpoint: call Load until each slice has all
-  // its values. Those of the step guard and of FP8's scales may be left out (IsOptionalState): a
-  // checkpoint of a job that did not use them has none.
-  virtual const std::vector<v1::TensorSlice>& NeededSlices() const = 0;
-  // Those, and behind them slices of what is quantised as it is loaded (plan::QuantizedTensor),
-  // with which a job begins that starts from the weights of a model: their values take the place of
-  // its codes among NeededSlices. Load takes numbers of this list. On each rank the values of a
-  // slice come in order, on tensor ranks those of the slices as well: it may be collective over
-  // them.
-  virtual const std::vector<v1::TensorSlice>& InitialSlices() const { return NeededSlices(); }
-  // Values [first, first + values.size()) of the slice, row-major; of an optional slice all at
-  // once. INVALID_ARGUMENT: it has no such values.
-  virtual absl::Status Load(int64_t slice_index, int64_t first, absl::Span<const float> values) = 0;
-
-  // The place to which Load copies the values of the slice: values that are already there are not
-  // copied. It belongs to the loading threads until the slice is loaded, and outlives the engine.
-  // Null: the memory is not the host's, or the values are converted.
-  virtual std::shared_ptr<float> LoadPlace(int64_t slice_index) = 0;
+  // The weights of the teacher that the job learns from (plan::HasTeacher), which are loaded before
+  // the first step; null: there is none.
+  virtual LoadTarget* teacher() { return nullptr; }
 
   // Bytes of the device's arena: by the plan, and, measured, in use (Arena::UsedBytes). Measuring
   // takes up to a millisecond for each GiB: not for every step.

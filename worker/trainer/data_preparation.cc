@@ -18,8 +18,10 @@
 #include "common/utf8.h"
 #include "data/preparation_protocol.h"
 #include "data/prepared_data.h"
+#include "plan/distillation.h"
 #include "plan/old_words.h"
 #include "worker/agent/runs/allowed_paths.h"
+#include "worker/inference/teacher_check.h"
 #include "worker/trainer/out_of_memory_score.h"
 
 namespace tercio::trainer {
@@ -76,6 +78,10 @@ absl::StatusOr<data::PreparedData> Prepare(const v1::PrepareRequest& request) {
   // The check is made here, with a trainer's rights, since the agent looks at no file of a job.
   TERCIO_RETURN_IF_ERROR(allowed.Check(spec));
   auto prepared = data::PrepareData(spec.data(), spec.model(), request.cache_dir());
+  if (prepared.ok() && plan::HasTeacher(spec.training())) {
+    TERCIO_RETURN_IF_ERROR(inference::CheckTeacher(spec.training().distillation(),
+                                                   prepared->tokenizer_json, prepared->vocab_size));
+  }
   // A job that resumes has its weights in a checkpoint.
   if (!prepared.ok() || spec.model().from().empty() || !request.from_start()) return prepared;
   TERCIO_ASSIGN_OR_RETURN(std::vector<std::string> notes,

@@ -52,15 +52,37 @@ class InitialWeights : public StateSource {
 
 }  // namespace
 
+namespace {
+
+// `what`: for messages. Errors of a model that is not the source's.
+absl::StatusOr<std::shared_ptr<StateSource>> WeightsFor(
+    const v1::ModelSpec& model, const std::string& what,
+    std::unique_ptr<checkpoint::WeightSource> weights) {
+  if (absl::Status same = checkpoint::CheckStartsFrom(model, weights->model()); !same.ok()) {
+    return absl::FailedPreconditionError(absl::StrCat(what, ": ", std::string(same.message())));
+  }
+  return std::make_shared<InitialWeights>(model, std::move(weights));
+}
+
+}  // namespace
+
 absl::StatusOr<std::shared_ptr<StateSource>> OpenInitialWeights(const v1::ModelSpec& model) {
   // The agent read every byte before it started this rank.
   TERCIO_ASSIGN_OR_RETURN(auto weights,
                           checkpoint::OpenInitialSource(model, checkpoint::DigestCheck::kNone));
-  if (absl::Status same = checkpoint::CheckStartsFrom(model, weights->model()); !same.ok()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("model.from ", model.from(), ": ", std::string(same.message())));
-  }
-  return std::make_shared<InitialWeights>(model, std::move(weights));
+  return WeightsFor(model, absl::StrCat("model.from ", model.from()), std::move(weights));
+}
+
+absl::Status LoadTeacherWeights(const v1::DistillationSpec& spec, const LoadGroup& group,
+                                const LoadedBytes& loaded, engine::LoadTarget* teacher) {
+  if (teacher == nullptr) return absl::OkStatus();
+  TERCIO_ASSIGN_OR_RETURN(
+      auto weights, checkpoint::OpenWeightSource(spec.teacher(), checkpoint::DigestCheck::kNone));
+  TERCIO_ASSIGN_OR_RETURN(
+      const auto source,
+      WeightsFor(spec.model(), absl::StrCat("training.distillation.teacher ", spec.teacher()),
+                 std::move(weights)));
+  return LoadState(source, group, loaded, *teacher);
 }
 
 }  // namespace tercio::trainer

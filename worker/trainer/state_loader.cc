@@ -43,7 +43,7 @@ struct ReadPiece {
 class ReadAhead {
  public:
   ReadAhead(std::shared_ptr<StateSource> source, const std::vector<StatePiece>& pieces, int rank,
-            const LoadedBytes& loaded, engine::TrainingEngine& engine, LoadPath path)
+            const LoadedBytes& loaded, engine::LoadTarget& engine, LoadPath path)
       : shared_(std::make_shared<Shared>()) {
     shared_->source = std::move(source);
     shared_->loaded = loaded;
@@ -228,13 +228,13 @@ class PieceBroadcast {
 };
 
 const std::vector<v1::TensorSlice>& SlicesFrom(const StateSource& source,
-                                               const engine::TrainingEngine& engine) {
+                                               const engine::LoadTarget& engine) {
   return source.IsOfModel() ? engine.InitialSlices() : engine.NeededSlices();
 }
 
 absl::Status LoadPieces(const std::vector<StatePiece>& pieces,
                         const std::shared_ptr<StateSource>& source, const LoadGroup& group,
-                        const LoadedBytes& loaded, engine::TrainingEngine& engine, LoadPath path) {
+                        const LoadedBytes& loaded, engine::LoadTarget& engine, LoadPath path) {
   const std::vector<v1::TensorSlice>& slices = SlicesFrom(*source, engine);
   const int rank = group.divides_state ? 0 : group.data.rank();
   ReadAhead reads(source, pieces, rank, loaded, engine, path);
@@ -306,7 +306,7 @@ std::vector<StatePiece> PiecesOf(const std::vector<v1::TensorSlice>& slices,
 }
 
 absl::Status LoadState(std::shared_ptr<StateSource> source, const LoadGroup& group,
-                       const LoadedBytes& loaded, engine::TrainingEngine& engine, LoadPath path) {
+                       const LoadedBytes& loaded, engine::LoadTarget& engine, LoadPath path) {
   const int readers = group.divides_state ? 1 : group.data.size();
   const std::vector<StatePiece> pieces = PiecesOf(SlicesFrom(*source, engine), *source, readers);
   const absl::Status status = LoadPieces(pieces, source, group, loaded, engine, path);

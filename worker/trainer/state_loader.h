@@ -17,7 +17,7 @@
 #include "absl/status/status.h"
 #include "worker/collective/communicator.h"
 #include "worker/device/device.h"
-#include "worker/engine/training_engine.h"
+#include "worker/engine/load_target.h"
 #include "worker/trainer/state_source.h"
 
 namespace tercio::trainer {
@@ -51,7 +51,7 @@ using LoadedBytes = std::function<void(int64_t bytes, int64_t total)>;
 enum class LoadPath { kDirect, kThroughBuffers };
 
 absl::Status LoadState(std::shared_ptr<StateSource> source, const LoadGroup& group,
-                       const LoadedBytes& loaded, engine::TrainingEngine& engine,
+                       const LoadedBytes& loaded, engine::LoadTarget& engine,
                        LoadPath path = LoadPath::kDirect);
 
 }  // namespace tercio::trainer

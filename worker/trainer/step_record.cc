@@ -14,7 +14,7 @@ v1::StepRecord StepRecordOf(const StepIdentity& identity, const engine::StepResu
   record.set_step_seconds(seconds);
   record.set_skipped(result.skipped);
   record.set_spike(result.spike);
-  if (result.preference.has_value()) *record.mutable_preference() = *result.preference;
+  if (result.figures.has_value()) *record.mutable_figures() = *result.figures;
   if (result.loss_scale > 0) record.set_loss_scale(result.loss_scale);
   return record;
 }

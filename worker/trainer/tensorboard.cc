@@ -24,7 +24,7 @@
 #include "common/status_macros.h"
 #include "google/protobuf/util/json_util.h"
 #include "plan/names.h"
-#include "plan/preference_figures.h"
+#include "plan/objective_figures.h"
 #include "plan/quality.h"
 #include "plan/text_form.h"
 #include "worker/trainer/event_record.h"
@@ -195,9 +195,9 @@ TensorBoardWriter::~TensorBoardWriter() {
 
 namespace {
 
-void AddPreference(const char* group, const v1::PreferenceFigures& figures,
-                   std::vector<std::pair<std::string, double>>* scalars) {
-  for (const plan::PreferenceFigure& figure : plan::PreferenceFigureList()) {
+void AddFigures(const char* group, const v1::ObjectiveFigures& figures,
+                std::vector<std::pair<std::string, double>>* scalars) {
+  for (const plan::ObjectiveFigure& figure : plan::ObjectiveFigureList()) {
     const std::optional<double> value = figure.value(figures);
     if (value.has_value()) scalars->emplace_back(group + std::string(figure.name), *value);
   }
@@ -226,8 +226,8 @@ void TensorBoardWriter::Add(const v1::TrainerStep& report) {
       scalars.emplace_back(absl::StrCat("validation/", plan::TextOf(metric)), *value);
     }
   }
-  AddPreference("train/", step.preference(), &scalars);
-  AddPreference("validation/", step.validation_preference(), &scalars);
+  AddFigures("train/", step.figures(), &scalars);
+  AddFigures("validation/", step.validation_figures(), &scalars);
   if (step.has_loss_scale()) scalars.emplace_back("train/loss_scale", step.loss_scale());
   if (step.resident_bytes() > 0) {
     scalars.emplace_back("memory/resident_bytes", static_cast<double>(step.resident_bytes()));
@@ -245,7 +245,7 @@ void TensorBoardWriter::AddTest(const v1::Evaluation& evaluation) {
     scalars.emplace_back(absl::StrCat("test/", plan::TextOf(metric)),
                          plan::ValueOf(metric, evaluation));
   }
-  AddPreference("test/", evaluation.preference(), &scalars);
+  AddFigures("test/", evaluation.figures(), &scalars);
   Write(ScalarsRecord(WallTime(), evaluation.step(), scalars));
 }
 

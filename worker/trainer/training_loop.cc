@@ -286,6 +286,10 @@ absl::StatusOr<std::shared_ptr<StateSource>> TrainingLoop::OpenCheckpoint(
 
 absl::Status TrainingLoop::LoadState() {
   const int64_t step = assignment_.resume_step();
+  if (engine_->teacher() != nullptr) EnterPhase(v1::TRAINER_PHASE_LOADING);
+  TERCIO_RETURN_IF_ERROR(LoadTeacherWeights(training().distillation(),
+                                            {communicators_.data(), *device_, *stream_},
+                                            LoadedToPage(), engine_->teacher()));
   const v1::ModelSpec& model = assignment_.spec().model();
   // A checkpoint has other weights than a reference, and is loaded after it.
   if (!model.from().empty() && (step == 0 || plan::HasReference(training()))) {

@@ -115,6 +115,9 @@ absl::Status AllowedPaths::Check(const v1::JobSpec& spec) const {
     TERCIO_RETURN_IF_ERROR(CheckPath("data.tokenizer", data.tokenizer()));
   }
   TERCIO_RETURN_IF_ERROR(CheckPath("model.from", spec.model().from()));
+  const v1::DistillationSpec& distillation = spec.training().distillation();
+  TERCIO_RETURN_IF_ERROR(CheckPath("training.distillation.teacher", distillation.teacher()));
+  TERCIO_RETURN_IF_ERROR(CheckPath("training.distillation.logits", distillation.logits()));
   for (const auto& [key, path] : {std::pair{"tensorboard", &spec.tensorboard()},
                                   std::pair{"checkpoint.path", &spec.checkpoint().path()}}) {
     // These are written: they need not exist yet, and a pattern has no meaning in them.

@@ -6,6 +6,7 @@
 #include "common/log.h"
 #include "common/utf8.h"
 #include "data/data_cache.h"
+#include "plan/distillation.h"
 
 namespace tercio::agent {
 namespace {
@@ -34,6 +35,7 @@ std::string FilesOf(const v1::JobSpec& spec, bool from_start) {
   for (const std::string& path : data.test_more_paths()) add("data.test", path);
   add("data.tokenizer", data.tokenizer());
   if (from_start) add("model.from", spec.model().from());
+  add("training.distillation.teacher", spec.training().distillation().teacher());
   // A blend may have thousands of files.
   if (files.size() > kMostPathsNamed) {
     const size_t more = files.size() - kMostPathsNamed;
@@ -102,9 +104,7 @@ v1::DataPrepared DataPreparer::Take(const v1::PrepareData& request,
     message.set_error(node + answer->error());
     return message;
   }
-  // A model that starts from existing weights has their vocabulary, however few ids the data uses.
-  const v1::ModelSpec& model = request.spec().model();
-  message.set_vocab_size(model.from().empty() ? answer->vocab_size() : model.vocab_size());
+  message.set_vocab_size(plan::VocabularyOf(request.spec(), answer->vocab_size()));
   message.set_train_tokens(answer->train_tokens());
   message.set_validation_tokens(answer->validation_tokens());
   message.set_train_samples(answer->train_samples());

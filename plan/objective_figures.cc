@@ -1,9 +1,9 @@
-#include "plan/preference_figures.h"
+#include "plan/objective_figures.h"
 
 namespace tercio::plan {
 namespace {
 
-using Figures = v1::PreferenceFigures;
+using Figures = v1::ObjectiveFigures;
 
 template <bool (Figures::*kHas)() const, double (Figures::*kGet)() const>
 std::optional<double> Get(const Figures& figures) {
@@ -15,7 +15,7 @@ void Set(double value, Figures* figures) {
   (figures->*kSet)(value);
 }
 
-constexpr PreferenceFigure kFigures[] = {
+constexpr ObjectiveFigure kFigures[] = {
     {"rewards_chosen", "Reward of chosen answers", "",
      Get<&Figures::has_chosen_reward, &Figures::chosen_reward>, Set<&Figures::set_chosen_reward>},
     {"rewards_rejected", "Reward of rejected answers", "",
@@ -33,10 +33,15 @@ constexpr PreferenceFigure kFigures[] = {
      Set<&Figures::set_rejected_log_probability>},
     {"kl", "Divergence from the reference", "nats",
      Get<&Figures::has_divergence, &Figures::divergence>, Set<&Figures::set_divergence>},
+    {"teacher_kl", "Divergence from the teacher", "nats",
+     Get<&Figures::has_teacher_divergence, &Figures::teacher_divergence>,
+     Set<&Figures::set_teacher_divergence>},
+    {"cross_entropy", "Cross-entropy", "nats",
+     Get<&Figures::has_cross_entropy, &Figures::cross_entropy>, Set<&Figures::set_cross_entropy>},
 };
 
 }  // namespace
 
-absl::Span<const PreferenceFigure> PreferenceFigureList() { return kFigures; }
+absl::Span<const ObjectiveFigure> ObjectiveFigureList() { return kFigures; }
 
 }  // namespace tercio::plan
