@@ -16,13 +16,11 @@ namespace {
 constexpr int64_t kDigestedElements = int64_t{1} << 18;  // stays in the cache until it is summed
 constexpr char kDigestKey[] = "digest";
 
-}  // namespace
-
-absl::StatusOr<uint64_t> DigestOfBase(const WeightSource& source, const v1::ModelSpec& adapted) {
+absl::StatusOr<uint64_t> DigestOfTensors(const WeightSource& source,
+                                         const std::vector<plan::LogicalTensor>& tensors) {
   uint64_t digest = 0;
   std::vector<float> values;
-  for (const plan::LogicalTensor& tensor : plan::ModelTensors(adapted)) {
-    if (!tensor.below_adapters) continue;
+  for (const plan::LogicalTensor& tensor : tensors) {
     v1::TensorSlice whole;
     whole.set_tensor(tensor.name);
     whole.add_shape(tensor.rows);
@@ -41,6 +39,20 @@ absl::StatusOr<uint64_t> DigestOfBase(const WeightSource& source, const v1::Mode
     digest += plan::FactorOfTensor(tensor.name) * sum;
   }
   return digest;
+}
+
+}  // namespace
+
+absl::StatusOr<uint64_t> DigestOfBase(const WeightSource& source, const v1::ModelSpec& adapted) {
+  std::vector<plan::LogicalTensor> below;
+  for (const plan::LogicalTensor& tensor : plan::ModelTensors(adapted)) {
+    if (tensor.below_adapters) below.push_back(tensor);
+  }
+  return DigestOfTensors(source, below);
+}
+
+absl::StatusOr<uint64_t> DigestOfWeights(const WeightSource& source) {
+  return DigestOfTensors(source, plan::ModelTensors(source.model()));
 }
 
 std::string BaseDigestJson(uint64_t digest) {

@@ -24,6 +24,9 @@ inline constexpr char kBaseDigestFile[] = "tercio_base.json";
 // Reads them all.
 absl::StatusOr<uint64_t> DigestOfBase(const WeightSource& source, const v1::ModelSpec& adapted);
 
+// Likewise of all weights of the source's model.
+absl::StatusOr<uint64_t> DigestOfWeights(const WeightSource& source);
+
 // The content of the file.
 std::string BaseDigestJson(uint64_t digest);
 

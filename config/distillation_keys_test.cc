@@ -57,7 +57,8 @@ TEST(DistillationKeys, AreWrittenAndReadAgain) {
        "training.distillation.direction=reverse"},
       {"training.distillation.stage_layers=[1, 1]", "parallelism.pipeline=2"},
       {"data.train=talks.jsonl", "data.template=chatml", "data.loss_on=all"},
-      {"training.distillation.teacher=null", "training.distillation.logits=stored/logits"}};
+      {"training.distillation.teacher=null", "training.distillation.logits=stored/logits",
+       "training.distillation.top_k=64"}};
   for (const std::vector<std::string>& overrides : all) {
     const auto spec = Parse(kGood, overrides);
     ASSERT_TRUE(spec.ok()) << spec.status();

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "checkpoint/model_description.h"
+#include "config/stored_logits_keys.h"
 #include "config/yaml_text.h"
 #include "nlohmann/json.hpp"
 #include "plan/distillation.h"
@@ -57,11 +58,8 @@ void ParseDistillation(Section& training, const std::string& directory, v1::JobS
                              : "missing; name the directory of a model, or logits that one has "
                                "left (`tercio evaluate --write-logits`)");
   }
-  if (section.Has("teacher")) {
-    ParseTeacher(section, directory, out);
-  } else {
-    out->set_logits(ResolvePath(section.Text("logits", ""), directory));
-  }
+  if (section.Has("teacher")) ParseTeacher(section, directory, out);
+  ParseStoredLogits(section, directory, out);
   out->set_temperature(section.Number("temperature", 1, kLeastTemperature, kMostTemperature));
   out->set_weight(section.Number("weight", 0.5, kLeastWeight, 1));
   out->set_direction(section.OneOf("direction", v1::DISTILLATION_DIRECTION_FORWARD));
@@ -79,7 +77,7 @@ std::string DistillationYaml(const v1::TrainingSpec& training) {
   const v1::DistillationSpec& spec = training.distillation();
   const auto quoted = [](const std::string& text) { return nlohmann::json(text).dump(); };
   const std::string source = spec.teacher().empty()
-                                 ? absl::StrCat("logits: ", quoted(spec.logits()))
+                                 ? StoredLogitsYaml(spec)
                                  : absl::StrCat("teacher: ", quoted(spec.teacher()));
   const std::string layers =
       spec.stage_layers().empty()

@@ -19,19 +19,22 @@ int64_t BlendedDataset::Samples(int64_t context) const {
   return blend_.SamplesBeforeRepeat(samples);
 }
 
-void BlendedDataset::ReadInOrder(int64_t index, int64_t context, int32_t* out) const {
+BlendedDataset::Place BlendedDataset::PlaceInOrder(int64_t index) const {
   const Blend::Choice choice = blend_.At(index);
-  datasets_[static_cast<size_t>(choice.dataset)].ReadSample(choice.draw, context, out);
+  return {static_cast<size_t>(choice.dataset), choice.draw};
 }
 
-void BlendedDataset::ReadShuffled(uint64_t seed, int64_t position, int64_t context,
-                                  int32_t* out) const {
+BlendedDataset::Place BlendedDataset::PlaceShuffled(uint64_t seed, int64_t position,
+                                                    int64_t context) const {
   // The order of data sets is not shuffled, so that every stretch of a run has the blend's shares.
   const Blend::Choice choice = blend_.At(position);
-  const TokenDataset& dataset = datasets_[static_cast<size_t>(choice.dataset)];
-  const int64_t sample =
-      SampleAt(SeedOfDataset(seed, choice.dataset), dataset.Samples(context), choice.draw);
-  dataset.ReadSample(sample, context, out);
+  const auto dataset = static_cast<size_t>(choice.dataset);
+  return {dataset, SampleAt(SeedOfDataset(seed, choice.dataset),
+                            datasets_[dataset].Samples(context), choice.draw)};
+}
+
+void BlendedDataset::Read(Place place, int64_t context, int32_t* out) const {
+  datasets_[place.dataset].ReadSample(place.sample, context, out);
 }
 
 // The first data set keeps the seed, so that a single one has the order that it has without a

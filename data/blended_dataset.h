@@ -30,13 +30,26 @@ class BlendedDataset {
   // sample. All of them if there is one data set, none if there is none.
   int64_t Samples(int64_t context) const;
 
-  // Writes context + 1 ids: sample `index` without any shuffling, each data set from its beginning.
-  // REQUIRES: 0 <= index < Samples(context).
-  void ReadInOrder(int64_t index, int64_t context, int32_t* out) const;
+  // A sample, which is the same wherever it is in a run.
+  struct Place {
+    size_t dataset;
+    int64_t sample;  // of the data set
+  };
+  // Sample `index` without any shuffling, each data set from its beginning. REQUIRES: 0 <= index <
+  // Samples(context).
+  Place PlaceInOrder(int64_t index) const;
+  // A position in an endless run over shuffled epochs. REQUIRES: position >= 0; every data set has
+  // at least one sample.
+  Place PlaceShuffled(uint64_t seed, int64_t position, int64_t context) const;
 
-  // Writes context + 1 ids of a position in an endless run over shuffled epochs. REQUIRES: position
-  // >= 0; every data set has at least one sample.
-  void ReadShuffled(uint64_t seed, int64_t position, int64_t context, int32_t* out) const;
+  // Writes context + 1 ids.
+  void Read(Place place, int64_t context, int32_t* out) const;
+  void ReadInOrder(int64_t index, int64_t context, int32_t* out) const {
+    Read(PlaceInOrder(index), context, out);
+  }
+  void ReadShuffled(uint64_t seed, int64_t position, int64_t context, int32_t* out) const {
+    Read(PlaceShuffled(seed, position, context), context, out);
+  }
 
  private:
   std::vector<TokenDataset> datasets_;

@@ -250,8 +250,12 @@ std::vector<std::string> NoticesAbout(const ChatSamples& samples, const std::str
 }
 
 ChatDataset::ChatDataset(std::shared_ptr<const ChatSamples> all, int64_t begin, int64_t end,
-                         ChatRules rules)
-    : all_(std::move(all)), begin_(begin), end_(end), rules_(std::move(rules)) {
+                         int64_t first_number, ChatRules rules)
+    : all_(std::move(all)),
+      begin_(begin),
+      end_(end),
+      first_number_(first_number),
+      rules_(std::move(rules)) {
   if (!rules_.packing) return;
   std::vector<int32_t> lengths;
   for (int64_t i = 0; i < end_ - begin_; ++i) lengths.push_back(PositionsOf(i));
@@ -284,6 +288,7 @@ void ChatDataset::Read(int64_t sample, SampleKey, Sample* out) const {
   out->types.assign(context, 0);
   out->document_starts.clear();
   out->label = kNoTarget;
+  out->number = packing_.has_value() ? 0 : first_number_ + sample;
   if (!packing_.has_value()) {
     out->length = PositionsOf(sample);
     return Append(sample, 0, out);

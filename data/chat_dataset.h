@@ -75,10 +75,12 @@ absl::StatusOr<ChatSamples> ReadChatSamples(const std::vector<std::string>& path
 std::vector<std::string> NoticesAbout(const ChatSamples& samples, const std::string& name,
                                       int64_t context);
 
-// Conversations [begin, end) of a list.
+// Conversations [begin, end) of a list. Without packing they have the numbers from `first_number`
+// on.
 class ChatDataset : public SampleDataset {
  public:
-  ChatDataset(std::shared_ptr<const ChatSamples> all, int64_t begin, int64_t end, ChatRules rules);
+  ChatDataset(std::shared_ptr<const ChatSamples> all, int64_t begin, int64_t end,
+              int64_t first_number, ChatRules rules);
 
   int64_t samples() const override {
     return packing_.has_value() ? packing_->sequences() : end_ - begin_;
@@ -100,6 +102,7 @@ class ChatDataset : public SampleDataset {
   std::shared_ptr<const ChatSamples> all_;
   int64_t begin_;
   int64_t end_;
+  int64_t first_number_;
   ChatRules rules_;
   std::optional<Packing> packing_;  // of the conversations, the first of which is 0
 };

@@ -65,7 +65,6 @@ class PreferenceDataset : public SampleDataset {
   int64_t together() const override { return SamplesTogether(rules_.form); }
   void Read(int64_t sample, SampleKey key, Sample* out) const override;
 
-  int64_t first_number() const { return first_number_; }
   // The prompt of the sample with the answer of the one before it, of the first with that of the
   // last; its number is the sample's.
   void ReadMismatched(int64_t sample, Sample* out) const;

@@ -421,6 +421,9 @@ absl::Status Preparation::MakeCausal() {
     TERCIO_ASSIGN_OR_RETURN(Blend blend, BlendOf(side));
     *out = BlendedDataset(std::move(datasets[side]), std::move(blend));
     *samples = out->Samples(model_.context());
+    for (const TokenDataset& dataset : out->datasets()) {
+      prepared_.numbered.push_back(dataset.Samples(model_.context()));
+    }
   }
   prepared_.train_tokens = prepared_.train.tokens();
   prepared_.validation_tokens = prepared_.validation.tokens();
@@ -597,6 +600,7 @@ absl::Status Preparation::MakeAnswers() {
     auto dataset = std::make_shared<const PreferenceDataset>(
         share.source->answers, share.begin * together, share.end * together, numbered, rules);
     numbered += dataset->samples();
+    prepared_.numbered.push_back(dataset->samples());
     CountTokens(share.side, dataset->tokens());
     datasets.push_back(dataset);
     prepared_.preferences.push_back(std::move(dataset));
@@ -618,14 +622,21 @@ absl::Status Preparation::MakeChats() {
   }
   const std::vector<Share> shares = Shares();
   std::vector<std::shared_ptr<const SampleDataset>> datasets;
+  int64_t numbered = 0;
   for (const Share& share : shares) {
     if (share.begin == share.end) {
       return Fault(share.source->name,
                    absl::StrCat(PartOf(share.side), " has no conversations; use more data, or ",
                                 "another ", KeyOfPart(share.side)));
     }
-    const auto dataset =
-        std::make_shared<const ChatDataset>(share.source->chats, share.begin, share.end, rules);
+    const auto dataset = std::make_shared<const ChatDataset>(share.source->chats, share.begin,
+                                                             share.end, numbered, rules);
+    numbered += dataset->samples();
+    // Which conversations a sequence holds depends on how the data is divided.
+    if (!rules.packing) {
+      prepared_.numbered.push_back(dataset->samples());
+      prepared_.chats.push_back(dataset);
+    }
     CountTokens(share.side, dataset->tokens());
     std::string notice = dataset->PackingNotice(share.source->name, PartOf(share.side));
     if (!notice.empty()) prepared_.notices.push_back(std::move(notice));

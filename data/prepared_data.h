@@ -36,6 +36,7 @@
 #include "absl/status/statusor.h"
 #include "common/file.h"
 #include "data/blended_dataset.h"
+#include "data/chat_dataset.h"
 #include "data/data_files.h"
 #include "data/preference_dataset.h"
 #include "data/sample_dataset.h"
@@ -59,9 +60,13 @@ struct PreparedData {
   BlendedSamples train_samples;  // all other models
   BlendedSamples validation_samples;
   BlendedSamples test_samples;
+  // Samples of each data set whose samples have numbers (sample_source.h), in their order; empty:
+  // they have none.
+  std::vector<int64_t> numbered;
   // Where preferences are learnt, those of all three, in the order of their numbers.
   std::vector<std::shared_ptr<const PreferenceDataset>> preferences;
-  std::vector<std::string> notices;  // lines that were skipped, for people
+  std::vector<std::shared_ptr<const ChatDataset>> chats;  // likewise, without packing
+  std::vector<std::string> notices;                       // lines that were skipped, for people
   // As long as these live, the entries of the cache that were read stay there.
   std::vector<std::shared_ptr<const FileLock>> uses;
   std::vector<std::string> cache_entries;  // names of those entries in the cache directory

@@ -34,7 +34,11 @@ struct Sample {
   std::vector<int32_t> document_starts;
   // Class of the whole sequence; 1 for swapped segments, or for a desirable answer.
   int32_t label = kNoTarget;
-  int64_t number = 0;        // of a preference's answer (SampleSource::numbered_samples)
+  int64_t number = 0;  // where samples have numbers (SampleSource::numbered_samples)
+  // Where a teacher's logits are stored, of each predicted token, in their order, the same number
+  // of the largest: its ids and their logits. Else empty.
+  std::vector<int32_t> teacher_ids;
+  std::vector<float> teacher_logits;
   std::vector<int32_t> ids;  // working memory of sources; not part of the sample
 };
 
@@ -53,11 +57,13 @@ class SampleSource {
   // REQUIRES: 0 <= index < held_out_samples(set).
   virtual void HeldOutSample(HeldOut set, int64_t index, Sample* out) = 0;
 
-  // Where preferences are learnt, all samples have numbers from 0, whether they are trained on or
-  // held out; else 0. Samples of two answers to a prompt follow each other.
+  // Samples that are the same whenever they are read have numbers from 0, whether they are trained
+  // on or held out: answers, conversations that are not packed, pieces of a text. The numbers
+  // depend on the data alone. Else 0. Samples of two answers to a prompt follow each other.
   virtual int64_t numbered_samples() const { return 0; }
-  // REQUIRES: 0 <= number < 2 * numbered_samples(). From numbered_samples() on: the prompt of the
-  // sample `number` - numbered_samples(), with the answer of another one.
+  // REQUIRES: 0 <= number < numbered_samples(); where preferences are learnt, below twice as many.
+  // From numbered_samples() on: the prompt of the sample `number` - numbered_samples(), with the
+  // answer of another one.
   virtual void NumberedSample(int64_t /*number*/, Sample* /*out*/) {}
 };
 
@@ -68,24 +74,28 @@ class CausalSource : public SampleSource {
   virtual void ReadTraining(int64_t step, int64_t sequence, int32_t* out) = 0;
   virtual void ReadHeldOut(HeldOut set, int64_t index, int32_t* out) = 0;
 
-  void TrainingSample(int64_t step, int64_t sequence, Sample* out) final {
-    out->ids.resize(out->inputs.size() + 1);
-    ReadTraining(step, sequence, out->ids.data());
+  void TrainingSample(int64_t step, int64_t sequence, Sample* out) override {
+    ReadTraining(step, sequence, RoomFor(out));
     Split(out);
   }
-  void HeldOutSample(HeldOut set, int64_t index, Sample* out) final {
-    out->ids.resize(out->inputs.size() + 1);
-    ReadHeldOut(set, index, out->ids.data());
+  void HeldOutSample(HeldOut set, int64_t index, Sample* out) override {
+    ReadHeldOut(set, index, RoomFor(out));
     Split(out);
   }
 
- private:
+ protected:
+  // For context + 1 ids, of which Split makes the sample.
+  static int32_t* RoomFor(Sample* out) {
+    out->ids.resize(out->inputs.size() + 1);
+    return out->ids.data();
+  }
   static void Split(Sample* out) {
     out->inputs.assign(out->ids.begin(), out->ids.end() - 1);
     out->targets.assign(out->ids.begin() + 1, out->ids.end());
     out->types.assign(out->inputs.size(), 0);
     out->length = static_cast<int32_t>(out->inputs.size());
     out->label = kNoTarget;
+    out->number = 0;
   }
 };
 

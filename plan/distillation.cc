@@ -88,7 +88,8 @@ absl::Status CheckDistillation(const v1::JobSpec& job) {
 
 int32_t VocabularyOf(const v1::JobSpec& job, int32_t of_data) {
   if (!job.model().from().empty()) return job.model().vocab_size();
-  return HasTeacher(job.training()) ? job.training().distillation().model().vocab_size() : of_data;
+  const int32_t of_teacher = job.training().distillation().model().vocab_size();
+  return LearnsFromTeacher(job.training()) && of_teacher > 0 ? of_teacher : of_data;
 }
 
 v1::JobSpec TeacherJob(const v1::JobSpec& job) {

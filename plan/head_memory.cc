@@ -4,6 +4,7 @@
 
 #include "kernels/ops.h"
 #include "plan/distillation.h"
+#include "plan/token_buffers.h"
 
 namespace tercio::plan {
 namespace {
@@ -68,6 +69,10 @@ void AddHead(const v1::JobSpec& job, const StageShape& shape, const model::Head&
   add("head.student_lse", shape.chunk_rows);
   add("head.teacher_lse", shape.chunk_rows);
   add("head.divergence", shape.chunk_rows);
+  // Tables of jobs with a teacher of their own stay as they are.
+  if (!ReadsStoredLogits(job.training())) return;
+  table->Values(kSpreadLogits, v1::BUFFER_KIND_WORKSPACE, shape.precision,
+                shape.chunk_rows * shape.vocabulary);
 }
 
 }  // namespace tercio::plan

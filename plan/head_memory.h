@@ -8,6 +8,9 @@
 
 namespace tercio::plan {
 
+// A chunk's logits of a teacher that left some of them: (chunk rows, local vocabulary).
+inline constexpr char kSpreadLogits[] = "head.teacher_logits";
+
 // Adds nothing unless the stage has the head.
 void AddHead(const v1::JobSpec& job, const StageShape& shape, const model::Head& head,
              TableBuilder* table);

@@ -32,6 +32,7 @@
 #include "plan/table_builder.h"
 #include "plan/teacher_memory.h"
 #include "plan/tensor_policy.h"
+#include "plan/token_buffers.h"
 
 namespace tercio::plan {
 namespace {
@@ -405,39 +406,13 @@ void AddCommunication(const v1::JobSpec& job, const v1::Layout& layout, const St
              NumbersOfExchange(job, of_model.size()) * static_cast<int64_t>(sizeof(double)));
 }
 
-bool HasRotary(const model::Architecture& architecture) {
-  const auto all = model::AttentionsOf(architecture);
-  return std::any_of(all.begin(), all.end(), [](const auto* at) { return at->rotary.has_value(); });
-}
-
-// The embedding reads inputs, types, and positions that restart; a head what it predicts; a
-// bert's attention lengths, and any other documents that share a sequence.
 void AddTokens(const v1::JobSpec& job, const StageShape& shape,
                const model::Architecture& architecture, TableBuilder* table) {
-  const auto add = [&](const char* name, bool needed, int64_t of_sequence) {
+  for (const TokenBuffer& buffer : TokenBuffersOf(job, shape, architecture)) {
     // All tokens of a step are loaded at once, so they cost memory for every micro-batch.
-    const int64_t bytes =
-        shape.sequences_per_rank * of_sequence * static_cast<int64_t>(sizeof(int32_t));
-    table->Add(name, v1::BUFFER_KIND_WORKSPACE, needed ? bytes : 0);
-  };
-  const model::Head& head = architecture.head;
-  const bool chooses_targets = ChoosesTargets(job);
-  const bool packs = PacksDocuments(job);
-  const bool reads_positions =
-      HasRotary(architecture) || (shape.first && architecture.embedding.positions > 0);
-  const bool has_classes = shape.last && head.classes.has_value();
-  const int64_t inputs = shape.streams.front().tokens;
-  const int64_t predicted = shape.head_stream().tokens;
-  add("tokens.inputs", shape.first, inputs);
-  add("tokens.decoder_inputs", shape.first && shape.streams.size() > 1, predicted);
-  add("tokens.targets", shape.last && head.predicts_tokens(), predicted);
-  add("tokens.types", shape.first && architecture.embedding.types > 0, inputs);
-  add("tokens.predicted", shape.last && (head.masked.has_value() || chooses_targets), predicted);
-  add("tokens.document_starts", packs, inputs);
-  add("tokens.positions", packs && reads_positions, inputs);
-  add("tokens.lengths", !architecture.causal, 1);
-  add("tokens.labels", has_classes, 1);
-  add("tokens.first_rows", has_classes, 1);
+    table->Add(buffer.name, v1::BUFFER_KIND_WORKSPACE,
+               shape.sequences_per_rank * buffer.elements * static_cast<int64_t>(sizeof(int32_t)));
+  }
 }
 
 // What a rank has of gradients: sums of its lanes, or, where ranks keep sums of their shards only,

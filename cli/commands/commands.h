@@ -267,7 +267,9 @@ struct EvaluateOptions : ModelOptions {
   std::string text_key;
   std::string text_pair_key;
   std::string label_key;
-  std::string job_file;  // whose ranks evaluate; empty: this process does
+  std::string job_file;      // whose ranks evaluate; empty: this process does
+  std::string write_logits;  // a directory to create, for the samples of the job; empty: evaluate
+  int64_t top_k = 0;         // logits to write of each token; 0: the usual number
 };
 int Evaluate(const EvaluateOptions& options);
 

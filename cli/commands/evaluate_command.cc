@@ -13,6 +13,7 @@
 #include "cli/commands/commands.h"
 #include "cli/commands/evaluation_job.h"
 #include "cli/commands/loaded_model.h"
+#include "cli/commands/logits_command.h"
 #include "cli/evaluation_json.h"
 #include "cli/format.h"
 #include "cli/output.h"
@@ -245,6 +246,13 @@ absl::Status CheckMetric(const EvaluateOptions& options, const v1::ModelSpec& mo
 }
 
 absl::StatusOr<int> EvaluateModel(EvaluateOptions options) {
+  if (!options.write_logits.empty()) {
+    TERCIO_ASSIGN_OR_RETURN(const std::string teacher, FindCheckpoint(options.checkpoint, 0));
+    return WriteTeacherLogits(options, teacher);
+  }
+  if (options.top_k > 0) {
+    return absl::InvalidArgumentError("--top-k applies only to --write-logits; leave it out");
+  }
   if (options.data.empty() && options.job_file.empty()) {
     return absl::InvalidArgumentError(
         "--data is missing; it can be left out only with --job, whose data.test is evaluated then");

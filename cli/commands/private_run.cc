@@ -33,6 +33,7 @@
 #include "plan/planner/planner.h"
 #include "plan/precision.h"
 #include "proto/tercio/v1/figures.pb.h"
+#include "worker/inference/stored_logits.h"
 #include "worker/inference/teacher_check.h"
 
 namespace tercio::cli {
@@ -196,12 +197,12 @@ absl::Status CheckMemoryHere(const v1::JobSpec& spec) {
 absl::StatusOr<PreparedJob> PrepareHere(const v1::JobSpec& spec, const std::string& state_dir) {
   const std::string cache = state_dir + "/agent/data-cache";
   TERCIO_RETURN_IF_ERROR(AsConflict(MakeDirectories(cache)));
-  const absl::StatusOr<data::PreparedData> prepared =
-      data::PrepareData(spec.data(), spec.model(), cache);
+  absl::StatusOr<data::PreparedData> prepared = data::PrepareData(spec.data(), spec.model(), cache);
   absl::Status status = prepared.status();
   if (status.ok()) {
     PrintNotices(prepared->notices);
-    if (plan::HasTeacher(spec.training())) {
+    status = inference::CheckStoredLogits(spec, &*prepared);
+    if (status.ok() && plan::HasTeacher(spec.training())) {
       status = inference::CheckTeacher(spec.training().distillation(), prepared->tokenizer_json,
                                        prepared->vocab_size);
     }

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "cli/commands/commands.h"
+#include "cli/commands/evaluate_options.h"
 #include "cli/man.h"
 #include "common/daemon/flag_values.h"
 
@@ -597,26 +598,7 @@ OptionTable GenerateTable(GlobalOptions& g, GenerateOptions& o) {
 }
 
 OptionTable EvaluateTable(GlobalOptions& g, EvaluateOptions& o) {
-  return Join(
-      {Format(g),
-       Model(o),
-       {{"--data", &o.data,
-         "text or token files as for training, or labelled .jsonl, .csv or .tsv (default with "
-         "--job: its data.test)"},
-        {"--metric", &o.metric,
-         "perplexity, loss, last_word_accuracy; for classifiers accuracy, precision, recall, f1 "
-         "(default perplexity or accuracy)"},
-        {"--text-key", &o.text_key, "key or column of the text (default text)"},
-        {"--text-pair-key", &o.text_pair_key,
-         "key or column of the second text (default text_pair)"},
-        {"--label-key", &o.label_key, "key or column of the label (default label)"},
-        {"--job", &o.job_file,
-         "evaluate with the ranks, layout, batches, keys and tokenizer of this job file"},
-        {"--stride",
-         &o.stride,
-         "tokens from the start of a window to the start of the next; below the context, windows "
-         "overlap (default: the context)",
-         {Accepts(CLI::Range(1, 1 << 20))}}}});
+  return Join({Format(g), Model(o), EvaluationRows(o)});
 }
 
 OptionTable ServeTable(GlobalOptions&, ServeOptions& o) {

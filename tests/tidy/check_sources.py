@@ -48,8 +48,8 @@ INCLUDES = {
     "data/": ["data/", "tokenizer/", "common/", "model/", "plan/", "proto/", "kernels/random.h"],
     "checkpoint/": ["checkpoint/", "tokenizer/export/", "common/", "model/", "plan/", "proto/", "kernels/quantized_base.h"],
     # `model.from` takes its sizes from a directory; reading its weights stays with the trainers, as do chats.
-    "config/": ["config/", "checkpoint/model_description.h", "checkpoint/huggingface/peft_adapter.h", "data/chat/template_names.h", "common/", "model/", "plan/",
-                "proto/"],
+    "config/": ["config/", "checkpoint/model_description.h", "checkpoint/huggingface/peft_adapter.h", "checkpoint/logits/header.h", "data/chat/template_names.h",
+                "common/", "model/", "plan/", "proto/"],
     "coordinator/core/": ["coordinator/core/", "plan/", "common/check.h", "common/status_macros.h",
                           "proto/"],
     "coordinator/": ["coordinator/", "checkpoint/", "common/", "config/", "plan/", "proto/"],

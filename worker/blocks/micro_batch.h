@@ -50,6 +50,10 @@ struct MicroBatch {
   // before its log-probability is, and the batch's divergence.
   const plan::Answer* answers = nullptr;  // (sequences)
   double divergence = 0;
+  // Where a teacher's logits were stored, else null (plan/token_buffers.h): rows as those of
+  // `targets`, of each as many ids and their logits as the job says; last stage.
+  const int32_t* teacher_ids = nullptr;   // (rows, k)
+  const float* teacher_logits = nullptr;  // (rows, k)
   // bert only.
   const int32_t* types = nullptr;       // (rows); first stage
   const int32_t* lengths = nullptr;     // (sequences)

@@ -7,6 +7,7 @@
 #include "plan/distillation.h"
 #include "plan/lanes.h"
 #include "plan/state_shards.h"
+#include "plan/token_buffers.h"
 
 namespace tercio::engine {
 
@@ -34,6 +35,9 @@ RankBatch::RankBatch(const v1::JobSpec& spec, const v1::RankPlan& plan,
       samples_(shape, kind_, arena),
       exchange_(spec, shape, arena.Get<double>("exchange")),
       sample_(spec.model().context(), spec.model().decoder_context()) {
+  if (plan::ReadsStoredLogits(spec.training()) && shape.last) {
+    teacher_.emplace(shape, spec.training().distillation().top_k(), arena);
+  }
   if (!plan::LearnsPreferences(spec.training())) return;
   answers_.resize(static_cast<size_t>(shape.sequences_per_rank));
 }
@@ -50,10 +54,12 @@ void RankBatch::Read(absl::FunctionRef<void(int64_t sequence, data::Sample* out)
     for (int64_t i = 0; i < shape_.sequences; ++i) {
       read(FirstSequenceOf(m) + i, &sample_);
       samples_.Store(m, i, sample_);
+      if (teacher_.has_value()) teacher_->Store(m, i, sample_);
       if (!answers_.empty()) KeepAnswer(static_cast<size_t>(m * shape_.sequences + i));
     }
   }
   samples_.Copy(stream_);
+  if (teacher_.has_value()) teacher_->Copy(stream_);
 }
 
 void RankBatch::KeepAnswer(size_t of_rank) {
@@ -84,6 +90,7 @@ blocks::MicroBatch RankBatch::At(int64_t step, int micro_batch, int chunk, int s
   batch.step = step;
   batch.first_sequence = FirstSequenceOf(batch.index);
   samples_.Point(&batch);
+  if (teacher_.has_value()) teacher_->Point(&batch);
   batch.step_predictions = predictions_;
   if (!answers_.empty()) batch.answers = answers_.data() + batch.index * shape_.sequences;
   batch.divergence = divergence_;

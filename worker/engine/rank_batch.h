@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
@@ -20,6 +21,7 @@
 #include "worker/engine/communicators.h"
 #include "worker/engine/exchange_vector.h"
 #include "worker/engine/rank_samples.h"
+#include "worker/engine/teacher_rows.h"
 
 namespace tercio::engine {
 
@@ -85,6 +87,8 @@ class RankBatch {
   const bool gives_losses_;
   const bool distills_;
   RankSamples samples_;
+  // Where a teacher's logits were stored, on ranks that have the head.
+  std::optional<TeacherRows> teacher_;
   ExchangeVector exchange_;
   data::Sample sample_;
   std::vector<double> counts_;  // kept, so that a step allocates nothing

@@ -18,6 +18,7 @@
 #include "plan/program.h"
 #include "plan/snapshots.h"
 #include "plan/state_shards.h"
+#include "plan/token_buffers.h"
 #include "worker/blocks/gradient_lanes.h"
 #include "worker/engine/arena.h"
 #include "worker/engine/gradient_rounds.h"
@@ -40,6 +41,7 @@
 #include "worker/engine/state_store.h"
 #include "worker/engine/step_judge.h"
 #include "worker/engine/step_trace.h"
+#include "worker/engine/stored_teacher.h"
 #include "worker/engine/stream_links.h"
 #include "worker/engine/teacher.h"
 #include "worker/engine/weight_gather.h"
@@ -148,6 +150,11 @@ class Engine : public TrainingEngine {
         keeps_copies_(plan::KeepsCopies(spec)) {
     if (teacher_ != nullptr && model_.language_head() != nullptr) {
       model_.language_head()->SetTeacher(teacher_.get());
+    }
+    if (plan::ReadsStoredLogits(spec_.training()) && model_.language_head() != nullptr) {
+      stored_teacher_.emplace(spec_, shape_, plan_.placement().tensor_index(), arena_,
+                              compute_->ops());
+      model_.language_head()->SetTeacher(&*stored_teacher_);
     }
     if (precision_.format != kernels::Format::kFloat32 && !shards_.gathers_weights &&
         !packed_.packs_weights()) {
@@ -314,6 +321,7 @@ class Engine : public TrainingEngine {
   ProgramExecutor executor_;
   StagedCopy staged_;
   std::unique_ptr<Teacher> teacher_;
+  std::optional<StoredTeacher> stored_teacher_;  // likewise, where it left its logits
   HeldOutEvaluation evaluation_;
   QuantizedBase base_;
   std::vector<double> references_;

@@ -21,6 +21,7 @@
 #include "plan/distillation.h"
 #include "plan/old_words.h"
 #include "worker/agent/runs/allowed_paths.h"
+#include "worker/inference/stored_logits.h"
 #include "worker/inference/teacher_check.h"
 #include "worker/trainer/out_of_memory_score.h"
 
@@ -82,6 +83,7 @@ absl::StatusOr<data::PreparedData> Prepare(const v1::PrepareRequest& request) {
     TERCIO_RETURN_IF_ERROR(inference::CheckTeacher(spec.training().distillation(),
                                                    prepared->tokenizer_json, prepared->vocab_size));
   }
+  if (prepared.ok()) TERCIO_RETURN_IF_ERROR(inference::CheckStoredLogits(spec, &*prepared));
   // A job that resumes has its weights in a checkpoint.
   if (!prepared.ok() || spec.model().from().empty() || !request.from_start()) return prepared;
   TERCIO_ASSIGN_OR_RETURN(std::vector<std::string> notes,

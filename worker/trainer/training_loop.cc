@@ -16,7 +16,6 @@
 #include "common/security/channel.h"
 #include "common/status_macros.h"
 #include "common/steady_time.h"
-#include "data/sample_sources.h"
 #include "plan/data_position.h"
 #include "plan/epochs.h"
 #include "plan/gpu_figures.h"
@@ -40,6 +39,7 @@
 #include "worker/trainer/memory_meter.h"
 #include "worker/trainer/rank_figures.h"
 #include "worker/trainer/rank_trace.h"
+#include "worker/trainer/samples_of_rank.h"
 #include "worker/trainer/snapshot_client.h"
 #include "worker/trainer/state_attestation.h"
 #include "worker/trainer/state_loader.h"
@@ -226,7 +226,7 @@ absl::StatusOr<TrainingOutcome> TrainingLoop::RunAll() {
   tokenizer_json_ = prepared.tokenizer_json;
   data_uses_ = prepared.uses;
   train_samples_ = prepared.train_sample_count;
-  source_ = data::MakeSampleSource(std::move(prepared), assignment_.spec());
+  TERCIO_ASSIGN_OR_RETURN(source_, MakeSamplesOfRank(std::move(prepared), assignment_));
   // Data that cannot be read stays so. What fails from here on may succeed in the next attempt.
   failure_.set_permanent(false);
   EnterPhase(v1::TRAINER_PHASE_CONNECTING);

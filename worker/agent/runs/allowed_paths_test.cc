@@ -82,6 +82,8 @@ TEST_F(AllowedPathsTest, EveryKeyThatNamesAPathIsChecked) {
   tokenizer.mutable_data()->set_tokenizer(outside);
   v1::JobSpec model;
   model.mutable_model()->set_from(Path("secret"));
+  v1::JobSpec logits;
+  logits.mutable_training()->mutable_distillation()->set_logits(Path("secret"));
   v1::JobSpec events;
   events.set_tensorboard(Path("secret/not/yet/there"));
   v1::JobSpec checkpoints;
@@ -90,8 +92,8 @@ TEST_F(AllowedPathsTest, EveryKeyThatNamesAPathIsChecked) {
        {std::pair{validation, "data.validation"}, std::pair{blend, "data.train"},
         std::pair{validation_blend, "data.validation"}, std::pair{tokenizer, "data.tokenizer"},
         std::pair{test, "data.test"}, std::pair{test_parts, "data.test"},
-        std::pair{model, "model.from"}, std::pair{events, "tensorboard"},
-        std::pair{checkpoints, "checkpoint.path"}}) {
+        std::pair{model, "model.from"}, std::pair{logits, "training.distillation.logits"},
+        std::pair{events, "tensorboard"}, std::pair{checkpoints, "checkpoint.path"}}) {
     EXPECT_THAT(std::string(allowed_.Check(spec).message()), HasSubstr(key));
   }
 }
