@@ -58,6 +58,23 @@ struct AttentionBias {
 };
 inline constexpr int64_t kMostBiasBuckets = 256;
 
+// Keys and values of texts that grow, which lie in pages of `page_tokens` positions, in a form that
+// is the backend's own. A text's page number n has those of positions from n * page_tokens on.
+struct PagedText {
+  int64_t first_row = 0;       // of q, k, v and out
+  int64_t rows = 0;            // positions of this call
+  int64_t first_position = 0;  // those before it are in the pages
+  // At least as many as the positions to the last row take; no other text writes to those of rows.
+  const int32_t* pages = nullptr;
+};
+struct KeyPages {
+  float* data = nullptr;      // page p begins at data + p * page_elements
+  int64_t page_elements = 0;  // PageElements(...) (cpu/attention_scratch.h) or more
+  int64_t page_tokens = 0;    // a multiple of kWidestPanel
+  const PagedText* texts = nullptr;
+  int64_t count = 0;
+};
+
 // Attention: causal, or every query with all keys of its sequence. q, k, v: element (row, head*D +
 // d) at pointer[row * stride + head*D + d]. k and v have H / group heads; query head h uses theirs
 // number h / group (Ainslie et al. 2023). s[i,j] = q_i . k_j * scale, with a soft cap (Gemma 2) cap
@@ -69,6 +86,11 @@ inline constexpr int64_t kMostBiasBuckets = 256;
 // document_starts (sequences, T) has for each position the first one of its document, so that query
 // i sees keys from max(document_starts[i], i - window + 1) on. REQUIRES: causal, keys of the same
 // stream and no bias; 0 <= document_starts[i] <= i, ascending within a sequence.
+//
+// Pages: with `pages` the rows are parts of texts, which lie densely. Their keys and values join
+// the pages, and queries see those of their own text there. `sequences` counts as 1, and `tokens`
+// is the longest that any text may be. lse is not written. REQUIRES: causal, without documents,
+// dropout and first_query. Results have the bits that a call over the whole text gives.
 //
 // Cross attention (Vaswani et al. 2017): the rows of k and v are another stream's, which has a
 // stride of its own, and, where the call is not causal and has no bias, may have another number of
@@ -96,6 +118,7 @@ struct AttentionArgs {
   Dropout dropout;
   // AttentionScratch(...) elements (cpu/attention_scratch.h), for backends without a workspace.
   float* scratch;
+  const KeyPages* pages = nullptr;  // CPU only; null: keys and values are the rows' own
 };
 
 // dq, dk, dv (same strides as q, k, v) are written with =. dbias (H, buckets), if not null, += leaf

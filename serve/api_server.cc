@@ -377,6 +377,11 @@ std::string ApiServer::MetricsText() const {
   page.Set("tercio_serve_queued_texts", static_cast<double>(load.waiting));
   page.Set("tercio_serve_growing_texts", static_cast<double>(load.growing));
   page.Set("tercio_serve_slots", static_cast<double>(service_.slots));
+  page.Set("tercio_serve_cache_pages", static_cast<double>(figures_.cache_pages));
+  page.Set("tercio_serve_used_cache_pages", static_cast<double>(figures_.used_cache_pages));
+  page.Set("tercio_serve_reused_prompt_tokens_total",
+           static_cast<double>(figures_.reused_prompt_tokens));
+  page.Set("tercio_serve_evicted_texts_total", static_cast<double>(figures_.evicted_texts));
   page.Set("tercio_serve_connections", static_cast<double>(http_.connections()));
   page.Set("tercio_serve_first_token_seconds", figures_.first_token.figures());
   page.Set("tercio_serve_next_token_seconds", figures_.next_token.figures());

@@ -41,7 +41,7 @@ std::vector<TextNews> RequestQueue::Fill(inference::TextBatch& batch) {
     return true;
   });
   std::vector<TextNews> failed;
-  while (!waiting_.empty() && batch.free_slots() > 0) {
+  while (!waiting_.empty() && batch.HasRoomFor(waiting_.front().task.prompt)) {
     Entry entry = std::move(waiting_.front());
     waiting_.pop_front();
     const absl::StatusOr<inference::TextBatch::Text> text =
@@ -56,6 +56,7 @@ std::vector<TextNews> RequestQueue::Fill(inference::TextBatch& batch) {
     entry.stop = std::make_unique<StopWords>(entry.task.stop);
     growing_.emplace(*text, std::move(entry));
   }
+  CountCache(batch);
   return failed;
 }
 
@@ -77,6 +78,7 @@ std::vector<TextNews> RequestQueue::Take(inference::TextBatch& batch,
     growing_.erase(found);
     if (failed) Cancel(request);
   }
+  CountCache(batch);
   return all;
 }
 
@@ -116,6 +118,14 @@ absl::Status RequestQueue::Show(Entry& entry, TextNews* out) {
   // The last character may have completed a stop word.
   out->piece += entry.stop->Finish();
   return absl::OkStatus();
+}
+
+void RequestQueue::CountCache(const inference::TextBatch& batch) {
+  const inference::TextBatch::CacheUse use = batch.cache_use();
+  figures_.cache_pages = use.pages;
+  figures_.used_cache_pages = use.used_pages;
+  figures_.reused_prompt_tokens = use.reused_tokens;
+  figures_.evicted_texts = use.evictions;
 }
 
 void RequestQueue::CountTime(Entry& entry, absl::Time now) {

@@ -1,5 +1,5 @@
 // Which texts grow, and which wait: requests of one or more texts come in, wait in the order of
-// their arrival for a free slot of the batch, and leave when they have ended or are no longer
+// their arrival for room in the batch, and leave when they have ended or are no longer
 // wanted. Decides values only: the caller brings the time, and runs the passes between Fill and
 // Take.
 //
@@ -70,7 +70,8 @@ class RequestQueue {
   size_t waiting() const { return waiting_.size(); }
   size_t growing() const { return growing_.size(); }
 
-  // Before a pass: ends what is cancelled, and fills free slots.
+  // Before a pass: ends what is cancelled, and lets the texts begin for which there is room. None
+  // overtakes another.
   std::vector<TextNews> Fill(inference::TextBatch& batch);
   // After it.
   std::vector<TextNews> Take(inference::TextBatch& batch,
@@ -92,6 +93,7 @@ class RequestQueue {
   TextNews Next(Entry& entry, const inference::TextBatch::News& news, absl::Time now);
   absl::Status Show(Entry& entry, TextNews* out);
   void CountTime(Entry& entry, absl::Time now);
+  void CountCache(const inference::TextBatch& batch);
 
   const Limits limits_;
   const tokenizer::TextStream::Decode decode_;

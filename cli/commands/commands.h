@@ -248,7 +248,9 @@ struct ServeOptions : ModelOptions {
   std::string listen = "127.0.0.1:8000";
   std::string name;  // what requests call the model; empty: the last part of the checkpoint's path
   std::string chat_template = "auto";
-  int64_t slots = 8;        // texts that grow at once
+  int64_t slots = 8;  // texts that grow at once
+  int64_t cache_tokens =
+      0;                    // of all texts, whose keys and values have memory; 0: of whole contexts
   int64_t max_queue = 256;  // texts that wait
   int64_t max_body = 1 << 20;
   int64_t max_connections = 512;

@@ -38,9 +38,6 @@
 namespace tercio::cli {
 namespace {
 
-// Ids of prompts that a pass reads beside the texts that grow: as much work as some dozens of them.
-constexpr int64_t kPromptRows = 256;
-
 // What a stranger could reach is encrypted, and asks who is there.
 absl::Status CheckAddress(const ServeOptions& options) {
   if (options.insecure || IsLoopback(options.listen)) return absl::OkStatus();
@@ -88,19 +85,23 @@ absl::StatusOr<std::unique_ptr<inference::LanguageModel>> LoadToServe(const Serv
         absl::StrCat(options.checkpoint, " has no tokenizer that is supported by this version; ",
                      "name one with --tokenizer PATH"));
   }
-  const inference::PassSize pass = {.sequences = options.slots, .context = options.context};
+  const inference::PassSize pass = {
+      .sequences = options.slots, .context = options.context, .cache_tokens = options.cache_tokens};
   TERCIO_ASSIGN_OR_RETURN(const inference::PlannedBytes bytes,
                           inference::PlanBytes(opened, MachineCores(), pass));
   const int64_t available = AvailableMemoryBytes();
-  std::fprintf(stderr, "memory: %s of weights, %s for %lld texts at once, %s beside them\n",
-               SizeText(bytes.weights).c_str(), SizeText(bytes.texts).c_str(),
-               static_cast<long long>(options.slots),  // NOLINT: the type of the format
-               SizeText(bytes.workspace).c_str());
+  std::fprintf(stderr,
+               "memory: %s of weights, %s for keys and values of %lld tokens in up to %lld texts, "
+               "%s beside them\n",
+               SizeText(bytes.weights).c_str(), SizeText(bytes.cache).c_str(),
+               static_cast<long long>(bytes.cache_tokens),  // NOLINT: the type of the format
+               static_cast<long long>(options.slots),       // NOLINT
+               SizeText(bytes.total() - bytes.weights - bytes.cache).c_str());
   if (available > 0 && bytes.total() > available) {
     return absl::ResourceExhaustedError(
         absl::StrCat("the model and its texts need ", SizeText(bytes.total()), ", but only ",
                      SizeText(available),
-                     " of memory are free; use fewer --slots or a shorter "
+                     " of memory are free; use fewer --cache-tokens or --slots, or a shorter "
                      "--context"));
   }
   return inference::LanguageModel::Load(opened, MachineCores(), pass);
@@ -195,7 +196,7 @@ absl::StatusOr<int> ServeModel(const ServeOptions& options) {
                             serve::RequestQueue({.slots = static_cast<size_t>(options.slots),
                                                  .waiting = static_cast<size_t>(options.max_queue)},
                                                 decode, service.tokenizer.end_of_text(), &figures),
-                            kPromptRows, [&http] { http->Wake(); });
+                            inference::kPromptRows, [&http] { http->Wake(); });
   serve::ApiServer api(service, *http, thread, figures);
   signals->BeginServing(http.get());
   std::printf("ready serve=%s model=%s slots=%lld context=%lld\n", http->address().c_str(),

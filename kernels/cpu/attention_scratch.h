@@ -13,6 +13,13 @@ inline constexpr int64_t kDepthBlock = 256;
 
 inline int64_t RoundUp(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
+// Elements of a page of keys and values (KeyPages), with room for the widest vectors. For each key
+// head: the keys of a panel's positions side by side, channel by channel, panel after panel; then
+// the values of a panel's channels side by side, position by position, panel after panel.
+inline int64_t PageElements(int64_t page_tokens, int64_t key_heads, int64_t head_dim) {
+  return key_heads * page_tokens * (head_dim + RoundUp(head_dim, kWidestPanel));
+}
+
 // One thread's part of the scratch, cut into pieces. Packed ones have room for the widest vectors
 // of any processor, since plans are made elsewhere; the last piece is used to its end on all.
 struct AttentionPieces {

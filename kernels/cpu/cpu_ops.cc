@@ -141,8 +141,16 @@ class CpuOps : public Ops {
                  pool_);
   }
   void Attention(const AttentionArgs& a) override {
-    AttentionCpu(a, pool_);
     const int64_t columns = a.heads * a.head_dim;
+    if (a.pages != nullptr) {
+      PagedAttentionCpu(a, pool_);
+      for (int64_t i = 0; i < a.pages->count; ++i) {
+        const PagedText& text = a.pages->texts[i];
+        Round(a.out + text.first_row * columns, text.rows * columns);
+      }
+      return;
+    }
+    AttentionCpu(a, pool_);
     for (int64_t i = 0; i < a.sequences; ++i) {
       // Rows before first_query stay as they are, also their bits.
       Round(a.out + (i * a.tokens + a.first_query) * columns, (a.tokens - a.first_query) * columns);

@@ -68,6 +68,7 @@ struct ColumnSumsArgs {
 void ColumnLeafSums(const ColumnSumsArgs& args, ThreadPool& pool);
 
 void AttentionCpu(const AttentionArgs& args, ThreadPool& pool);
+void PagedAttentionCpu(const AttentionArgs& args, ThreadPool& pool);
 void AttentionBackwardCpu(const AttentionBackwardArgs& args, ThreadPool& pool);
 
 void EmbeddingCpu(const EmbeddingArgs& args, ThreadPool& pool);

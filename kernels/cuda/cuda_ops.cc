@@ -150,6 +150,7 @@ class CudaOps : public Ops {
     Run("Rotary", [&] { RotaryCuda(a, context_); });
   }
   void Attention(const AttentionArgs& a) override {
+    TERCIO_CHECK(a.pages == nullptr);  // texts grow on CPUs only
     Run("Attention", [&] {
       // cuDNN refuses calls that its graph cannot express, and those go to our own kernel.
       if (cudnn_ == nullptr || !cudnn_->Attention(a)) AttentionCuda(a, context_);

@@ -57,6 +57,14 @@ class ServeTest(TercioTest):
         self.assertEqual(status, code, answer)
         return answer
 
+    def begin(self, **body):
+        """A connection with a request on its way."""
+        connection = socket.create_connection(self.address.split(":"), timeout=SECONDS)
+        self.addCleanup(connection.close)
+        data = json.dumps(body).encode()
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(data) + data)
+        return connection
+
     def metric(self, name):
         _, page = self.ask("GET", "/metrics")
         found = re.search(rf"^{re.escape(name)} (\S+)$", page, re.M)
@@ -120,6 +128,38 @@ class Completions(ServeTest):
         self.assertEqual(self.metric("tercio_serve_new_tokens_total"), sum(10 + i % 7 for i in range(64)))
         self.assertEqual(self.metric("tercio_serve_growing_texts"), 0)
         self.assertEqual(self.metric("tercio_serve_first_token_seconds_count"), 64)
+
+    def test_many_clients_share_a_cache_that_is_smaller_than_their_texts(self):
+        # Two contexts' worth of pages for 64 texts, some of which begin alike.
+        self.serve("--slots", "64", "--cache-tokens", str(2 * CONTEXT))
+        begin = "All of them begin with the same words, which are long enough for more than a page: " + "y" * 60
+        prompts = [begin + f" {i}" if i % 4 == 0 else f"client {i} says " + "x" * (5 * i) for i in range(64)]
+        with open(self.path("prompts"), "w", encoding="utf-8") as file:
+            file.writelines(prompt + "\n" for prompt in prompts)
+        alone = self.json("generate", "--checkpoint", self.model, "--tokenizer", "bytes", "--prompts", self.path("prompts"),
+                          "--tokens", "150", "--seed", "7", "--temperature", "1")
+        # Clients that go take their texts' pages with them.
+        gone = [self.begin(prompt=f"gone {i}", max_tokens=400, stream=True, temperature=1) for i in range(8)]
+        wait_for(lambda: self.metric("tercio_serve_used_cache_pages") >= 8, "pages of texts that grow")
+
+        def one(i):
+            return ids_of(self.complete(prompt=prompts[i], max_tokens=150, seed=7, temperature=1, logprobs=0)["choices"][0])
+
+        with concurrent.futures.ThreadPoolExecutor(64) as pool:
+            together = [pool.submit(one, i) for i in range(64)]
+            for connection in gone:
+                connection.close()
+            self.assertEqual([each.result() for each in together], [each["tokens"] for each in alone])
+        wait_for(lambda: self.metric("tercio_serve_growing_texts") == 0, "an end of the texts", 10)
+        self.assertEqual(self.metric("tercio_serve_used_cache_pages"), 0)
+        self.assertEqual(self.metric("tercio_serve_cache_pages"), 2 * CONTEXT / 64)
+        self.assertGreater(self.metric("tercio_serve_evicted_texts_total"), 0)
+        self.assertGreater(self.metric("tercio_serve_reused_prompt_tokens_total"), 0)
+
+    def test_a_cache_has_room_for_a_whole_context(self):
+        _, error = self.tercio("serve", self.model, "--tokenizer", "bytes", "--listen", "127.0.0.1:0", "--cache-tokens",
+                               str(CONTEXT - 1), code=2)
+        self.assertIn(f"a cache for {CONTEXT - 1} tokens has no room", error)
 
     def test_a_prompt_is_scored(self):
         self.serve()
@@ -209,14 +249,6 @@ class BadClients(ServeTest):
             junk.sendall(b"\x16\x03\x01\x00\r\n\r\n")
             self.assertTrue(junk.recv(100).startswith(b"HTTP/1.1 400 "))
         self.complete(prompt="still here", max_tokens=1)
-
-    def begin(self, **body):
-        """A connection with a request on its way."""
-        connection = socket.create_connection(self.address.split(":"), timeout=SECONDS)
-        self.addCleanup(connection.close)
-        data = json.dumps(body).encode()
-        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(data) + data)
-        return connection
 
     def test_a_cut_connection_ends_its_text(self):
         self.model = self.path("long")

@@ -1,5 +1,6 @@
 #include "worker/blocks/attention.h"
 
+#include "absl/container/inlined_vector.h"
 #include "kernels/random.h"
 #include "worker/blocks/relative_buckets.h"
 
@@ -97,6 +98,7 @@ void Attention::Forward(const Pass& pass, const Frame& frame, kernels::ConstValu
                                          .k = options_.hidden});
   qkv_adapters_.Forward(pass, pass, frame, {0, pass.rows}, x, raw);
   if (options_.head_norm.has_value()) NormHeads(pass, frame, raw, qkv);
+  if (pass.batch.cache != nullptr) return AttendPages(pass, frame);
   if (in_parts) return AttendParts(pass, frame);
   Rotate(pass, qkv, 0, pass.rows, Rotation::kForward);
   kernels::AttentionArgs attention =
@@ -179,6 +181,29 @@ void Attention::AttendParts(const Pass& pass, const Frame& frame) {
     rows += part.rows * at_.qkv();
     result += part.rows * at_.queries;
   }
+}
+
+void Attention::AttendPages(const Pass& pass, const Frame& frame) {
+  const KeyCache& cache = *pass.batch.cache;
+  Rotate(pass, qkv_gradient_, 0, pass.rows, Rotation::kForward);
+  absl::InlinedVector<kernels::PagedText, 64> texts;
+  int64_t row = 0;
+  for (const SequencePart& part : pass.batch.parts) {
+    texts.push_back({row, part.rows, part.first_position, part.pages});
+    row += part.rows;
+  }
+  const kernels::KeyPages pages = {.data = cache.data + layer_ * cache.pages * cache.page_elements,
+                                   .page_elements = cache.page_elements,
+                                   .page_tokens = cache.page_tokens,
+                                   .texts = texts.data(),
+                                   .count = static_cast<int64_t>(texts.size())};
+  kernels::AttentionArgs attention =
+      ArgsOf(qkv_gradient_, frame.Values(Fields::kResult), /*lse=*/nullptr);
+  attention.sequences = 1;
+  attention.tokens = tools_.shape.stream(stream_).tokens;
+  attention.bias = BiasOf(attention.tokens);
+  attention.pages = &pages;
+  tools_.ops.Attention(attention);
 }
 
 void Attention::Output(const Pass& pass, const Frame& frame, const plan::RowPiece& piece,

@@ -40,6 +40,8 @@ class Attention : public Block {
   // Attention of the batch's parts: their rows of query, key and value, in the scratch, join those
   // of the slot.
   void AttendParts(const Pass& pass, const Frame& frame);
+  // The same with pages: in one call for all parts.
+  void AttendPages(const Pass& pass, const Frame& frame);
   kernels::Dropout DropoutOf(const Pass& pass) const;
   // For sequences of `tokens`.
   kernels::AttentionBias BiasOf(int64_t tokens) const;

@@ -85,7 +85,10 @@ void Embedding::AddPositions(const Pass& pass, kernels::Values sum) {
   position.positions = PositionsAt(pass.batch, pass.first_local_row);
   // With a norm, dropout follows it.
   if (!norm_.has_value()) position.dropout = DropoutOf(pass, position.first_row);
-  if (pass.batch.parts.empty()) return tools_.ops.PositionEmbedding(position);
+  // Known positions of rows need no parts.
+  if (pass.batch.parts.empty() || position.positions != nullptr) {
+    return tools_.ops.PositionEmbedding(position);
+  }
   for (const SequencePart& part : pass.batch.parts) {
     position.rows = part.rows;
     position.first_row = part.first_position;

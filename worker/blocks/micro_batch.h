@@ -8,11 +8,20 @@
 
 namespace tercio::blocks {
 
-// Rows of one sequence that follow those whose keys and values are still in the slot.
+// Rows of one sequence that follow those whose keys and values are still in the slot, or in pages.
 struct SequencePart {
-  int64_t sequence;  // within the micro-batch
-  int64_t first_position;
-  int64_t rows;
+  int64_t sequence = 0;  // within the micro-batch; without pages
+  int64_t first_position = 0;
+  int64_t rows = 0;
+  const int32_t* pages = nullptr;  // of a KeyCache, for all positions to the last row's
+};
+
+// Pages of keys and values outside of the slot (kernels::KeyPages), alike for all layers.
+struct KeyCache {
+  float* data = nullptr;  // of the first layer
+  int64_t pages = 0;
+  int64_t page_tokens = 0;
+  int64_t page_elements = 0;  // from a page of a layer to the next
 };
 
 struct MicroBatch {
@@ -26,6 +35,8 @@ struct MicroBatch {
   // densely one after another in every buffer but that of queries, keys and values. Empty: all of
   // the micro-batch.
   absl::Span<const SequencePart> parts;
+  // Where parts have pages: what these are of. The batch says `positions`, too.
+  const KeyCache* cache = nullptr;
   // Forward on one rank only, of a model with several streams: the one that is computed; -1: all.
   // The others are in the slot.
   int only_stream = -1;
@@ -43,7 +54,8 @@ struct MicroBatch {
   const int32_t* predicted_counts = nullptr;  // (sequences), on the host
   int64_t step_predictions = 0;               // predictions of the whole global batch
   // (rows) Where sequences hold several documents, which do not see each other: for each row the
-  // first position of its document, and its own position in it. Else null.
+  // first position of its document, and its own position in it. Else null, but for the positions of
+  // parts with pages.
   const int32_t* document_starts = nullptr;
   const int32_t* positions = nullptr;
   // Where preferences are learnt, else null; on the host: what is known of each sequence's answer

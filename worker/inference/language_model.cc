@@ -52,7 +52,7 @@ class LoadedModel : public LanguageModel {
 
 void LoadedModel::Forward(int64_t rows, absl::Span<const blocks::SequencePart> parts) {
   TERCIO_CHECK_LE(rows, model_->shape().streams.front().rows);
-  // A pass of its own writes over the keys and values of the first text.
+  // Callers take turns: texts would wait for a pass that is not theirs.
   TERCIO_CHECK_EQ(texts_->free_slots(), texts_->slots());
   blocks::MicroBatch batch;
   batch.training = false;
@@ -110,10 +110,11 @@ absl::Status LoadedModel::Generate(absl::Span<const std::vector<int32_t>> prompt
       growing[text] = {.prompt = next};
     }
     if (growing.empty()) break;
-    // Nobody waits for the others here: prompts are read at once.
+    // Nobody waits for the others here: as much of the prompts is read as a pass has rows for.
     for (const TextBatch::News& news : texts_->Step(model_->shape().streams.front().rows)) {
       if (status.ok()) status = news.status;
       if (!status.ok() || !wanted) break;
+      if (!news.id.has_value()) continue;
       Growing& text = growing.at(news.text);
       wanted = on_token(text.prompt, news.id->id);
       if (++text.made < options.tokens) continue;

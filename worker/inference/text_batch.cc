@@ -10,18 +10,26 @@
 #include "common/status_macros.h"
 #include "worker/inference/cross_entropy.h"
 #include "worker/inference/generator.h"
+#include "worker/inference/page_pool.h"
 
 namespace tercio::inference {
 namespace {
 
 struct BatchedText {
   TextBatch::Text text = 0;
-  int64_t sequence = 0;  // of the model's micro-batch
   TextOptions options;
   std::vector<int32_t> ids;
   size_t prompt = 0;  // ids of the prompt
-  size_t known = 0;   // ids whose keys and values are in the activations
+  size_t known = 0;   // ids whose keys and values are in pages
+  size_t scored = 0;  // ids of the prompt whose rows have been reported, if these are scored
   int64_t made = 0;
+  bool slides = false;  // is longer than the context
+  std::vector<PagePool::Page> pages;
+  // The first pages hold ids that others may read, and that end with this content.
+  size_t published = 0;
+  PagePool::Content content = 0;
+
+  bool waits() const { return pages.empty(); }
 };
 
 // The part of a text that a pass reads.
@@ -39,13 +47,15 @@ class ModelTextBatch : public TextBatch {
  public:
   explicit ModelTextBatch(WholeModel& model)
       : model_(model),
+        plan_(model.cache_plan()),
         inputs_(model.arena().Get<int32_t>("tokens.inputs")),
-        free_sequences_(static_cast<size_t>(model.shape().sequences)) {
-    std::iota(free_sequences_.rbegin(), free_sequences_.rend(), 0);
-  }
+        positions_(static_cast<size_t>(model.shape().streams.front().rows)),
+        pool_(static_cast<int32_t>(model.cache_plan().pages)) {}
 
-  int64_t slots() const override { return model_.shape().sequences; }
-  int64_t free_slots() const override { return static_cast<int64_t>(free_sequences_.size()); }
+  int64_t slots() const override { return model_.texts(); }
+  int64_t free_slots() const override { return slots() - static_cast<int64_t>(texts_.size()); }
+  bool HasRoomFor(absl::Span<const int32_t> prompt) const override;
+  CacheUse cache_use() const override;
   int64_t context() const override { return model_.shape().streams.front().tokens; }
   int32_t vocab_size() const override { return model_.spec().vocab_size(); }
 
@@ -54,10 +64,33 @@ class ModelTextBatch : public TextBatch {
   void Remove(Text text) override;
 
  private:
-  // What of a text is read, within `prompt_rows`; no rows: none of it in this pass.
-  TextPart PartOf(BatchedText& text, int64_t prompt_rows) const;
+  // What a pass can still take.
+  struct Left {
+    int64_t rows = 0;
+    int64_t prompt_rows = 0;
+  };
+
+  // Free pages that a text takes with its next id when it begins: others use what it shares.
+  int64_t PagesToBegin(absl::Span<const int32_t> ids) const;
+  // Those that it takes beside the ones that it has, and one for later.
+  int64_t PagesWanted(const BatchedText& text) const;
+  bool MayBegin(const BatchedText& text) const;
+  // Finds pages with the text's first ids.
+  void Reuse(BatchedText& text);
+  // Gives a text pages for its first `ids` ids, if need be those of younger ones. Returns for how
+  // many it has pages.
+  int64_t Provide(size_t index, int64_t ids);
+  void ReturnPages(BatchedText& text);
+  // Pages that are full now.
+  void Publish(BatchedText& text);
+  // What of a text is read; no rows: none of it in this pass.
+  TextPart PartOf(size_t index, const Left& left);
+  TextPart WindowOf(size_t index, const Left& left);
   std::vector<TextPart> ChooseParts(int64_t prompt_rows);
   void Forward(absl::Span<TextPart> parts);
+  // The rows of the pass whose logits are wanted of a part, ascending: from the one that is
+  // returned on.
+  static int64_t FirstWantedRow(const TextPart& part);
   // visit(row, its logits) for the rows of the pass, ascending. Rows that follow each other read
   // the head's weights once.
   void ForLogits(absl::Span<const int64_t> rows,
@@ -65,25 +98,28 @@ class ModelTextBatch : public TextBatch {
   static void Take(const TextPart& part, int64_t row, absl::Span<const float> logits);
 
   WholeModel& model_;
+  const CachePlan& plan_;
   int32_t* const inputs_;
-  std::vector<int64_t> free_sequences_;
+  std::vector<int32_t> positions_;  // of the rows of a pass
+  PagePool pool_;
   std::vector<BatchedText> texts_;  // the oldest first
   std::vector<News> news_;
   Text next_ = 0;
+  int64_t reused_tokens_ = 0;
+  int64_t evictions_ = 0;
 };
 
 absl::StatusOr<TextBatch::Text> ModelTextBatch::Add(std::vector<int32_t> prompt,
                                                     const TextOptions& options) {
   if (prompt.empty()) return absl::InvalidArgumentError("the prompt is empty");
   TERCIO_RETURN_IF_ERROR(CheckIds(prompt, vocab_size()));
-  if (free_sequences_.empty()) {
+  if (free_slots() == 0) {
     return absl::ResourceExhaustedError(
         absl::StrCat("all ", slots(), " texts of the batch are growing; remove one first"));
   }
-  BatchedText text = {.text = next_++, .sequence = free_sequences_.back(), .options = options};
+  BatchedText text = {.text = next_++, .options = options};
   text.prompt = prompt.size();
   text.ids = std::move(prompt);
-  free_sequences_.pop_back();
   texts_.push_back(std::move(text));
   return texts_.back().text;
 }
@@ -92,30 +128,149 @@ void ModelTextBatch::Remove(Text text) {
   const auto found = std::find_if(texts_.begin(), texts_.end(),
                                   [text](const BatchedText& t) { return t.text == text; });
   TERCIO_CHECK(found != texts_.end());
-  free_sequences_.push_back(found->sequence);
+  ReturnPages(*found);
   texts_.erase(found);
 }
 
-TextPart ModelTextBatch::PartOf(BatchedText& text, int64_t prompt_rows) const {
-  const size_t window = std::min(text.ids.size(), static_cast<size_t>(context()));
-  // Once the window slides every id has a new position, and no known key or value can be used.
-  if (window < text.ids.size()) {
-    return {.text = &text, .begin = text.ids.size() - window, .rows = static_cast<int64_t>(window)};
+int64_t ModelTextBatch::PagesToBegin(absl::Span<const int32_t> ids) const {
+  const auto page_tokens = static_cast<size_t>(plan_.page_tokens);
+  int64_t pages = plan_.PagesFor(static_cast<int64_t>(ids.size()) + 1);
+  if (ids.size() > static_cast<size_t>(context())) return pages;
+  PagePool::Content content = 0;
+  for (size_t known = 0; known + page_tokens < ids.size(); known += page_tokens) {
+    const auto found = pool_.FindInUse(content, ids.subspan(known, page_tokens));
+    if (!found.has_value()) break;
+    content = found->content;
+    --pages;
   }
-  const auto unknown = static_cast<int64_t>(window - text.known);
-  const bool reads_prompt = text.known < text.prompt;
-  return {.text = &text,
-          .begin = text.known,
-          .rows = reads_prompt ? std::min(unknown, prompt_rows) : unknown};
+  return pages;
+}
+
+int64_t ModelTextBatch::PagesWanted(const BatchedText& text) const {
+  if (text.waits()) return PagesToBegin(text.ids) + 1;
+  const auto has = static_cast<int64_t>(text.pages.size());
+  const int64_t next = plan_.PagesFor(static_cast<int64_t>(text.ids.size()) + 1);
+  const int64_t least = std::max(next, has);
+  return least - has + (least < plan_.pages_per_text ? 1 : 0);
+}
+
+bool ModelTextBatch::HasRoomFor(absl::Span<const int32_t> prompt) const {
+  if (free_slots() == 0) return false;
+  // Where all have pages for the whole context, nothing else counts.
+  const auto texts = static_cast<int64_t>(texts_.size()) + 1;
+  if (texts * plan_.pages_per_text <= plan_.pages) return true;
+  int64_t wanted = PagesToBegin(prompt);
+  for (const BatchedText& text : texts_) wanted += PagesWanted(text);
+  return wanted <= pool_.free();
+}
+
+bool ModelTextBatch::MayBegin(const BatchedText& text) const {
+  int64_t wanted = PagesToBegin(text.ids);
+  bool alone = true;
+  for (const BatchedText& other : texts_) {
+    if (other.waits()) continue;
+    wanted += PagesWanted(other);
+    alone = false;
+  }
+  return alone || wanted <= pool_.free();
+}
+
+TextBatch::CacheUse ModelTextBatch::cache_use() const {
+  return {.pages = pool_.total(),
+          .used_pages = pool_.total() - pool_.free(),
+          .reused_tokens = reused_tokens_,
+          .evictions = evictions_};
+}
+
+void ModelTextBatch::Reuse(BatchedText& text) {
+  // Scores of a prompt need its rows.
+  if (text.slides || (text.options.score_prompt && text.scored + 1 < text.prompt)) return;
+  const auto page_tokens = static_cast<size_t>(plan_.page_tokens);
+  // The last id is read in any case: its row predicts the next one.
+  while (text.known + page_tokens < text.ids.size()) {
+    const auto found =
+        pool_.Find(text.content, absl::MakeConstSpan(text.ids).subspan(text.known, page_tokens));
+    if (!found.has_value()) break;
+    text.pages.push_back(found->page);
+    text.content = found->content;
+    ++text.published;
+    text.known += page_tokens;
+  }
+  reused_tokens_ += static_cast<int64_t>(std::min(text.known, text.prompt));
+}
+
+void ModelTextBatch::Publish(BatchedText& text) {
+  const auto page_tokens = static_cast<size_t>(plan_.page_tokens);
+  while (!text.slides && (text.published + 1) * page_tokens <= text.known) {
+    const auto ids =
+        absl::MakeConstSpan(text.ids).subspan(text.published * page_tokens, page_tokens);
+    text.content = pool_.Publish(text.pages[text.published++], text.content, ids);
+  }
+}
+
+void ModelTextBatch::ReturnPages(BatchedText& text) {
+  // The first one is of use to most, and so the last one whose content is given up.
+  for (; !text.pages.empty(); text.pages.pop_back()) pool_.Return(text.pages.back());
+  text.known = 0;
+  text.published = 0;
+  text.content = 0;
+}
+
+int64_t ModelTextBatch::Provide(size_t index, int64_t ids) {
+  BatchedText& text = texts_[index];
+  const auto wanted = static_cast<size_t>(plan_.PagesFor(ids));
+  for (size_t youngest = texts_.size() - 1; text.pages.size() < wanted;) {
+    const std::optional<PagePool::Page> page = pool_.Take();
+    if (page.has_value()) {
+      text.pages.push_back(*page);
+      continue;
+    }
+    while (youngest > index && texts_[youngest].waits()) --youngest;
+    if (youngest == index) break;
+    ReturnPages(texts_[youngest]);
+    ++evictions_;
+  }
+  return std::min(ids, static_cast<int64_t>(text.pages.size()) * plan_.page_tokens);
+}
+
+// Once the window slides every id has a new position, and no known key or value can be used.
+TextPart ModelTextBatch::WindowOf(size_t index, const Left& left) {
+  BatchedText& text = texts_[index];
+  if (!text.slides) {
+    // Others may read the pages that it has so far.
+    ReturnPages(text);
+    text.slides = true;
+  }
+  TextPart part = {.text = &text, .begin = text.ids.size() - static_cast<size_t>(context())};
+  if (left.rows < context() || Provide(index, context()) < context()) return part;
+  part.rows = context();
+  return part;
+}
+
+TextPart ModelTextBatch::PartOf(size_t index, const Left& left) {
+  BatchedText& text = texts_[index];
+  if (text.ids.size() > static_cast<size_t>(context())) return WindowOf(index, left);
+  if (text.waits()) Reuse(text);
+  const auto unknown = static_cast<int64_t>(text.ids.size() - text.known);
+  const auto known = static_cast<int64_t>(text.known);
+  int64_t rows = std::min(unknown, left.rows);
+  if (unknown > 1) rows = std::min(rows, left.prompt_rows);
+  if (rows > 0) rows = std::max<int64_t>(0, Provide(index, known + rows) - known);
+  return {.text = &text, .begin = text.known, .rows = rows};
 }
 
 std::vector<TextPart> ModelTextBatch::ChooseParts(int64_t prompt_rows) {
+  Left left = {.rows = model_.shape().streams.front().rows, .prompt_rows = prompt_rows};
   std::vector<TextPart> parts;
-  for (BatchedText& text : texts_) {
-    const TextPart part = PartOf(text, prompt_rows);
+  for (size_t i = 0; i < texts_.size(); ++i) {
+    // Younger ones do not overtake a text that waits for pages.
+    if (texts_[i].waits() && !MayBegin(texts_[i])) break;
+    const TextPart part = PartOf(i, left);
     if (part.rows == 0) continue;
+    left.rows -= part.rows;
+    if (part.begin + 1 < part.text->ids.size()) left.prompt_rows -= part.rows;
+    left.prompt_rows = std::max<int64_t>(0, left.prompt_rows);
     parts.push_back(part);
-    if (text.known < text.prompt) prompt_rows = std::max<int64_t>(0, prompt_rows - part.rows);
   }
   // Rows whose logits are wanted lie side by side: parts of one row come first.
   std::stable_partition(parts.begin(), parts.end(),
@@ -125,7 +280,6 @@ std::vector<TextPart> ModelTextBatch::ChooseParts(int64_t prompt_rows) {
     part.first_row = row;
     row += part.rows;
   }
-  TERCIO_CHECK_LE(row, model_.shape().streams.front().rows);
   return parts;
 }
 
@@ -135,17 +289,23 @@ void ModelTextBatch::Forward(absl::Span<TextPart> parts) {
     BatchedText& text = *part.text;
     const auto begin = text.ids.begin() + static_cast<ptrdiff_t>(part.begin);
     std::copy(begin, begin + static_cast<ptrdiff_t>(part.rows), inputs_ + part.first_row);
-    const bool slides = text.ids.size() > static_cast<size_t>(context());
-    sequences.push_back({.sequence = text.sequence,
-                         .first_position = slides ? 0 : static_cast<int64_t>(part.begin),
-                         .rows = part.rows});
-    text.known = part.begin + static_cast<size_t>(part.rows);
+    const int64_t first_position = text.slides ? 0 : static_cast<int64_t>(part.begin);
+    const auto positions = positions_.begin() + part.first_row;
+    std::iota(positions, positions + part.rows, static_cast<int32_t>(first_position));
+    sequences.push_back(
+        {.first_position = first_position, .rows = part.rows, .pages = text.pages.data()});
   }
   blocks::MicroBatch batch;
   batch.training = false;
   batch.inputs = inputs_;
   batch.parts = sequences;
+  batch.cache = &model_.cache();
+  batch.positions = positions_.data();
   model_.stage().Forward(batch);
+  for (const TextPart& part : parts) {
+    part.text->known = part.begin + static_cast<size_t>(part.rows);
+    Publish(*part.text);
+  }
 }
 
 void ModelTextBatch::ForLogits(
@@ -183,6 +343,17 @@ void ModelTextBatch::Take(const TextPart& part, int64_t row, absl::Span<const fl
       options.likeliest.has_value() ? Score(logits, id, *options.likeliest) : ScoredId{.id = id};
 }
 
+int64_t ModelTextBatch::FirstWantedRow(const TextPart& part) {
+  const BatchedText& text = *part.text;
+  const int64_t end = part.first_row + part.rows;
+  // What is read again has been scored before.
+  if (text.options.score_prompt && text.made == 0 && part.begin < text.prompt) {
+    const size_t first = std::max(part.begin, text.scored);
+    return std::min(end, part.first_row + static_cast<int64_t>(first - part.begin));
+  }
+  return end - (part.at_the_end() ? 1 : 0);
+}
+
 absl::Span<const TextBatch::News> ModelTextBatch::Step(int64_t prompt_rows) {
   TERCIO_CHECK_GE(prompt_rows, 1);
   std::vector<TextPart> parts = ChooseParts(prompt_rows);
@@ -194,14 +365,12 @@ absl::Span<const TextBatch::News> ModelTextBatch::Step(int64_t prompt_rows) {
   for (TextPart& part : parts) {
     news_.push_back({.text = part.text->text});
     part.news = &news_.back();
-    const bool reads_prompt = part.begin < part.text->prompt && part.text->made == 0;
-    const int64_t end = part.first_row + part.rows;
-    int64_t row = end - (part.at_the_end() ? 1 : 0);
-    if (part.text->options.score_prompt && reads_prompt) row = part.first_row;
-    for (; row < end; ++row) {
+    for (int64_t row = FirstWantedRow(part); row < part.first_row + part.rows; ++row) {
       rows.push_back(row);
       part_of_row.push_back(&part);
     }
+    const size_t end = part.begin + static_cast<size_t>(part.rows);
+    part.text->scored = std::max(part.text->scored, end);
   }
   Forward(absl::MakeSpan(parts));
   size_t next = 0;

@@ -1,10 +1,14 @@
 // Texts that grow together: continuous batching. A text is added while others grow, gets ids beside
 // them, and leaves; its place is free for the next one in the same pass.
 //
-// Each place ("slot") holds the keys and values of one text for the whole context, in the
-// activations of one sequence of the model: memory is fixed when the model is loaded, and a text
-// never waits for it in the middle. What a text's ids are depends on its prompt and options alone,
-// not on the texts beside it, nor on the passes that its prompt is cut into.
+// Keys and values lie in pages of a cache (key_cache.h), whose memory is fixed when the model is
+// loaded; a text takes the next page as it grows, and its pages are free when it leaves. Where the
+// cache is smaller than all texts' contexts, and its pages run out, the youngest text gives its own
+// back, and reads its ids again once there is room. The oldest text never waits, so that all end.
+// Texts that begin with the same ids share the pages that these fill.
+//
+// What a text's ids are depends on its prompt and options alone, not on the texts beside it, nor on
+// the passes that its prompt is cut into, nor on which of its pages were there already.
 //
 // Threads: one thread uses a batch and its model at a time.
 #pragma once
@@ -56,18 +60,31 @@ class TextBatch {
 
   virtual ~TextBatch() = default;
 
+  // What has become of the cache.
+  struct CacheUse {
+    int64_t pages = 0;
+    int64_t used_pages = 0;     // by texts; others may keep what they hold for texts to come
+    int64_t reused_tokens = 0;  // of prompts that were found in pages, since the beginning
+    int64_t evictions = 0;      // texts that had to give their pages back, since the beginning
+  };
+
   virtual int64_t slots() const = 0;
   virtual int64_t free_slots() const = 0;
+  // Whether a text with this prompt may begin at once: a slot is free, and the cache has pages for
+  // it, beside the next ones of those that grow. An empty batch has room for any text.
+  virtual bool HasRoomFor(absl::Span<const int32_t> /*prompt*/) const { return free_slots() > 0; }
+  virtual CacheUse cache_use() const { return {}; }
   virtual int64_t context() const = 0;
   virtual int32_t vocab_size() const = 0;
 
   // INVALID_ARGUMENT: an empty prompt, or ids outside the vocabulary; RESOURCE_EXHAUSTED: no slot
   // is free. Of a text longer than the context its last `context` ids count, and each further id
-  // costs a pass over all of them.
+  // costs a pass over all of them. A text for which there is no room waits in the batch.
   virtual absl::StatusOr<Text> Add(std::vector<int32_t> prompt, const TextOptions& options) = 0;
-  // One pass: the next id of each text whose prompt has been read, and up to `prompt_rows` ids of
-  // prompts (at least one; those of older texts first), so that a long prompt does not hold up the
-  // others for long. Valid until the next call. Empty if no text grows.
+  // One pass: the next id of each text whose ids have been read, and up to `prompt_rows` ids of
+  // those that have not (at least one; those of older texts first), so that a long prompt does not
+  // hold up the others for long. Texts for which a pass has no rows, or the cache no pages, have no
+  // news. Valid until the next call. Empty if no text grows.
   virtual absl::Span<const News> Step(int64_t prompt_rows) = 0;
   // REQUIRES: the text is in the batch.
   virtual void Remove(Text text) = 0;

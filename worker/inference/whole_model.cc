@@ -1,5 +1,6 @@
 #include "worker/inference/whole_model.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -34,7 +35,20 @@ v1::JobSpec SingleRankJob(const v1::ModelSpec& model, int64_t sequences) {
 struct WholePlan {
   v1::JobSpec spec;
   v1::Plan plan;
+  CachePlan cache;
 };
+
+// Texts with a cache need activations for the rows of a pass only: an id of each, and a part of a
+// prompt, in sequences of the whole context, which evaluation reads at once. The layers take turns
+// with them.
+void PlanRowsOfTexts(PassSize pass, v1::JobSpec* spec) {
+  const int64_t context = spec->model().context();
+  const int64_t rows = std::min(pass.sequences * context, pass.sequences + kPromptRows);
+  const auto sequences = static_cast<int32_t>((rows + context - 1) / context);
+  spec->mutable_training()->set_global_batch(sequences);
+  spec->mutable_training()->set_micro_batch(sequences);
+  spec->mutable_parallelism()->set_recompute(v1::RECOMPUTE_FULL);
+}
 
 absl::StatusOr<WholePlan> PlanFor(const OpenedModel& opened, int threads, PassSize pass) {
   TERCIO_RETURN_IF_ERROR(CheckContext(opened, pass.context));
@@ -43,6 +57,10 @@ absl::StatusOr<WholePlan> PlanFor(const OpenedModel& opened, int threads, PassSi
   if (pass.context > 0) model.set_context(static_cast<int32_t>(pass.context));
   if (pass.decoder_context > 0) {
     model.set_decoder_context(static_cast<int32_t>(pass.decoder_context));
+  }
+  if (HasCache(model)) {
+    TERCIO_ASSIGN_OR_RETURN(whole.cache, PlanCache(model, pass.sequences, pass.cache_tokens));
+    PlanRowsOfTexts(pass, &whole.spec);
   }
   TERCIO_ASSIGN_OR_RETURN(const v1::Layout layout, plan::LayoutOfJob(whole.spec));
   TERCIO_ASSIGN_OR_RETURN(whole.plan, plan::BuildPlan(whole.spec, layout, {{"here", 0}}, threads));
@@ -143,14 +161,18 @@ absl::StatusOr<PlannedBytes> PlanBytes(const OpenedModel& opened, int threads, P
   TERCIO_ASSIGN_OR_RETURN(const WholePlan whole, PlanFor(opened, threads, pass));
   PlannedBytes bytes;
   for (const v1::Buffer& buffer : whole.plan.stages(0).memory().buffers()) {
-    // Pages of gradients and moments are never touched.
-    const bool trains =
-        buffer.kind() == v1::BUFFER_KIND_GRADIENT || buffer.kind() == v1::BUFFER_KIND_OPTIMIZER;
+    // Pages of gradients, moments and their copies are never touched.
+    const bool trains = buffer.kind() == v1::BUFFER_KIND_GRADIENT ||
+                        buffer.kind() == v1::BUFFER_KIND_OPTIMIZER ||
+                        buffer.kind() == v1::BUFFER_KIND_SNAPSHOT;
     int64_t& sum = buffer.kind() == v1::BUFFER_KIND_PARAMETER    ? bytes.weights
                    : buffer.kind() == v1::BUFFER_KIND_ACTIVATION ? bytes.texts
                                                                  : bytes.workspace;
     if (!trains) sum += buffer.size_bytes();
   }
+  bytes.cache = whole.cache.bytes();
+  bytes.cache_tokens = whole.cache.tokens();
+  bytes.texts += bytes.cache;
   return bytes;
 }
 
@@ -164,6 +186,13 @@ absl::StatusOr<std::unique_ptr<WholeModel>> WholeModel::Load(const OpenedModel& 
   std::unique_ptr<WholeModel> model(new WholeModel(whole.spec, plan::SliceForRank(whole.plan, 0),
                                                    std::move(device), std::move(arena),
                                                    opened.tokenizer));
+  model->texts_ = pass.sequences;
+  model->cache_plan_ = whole.cache;
+  TERCIO_ASSIGN_OR_RETURN(model->cache_memory_, model->device_->Allocate(whole.cache.bytes()));
+  model->cache_ = {.data = reinterpret_cast<float*>(model->cache_memory_->data()),
+                   .pages = whole.cache.pages,
+                   .page_tokens = whole.cache.page_tokens,
+                   .page_elements = whole.cache.page_elements};
   TERCIO_RETURN_IF_ERROR(
       LoadWeights(*opened.weights, model->tensors_, threads, model->arena_.Floats("parameters")));
   return model;

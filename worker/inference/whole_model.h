@@ -13,10 +13,12 @@
 #include "checkpoint/weight_source.h"
 #include "proto/tercio/v1/job.pb.h"
 #include "tokenizer/tokenizer.h"
+#include "worker/blocks/micro_batch.h"
 #include "worker/collective/communicator.h"
 #include "worker/device/device.h"
 #include "worker/engine/arena.h"
 #include "worker/engine/stage_model.h"
+#include "worker/inference/key_cache.h"
 
 namespace tercio::inference {
 
@@ -35,12 +37,18 @@ struct OpenedModel {
 absl::StatusOr<OpenedModel> OpenModel(const std::string& directory,
                                       std::optional<tokenizer::Tokenizer> tokenizer);
 
-// What a model processes at a time. Neither number changes the bits of a result.
+// What a model processes at a time. No number changes the bits of a result.
 struct PassSize {
   int64_t sequences = 1;
   int64_t context = 0;  // shortens the model's, which takes less memory and time; 0 keeps it
   int64_t decoder_context = 0;  // likewise of a decoder, whose sequences may also be longer
+  // Positions of a causal model's texts, of which `sequences` grow at once, whose keys and values
+  // have memory (key_cache.h); 0: those of whole contexts.
+  int64_t cache_tokens = 0;
 };
+
+// Ids of prompts that a pass has room for beside an id of each text.
+inline constexpr int64_t kPromptRows = 256;
 
 // INVALID_ARGUMENT for a context that is longer than the model's.
 absl::Status CheckContext(const OpenedModel& opened, int64_t context);
@@ -50,14 +58,18 @@ struct PlannedBytes {
   int64_t weights = 0;
   int64_t texts = 0;  // activations, with keys and values, of all sequences
   int64_t workspace = 0;
+  // The part of `texts` that is keys and values of growing texts, and for how many tokens; 0 where
+  // there is no cache.
+  int64_t cache = 0;
+  int64_t cache_tokens = 0;
   int64_t total() const { return weights + texts + workspace; }
 };
-// Errors of CheckContext.
+// Errors of CheckContext and PlanCache.
 absl::StatusOr<PlannedBytes> PlanBytes(const OpenedModel& opened, int threads, PassSize pass);
 
 class WholeModel {
  public:
-  // Errors of CheckContext and of the directory.
+  // Errors of CheckContext, of PlanCache and of the directory.
   static absl::StatusOr<std::unique_ptr<WholeModel>> Load(const OpenedModel& opened, int threads,
                                                           PassSize pass);
 
@@ -67,6 +79,11 @@ class WholeModel {
   const tokenizer::Tokenizer* tokenizer() const {
     return tokenizer_.has_value() ? &*tokenizer_ : nullptr;
   }
+  // The most texts that grow at once, each within the context: PassSize::sequences.
+  int64_t texts() const { return texts_; }
+  // The cache of a model that has one: with pages == 0 there is none.
+  const CachePlan& cache_plan() const { return cache_plan_; }
+  const blocks::KeyCache& cache() const { return cache_; }
   engine::StageModel& stage() { return model_; }
   engine::Arena& arena() { return arena_; }
 
@@ -84,6 +101,10 @@ class WholeModel {
   plan::StageTensors tensors_;
   engine::StageModel model_;
   std::optional<tokenizer::Tokenizer> tokenizer_;
+  int64_t texts_ = 0;
+  CachePlan cache_plan_;
+  std::unique_ptr<device::DeviceMemory> cache_memory_;
+  blocks::KeyCache cache_;
 };
 
 }  // namespace tercio::inference
