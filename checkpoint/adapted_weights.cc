@@ -5,16 +5,18 @@
 #include "absl/strings/str_cat.h"
 #include "checkpoint/base_digest.h"
 #include "checkpoint/huggingface/read_stored.h"
+#include "checkpoint/model_description.h"
 #include "common/status_macros.h"
 #include "model/adapters.h"
 #include "plan/model_tensors.h"
+#include "plan/state_digest.h"
 
 namespace tercio::checkpoint {
 namespace {
 
 class AdaptedWeights : public WeightSource {
  public:
-  AdaptedWeights(std::unique_ptr<WeightSource> base, std::unique_ptr<PeftAdapter> adapter,
+  AdaptedWeights(std::shared_ptr<const WeightSource> base, std::unique_ptr<PeftAdapter> adapter,
                  std::string directory)
       : base_(std::move(base)),
         adapter_(std::move(adapter)),
@@ -38,22 +40,22 @@ class AdaptedWeights : public WeightSource {
   }
 
  private:
-  const std::unique_ptr<WeightSource> base_;
+  const std::shared_ptr<const WeightSource> base_;
   const std::unique_ptr<PeftAdapter> adapter_;
   const std::string directory_;
   v1::ModelSpec model_;
 };
 
-}  // namespace
+absl::Status CheckPlain(const WeightSource& base, const std::string& directory) {
+  if (!base.model().has_adapter()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("the model has an adapter already, and cannot take that of ", directory,
+                   "; merge it first (tercio checkpoint export --merge)"));
+}
 
-absl::StatusOr<std::unique_ptr<WeightSource>> WithAdapter(std::unique_ptr<WeightSource> base,
-                                                          const std::string& directory,
-                                                          DigestCheck check) {
-  if (base->model().has_adapter()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the model has an adapter already, and cannot take that of ", directory,
-                     "; merge it first (tercio checkpoint export --merge)"));
-  }
+absl::StatusOr<std::unique_ptr<WeightSource>> WithPeftAdapter(
+    std::shared_ptr<const WeightSource> base, const std::string& directory, DigestCheck check) {
+  TERCIO_RETURN_IF_ERROR(CheckPlain(*base, directory));
   TERCIO_ASSIGN_OR_RETURN(auto adapter, PeftAdapter::Open(directory, base->model()));
   if (check == DigestCheck::kEveryByte) {
     v1::ModelSpec adapted = base->model();
@@ -61,6 +63,48 @@ absl::StatusOr<std::unique_ptr<WeightSource>> WithAdapter(std::unique_ptr<Weight
     TERCIO_RETURN_IF_ERROR(CheckBaseDigest(directory, *base, adapted));
   }
   return std::make_unique<AdaptedWeights>(std::move(base), std::move(adapter), directory);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<WeightSource>> WithAdapter(std::unique_ptr<WeightSource> base,
+                                                          const std::string& directory,
+                                                          DigestCheck check) {
+  return WithPeftAdapter(std::move(base), directory, check);
+}
+
+absl::StatusOr<std::unique_ptr<WeightSource>> OpenAdapterOf(const WeightSource& base,
+                                                            const std::string& directory) {
+  if (IsPeftAdapter(directory)) {
+    // The caller keeps the base.
+    const std::shared_ptr<const WeightSource> shared(std::shared_ptr<void>(), &base);
+    return WithPeftAdapter(shared, directory, DigestCheck::kEveryByte);
+  }
+  TERCIO_RETURN_IF_ERROR(CheckPlain(base, directory));
+  TERCIO_ASSIGN_OR_RETURN(auto adapted, OpenWeightSource(directory, DigestCheck::kEveryByte));
+  if (!adapted->model().has_adapter()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(directory,
+                     " is a model without an adapter; name a directory that peft has "
+                     "saved, or a checkpoint of a job that trains an adapter"));
+  }
+  const std::vector<ModelDifference> differences = DifferencesOf(adapted->model(), base.model());
+  if (!differences.empty()) {
+    const ModelDifference& first = differences.front();
+    return absl::FailedPreconditionError(
+        absl::StrCat("the adapter in ", directory, " is for another model: its ", first.key, " is ",
+                     first.ours, ", but this one has ", first.theirs, "; name its own base"));
+  }
+  TERCIO_ASSIGN_OR_RETURN(const uint64_t expected, DigestOfBase(*adapted, adapted->model()));
+  TERCIO_ASSIGN_OR_RETURN(const uint64_t digest, DigestOfBase(base, adapted->model()));
+  if (digest != expected) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "the adapter in ", directory, " was trained beside other weights (digest ",
+        plan::StateDigestText(expected), ") than these (", plan::StateDigestText(digest),
+        "); name its own base, or export the adapter alone (tercio checkpoint export --format "
+        "peft)"));
+  }
+  return adapted;
 }
 
 absl::StatusOr<std::unique_ptr<WeightSource>> OpenInitialSource(const v1::ModelSpec& model,

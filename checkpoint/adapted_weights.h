@@ -25,6 +25,12 @@ absl::StatusOr<std::unique_ptr<WeightSource>> WithAdapter(std::unique_ptr<Weight
                                                           const std::string& directory,
                                                           DigestCheck check);
 
+// The same for a base that several adapters share, and that outlives the source: the adapter in
+// `directory` is one of peft, or that of a checkpoint. INVALID_ARGUMENT for a checkpoint without
+// adapter; FAILED_PRECONDITION for one whose base has other sizes or other weights.
+absl::StatusOr<std::unique_ptr<WeightSource>> OpenAdapterOf(const WeightSource& base,
+                                                            const std::string& directory);
+
 // What a job starts from: model.from, with adapter.from where it has one.
 absl::StatusOr<std::unique_ptr<WeightSource>> OpenInitialSource(const v1::ModelSpec& model,
                                                                 DigestCheck check);

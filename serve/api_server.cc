@@ -7,11 +7,13 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
 #include "common/log.h"
 #include "common/metrics/metrics_page.h"
 #include "common/metrics/metrics_server.h"
 #include "common/status_macros.h"
+#include "common/steady_time.h"
 #include "worker/inference/generator.h"
 
 namespace tercio::serve {
@@ -77,8 +79,8 @@ void ApiServer::Fail(Exchange exchange, const std::string& path, const ApiError&
 void ApiServer::Request(Exchange exchange, HttpRequest request) {
   const std::string& path = request.path;
   // The probes of load balancers have no key, and learn nothing.
-  if (service_.keys.needed() && path != kHealth &&
-      !service_.keys.Allows(request.headers["authorization"])) {
+  if (service_.keys != nullptr && path != kHealth &&
+      !service_.keys->Current(SteadyNow()).Allows(request.headers["authorization"])) {
     return Fail(exchange, path,
                 {.status = 401,
                  .message = "a key is needed: send Authorization: Bearer KEY",
@@ -113,19 +115,38 @@ void ApiServer::Get(Exchange exchange, const std::string& path) {
     return Reply(exchange, path, {.type = kMetricsType, .body = MetricsText()});
   }
   if (path == kModels) {
-    return Reply(exchange, path,
-                 {.body = ModelsBody(service_.model, service_.created, service_.context)});
+    std::vector<ServedModel> models = {Served({service_.model, std::nullopt})};
+    for (size_t i = 0; i < service_.adapters.size(); ++i) {
+      models.push_back(Served({service_.adapters[i], i}));
+    }
+    return Reply(exchange, path, {.body = ModelsBody(models, service_.created, service_.context)});
   }
-  const absl::string_view name = absl::StripPrefix(path, absl::StrCat(kModels, "/"));
-  if (name != service_.model) {
-    return Fail(
-        exchange, path,
-        {.status = 404,
-         .message = absl::StrCat("there is no model ", name, " here, only ", service_.model),
-         .parameter = "model",
-         .code = "model_not_found"});
-  }
-  Reply(exchange, path, {.body = ModelBody(service_.model, service_.created, service_.context)});
+  const std::string name(absl::StripPrefix(path, absl::StrCat(kModels, "/")));
+  const std::optional<Named> named = Find(name);
+  if (name.empty() || !named.has_value()) return FailUnknown(exchange, path, name);
+  Reply(exchange, path, {.body = ModelBody(Served(*named), service_.created, service_.context)});
+}
+
+std::optional<ApiServer::Named> ApiServer::Find(const std::string& name) const {
+  if (name.empty() || name == service_.model) return Named{service_.model, std::nullopt};
+  const auto found = std::find(service_.adapters.begin(), service_.adapters.end(), name);
+  if (found == service_.adapters.end()) return std::nullopt;
+  return Named{name, static_cast<size_t>(found - service_.adapters.begin())};
+}
+
+ServedModel ApiServer::Served(const Named& named) const {
+  return {named.name, named.adapter.has_value() ? service_.model : ""};
+}
+
+void ApiServer::FailUnknown(Exchange exchange, const std::string& path, const std::string& name) {
+  std::vector<std::string> names = {service_.model};
+  names.insert(names.end(), service_.adapters.begin(), service_.adapters.end());
+  Fail(exchange, path,
+       {.status = 404,
+        .message =
+            absl::StrCat("there is no model ", name, " here, only ", absl::StrJoin(names, ", ")),
+        .parameter = "model",
+        .code = "model_not_found"});
 }
 
 absl::StatusOr<std::vector<std::vector<int32_t>>> ApiServer::PromptsOf(
@@ -166,7 +187,7 @@ std::optional<ApiError> ApiServer::Check(const GenerationRequest& request,
   return std::nullopt;
 }
 
-std::vector<TextTask> ApiServer::TasksOf(const GenerationRequest& request,
+std::vector<TextTask> ApiServer::TasksOf(const GenerationRequest& request, const Named& named,
                                          const std::vector<std::vector<int32_t>>& prompts) {
   const uint64_t seed = request.seed.has_value() ? *request.seed : service_.random();
   std::vector<TextTask> tasks;
@@ -181,7 +202,8 @@ std::vector<TextTask> ApiServer::TasksOf(const GenerationRequest& request,
                                  .top_p = request.top_p,
                                  .seed = seed},
                     .likeliest = request.log_probabilities,
-                    .score_prompt = request.echo && request.log_probabilities.has_value()};
+                    .score_prompt = request.echo && request.log_probabilities.has_value(),
+                    .adapter = named.adapter};
     task.stop = request.stop;
     if (request.chat) {
       for (std::string& word : service_.chat->stop_words()) task.stop.push_back(std::move(word));
@@ -193,6 +215,7 @@ std::vector<TextTask> ApiServer::TasksOf(const GenerationRequest& request,
 }
 
 ApiServer::Active ApiServer::ActiveOf(const std::string& path, const GenerationRequest& request,
+                                      const Named& named,
                                       std::vector<std::vector<int32_t>> prompts) {
   Active active;
   active.path = path;
@@ -200,7 +223,7 @@ ApiServer::Active ApiServer::ActiveOf(const std::string& path, const GenerationR
       .chat = request.chat,
       .id = absl::StrFormat("%s-%016x", request.chat ? "chatcmpl" : "cmpl", service_.random()),
       .created = service_.now(),
-      .model = service_.model,
+      .model = named.name,
       .log_probabilities = request.log_probabilities.has_value()};
   active.stream = request.stream;
   active.stream_usage = request.stream_usage;
@@ -219,14 +242,8 @@ ApiServer::Active ApiServer::ActiveOf(const std::string& path, const GenerationR
 
 void ApiServer::Generate(Exchange exchange, const std::string& path,
                          const GenerationRequest& request) {
-  if (!request.model.empty() && request.model != service_.model) {
-    return Fail(exchange, path,
-                {.status = 404,
-                 .message = absl::StrCat("there is no model ", request.model, " here, only ",
-                                         service_.model),
-                 .parameter = "model",
-                 .code = "model_not_found"});
-  }
+  const std::optional<Named> named = Find(request.model);
+  if (!named.has_value()) return FailUnknown(exchange, path, request.model);
   absl::StatusOr<std::vector<std::vector<int32_t>>> prompts = PromptsOf(request);
   if (!prompts.ok()) {
     return Fail(exchange, path,
@@ -234,7 +251,7 @@ void ApiServer::Generate(Exchange exchange, const std::string& path,
                  .parameter = request.chat ? "messages" : "prompt"});
   }
   if (const auto error = Check(request, *prompts)) return Fail(exchange, path, *error);
-  const absl::Status submitted = model_.Submit(exchange, TasksOf(request, *prompts));
+  const absl::Status submitted = model_.Submit(exchange, TasksOf(request, *named, *prompts));
   if (!submitted.ok()) {
     return Fail(exchange, path,
                 {.status = 429,
@@ -243,7 +260,8 @@ void ApiServer::Generate(Exchange exchange, const std::string& path,
                  .code = "queue_full"});
   }
   Active& active =
-      active_.emplace(exchange, ActiveOf(path, request, *std::move(prompts))).first->second;
+      active_.emplace(exchange, ActiveOf(path, request, *named, *std::move(prompts))).first->second;
+  ++named_[named->name].requests;
   if (active.echo) {
     for (size_t i = 0; i < active.choices.size(); ++i) Echo(active, i);
   }
@@ -297,6 +315,7 @@ void ApiServer::Take(Active& active, const TextNews& news) {
   choice.text += news.piece;
   if (news.id.has_value()) {
     ++active.usage.completion_tokens;
+    ++named_[active.head.model].new_tokens;
     if (active.head.log_probabilities) {
       choice.tokens.push_back(Shown(*news.id, active.last[news.text]));
     }
@@ -370,6 +389,11 @@ std::string ApiServer::MetricsText() const {
   for (const auto& [key, count] : requests_) {
     page.Set("tercio_serve_requests_total", {absl::StrCat(key.second), key.first},
              static_cast<double>(count));
+  }
+  for (const auto& [name, figures] : named_) {
+    page.Set("tercio_serve_model_requests_total", {name}, static_cast<double>(figures.requests));
+    page.Set("tercio_serve_model_new_tokens_total", {name},
+             static_cast<double>(figures.new_tokens));
   }
   const ModelThread::Load load = model_.load();
   page.Set("tercio_serve_prompt_tokens_total", static_cast<double>(figures_.prompt_tokens));

@@ -19,6 +19,7 @@
 #include "serve/http_server.h"
 #include "serve/model_thread.h"
 #include "serve/openai.h"
+#include "serve/reloaded.h"
 #include "tokenizer/tokenizer.h"
 
 namespace tercio::serve {
@@ -26,13 +27,15 @@ namespace tercio::serve {
 // What is served, and how.
 struct Service {
   std::string model;  // its name in requests
+  // Names of the adapters beside it, in the order of inference::TextOptions::adapter.
+  std::vector<std::string> adapters;
   tokenizer::Tokenizer tokenizer;
   int64_t context = 0;
   int32_t vocab_size = 0;
   int64_t slots = 0;
   std::unique_ptr<ChatFormat> chat;
-  ApiKeys keys;
-  int64_t created = 0;  // seconds since 1970
+  std::unique_ptr<Reloaded<ApiKeys>> keys;  // null: no key is needed
+  int64_t created = 0;                      // seconds since 1970
   // Randomness, for seeds and for the ids of answers; seconds since 1970; metrics of the process,
   // which are part of the page.
   std::function<uint64_t()> random;
@@ -44,7 +47,10 @@ class ApiServer : public HttpHandler {
  public:
   // All outlive it.
   ApiServer(const Service& service, HttpServer& http, ModelThread& model, ServingFigures& figures)
-      : service_(service), http_(http), model_(model), figures_(figures) {}
+      : service_(service), http_(http), model_(model), figures_(figures) {
+    named_[service.model];
+    for (const std::string& name : service.adapters) named_[name];
+  }
 
   void Request(Exchange exchange, HttpRequest request) override;
   void Gone(Exchange exchange) override;
@@ -52,6 +58,16 @@ class ApiServer : public HttpHandler {
   std::string ErrorBody(const HttpError& error) override;
 
  private:
+  // What a request names: the base, or one of the adapters beside it.
+  struct Named {
+    std::string name;
+    std::optional<size_t> adapter;
+  };
+  // What one of the names has had to do.
+  struct NamedFigures {
+    int64_t requests = 0;
+    int64_t new_tokens = 0;
+  };
   // A request that the model works on.
   struct Active {
     std::string path;
@@ -71,13 +87,17 @@ class ApiServer : public HttpHandler {
   void Fail(Exchange exchange, const std::string& path, const ApiError& error);
   void Reply(Exchange exchange, const std::string& path, HttpAnswer answer);
   void Generate(Exchange exchange, const std::string& path, const GenerationRequest& request);
+  // Empty: the base.
+  std::optional<Named> Find(const std::string& name) const;
+  ServedModel Served(const Named& named) const;
+  void FailUnknown(Exchange exchange, const std::string& path, const std::string& name);
   absl::StatusOr<std::vector<std::vector<int32_t>>> PromptsOf(const GenerationRequest& request);
   // The fault of prompts that cannot be answered.
   std::optional<ApiError> Check(const GenerationRequest& request,
                                 const std::vector<std::vector<int32_t>>& prompts) const;
-  std::vector<TextTask> TasksOf(const GenerationRequest& request,
+  std::vector<TextTask> TasksOf(const GenerationRequest& request, const Named& named,
                                 const std::vector<std::vector<int32_t>>& prompts);
-  Active ActiveOf(const std::string& path, const GenerationRequest& request,
+  Active ActiveOf(const std::string& path, const GenerationRequest& request, const Named& named,
                   std::vector<std::vector<int32_t>> prompts);
   void Take(Active& active, const TextNews& news);
   void Break(Exchange exchange, const absl::Status& status);
@@ -96,6 +116,7 @@ class ApiServer : public HttpHandler {
   ServingFigures& figures_;
   std::map<Exchange, Active> active_;
   std::map<std::pair<std::string, int>, int64_t> requests_;  // endpoint and code
+  std::map<std::string, NamedFigures> named_;                // all names
 };
 
 }  // namespace tercio::serve

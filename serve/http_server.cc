@@ -75,7 +75,7 @@ struct HttpServer::Connection {
   bool has_output() const { return sent < output.size(); }
 };
 
-HttpServer::HttpServer(std::shared_ptr<TlsContext> tls, const Limits& limits)
+HttpServer::HttpServer(std::unique_ptr<ReloadedTls> tls, const Limits& limits)
     : tls_(std::move(tls)), limits_(limits) {}
 
 HttpServer::~HttpServer() {
@@ -84,7 +84,7 @@ HttpServer::~HttpServer() {
 }
 
 absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Listen(const std::string& address,
-                                                               std::shared_ptr<TlsContext> tls,
+                                                               std::unique_ptr<ReloadedTls> tls,
                                                                const Limits& limits) {
   std::unique_ptr<HttpServer> server(new HttpServer(std::move(tls), limits));
   TERCIO_RETURN_IF_ERROR(server->Open(address));
@@ -208,9 +208,11 @@ void HttpServer::Accept() {
     const int yes = 1;
     // Tokens are small, and each is wanted at once.
     setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof(yes));
-    connections_.push_back(std::make_unique<Connection>(socket, tls_, limits_.requests));
-    connections_.back()->since = SteadyNow();
-    connections_.back()->progress = SteadyNow();
+    const absl::Time now = SteadyNow();
+    const std::shared_ptr<TlsContext> tls = tls_ == nullptr ? nullptr : tls_->Current(now);
+    connections_.push_back(std::make_unique<Connection>(socket, tls, limits_.requests));
+    connections_.back()->since = now;
+    connections_.back()->progress = now;
     if (tls_ == nullptr) connections_.back()->phase = Phase::kReading;
   }
 }

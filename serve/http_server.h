@@ -29,11 +29,14 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "serve/http_request.h"
+#include "serve/reloaded.h"
 #include "serve/tls_socket.h"
 
 namespace tercio::serve {
 
 using Exchange = uint64_t;  // a request and its answer; never used again
+
+using ReloadedTls = Reloaded<std::shared_ptr<TlsContext>>;
 
 class HttpHandler {
  public:
@@ -65,10 +68,11 @@ class HttpServer {
     absl::Duration idle = absl::Seconds(60);
   };
 
-  // `address` is HOST:PORT; port 0 picks a free one. `tls` may be null. INVALID_ARGUMENT (no such
+  // `address` is HOST:PORT; port 0 picks a free one. `tls` may be null; a new connection gets what
+  // it is at that moment. INVALID_ARGUMENT (no such
   // address) | FAILED_PRECONDITION (cannot listen there).
   static absl::StatusOr<std::unique_ptr<HttpServer>> Listen(const std::string& address,
-                                                            std::shared_ptr<TlsContext> tls,
+                                                            std::unique_ptr<ReloadedTls> tls,
                                                             const Limits& limits);
   ~HttpServer();
   HttpServer(const HttpServer&) = delete;
@@ -96,7 +100,7 @@ class HttpServer {
   struct Connection;
   using Connections = std::list<std::unique_ptr<Connection>>;
 
-  HttpServer(std::shared_ptr<TlsContext> tls, const Limits& limits);
+  HttpServer(std::unique_ptr<ReloadedTls> tls, const Limits& limits);
   absl::Status Open(const std::string& address);
   void Accept();
   Connections::iterator Silent();
@@ -114,7 +118,7 @@ class HttpServer {
   void Sweep();
   Connection* Find(Exchange exchange);
 
-  const std::shared_ptr<TlsContext> tls_;
+  const std::unique_ptr<ReloadedTls> tls_;
   const Limits limits_;
   std::string address_;
   int listener_ = -1;

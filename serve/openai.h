@@ -97,8 +97,13 @@ std::string UsageEvent(const AnswerHead& head, const Usage& usage);
 std::string ErrorEvent(const ApiError& error);
 inline constexpr std::string_view kLastEvent = "data: [DONE]\n\n";
 
-std::string ModelsBody(const std::string& model, int64_t created, int64_t context);
-std::string ModelBody(const std::string& model, int64_t created, int64_t context);
+// What requests name, and, of an adapter, the model beside which it is.
+struct ServedModel {
+  std::string name;
+  std::string parent = "";  // empty: none
+};
+std::string ModelsBody(const std::vector<ServedModel>& models, int64_t created, int64_t context);
+std::string ModelBody(const ServedModel& model, int64_t created, int64_t context);
 
 // Code points, as clients in most languages count characters.
 size_t CharactersOf(std::string_view text);

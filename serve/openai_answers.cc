@@ -98,12 +98,14 @@ const char* ChunkName(const AnswerHead& head) {
   return head.chat ? "chat.completion.chunk" : "text_completion";
 }
 
-Json ModelOf(const std::string& model, int64_t created, int64_t context) {
-  return {{"id", model},
-          {"object", "model"},
-          {"created", created},
-          {"owned_by", "tercio"},
-          {"max_model_len", context}};
+Json ModelOf(const ServedModel& model, int64_t created, int64_t context) {
+  Json json = {{"id", model.name},
+               {"object", "model"},
+               {"created", created},
+               {"owned_by", "tercio"},
+               {"max_model_len", context}};
+  if (!model.parent.empty()) json["parent"] = model.parent;
+  return json;
 }
 
 Json ErrorOf(const ApiError& error) {
@@ -164,11 +166,13 @@ std::string UsageEvent(const AnswerHead& head, const Usage& usage) {
   return EventOf(json);
 }
 
-std::string ModelsBody(const std::string& model, int64_t created, int64_t context) {
-  return Dump({{"object", "list"}, {"data", Json::array({ModelOf(model, created, context)})}});
+std::string ModelsBody(const std::vector<ServedModel>& models, int64_t created, int64_t context) {
+  Json list = Json::array();
+  for (const ServedModel& model : models) list.push_back(ModelOf(model, created, context));
+  return Dump({{"object", "list"}, {"data", std::move(list)}});
 }
 
-std::string ModelBody(const std::string& model, int64_t created, int64_t context) {
+std::string ModelBody(const ServedModel& model, int64_t created, int64_t context) {
   return Dump(ModelOf(model, created, context));
 }
 

@@ -41,7 +41,10 @@ std::vector<TextNews> RequestQueue::Fill(inference::TextBatch& batch) {
     return true;
   });
   std::vector<TextNews> failed;
-  while (!waiting_.empty() && batch.HasRoomFor(waiting_.front().task.prompt)) {
+  const auto has_room = [&](const TextTask& next) {
+    return batch.HasRoomFor(next.prompt, next.options.adapter);
+  };
+  while (!waiting_.empty() && has_room(waiting_.front().task)) {
     Entry entry = std::move(waiting_.front());
     waiting_.pop_front();
     const absl::StatusOr<inference::TextBatch::Text> text =

@@ -18,8 +18,8 @@ typedef struct ssl_ctx_st SSL_CTX;  // NOLINT
 
 namespace tercio::serve {
 
-// The certificate of a server, read once. Clients need a certificate of the authority where one is
-// given.
+// The certificate of a server, as its files were when they were read. Clients need a certificate of
+// the authority where one is given.
 class TlsContext {
  public:
   // INVALID_ARGUMENT: certificate without key, or key without certificate; FAILED_PRECONDITION: a

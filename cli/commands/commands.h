@@ -247,6 +247,7 @@ int Generate(const GenerateOptions& options);
 struct ServeOptions : ModelOptions {
   std::string listen = "127.0.0.1:8000";
   std::string name;  // what requests call the model; empty: the last part of the checkpoint's path
+  std::vector<std::string> adapters;  // DIR or NAME=DIR
   std::string chat_template = "auto";
   int64_t slots = 8;  // texts that grow at once
   int64_t cache_tokens =

@@ -12,16 +12,17 @@
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "checkpoint/huggingface/peft_adapter.h"
 #include "cli/client.h"
 #include "cli/commands/checkpoint_path.h"
 #include "cli/commands/commands.h"
 #include "cli/commands/loaded_model.h"
+#include "cli/commands/named_adapters.h"
 #include "cli/format.h"
 #include "common/daemon/daemon.h"
 #include "common/exit_codes.h"
@@ -52,8 +53,21 @@ absl::Status CheckAddress(const ServeOptions& options) {
 
 std::string NameOfModel(const ServeOptions& options) {
   if (!options.name.empty()) return options.name;
-  const std::vector<std::string> parts = absl::StrSplit(options.checkpoint, '/', absl::SkipEmpty());
-  return parts.empty() ? "model" : parts.back();
+  const std::string last = LastPartOf(options.checkpoint);
+  return last.empty() ? "model" : last;
+}
+
+absl::Status OpenAdapters(const std::vector<NamedAdapter>& adapters,
+                          inference::OpenedModel* opened) {
+  for (const NamedAdapter& adapter : adapters) {
+    absl::StatusOr<std::string> directory = FindCheckpoint(adapter.directory, 0);
+    absl::Status status = directory.status();
+    if (status.ok()) status = inference::AddAdapter(*directory, opened);
+    if (status.ok()) continue;
+    return absl::Status(status.code(), absl::StrCat("--adapter ", adapter.name, ": ",
+                                                    std::string(status.message())));
+  }
+  return absl::OkStatus();
 }
 
 // The name of a template: that of the option, what the tokenizer comes with, or, without any, what
@@ -74,17 +88,19 @@ absl::StatusOr<std::string> TemplateOf(const ServeOptions& options, const std::s
   return std::string(begin.ok() && begin->size() == 1 ? "chatml" : serve::kPlainChat);
 }
 
-// Loads the model, after a check that it fits.
-absl::StatusOr<std::unique_ptr<inference::LanguageModel>> LoadToServe(const ServeOptions& options) {
+// Loads the model with its adapters, after a check that they fit.
+absl::StatusOr<std::unique_ptr<inference::LanguageModel>> LoadToServe(
+    const ServeOptions& options, const std::vector<NamedAdapter>& adapters) {
   TERCIO_ASSIGN_OR_RETURN(const std::string directory, FindCheckpoint(options.checkpoint, 0));
   TERCIO_ASSIGN_OR_RETURN(std::optional<tokenizer::Tokenizer> tokenizer, NamedTokenizer(options));
-  TERCIO_ASSIGN_OR_RETURN(const inference::OpenedModel opened,
+  TERCIO_ASSIGN_OR_RETURN(inference::OpenedModel opened,
                           inference::OpenModel(directory, std::move(tokenizer)));
   if (!opened.tokenizer.has_value()) {
     return absl::InvalidArgumentError(
         absl::StrCat(options.checkpoint, " has no tokenizer that is supported by this version; ",
                      "name one with --tokenizer PATH"));
   }
+  TERCIO_RETURN_IF_ERROR(OpenAdapters(adapters, &opened));
   const inference::PassSize pass = {
       .sequences = options.slots, .context = options.context, .cache_tokens = options.cache_tokens};
   TERCIO_ASSIGN_OR_RETURN(const inference::PlannedBytes bytes,
@@ -96,18 +112,24 @@ absl::StatusOr<std::unique_ptr<inference::LanguageModel>> LoadToServe(const Serv
                SizeText(bytes.weights).c_str(), SizeText(bytes.cache).c_str(),
                static_cast<long long>(bytes.cache_tokens),  // NOLINT: the type of the format
                static_cast<long long>(options.slots),       // NOLINT
-               SizeText(bytes.total() - bytes.weights - bytes.cache).c_str());
+               SizeText(bytes.total() - bytes.weights - bytes.cache - bytes.adapters).c_str());
+  if (!adapters.empty()) {
+    std::fprintf(stderr, "memory: %s of adapters (%zu)\n", SizeText(bytes.adapters).c_str(),
+                 adapters.size());
+  }
   if (available > 0 && bytes.total() > available) {
     return absl::ResourceExhaustedError(
         absl::StrCat("the model and its texts need ", SizeText(bytes.total()), ", but only ",
                      SizeText(available),
                      " of memory are free; use fewer --cache-tokens or --slots, or a shorter "
-                     "--context"));
+                     "--context",
+                     adapters.empty() ? "" : ", or fewer adapters"));
   }
   return inference::LanguageModel::Load(opened, MachineCores(), pass);
 }
 
 absl::StatusOr<serve::Service> ServiceOf(const ServeOptions& options,
+                                         const std::vector<NamedAdapter>& adapters,
                                          inference::LanguageModel& model) {
   const tokenizer::Tokenizer& tokenizer = *model.tokenizer();
   serve::Service service = {.model = NameOfModel(options),
@@ -116,11 +138,15 @@ absl::StatusOr<serve::Service> ServiceOf(const ServeOptions& options,
                             .vocab_size = model.vocab_size(),
                             .slots = options.slots,
                             .created = absl::ToUnixSeconds(absl::Now())};
+  for (const NamedAdapter& adapter : adapters) service.adapters.push_back(adapter.name);
   TERCIO_ASSIGN_OR_RETURN(const std::string directory, FindCheckpoint(options.checkpoint, 0));
   TERCIO_ASSIGN_OR_RETURN(const std::string name, TemplateOf(options, directory, tokenizer));
   TERCIO_ASSIGN_OR_RETURN(service.chat, serve::ChatFormatNamed(name, tokenizer));
   if (!options.api_key_file.empty()) {
-    TERCIO_ASSIGN_OR_RETURN(service.keys, serve::ApiKeys::Load(options.api_key_file));
+    const std::string path = options.api_key_file;
+    TERCIO_ASSIGN_OR_RETURN(service.keys, serve::Reloaded<serve::ApiKeys>::Make(
+                                              "--api-key-file " + path, {path},
+                                              [path] { return serve::ApiKeys::Load(path); }));
   }
   service.random = [] {
     static std::random_device device;
@@ -170,15 +196,20 @@ class StopAtSignals {
 
 absl::StatusOr<int> ServeModel(const ServeOptions& options) {
   TERCIO_RETURN_IF_ERROR(CheckAddress(options));
+  TERCIO_ASSIGN_OR_RETURN(const std::vector<NamedAdapter> adapters,
+                          NamedAdapters(options.adapters, NameOfModel(options)));
   // First: the threads of the model inherit which signals are blocked.
   BlockStopSignals();
   // OpenSSL writes to connections whose clients have gone.
   std::signal(SIGPIPE, SIG_IGN);
   RaiseFileLimit();
   auto signals = std::make_unique<StopAtSignals>(absl::Seconds(options.grace));
-  std::shared_ptr<serve::TlsContext> tls;
-  if (options.server_tls.given()) {
-    TERCIO_ASSIGN_OR_RETURN(tls, serve::TlsContext::Load(options.server_tls));
+  std::unique_ptr<serve::ReloadedTls> tls;
+  if (const TlsFiles& files = options.server_tls; files.given()) {
+    TERCIO_ASSIGN_OR_RETURN(
+        tls, serve::ReloadedTls::Make("certificate " + files.certificate,
+                                      {files.certificate, files.key, files.authority},
+                                      [files] { return serve::TlsContext::Load(files); }));
   }
   // The address is checked before the model is loaded, which takes long.
   const serve::HttpServer::Limits limits = {
@@ -186,8 +217,8 @@ absl::StatusOr<int> ServeModel(const ServeOptions& options) {
       .connections = static_cast<size_t>(options.max_connections)};
   TERCIO_ASSIGN_OR_RETURN(const auto http,
                           serve::HttpServer::Listen(options.listen, std::move(tls), limits));
-  TERCIO_ASSIGN_OR_RETURN(const auto model, LoadToServe(options));
-  TERCIO_ASSIGN_OR_RETURN(const serve::Service service, ServiceOf(options, *model));
+  TERCIO_ASSIGN_OR_RETURN(const auto model, LoadToServe(options, adapters));
+  TERCIO_ASSIGN_OR_RETURN(const serve::Service service, ServiceOf(options, adapters, *model));
   serve::ServingFigures figures;
   const auto decode = [&service](absl::Span<const int32_t> ids) {
     return service.tokenizer.Decode(ids);

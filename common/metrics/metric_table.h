@@ -5,7 +5,8 @@
 //
 // Names follow Prometheus' rules: base units, `_total` for counters, times as timestamps, `_info`
 // for facts. Labels are alphabetical and bounded: `job_id` and `job_name` by the jobs that are
-// shown, `rank` by the devices of a node, `node` by the nodes, all others by closed lists.
+// shown, `rank` by the devices of a node, `node` by the nodes, `model` by a server's flags, all
+// others by closed lists.
 //
 // Pure.
 #pragma once
@@ -218,6 +219,8 @@ inline constexpr MetricSpec kAll[] = {
     {"tercio_serve_requests_total", kServer, kCounter, "requests", "code endpoint", "Requests answered, by endpoint and HTTP status; 499: the client had gone before its answer was complete."},
     {"tercio_serve_prompt_tokens_total", kServer, kCounter, "tokens", "", "Tokens of prompts that the model was given."},
     {"tercio_serve_new_tokens_total", kServer, kCounter, "tokens", "", "Tokens that were generated."},
+    {"tercio_serve_model_requests_total", kServer, kCounter, "requests", "model", "Requests that the model was given, by what they name: it, or one of its adapters."},
+    {"tercio_serve_model_new_tokens_total", kServer, kCounter, "tokens", "model", "Tokens that were generated, by what their requests name."},
     {"tercio_serve_queued_texts", kServer, kGauge, "texts", "", "Texts waiting for a free slot, or for pages of the cache."},
     {"tercio_serve_growing_texts", kServer, kGauge, "texts", "", "Texts that are growing: slots in use."},
     {"tercio_serve_slots", kServer, kGauge, "slots", "", "Texts that can grow at the same time."},

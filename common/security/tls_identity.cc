@@ -89,47 +89,32 @@ absl::StatusOr<std::shared_ptr<TlsIdentity>> TlsIdentity::Load(const TlsFiles& f
   std::shared_ptr<TlsIdentity> identity(new TlsIdentity(files, kind, between_tries));
   // No other thread knows the object yet; the lock satisfies the analysis of guarded members.
   MutexLock lock(identity->mutex_);
-  identity->seen_ = identity->Look();
   TERCIO_ASSIGN_OR_RETURN(identity->current_, identity->Read());
   return identity;
 }
 
 std::shared_ptr<const TlsMaterial> TlsIdentity::Current() {
   MutexLock lock(mutex_);
-  const Stamps now = Look();
-  const absl::Time time = SteadyNow();
+  const absl::Time now = SteadyNow();
+  const FileWatch::Due due = watch_.Look(now);
   // Files that have not changed are not read again, but a failure is retried after a pause.
-  if (now == seen_ && time < retry_at_) return current_;
+  if (due == FileWatch::Due::kNo) return current_;
   absl::StatusOr<std::shared_ptr<TlsMaterial>> changed = Read();
-  retry_at_ = changed.ok() ? absl::InfiniteFuture() : time + between_tries_;
+  watch_.Tried(changed.ok(), now);
   if (!changed.ok()) {
     // The old pair works; the new one may be half written.
-    if (now != seen_) {
+    if (due == FileWatch::Due::kChanged) {
       LogWarning(absl::StrCat("the previous certificate stays in use: ",
                               std::string(changed.status().message())));
     }
-    seen_ = now;
     return current_;
   }
-  seen_ = now;
   // gRPC asks for the version to know whether it has this one already.
   (*changed)->version = current_->version + 1;
   LogInfo(absl::StrCat("certificate ", files_.certificate, " reloaded, valid until ",
                        Utc((*changed)->facts.not_after)));
   current_ = *std::move(changed);
   return current_;
-}
-
-TlsIdentity::Stamps TlsIdentity::Look() const {
-  Stamps stamps;
-  const std::string* paths[] = {&files_.certificate, &files_.key, &files_.authority};
-  for (size_t i = 0; i < stamps.size(); ++i) {
-    // Inode and time change with every way of replacing a file.
-    struct stat info = {};
-    if (stat(paths[i]->c_str(), &info) != 0) continue;
-    stamps[i] = {info.st_ino, info.st_mtim.tv_sec, info.st_mtim.tv_nsec};
-  }
-  return stamps;
 }
 
 absl::StatusOr<std::shared_ptr<TlsMaterial>> TlsIdentity::Read() const {

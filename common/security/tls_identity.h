@@ -7,7 +7,6 @@
 // Threads: any.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -17,6 +16,7 @@
 #include "absl/time/time.h"
 #include "common/mutex.h"
 #include "common/security/certificate.h"
+#include "common/security/file_watch.h"
 
 namespace tercio {
 
@@ -57,27 +57,16 @@ class TlsIdentity {
   const TlsFiles& files() const { return files_; }
 
  private:
-  // A file's identity and modification time at the last load, to detect changes.
-  struct Stamp {
-    uint64_t inode = 0;
-    int64_t seconds = 0;
-    int64_t nanoseconds = 0;
-    bool operator==(const Stamp&) const = default;
-  };
-  using Stamps = std::array<Stamp, 3>;
-
   TlsIdentity(TlsFiles files, KeyFile kind, absl::Duration between_tries)
-      : files_(std::move(files)), kind_(kind), between_tries_(between_tries) {}
-  Stamps Look() const;
+      : files_(std::move(files)),
+        kind_(kind),
+        watch_({files_.certificate, files_.key, files_.authority}, between_tries) {}
   absl::StatusOr<std::shared_ptr<TlsMaterial>> Read() const;
 
   const TlsFiles files_;
   const KeyFile kind_;
-  const absl::Duration between_tries_;
   Mutex mutex_;
-  Stamps seen_ TERCIO_GUARDED_BY(mutex_);
-  // When unusable files are read again, on the steady clock.
-  absl::Time retry_at_ TERCIO_GUARDED_BY(mutex_) = absl::InfiniteFuture();
+  FileWatch watch_ TERCIO_GUARDED_BY(mutex_);  // on the steady clock
   std::shared_ptr<const TlsMaterial> current_ TERCIO_GUARDED_BY(mutex_);
 };
 

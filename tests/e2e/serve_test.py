@@ -5,6 +5,7 @@ import http.client
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import ssl
@@ -228,6 +229,74 @@ class Chats(ServeTest):
         self.assertEqual(answer["usage"]["total_tokens"], CONTEXT + 1)
 
 
+class Adapters(ServeTest):
+
+    def setUp(self):
+        super().setUp()
+        tiny_model.write_adapter(self.path("terse"), self.model, 4, ["attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"], 2)
+        tiny_model.write_adapter(self.path("polite"), self.model, 2, ["mlp.c_proj"], 3)
+
+    def test_requests_choose_among_adapters(self):
+        # Two of peft, and the first again as a checkpoint.
+        self.tercio("checkpoint", "import", self.path("terse"), "--format", "peft", "--output", self.path("imported"))
+        self.serve("--slots", "6", "--adapter", self.path("terse"), "--adapter", f"nice={self.path('polite')}", "--adapter",
+                   f"again={self.path('imported')}")
+        models = self.ask("GET", "/v1/models")[1]["data"]
+        self.assertEqual([(model["id"], model.get("parent")) for model in models],
+                         [("tiny", None), ("terse", "tiny"), ("nice", "tiny"), ("again", "tiny")])
+        self.assertEqual(self.ask("GET", "/v1/models/nice")[1], models[2])
+        directories = {"tiny": self.model, "terse": self.path("terse"), "nice": self.path("polite"), "again": self.path("imported")}
+
+        # Texts of different adapters begin with the same words, for longer than a page of the cache.
+        prompts = [f"client {i} says " + "the same as all others, " * 3 for i in range(6)]
+
+        def one(i):
+            name = list(directories)[i % 4]
+            answer = self.complete(model=name, prompt=prompts[i // 4], max_tokens=20 + i % 3, seed=i // 4, temperature=0.9,
+                                   logprobs=0)
+            self.assertEqual(answer["model"], name)
+            return ids_of(answer["choices"][0])
+
+        with concurrent.futures.ThreadPoolExecutor(24) as pool:
+            together = list(pool.map(one, range(24)))
+        for i in range(8):
+            self.model = list(directories.values())[i % 4]
+            self.assertEqual(together[i], self.generated(prompts[i // 4], "--tokens", str(20 + i % 3), "--seed", str(i // 4),
+                                                         "--temperature", "0.9"), i)
+        self.assertEqual(len({tuple(together[i][:20]) for i in range(3)}), 3)
+        # Without a name the base answers.
+        self.assertEqual(self.complete(prompt="a", max_tokens=5, temperature=0)["choices"],
+                         self.complete(prompt="a", max_tokens=5, temperature=0, model="tiny")["choices"])
+        status, chat = self.ask("POST", "/v1/chat/completions", {"model": "nice", "max_tokens": 3, "messages": [
+            {"role": "user", "content": "Hello"}]})
+        self.assertEqual((status, chat["model"]), (200, "nice"))
+        error = self.complete(code=404, prompt="a", model="polite")["error"]
+        self.assertEqual((error["code"], error["param"]), ("model_not_found", "model"))
+        self.assertIn("only tiny, terse, nice, again", error["message"])
+        self.assertEqual(self.metric('tercio_serve_model_requests_total{model="nice"}'), 7)
+        self.assertEqual(self.metric('tercio_serve_model_new_tokens_total{model="terse"}'), sum(20 + i % 3 for i in range(1, 24, 4)))
+
+    def test_adapters_that_cannot_be_chosen_are_refused(self):
+        def refusal(code, *arguments, model=self.model):
+            return self.tercio("serve", model, "--tokenizer", "bytes", "--listen", "127.0.0.1:0", *arguments, code=code)[1]
+
+        terse = self.path("terse")
+        self.assertIn("terse is the name of", refusal(2, "--adapter", terse, "--adapter", f"terse={self.path('polite')}"))
+        self.assertIn("is the name of the model itself", refusal(2, "--adapter", f"tiny={terse}"))
+        self.assertIn("--adapter none: ", refusal(3, "--adapter", self.path("none")))
+        self.assertIn("is a model without an adapter", refusal(2, "--adapter", f"other={self.model}"))
+        self.assertIn("has an adapter already", refusal(2, "--adapter", self.path("polite"), model=terse))
+        # Weights of the same shapes: a checkpoint is compared with its own base, peft's directory with the digest in it.
+        tiny_model.write(self.path("twin"), CONTEXT, seed=9)
+        self.tercio("checkpoint", "import", terse, "--format", "peft", "--base", self.path("twin"), "--output", self.path("imported"))
+        self.assertIn("was trained beside other weights", refusal(7, "--adapter", self.path("imported")))
+        with open(self.path("polite", "tercio_base.json"), "w", encoding="utf-8") as file:
+            json.dump({"digest": "0123456789abcdef"}, file)
+        message = refusal(7, "--adapter", f"nice={self.path('polite')}")
+        self.assertIn("--adapter nice: the adapter in", message)
+        self.assertIn("was trained beside other weights", message)
+
+
 class BadClients(ServeTest):
 
     def test_faults_are_named(self):
@@ -307,6 +376,63 @@ class Operation(ServeTest):
             self.assertEqual(self.ask("GET", path, headers={"Authorization": "Bearer wrong"})[0], 401)
         self.assertEqual(self.ask("GET", "/health")[0], 200)
         self.assertEqual(self.ask("GET", "/v1/models", headers={"Authorization": f"Bearer {KEY}"})[0], 200)
+
+    def write_keys(self, *keys):
+        """As a renewal does it: the file is whole at every moment."""
+        with open(self.path("new"), "w", encoding="utf-8") as file:
+            file.writelines(key + "\n" for key in keys)
+        os.chmod(self.path("new"), 0o600)
+        os.replace(self.path("new"), self.path("keys"))
+
+    def test_keys_are_read_again_when_their_file_changes(self):
+        other = KEY[::-1]
+        self.write_keys(KEY)
+        self.serve("--api-key-file", self.path("keys"))
+
+        def code(key):
+            return self.ask("GET", "/v1/models", headers={"Authorization": f"Bearer {key}"})[0]
+
+        self.assertEqual((code(KEY), code(other)), (200, 401))
+        self.write_keys(KEY, other)
+        wait_for(lambda: code(other) == 200, "the second key")
+        self.write_keys(other)
+        wait_for(lambda: code(KEY) == 401, "an end of the first key")
+        # A file that cannot be used opens nothing, and closes nothing.
+        self.write_keys()
+        wait_for(lambda: code(other) and "stays in use" in self.log_of_server(), "a line of the log")
+        self.assertEqual((code(KEY), code(other), code("")), (401, 200, 401))
+        self.assertEqual(self.log_of_server().count("stays in use"), 1)
+
+    def log_of_server(self):
+        with open(self.path("tercio.0.log"), encoding="utf-8") as file:
+            return file.read()
+
+    def test_a_renewed_certificate_is_used_without_a_restart(self):
+        authority = Authority(self.directory, "ours")
+        first, second = authority.issue("first"), authority.issue("second")
+        files = [self.path("server.pem"), self.path("server.key")]
+
+        def renew(certificate, key):
+            for source, file in zip((certificate, key), files):
+                shutil.copy(source, file + ".new")
+                os.replace(file + ".new", file)
+
+        renew(first.certificate, first.key)
+        self.serve("--tls-cert", files[0], "--tls-key", files[1])
+
+        def name():
+            context = ssl.create_default_context(cafile=authority.certificate)
+            with socket.create_connection(self.address.split(":"), timeout=SECONDS) as plain:
+                with context.wrap_socket(plain, server_hostname="localhost") as connection:
+                    return dict(pair for part in connection.getpeercert()["subject"] for pair in part)["commonName"]
+
+        self.assertEqual(name(), "first")
+        # A key that is not the certificate's.
+        renew(second.certificate, first.key)
+        wait_for(lambda: name() and "stays in use" in self.log_of_server(), "a line of the log")
+        self.assertEqual(name(), "first")
+        renew(second.certificate, second.key)
+        wait_for(lambda: name() == "second", "the second certificate")
 
     def test_certificates_of_both_sides(self):
         authority, other = Authority(self.directory, "ours"), Authority(self.directory, "theirs")

@@ -45,21 +45,44 @@ def write_tokenizer(directory):
         json.dump({"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 512}, file)
 
 
+def write_tensors(path, shapes_by_name, value):
+    """A safetensors file of floats; value(name, shape) is that of the next element."""
+    header, content = {}, bytearray()
+    for name, shape in shapes_by_name:
+        count = shape[0] * (shape[1] if len(shape) > 1 else 1)
+        begin = len(content)
+        content += struct.pack(f"<{count}f", *(value(name, shape) for _ in range(count)))
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [begin, len(content)]}
+    head = json.dumps(header).encode()
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(head)) + head + content)
+
+
+def write_adapter(directory, base, rank, modules, seed):
+    """An adapter as peft saves it, which changes every text: B is random, too."""
+    os.makedirs(directory)
+    numbers = random.Random(seed)
+    sizes = {"attn.c_attn": (HIDDEN, 3 * HIDDEN), "attn.c_proj": (HIDDEN, HIDDEN), "mlp.c_fc": (HIDDEN, 4 * HIDDEN),
+             "mlp.c_proj": (4 * HIDDEN, HIDDEN)}
+    tensors = [(f"base_model.model.transformer.h.{layer}.{module}.lora_{matrix}.weight", shape)
+               for layer in range(LAYERS) for module in modules
+               for matrix, shape in (("A", [rank, sizes[module][0]]), ("B", [sizes[module][1], rank]))]
+    write_tensors(os.path.join(directory, "adapter_model.safetensors"), tensors, lambda name, shape: numbers.gauss(0, 0.2))
+    with open(os.path.join(directory, "adapter_config.json"), "w", encoding="utf-8") as file:
+        json.dump({"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "target_modules": modules,
+                   "base_model_name_or_path": base}, file)
+
+
 def write(directory, context, seed=1):
     """Ids that repeat would hide faults: the weights are large enough for texts of many bytes."""
     os.makedirs(directory)
     numbers = random.Random(seed)
-    header, content = {}, bytearray()
-    for name, shape in shapes(context):
-        count = shape[0] * (shape[1] if len(shape) > 1 else 1)
-        scale = 0.1 if len(shape) == 1 else 0.3
-        begin = len(content)
+
+    def value(name, shape):
         middle = 1.0 if "ln_" in name and name.endswith("weight") else 0.0
-        content += struct.pack(f"<{count}f", *(numbers.gauss(middle, scale) for _ in range(count)))
-        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [begin, len(content)]}
-    head = json.dumps(header).encode()
-    with open(os.path.join(directory, "model.safetensors"), "wb") as file:
-        file.write(struct.pack("<Q", len(head)) + head + content)
+        return numbers.gauss(middle, 0.1 if len(shape) == 1 else 0.3)
+
+    write_tensors(os.path.join(directory, "model.safetensors"), shapes(context), value)
     with open(os.path.join(directory, "config.json"), "w", encoding="utf-8") as file:
         json.dump({"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "activation_function": "gelu_new",
                    "n_embd": HIDDEN, "n_head": HEADS, "n_inner": 4 * HIDDEN, "n_layer": LAYERS, "n_positions": context,

@@ -1,9 +1,10 @@
 #include "worker/blocks/adapters.h"
 
-#include <string>
+#include <algorithm>
 
 #include "common/check.h"
 #include "kernels/random.h"
+#include "worker/blocks/chosen_adapter.h"
 
 namespace tercio::blocks {
 namespace {
@@ -15,19 +16,32 @@ int64_t FirstChannel(const model::Product& product, const Tools& tools) {
   return tools.tensor.index() * ((product.inputs + 3) / 4 * 4);
 }
 
-// The tensors of several weights, which lie behind each other, as one; empty where there are none.
-WeightRef Joined(const WeightFinder& weights, const std::vector<std::string>& names,
-                 const char* kind) {
-  WeightRef joined;
-  for (const std::string& name : names) {
-    const WeightRef part = weights.Find(name + kind);
-    if (joined.elements == 0) {
-      joined = part;
-    } else {
-      joined.elements += part.elements;
+// The rows of a piece that choose one adapter, counted from the piece's first. No adapter: the base
+// alone.
+struct Run {
+  const ChosenAdapter* adapter = nullptr;
+  int64_t first = 0;
+  int64_t rows = 0;
+};
+
+// visit(run) for all rows of the piece, ascending.
+template <typename Visit>
+void ForRuns(const Pass& pass, const plan::RowPiece& piece, const Visit& visit) {
+  Run run;
+  int64_t row = 0;  // of the pass
+  for (const SequencePart& part : pass.batch.parts) {
+    const int64_t begin = std::max(row, piece.first);
+    const int64_t end = std::min(row + part.rows, piece.first + piece.count);
+    row += part.rows;
+    if (begin >= end) continue;
+    if (run.rows > 0 && run.adapter == part.adapter) {
+      run.rows += end - begin;
+      continue;
     }
+    if (run.rows > 0) visit(run);
+    run = {part.adapter, begin - piece.first, end - begin};
   }
-  return joined;
+  if (run.rows > 0) visit(run);
 }
 
 }  // namespace
@@ -35,22 +49,15 @@ WeightRef Joined(const WeightFinder& weights, const std::vector<std::string>& na
 Adapters::Adapters(const model::AdapterOptions& options, ProductId product,
                    const WeightFinder& weights, int layer, const Tools& tools)
     : options_(options),
+      id_(product),
       product_(tools.products.DeclarationOf(product)),
       layer_(layer),
       tools_(tools),
       first_channel_(FirstChannel(product_, tools)) {
   int64_t kept = 0;
   for (const model::AdaptedPart& adapted : product_.adapted) {
-    Part part{};
-    part.a = weights.Find(adapted.name + model::kLoraA);
-    part.b = Joined(weights, adapted.weights, model::kLoraB);
-    part.factors = Joined(weights, adapted.weights, model::kIa3);
-    part.first_output = adapted.first_output;
-    part.outputs = adapted.outputs;
-    part.first_kept = kept;
-    part.site = adapted.site;
+    parts_.push_back({FindAdapterTensors(adapted, weights), kept, adapted.site});
     kept += IsLowRank() ? options_.rank : adapted.outputs;
-    parts_.push_back(part);
   }
   if (parts_.empty()) return;
   if (IsLowRank()) gradient_ = tools.Scratch("adapter_gradient");
@@ -90,80 +97,87 @@ kernels::ConstValues Adapters::Dropped(const Pass& pass, const PassRows& rows, c
   return input_;
 }
 
-kernels::ConstValues Adapters::Input(const plan::RowPiece& piece, kernels::ConstValues x) {
-  if (empty() || !ScalesInput()) return x;
-  tools_.ops.Columns({.from = x,
-                      .from_stride = product_.inputs,
-                      .to = input_,
-                      .to_stride = product_.inputs,
-                      .rows = piece.count,
-                      .columns = product_.inputs,
-                      .times = parts_.front().factors.In(tools_.parameters)});
+bool Adapters::ChangesOutput(const Pass& pass) const {
+  if (!empty()) return !ScalesInput();
+  return std::any_of(pass.batch.parts.begin(), pass.batch.parts.end(),
+                     [this](const SequencePart& part) {
+                       return part.adapter != nullptr && part.adapter->ChangesOutput(id_);
+                     });
+}
+
+kernels::ConstValues Adapters::Input(const Pass& pass, const plan::RowPiece& piece,
+                                     kernels::ConstValues x) {
+  if (empty()) return pass.batch.parts.empty() ? x : ChosenInput(pass, piece, x);
+  if (!ScalesInput()) return x;
+  ScaleInput(x, parts_.front().factors.In(tools_.parameters), input_, piece.count, product_.inputs,
+             tools_.ops);
   return input_;
 }
 
 void Adapters::Forward(const Pass& pass, const PassRows& rows, const Frame& frame,
                        const plan::RowPiece& piece, kernels::ConstValues x, kernels::Values y) {
-  if (ScalesInput()) return;
-  for (const Part& part : parts_) {
-    if (IsLowRank()) {
-      AddLowRank(pass, rows, frame, part, piece, x, y);
-    } else {
-      ScaleOutput(rows, frame, part, piece, y);
-    }
+  if (!ChangesOutput(pass)) return;
+  if (empty()) return ForwardChosen(pass, piece, x, y);
+  for (const Part& part : parts_) ForwardPart(pass, rows, frame, part, piece, x, y);
+}
+
+void Adapters::ForwardPart(const Pass& pass, const PassRows& rows, const Frame& frame,
+                           const Part& part, const plan::RowPiece& piece, kernels::ConstValues x,
+                           kernels::Values y) {
+  if (!IsLowRank()) {
+    return ScaleOutput({.y = y,
+                        .factors = part.factors.In(tools_.parameters),
+                        .kept = KeptOf(rows, frame, part) + piece.first * part.outputs,
+                        .rows = piece.count,
+                        .outputs = part.outputs,
+                        .first = part.first_output,
+                        .stride = product_.outputs},
+                       tools_.ops);
   }
+  AddLowRank({.x = Dropped(pass, rows, part, piece, x),
+              .a = part.a.In(tools_.parameters),
+              .b = part.b.In(tools_.parameters),
+              .y = y,
+              .kept = KeptOf(rows, frame, part) + piece.first * options_.rank,
+              .output = output_,
+              .rows = piece.count,
+              .inputs = product_.inputs,
+              .rank = options_.rank,
+              .outputs = part.outputs,
+              .first = part.first_output,
+              .stride = product_.outputs,
+              .scale = options_.scale},
+             tools_.ops);
 }
 
-void Adapters::AddLowRank(const Pass& pass, const PassRows& rows, const Frame& frame,
-                          const Part& part, const plan::RowPiece& piece, kernels::ConstValues x,
-                          kernels::Values y) {
-  const int64_t rank = options_.rank;
-  const kernels::Values kept = KeptOf(rows, frame, part) + piece.first * rank;
-  tools_.ops.Matmul({.x = Dropped(pass, rows, part, piece, x),
-                     .w = part.a.In(tools_.parameters),
-                     .bias = nullptr,
-                     .y = kept,
-                     .m = piece.count,
-                     .n = rank,
-                     .k = product_.inputs});
-  // Scaled here, where it is smallest; the gradient of B reads it so.
-  tools_.ops.Scale(kept, options_.scale, piece.count * rank);
-  const bool whole = IsWhole(part);
-  tools_.ops.Matmul({.x = kept,
-                     .w = part.b.In(tools_.parameters),
-                     .bias = nullptr,
-                     .y = whole ? y : output_,
-                     .m = piece.count,
-                     .n = part.outputs,
-                     .k = rank,
-                     .accumulate = whole});
-  if (whole) return;
-  tools_.ops.Columns({.from = output_,
-                      .from_stride = part.outputs,
-                      .to = y + part.first_output,
-                      .to_stride = product_.outputs,
-                      .rows = piece.count,
-                      .columns = part.outputs,
-                      .accumulate = true});
+kernels::ConstValues Adapters::ChosenInput(const Pass& pass, const plan::RowPiece& piece,
+                                           kernels::ConstValues x) const {
+  kernels::Values scaled;  // null: all rows are multiplied as they are
+  ForRuns(pass, piece, [&](const Run& run) {
+    if (run.adapter != nullptr && run.adapter->ScalesInput(id_)) {
+      scaled = run.adapter->scratch().input;
+    }
+  });
+  if (scaled == nullptr) return x;
+  const int64_t inputs = product_.inputs;
+  ForRuns(pass, piece, [&](const Run& run) {
+    const kernels::ConstValues from = x + run.first * inputs;
+    const kernels::Values to = scaled + run.first * inputs;
+    if (run.adapter != nullptr && run.adapter->ScalesInput(id_)) {
+      return run.adapter->ScaleInput(id_, from, to, run.rows, tools_.ops);
+    }
+    tools_.ops.Copy(to, from, run.rows * inputs);
+  });
+  return scaled;
 }
 
-void Adapters::ScaleOutput(const PassRows& rows, const Frame& frame, const Part& part,
-                           const plan::RowPiece& piece, kernels::Values y) {
-  const kernels::Values kept = KeptOf(rows, frame, part) + piece.first * part.outputs;
-  const kernels::Values of_part = y + part.first_output;
-  tools_.ops.Columns({.from = of_part,
-                      .from_stride = product_.outputs,
-                      .to = kept,
-                      .to_stride = part.outputs,
-                      .rows = piece.count,
-                      .columns = part.outputs});
-  tools_.ops.Columns({.from = kept,
-                      .from_stride = part.outputs,
-                      .to = of_part,
-                      .to_stride = product_.outputs,
-                      .rows = piece.count,
-                      .columns = part.outputs,
-                      .times = part.factors.In(tools_.parameters)});
+void Adapters::ForwardChosen(const Pass& pass, const plan::RowPiece& piece, kernels::ConstValues x,
+                             kernels::Values y) const {
+  ForRuns(pass, piece, [&](const Run& run) {
+    if (run.adapter == nullptr || !run.adapter->ChangesOutput(id_)) return;
+    run.adapter->ChangeOutput(id_, x + run.first * product_.inputs,
+                              y + run.first * product_.outputs, run.rows, tools_.ops);
+  });
 }
 
 void Adapters::BackwardOutput(const Pass& pass, const PassRows& rows, const Frame& frame,

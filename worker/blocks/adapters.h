@@ -8,6 +8,9 @@
 // Writes its field in the frame that it is given, scratch, and gradients of its tensors; all work
 // goes to the stream of its operations. `rows` are those of the product: the pass's, or those of
 // its memory; pieces count from their first.
+//
+// Where the model has no adapters, the parts of a forward pass may choose some (chosen_adapter.h):
+// their rows are changed in the same places.
 #pragma once
 
 #include <cstdint>
@@ -15,6 +18,7 @@
 
 #include "model/description.h"
 #include "model/options.h"
+#include "worker/blocks/adapter_tensors.h"
 #include "worker/blocks/block.h"
 #include "worker/blocks/gradient_lanes.h"
 #include "worker/blocks/pass.h"
@@ -31,8 +35,11 @@ class Adapters {
 
   bool empty() const { return parts_.empty(); }
 
+  // Whether Forward changes anything in this pass.
+  bool ChangesOutput(const Pass& pass) const;
+
   // What the product multiplies, of a piece (piece x inputs): x, or scratch.
-  kernels::ConstValues Input(const plan::RowPiece& piece, kernels::ConstValues x);
+  kernels::ConstValues Input(const Pass& pass, const plan::RowPiece& piece, kernels::ConstValues x);
   // Changes the product's result (piece x outputs). x: as the block has it (piece x inputs).
   // `frame`: the block's.
   void Forward(const Pass& pass, const PassRows& rows, const Frame& frame,
@@ -52,14 +59,9 @@ class Adapters {
                      kernels::ConstValues x, kernels::Values dx, GradientLanes* lanes);
 
  private:
-  struct Part {
-    WeightRef a;        // (rank, inputs)
-    WeightRef b;        // (outputs, rank)
-    WeightRef factors;  // (outputs), or (inputs)
-    int64_t first_output;
-    int64_t outputs;
-    int64_t first_kept;  // elements of a row in the field, of the parts before
-    uint32_t site;
+  struct Part : AdapterTensors {
+    int64_t first_kept = 0;  // elements of a row in the field, of the parts before
+    uint32_t site = 0;
   };
   bool IsLowRank() const { return options_.kind == model::AdapterKind::kLowRank; }
   bool ScalesInput() const { return !IsLowRank() && product_.summed == model::Summed::kForward; }
@@ -74,10 +76,13 @@ class Adapters {
   // What the part keeps, in the block's frame; and the gradient of A x, in scratch.
   kernels::Values KeptOf(const PassRows& rows, const Frame& frame, const Part& part) const;
   kernels::Values GradientOf(const PassRows& rows, const Part& part) const;
-  void AddLowRank(const Pass& pass, const PassRows& rows, const Frame& frame, const Part& part,
-                  const plan::RowPiece& piece, kernels::ConstValues x, kernels::Values y);
-  void ScaleOutput(const PassRows& rows, const Frame& frame, const Part& part,
-                   const plan::RowPiece& piece, kernels::Values y);
+  void ForwardPart(const Pass& pass, const PassRows& rows, const Frame& frame, const Part& part,
+                   const plan::RowPiece& piece, kernels::ConstValues x, kernels::Values y);
+  // The same of the adapters that rows choose.
+  kernels::ConstValues ChosenInput(const Pass& pass, const plan::RowPiece& piece,
+                                   kernels::ConstValues x) const;
+  void ForwardChosen(const Pass& pass, const plan::RowPiece& piece, kernels::ConstValues x,
+                     kernels::Values y) const;
   void BackwardLowRank(const Pass& pass, const PassRows& rows, const Frame& frame, const Part& part,
                        kernels::ConstValues x, kernels::ConstValues dy, GradientLanes& lanes);
   void BackwardScaledOutput(const Pass& pass, const PassRows& rows, const Frame& frame,
@@ -89,6 +94,7 @@ class Adapters {
                   kernels::ConstValues products, int64_t columns, GradientLanes& lanes);
 
   const model::AdapterOptions options_;
+  const ProductId id_;
   const model::Product product_;
   const int layer_;
   const Tools& tools_;

@@ -109,7 +109,7 @@ void CrossAttention::Output(const Pass& pass, const Frame& frame, const plan::Ro
                             kernels::Values branch) {
   const kernels::ConstValues x = frame.Values(Fields::kResult) + piece.first * width_;
   const kernels::Values y = branch + piece.first * options_.hidden;
-  tools_.products.Forward(output_product_, {.x = output_adapters_.Input(piece, x),
+  tools_.products.Forward(output_product_, {.x = output_adapters_.Input(pass, piece, x),
                                             .w = output_.In(tools_.parameters),
                                             .bias = nullptr,
                                             .y = y,
@@ -124,8 +124,8 @@ void CrossAttention::BackwardBranch(const Pass& pass, const Frame& frame,
   const kernels::Values result = frame.Values(Fields::kResult);
   output_adapters_.BackwardOutput(pass, pass, frame, result, dbranch, lanes);
   BackwardWeight(pass.batch, pass, output_product_, output_, {}, dbranch,
-                 output_adapters_.Input({0, pass.rows}, result), options_.hidden, width_, tools_,
-                 lanes);
+                 output_adapters_.Input(pass, {0, pass.rows}, result), options_.hidden, width_,
+                 tools_, lanes);
   tools_.products.BackwardInput(output_product_,
                                 {.dy = dbranch,
                                  .w = output_.In(tools_.parameters),

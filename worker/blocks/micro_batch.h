@@ -8,12 +8,15 @@
 
 namespace tercio::blocks {
 
+class ChosenAdapter;
+
 // Rows of one sequence that follow those whose keys and values are still in the slot, or in pages.
 struct SequencePart {
   int64_t sequence = 0;  // within the micro-batch; without pages
   int64_t first_position = 0;
   int64_t rows = 0;
-  const int32_t* pages = nullptr;  // of a KeyCache, for all positions to the last row's
+  const int32_t* pages = nullptr;          // of a KeyCache, for all positions to the last row's
+  const ChosenAdapter* adapter = nullptr;  // null: the model as it is
 };
 
 // Pages of keys and values outside of the slot (kernels::KeyPages), alike for all layers.

@@ -63,7 +63,7 @@ void Mlp::Forward(const Pass& pass, const Frame& frame, kernels::ConstValues x, 
                                     .m = pass.rows,
                                     .n = up_width_,
                                     .k = options_.hidden};
-  if (!up_adapters_.empty()) {
+  if (up_adapters_.ChangesOutput(pass)) {
     // The activation reads the sum of both.
     tools_.products.Forward(up_product_, product);
     up_adapters_.Forward(pass, pass, frame, {0, pass.rows}, x, frame.Values(Fields::kUp));
@@ -79,7 +79,7 @@ void Mlp::Output(const Pass& pass, const Frame& frame, const plan::RowPiece& pie
                  kernels::Values branch) {
   const kernels::ConstValues x = frame.Values(Fields::kActivated) + piece.first * width_;
   const kernels::Values y = branch + piece.first * options_.hidden;
-  tools_.products.Forward(down_product_, {.x = down_adapters_.Input(piece, x),
+  tools_.products.Forward(down_product_, {.x = down_adapters_.Input(pass, piece, x),
                                           .w = down_.In(tools_.parameters),
                                           .bias = nullptr,
                                           .y = y,
@@ -98,8 +98,8 @@ void Mlp::BackwardBranch(const Pass& pass, const Frame& frame, kernels::ConstVal
   const kernels::ConstValues activated = frame.Values(Fields::kActivated);
   down_adapters_.BackwardOutput(pass, pass, frame, activated, dbranch, lanes);
   BackwardWeight(pass.batch, pass, down_product_, down_, {}, dbranch,
-                 down_adapters_.Input({0, pass.rows}, activated), options_.hidden, width_, tools_,
-                 lanes);
+                 down_adapters_.Input(pass, {0, pass.rows}, activated), options_.hidden, width_,
+                 tools_, lanes);
   const kernels::Values gradient = options_.gated ? gate_gradient_ : up_gradient_;
   const kernels::Values up = frame.Values(Fields::kUp);
   kernels::Chain chain;

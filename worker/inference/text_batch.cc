@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <tuple>
 #include <utility>
 
 #include "absl/functional/function_ref.h"
@@ -43,6 +44,11 @@ struct TextPart {
   bool at_the_end() const { return begin + static_cast<size_t>(rows) == text->ids.size(); }
 };
 
+// Keys and values of equal ids are equal with the same adapter only.
+PagePool::Content BeginningOf(std::optional<size_t> adapter) {
+  return adapter.has_value() ? -1 - static_cast<PagePool::Content>(*adapter) : 0;
+}
+
 class ModelTextBatch : public TextBatch {
  public:
   explicit ModelTextBatch(WholeModel& model)
@@ -54,7 +60,7 @@ class ModelTextBatch : public TextBatch {
 
   int64_t slots() const override { return model_.texts(); }
   int64_t free_slots() const override { return slots() - static_cast<int64_t>(texts_.size()); }
-  bool HasRoomFor(absl::Span<const int32_t> prompt) const override;
+  bool HasRoomFor(absl::Span<const int32_t> prompt, std::optional<size_t> adapter) const override;
   CacheUse cache_use() const override;
   int64_t context() const override { return model_.shape().streams.front().tokens; }
   int32_t vocab_size() const override { return model_.spec().vocab_size(); }
@@ -71,7 +77,7 @@ class ModelTextBatch : public TextBatch {
   };
 
   // Free pages that a text takes with its next id when it begins: others use what it shares.
-  int64_t PagesToBegin(absl::Span<const int32_t> ids) const;
+  int64_t PagesToBegin(absl::Span<const int32_t> ids, std::optional<size_t> adapter) const;
   // Those that it takes beside the ones that it has, and one for later.
   int64_t PagesWanted(const BatchedText& text) const;
   bool MayBegin(const BatchedText& text) const;
@@ -113,11 +119,16 @@ absl::StatusOr<TextBatch::Text> ModelTextBatch::Add(std::vector<int32_t> prompt,
                                                     const TextOptions& options) {
   if (prompt.empty()) return absl::InvalidArgumentError("the prompt is empty");
   TERCIO_RETURN_IF_ERROR(CheckIds(prompt, vocab_size()));
+  if (options.adapter.has_value() && *options.adapter >= model_.adapters().size()) {
+    return absl::InvalidArgumentError(absl::StrCat("adapter ", *options.adapter, " is none of the ",
+                                                   model_.adapters().size(), " of the model"));
+  }
   if (free_slots() == 0) {
     return absl::ResourceExhaustedError(
         absl::StrCat("all ", slots(), " texts of the batch are growing; remove one first"));
   }
   BatchedText text = {.text = next_++, .options = options};
+  text.content = BeginningOf(options.adapter);
   text.prompt = prompt.size();
   text.ids = std::move(prompt);
   texts_.push_back(std::move(text));
@@ -132,11 +143,12 @@ void ModelTextBatch::Remove(Text text) {
   texts_.erase(found);
 }
 
-int64_t ModelTextBatch::PagesToBegin(absl::Span<const int32_t> ids) const {
+int64_t ModelTextBatch::PagesToBegin(absl::Span<const int32_t> ids,
+                                     std::optional<size_t> adapter) const {
   const auto page_tokens = static_cast<size_t>(plan_.page_tokens);
   int64_t pages = plan_.PagesFor(static_cast<int64_t>(ids.size()) + 1);
   if (ids.size() > static_cast<size_t>(context())) return pages;
-  PagePool::Content content = 0;
+  PagePool::Content content = BeginningOf(adapter);
   for (size_t known = 0; known + page_tokens < ids.size(); known += page_tokens) {
     const auto found = pool_.FindInUse(content, ids.subspan(known, page_tokens));
     if (!found.has_value()) break;
@@ -147,25 +159,26 @@ int64_t ModelTextBatch::PagesToBegin(absl::Span<const int32_t> ids) const {
 }
 
 int64_t ModelTextBatch::PagesWanted(const BatchedText& text) const {
-  if (text.waits()) return PagesToBegin(text.ids) + 1;
+  if (text.waits()) return PagesToBegin(text.ids, text.options.adapter) + 1;
   const auto has = static_cast<int64_t>(text.pages.size());
   const int64_t next = plan_.PagesFor(static_cast<int64_t>(text.ids.size()) + 1);
   const int64_t least = std::max(next, has);
   return least - has + (least < plan_.pages_per_text ? 1 : 0);
 }
 
-bool ModelTextBatch::HasRoomFor(absl::Span<const int32_t> prompt) const {
+bool ModelTextBatch::HasRoomFor(absl::Span<const int32_t> prompt,
+                                std::optional<size_t> adapter) const {
   if (free_slots() == 0) return false;
   // Where all have pages for the whole context, nothing else counts.
   const auto texts = static_cast<int64_t>(texts_.size()) + 1;
   if (texts * plan_.pages_per_text <= plan_.pages) return true;
-  int64_t wanted = PagesToBegin(prompt);
+  int64_t wanted = PagesToBegin(prompt, adapter);
   for (const BatchedText& text : texts_) wanted += PagesWanted(text);
   return wanted <= pool_.free();
 }
 
 bool ModelTextBatch::MayBegin(const BatchedText& text) const {
-  int64_t wanted = PagesToBegin(text.ids);
+  int64_t wanted = PagesToBegin(text.ids, text.options.adapter);
   bool alone = true;
   for (const BatchedText& other : texts_) {
     if (other.waits()) continue;
@@ -213,7 +226,7 @@ void ModelTextBatch::ReturnPages(BatchedText& text) {
   for (; !text.pages.empty(); text.pages.pop_back()) pool_.Return(text.pages.back());
   text.known = 0;
   text.published = 0;
-  text.content = 0;
+  text.content = BeginningOf(text.options.adapter);
 }
 
 int64_t ModelTextBatch::Provide(size_t index, int64_t ids) {
@@ -272,9 +285,14 @@ std::vector<TextPart> ModelTextBatch::ChooseParts(int64_t prompt_rows) {
     left.prompt_rows = std::max<int64_t>(0, left.prompt_rows);
     parts.push_back(part);
   }
-  // Rows whose logits are wanted lie side by side: parts of one row come first.
-  std::stable_partition(parts.begin(), parts.end(),
-                        [](const TextPart& part) { return part.rows == 1; });
+  // Rows whose logits are wanted lie side by side: parts of one row come first. Among them, and
+  // among the others, so do those of one adapter, which is computed for all of them at once.
+  std::stable_sort(parts.begin(), parts.end(), [](const TextPart& a, const TextPart& b) {
+    const bool a_is_long = a.rows != 1;
+    const bool b_is_long = b.rows != 1;
+    return std::tie(a_is_long, a.text->options.adapter) <
+           std::tie(b_is_long, b.text->options.adapter);
+  });
   int64_t row = 0;
   for (TextPart& part : parts) {
     part.first_row = row;
@@ -292,8 +310,12 @@ void ModelTextBatch::Forward(absl::Span<TextPart> parts) {
     const int64_t first_position = text.slides ? 0 : static_cast<int64_t>(part.begin);
     const auto positions = positions_.begin() + part.first_row;
     std::iota(positions, positions + part.rows, static_cast<int32_t>(first_position));
+    const std::optional<size_t> adapter = text.options.adapter;
     sequences.push_back(
-        {.first_position = first_position, .rows = part.rows, .pages = text.pages.data()});
+        {.first_position = first_position,
+         .rows = part.rows,
+         .pages = text.pages.data(),
+         .adapter = adapter.has_value() ? &model_.adapters().at(*adapter) : nullptr});
   }
   blocks::MicroBatch batch;
   batch.training = false;

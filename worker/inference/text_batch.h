@@ -13,6 +13,7 @@
 // Threads: one thread uses a batch and its model at a time.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -43,6 +44,9 @@ struct TextOptions {
   std::optional<int> likeliest;
   // Also scores the ids of the prompt, except the first.
   bool score_prompt = false;
+  // The adapter that the text grows with, by its place among the model's (adapter_set.h); nullopt:
+  // the base alone.
+  std::optional<size_t> adapter;
 };
 
 class TextBatch {
@@ -72,14 +76,18 @@ class TextBatch {
   virtual int64_t free_slots() const = 0;
   // Whether a text with this prompt may begin at once: a slot is free, and the cache has pages for
   // it, beside the next ones of those that grow. An empty batch has room for any text.
-  virtual bool HasRoomFor(absl::Span<const int32_t> /*prompt*/) const { return free_slots() > 0; }
+  virtual bool HasRoomFor(absl::Span<const int32_t> /*prompt*/,
+                          std::optional<size_t> /*adapter*/ = std::nullopt) const {
+    return free_slots() > 0;
+  }
   virtual CacheUse cache_use() const { return {}; }
   virtual int64_t context() const = 0;
   virtual int32_t vocab_size() const = 0;
 
-  // INVALID_ARGUMENT: an empty prompt, or ids outside the vocabulary; RESOURCE_EXHAUSTED: no slot
-  // is free. Of a text longer than the context its last `context` ids count, and each further id
-  // costs a pass over all of them. A text for which there is no room waits in the batch.
+  // INVALID_ARGUMENT: an empty prompt, ids outside the vocabulary, or an adapter that the model
+  // does not have; RESOURCE_EXHAUSTED: no slot is free. Of a text longer than the context its last
+  // `context` ids count, and each further id costs a pass over all of them. A text for which there
+  // is no room waits in the batch.
   virtual absl::StatusOr<Text> Add(std::vector<int32_t> prompt, const TextOptions& options) = 0;
   // One pass: the next id of each text whose ids have been read, and up to `prompt_rows` ids of
   // those that have not (at least one; those of older texts first), so that a long prompt does not

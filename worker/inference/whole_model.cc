@@ -4,20 +4,19 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "checkpoint/adapted_weights.h"
 #include "checkpoint/huggingface/peft_adapter.h"
 #include "common/log.h"
-#include "common/ordered_parts.h"
 #include "common/status_macros.h"
 #include "plan/memory_map.h"
 #include "plan/plan_builder.h"
 #include "worker/collective/thread_transport.h"
 #include "worker/device/cpu_device.h"
+#include "worker/inference/load_weights.h"
 
 namespace tercio::inference {
 namespace {
-
-// Threads share the parts: one large tensor alone would keep the others waiting.
-constexpr int64_t kPartElements = int64_t{1} << 20;
 
 // A job whose layout is one rank and one micro-batch.
 v1::JobSpec SingleRankJob(const v1::ModelSpec& model, int64_t sequences) {
@@ -86,40 +85,6 @@ absl::StatusOr<std::optional<tokenizer::Tokenizer>> TokenizerOf(
   return std::nullopt;
 }
 
-// A part of a tensor and its destination.
-struct WeightPart {
-  v1::TensorSlice slice;
-  float* out;
-};
-
-absl::Status LoadWeights(const checkpoint::WeightSource& source, const plan::StageTensors& tensors,
-                         int threads, float* parameters) {
-  std::vector<WeightPart> parts;
-  for (const plan::StageTensor& entry : tensors.tensors) {
-    if (!entry.own_parameter) continue;
-    v1::TensorSlice slice;
-    slice.set_tensor(entry.tensor.name);
-    slice.add_shape(entry.tensor.rows);
-    if (!entry.tensor.is_vector) slice.add_shape(entry.tensor.columns);
-    slice.set_row_end(entry.tensor.rows);
-    slice.set_column_end(entry.tensor.columns);
-    // The only rank holds whole tensors, so rows lie as they do in the file.
-    float* out = parameters + entry.parameter_offset;
-    for (v1::TensorSlice& part : checkpoint::DivideSlice(slice, kPartElements)) {
-      const int64_t at = part.row_begin() * entry.tensor.columns + part.column_begin();
-      parts.push_back({std::move(part), out + at});
-    }
-  }
-  // The error of the first part is reported, whichever thread comes first.
-  std::vector<absl::Status> outcomes(parts.size());
-  ForEachOnThreads(static_cast<int64_t>(parts.size()), threads, [&](int64_t i) {
-    const WeightPart& part = parts[static_cast<size_t>(i)];
-    outcomes[static_cast<size_t>(i)] = checkpoint::ReadSliceFor(source, part.slice, part.out);
-  });
-  for (absl::Status& outcome : outcomes) TERCIO_RETURN_IF_ERROR(std::move(outcome));
-  return absl::OkStatus();
-}
-
 }  // namespace
 
 WholeModel::WholeModel(const v1::JobSpec& spec, const v1::RankPlan& plan,
@@ -150,6 +115,19 @@ absl::StatusOr<OpenedModel> OpenModel(const std::string& directory,
   return opened;
 }
 
+absl::Status AddAdapter(const std::string& directory, OpenedModel* opened) {
+  TERCIO_ASSIGN_OR_RETURN(auto adapted, checkpoint::OpenAdapterOf(*opened->weights, directory));
+  const auto& trained = adapted->model().adapter().train();
+  if (!trained.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the adapter in ", directory, " brings tensors of the model that were trained with it (",
+        absl::StrJoin(trained, ", "),
+        "), of which there is one copy for all; serve it alone, as a model of its own"));
+  }
+  opened->adapters.push_back(std::move(adapted));
+  return absl::OkStatus();
+}
+
 absl::Status CheckContext(const OpenedModel& opened, int64_t context) {
   if (context <= opened.spec().context()) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("a context of ", context, " is longer than the ",
@@ -173,6 +151,10 @@ absl::StatusOr<PlannedBytes> PlanBytes(const OpenedModel& opened, int threads, P
   bytes.cache = whole.cache.bytes();
   bytes.cache_tokens = whole.cache.tokens();
   bytes.texts += bytes.cache;
+  std::vector<v1::ModelSpec> adapted;
+  for (const auto& adapter : opened.adapters) adapted.push_back(adapter->model());
+  bytes.adapters =
+      AdapterSet::PlanBytes(adapted, plan::ShapeOfStage(whole.spec, whole.plan.layout(), 0));
   return bytes;
 }
 
@@ -195,6 +177,8 @@ absl::StatusOr<std::unique_ptr<WholeModel>> WholeModel::Load(const OpenedModel& 
                    .page_elements = whole.cache.page_elements};
   TERCIO_RETURN_IF_ERROR(
       LoadWeights(*opened.weights, model->tensors_, threads, model->arena_.Floats("parameters")));
+  TERCIO_ASSIGN_OR_RETURN(
+      model->adapters_, AdapterSet::Load(opened.adapters, model->shape_, *model->device_, threads));
   return model;
 }
 

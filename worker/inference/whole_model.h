@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "checkpoint/weight_source.h"
@@ -18,6 +19,7 @@
 #include "worker/device/device.h"
 #include "worker/engine/arena.h"
 #include "worker/engine/stage_model.h"
+#include "worker/inference/adapter_set.h"
 #include "worker/inference/key_cache.h"
 
 namespace tercio::inference {
@@ -28,6 +30,8 @@ struct OpenedModel {
   std::unique_ptr<checkpoint::WeightSource> weights;
   // None if none was given and the directory holds none that this version can read.
   std::optional<tokenizer::Tokenizer> tokenizer;
+  // The model with each of the adapters among which texts choose (adapter_set.h); they need it.
+  std::vector<std::unique_ptr<checkpoint::WeightSource>> adapters;
 
   const v1::ModelSpec& spec() const { return weights->model(); }
 };
@@ -36,6 +40,11 @@ struct OpenedModel {
 // is not read then. NOT_FOUND | DATA_LOSS | INVALID_ARGUMENT from the directory.
 absl::StatusOr<OpenedModel> OpenModel(const std::string& directory,
                                       std::optional<tokenizer::Tokenizer> tokenizer);
+
+// Adds an adapter, of peft or of a checkpoint, among which texts choose. What is its own besides
+// (peft's modules_to_save) cannot be chosen by a text: INVALID_ARGUMENT. Errors of
+// checkpoint::OpenAdapterOf.
+absl::Status AddAdapter(const std::string& directory, OpenedModel* opened);
 
 // What a model processes at a time. No number changes the bits of a result.
 struct PassSize {
@@ -62,7 +71,8 @@ struct PlannedBytes {
   // there is no cache.
   int64_t cache = 0;
   int64_t cache_tokens = 0;
-  int64_t total() const { return weights + texts + workspace; }
+  int64_t adapters = 0;
+  int64_t total() const { return weights + texts + workspace + adapters; }
 };
 // Errors of CheckContext and PlanCache.
 absl::StatusOr<PlannedBytes> PlanBytes(const OpenedModel& opened, int threads, PassSize pass);
@@ -79,6 +89,7 @@ class WholeModel {
   const tokenizer::Tokenizer* tokenizer() const {
     return tokenizer_.has_value() ? &*tokenizer_ : nullptr;
   }
+  const AdapterSet& adapters() const { return *adapters_; }
   // The most texts that grow at once, each within the context: PassSize::sequences.
   int64_t texts() const { return texts_; }
   // The cache of a model that has one: with pages == 0 there is none.
@@ -100,6 +111,7 @@ class WholeModel {
   plan::StageShape shape_;
   plan::StageTensors tensors_;
   engine::StageModel model_;
+  std::unique_ptr<AdapterSet> adapters_;
   std::optional<tokenizer::Tokenizer> tokenizer_;
   int64_t texts_ = 0;
   CachePlan cache_plan_;
