@@ -42,7 +42,7 @@ int32_t VocabularyOf(const v1::JobSpec& job, int32_t of_data);
 v1::JobSpec TeacherJob(const v1::JobSpec& job);
 v1::Layout TeacherLayout(const v1::JobSpec& job, const v1::Layout& layout);
 
-// Of a predicted token, nats.
+// Means over predicted tokens, nats.
 struct DistillationMeans {
   double cross_entropy = 0;
   double divergence = 0;  // from the teacher, at the temperature

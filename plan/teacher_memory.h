@@ -8,7 +8,7 @@
 
 namespace tercio::plan {
 
-// Of the student's memory table: buffers whose names begin with it are the teacher's.
+// Buffers of the student's memory table whose names begin with it are the teacher's.
 inline constexpr char kTeacherPrefix[] = "teacher.";
 // What the head reads, of all micro-batches of a step: (micro-batches, rows, hidden); last stage.
 inline constexpr char kTeacherOutputs[] = "outputs";

@@ -41,10 +41,8 @@ std::vector<TextNews> RequestQueue::Fill(inference::TextBatch& batch) {
     return true;
   });
   std::vector<TextNews> failed;
-  const auto has_room = [&](const TextTask& next) {
-    return batch.HasRoomFor(next.prompt, next.options.adapter);
-  };
-  while (!waiting_.empty() && has_room(waiting_.front().task)) {
+  while (!waiting_.empty() &&
+         batch.HasRoomFor(waiting_.front().task.prompt, waiting_.front().task.options)) {
     Entry entry = std::move(waiting_.front());
     waiting_.pop_front();
     const absl::StatusOr<inference::TextBatch::Text> text =

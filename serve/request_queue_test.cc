@@ -22,6 +22,15 @@ class FakeBatch : public TextBatch {
 
   int64_t slots() const override { return slots_; }
   int64_t free_slots() const override { return slots_ - static_cast<int64_t>(texts_.size()); }
+  // Texts of up to so many ids at once.
+  bool HasRoomFor(absl::Span<const int32_t> prompt,
+                  const inference::TextOptions& /*options*/) const override {
+    return free_slots() > 0 && prompt.size() <= room_;
+  }
+  CacheUse cache_use() const override {
+    return {.pages = 9, .used_pages = 10 - free_slots(), .reused_tokens = 7, .evictions = 2};
+  }
+  void SetRoom(size_t ids) { room_ = ids; }
   int64_t context() const override { return 100; }
   int32_t vocab_size() const override { return 256; }
   absl::StatusOr<Text> Add(std::vector<int32_t> prompt, const inference::TextOptions&) override {
@@ -47,6 +56,7 @@ class FakeBatch : public TextBatch {
 
  private:
   const int64_t slots_;
+  size_t room_ = 100;
   std::map<Text, int32_t> texts_;
   std::vector<News> news_;
   Text next_ = 1;
@@ -182,6 +192,25 @@ TEST_F(RequestQueueTest, APromptThatIsOnlyScoredGetsNoText) {
   Pass();
   EXPECT_EQ((shown_[{1, 0}]), "<length>");
   EXPECT_EQ(figures_.new_tokens, 0);
+}
+
+TEST_F(RequestQueueTest, ATextThatHasNoRoomIsNotOvertaken) {
+  ASSERT_TRUE(queue_.Submit(1, {Task("long one a", 2)}, now_).ok());
+  ASSERT_TRUE(queue_.Submit(2, {Task("b", 2)}, now_).ok());
+  batch_.SetRoom(5);
+  Pass();
+  EXPECT_EQ(queue_.waiting(), 2u);
+  batch_.SetRoom(100);
+  Pass();
+  EXPECT_EQ(queue_.growing(), 2u);
+  EXPECT_EQ(figures_.cache_pages, 9);
+  EXPECT_EQ(figures_.used_cache_pages, 10);
+  EXPECT_EQ(figures_.reused_prompt_tokens, 7);
+  EXPECT_EQ(figures_.evicted_texts, 2);
+  Pass();
+  EXPECT_EQ((shown_[{1, 0}]), "bc<length>");
+  EXPECT_EQ((shown_[{2, 0}]), "cd<length>");
+  EXPECT_EQ(figures_.used_cache_pages, 8);
 }
 
 }  // namespace

@@ -29,6 +29,7 @@
 #include "config/job_file.h"
 #include "config/notices.h"
 #include "data/prepared_data.h"
+#include "plan/distillation.h"
 #include "plan/epochs.h"
 #include "plan/gpu_figures.h"
 #include "plan/memory_map.h"
@@ -89,7 +90,9 @@ void FillVocabulary(v1::JobSpec* spec) {
   // A size that the job names is not guessed.
   if (spec->model().vocab_size() > 0) return;
   const absl::StatusOr<int32_t> vocabulary = data::ExpectedVocabulary(spec->data(), spec->model());
-  if (vocabulary.ok()) return spec->mutable_model()->set_vocab_size(*vocabulary);
+  // A new student has its teacher's, which is known where the data's is not.
+  const int32_t known = plan::VocabularyOf(*spec, vocabulary.value_or(0));
+  if (known > 0) return spec->mutable_model()->set_vocab_size(known);
   std::fprintf(stderr,
                "notice: the size of the vocabulary is unknown here and assumed to be %d (set "
                "model.vocab_size): %s\n",

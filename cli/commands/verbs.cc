@@ -297,8 +297,8 @@ void DeclareReportVerbs(CommandLine& line) {
                &o.metrics,
                "loss, validation_loss, validation_accuracy, validation_precision, "
                "validation_recall, validation_f1, rewards_chosen, rewards_rejected, "
-               "rewards_margin, rewards_accuracy, logps_chosen, logps_rejected, kl, throughput, "
-               "step_seconds, memory, grad_norm, "
+               "rewards_margin, rewards_accuracy, logps_chosen, logps_rejected, kl, teacher_kl, "
+               "cross_entropy, throughput, step_seconds, memory, grad_norm, "
                "learning_rate: one or more, separated by commas (default loss,throughput)",
                {SplitsAtCommas(), Repeats()}},
               {"--x", &o.x, "x axis: step, tokens or time (default step)"},

@@ -49,7 +49,7 @@ data inspect -o,--output prefix --text-key
 data preview -o,--output job_file --set --samples --first
 plan -o,--output REACH --state-dir job_file --set --job --ranks --cluster --what-if --explain --compare --tokens --scale --weak --largest --simulate --seed --svg --timeline --effective --explain-tensors --program
 generate -o,--output --checkpoint --context --tokenizer --prompt --prompt-ids --prompts --batch --tokens --temperature --top-k --top-p --seed --start-id --end-id
-evaluate -o,--output --checkpoint --context --tokenizer --data --metric --text-key --text-pair-key --label-key --job --stride
+evaluate -o,--output --checkpoint --context --tokenizer --data --metric --text-key --text-pair-key --label-key --job --stride --write-logits --top-k
 serve checkpoint --context --tokenizer --listen --model-name --adapter --template --slots --cache-tokens --max-queue --max-body --max-connections --grace --api-key-file --tls-cert --tls-key --tls-ca --insecure
 completion -o,--output shell
 doctor -o,--output REACH --state-dir --measure --threads --device --node

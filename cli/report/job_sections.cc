@@ -113,12 +113,20 @@ void AddCurves(const Subjects& subjects, Page* page) {
     });
   });
   if (scores) figures.push_back(Curves(jobs, {"validation_accuracy", "validation_f1"}));
-  const bool preferences = std::any_of(jobs.begin(), jobs.end(), [](const JobData& job) {
-    return !job.steps.empty() && job.steps.back().has_figures();
-  });
-  if (preferences) {
+  const auto any_has = [&](bool (v1::ObjectiveFigures::*has)() const) {
+    return std::any_of(jobs.begin(), jobs.end(), [has](const JobData& job) {
+      return !job.steps.empty() && (job.steps.back().figures().*has)();
+    });
+  };
+  // A batch of kto may lack answers of one kind.
+  if (any_has(&v1::ObjectiveFigures::has_chosen_reward) ||
+      any_has(&v1::ObjectiveFigures::has_rejected_reward)) {
     figures.push_back(Curves(jobs, {"rewards_chosen", "rewards_rejected"}));
     figures.push_back(Curves(jobs, {"rewards_margin", "rewards_accuracy"}));
+  }
+  if (any_has(&v1::ObjectiveFigures::has_teacher_divergence)) {
+    figures.push_back(Curves(jobs, {"teacher_kl", "cross_entropy"}));
+    figures.push_back(Curves(jobs, {"validation_teacher_kl", "validation_cross_entropy"}));
   }
   // Losses that are equal everywhere have no differences to draw.
   const plot::Figure differences = LossDifferences(jobs);

@@ -60,81 +60,102 @@ Floats PartOf(const Floats& whole, int64_t rows, int64_t begin, int64_t valid) {
 
 class DistillationTest : public CpuOpsTest {
  protected:
-  // The vocabulary is cut over `ranks`, of which the last one may have no column.
-  LossRun Run(const LossCase& c, int64_t ranks) {
+  // What ranks know of each row before its gradient.
+  struct Known {
+    Floats lse, student_lse, teacher_lse, loss;  // (rows) each
+  };
+  // The columns of a rank, of a vocabulary that is cut over `ranks`.
+  struct Cut {
+    int64_t begin, valid;
+    int64_t stride() const { return valid + 2; }
+  };
+  static Cut CutOf(const LossCase& c, int64_t ranks, int64_t rank) {
     const int64_t width = (c.vocabulary + ranks - 1) / ranks;
+    return {rank * width, std::clamp<int64_t>(c.vocabulary - rank * width, 0, width)};
+  }
+
+  Known Learn(const LossCase& c, int64_t ranks, LossRun* run) {
     const auto rows = static_cast<size_t>(c.rows);
     Floats stats(rows * static_cast<size_t>(ranks * kDistillationStats));
     Floats entropy_stats(rows * static_cast<size_t>(ranks * kCrossEntropyStats));
-    Floats lse(rows), loss(rows), student_lse(rows), teacher_lse(rows);
-    LossRun run;
-    run.divergence.resize(rows);
-    run.gradient.resize(rows * static_cast<size_t>(c.vocabulary));
-    const auto valid_of = [&](int64_t rank) {
-      return std::clamp<int64_t>(c.vocabulary - rank * width, 0, width);
-    };
     for (int64_t rank = 0; rank < ranks; ++rank) {
-      const int64_t valid = valid_of(rank);
-      const Floats student = PartOf(c.student, c.rows, rank * width, valid);
-      const Floats teacher = PartOf(c.teacher, c.rows, rank * width, valid);
+      const Cut cut = CutOf(c, ranks, rank);
+      const Floats student = PartOf(c.student, c.rows, cut.begin, cut.valid);
+      const Floats teacher = PartOf(c.teacher, c.rows, cut.begin, cut.valid);
       ops_->DistillationLocal({.student = student.data(),
                                .teacher = teacher.data(),
                                .stats = stats.data() + rank * c.rows * kDistillationStats,
                                .rows = c.rows,
-                               .valid = valid,
-                               .stride = valid + 2,
+                               .valid = cut.valid,
+                               .stride = cut.stride(),
                                .temperature = c.temperature,
                                .reverse = c.reverse});
       ops_->CrossEntropyLocal({.logits = student.data(),
                                .targets = c.targets.data(),
                                .stats = entropy_stats.data() + rank * c.rows * kCrossEntropyStats,
                                .rows = c.rows,
-                               .valid = valid,
-                               .stride = valid + 2,
-                               .vocabulary_begin = rank * width});
+                               .valid = cut.valid,
+                               .stride = cut.stride(),
+                               .vocabulary_begin = cut.begin});
     }
+    Known known{Floats(rows), Floats(rows), Floats(rows), Floats(rows)};
+    run->divergence.resize(rows);
     ops_->CrossEntropyCombine({.stats = entropy_stats.data(),
-                               .lse = lse.data(),
-                               .loss = loss.data(),
+                               .lse = known.lse.data(),
+                               .loss = known.loss.data(),
                                .rows = c.rows,
                                .ranks = ranks});
     ops_->DistillationCombine({.stats = stats.data(),
-                               .student_lse = student_lse.data(),
-                               .teacher_lse = teacher_lse.data(),
-                               .divergence = run.divergence.data(),
+                               .student_lse = known.student_lse.data(),
+                               .teacher_lse = known.teacher_lse.data(),
+                               .divergence = run->divergence.data(),
                                .rows = c.rows,
                                .ranks = ranks,
                                .temperature = c.temperature,
                                .reverse = c.reverse});
-    for (size_t r = 0; r < rows; ++r) {
-      run.loss += ((1 - c.weight) * loss[r] +
+    return known;
+  }
+
+  // (rows, stride): the logits before, their gradients after.
+  void Differentiate(const LossCase& c, const Known& known, const LossRun& run, const Cut& cut,
+                     Floats* logits) {
+    const Floats teacher = PartOf(c.teacher, c.rows, cut.begin, cut.valid);
+    ops_->DistillationBackward({.student = logits->data(),
+                                .teacher = teacher.data(),
+                                .lse = known.lse.data(),
+                                .targets = c.targets.data(),
+                                .student_lse = known.student_lse.data(),
+                                .teacher_lse = known.teacher_lse.data(),
+                                .divergence = run.divergence.data(),
+                                .rows = c.rows,
+                                .valid = cut.valid,
+                                .stride = cut.stride(),
+                                .vocabulary_begin = cut.begin,
+                                .scale = 1.0f / static_cast<float>(c.rows),
+                                .weight = c.weight,
+                                .temperature = c.temperature,
+                                .reverse = c.reverse});
+  }
+
+  // The vocabulary is cut over `ranks`, of which the last one may have no column.
+  LossRun Run(const LossCase& c, int64_t ranks) {
+    LossRun run;
+    run.gradient.resize(static_cast<size_t>(c.rows * c.vocabulary));
+    const Known known = Learn(c, ranks, &run);
+    for (size_t r = 0; r < known.loss.size(); ++r) {
+      run.loss += ((1 - c.weight) * known.loss[r] +
                    c.weight * c.temperature * c.temperature * run.divergence[r]) /
-                  static_cast<double>(rows);
+                  static_cast<double>(c.rows);
     }
     for (int64_t rank = 0; rank < ranks; ++rank) {
-      const int64_t valid = valid_of(rank);
-      Floats gradient = PartOf(c.student, c.rows, rank * width, valid);
-      const Floats teacher = PartOf(c.teacher, c.rows, rank * width, valid);
-      ops_->DistillationBackward({.student = gradient.data(),
-                                  .teacher = teacher.data(),
-                                  .lse = lse.data(),
-                                  .targets = c.targets.data(),
-                                  .student_lse = student_lse.data(),
-                                  .teacher_lse = teacher_lse.data(),
-                                  .divergence = run.divergence.data(),
-                                  .rows = c.rows,
-                                  .valid = valid,
-                                  .stride = valid + 2,
-                                  .vocabulary_begin = rank * width,
-                                  .scale = 1.0f / static_cast<float>(c.rows),
-                                  .weight = c.weight,
-                                  .temperature = c.temperature,
-                                  .reverse = c.reverse});
+      const Cut cut = CutOf(c, ranks, rank);
+      Floats gradient = PartOf(c.student, c.rows, cut.begin, cut.valid);
+      Differentiate(c, known, run, cut, &gradient);
       for (int64_t r = 0; r < c.rows; ++r) {
-        const float* row = gradient.data() + r * (valid + 2);
-        std::copy_n(row, valid, run.gradient.begin() + r * c.vocabulary + rank * width);
-        EXPECT_EQ(row[valid], 0);
-        EXPECT_EQ(row[valid + 1], 0);
+        const float* row = gradient.data() + r * cut.stride();
+        std::copy_n(row, cut.valid, run.gradient.begin() + r * c.vocabulary + cut.begin);
+        EXPECT_EQ(row[cut.valid], 0);
+        EXPECT_EQ(row[cut.valid + 1], 0);
       }
     }
     return run;

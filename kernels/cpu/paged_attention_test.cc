@@ -8,6 +8,7 @@
 
 #include "gtest/gtest.h"
 #include "hwy/aligned_allocator.h"
+#include "hwy/highway.h"
 #include "kernels/cpu/attention_scratch.h"
 #include "kernels/cpu/testing/cpu_ops_case.h"
 
@@ -155,8 +156,16 @@ TEST_F(PagedAttentionTest, HasTheBitsOfWholeTexts) {
                              PagedCase{.page_tokens = 64, .bias = true}}) {
     std::vector<Floats> qkv;
     for (const int64_t length : kLengths) qkv.push_back(Random(length * c.stride()));
-    const std::vector<Floats> out = InPages(c, qkv);
-    for (size_t i = 0; i < qkv.size(); ++i) EXPECT_EQ(out[i], Whole(c, qkv[i])) << c.name();
+    // Panels of each width of vectors.
+    for (const int64_t target : hwy::SupportedAndGeneratedTargets()) {
+      if (target > HWY_AVX2) continue;  // older ones: Tercio needs AVX2
+      hwy::SetSupportedTargetsForTest(target);
+      const std::vector<Floats> out = InPages(c, qkv);
+      for (size_t i = 0; i < qkv.size(); ++i) {
+        EXPECT_EQ(out[i], Whole(c, qkv[i])) << c.name() << " on " << hwy::TargetName(target);
+      }
+    }
+    hwy::SetSupportedTargetsForTest(0);
   }
 }
 

@@ -12,6 +12,7 @@
 #include "plan/base_format.h"
 #include "plan/combinations.h"
 #include "plan/data_position.h"
+#include "plan/distillation.h"
 #include "plan/fp8.h"
 #include "plan/limits.h"
 #include "plan/memory_map.h"
@@ -32,8 +33,11 @@ namespace tercio::plan {
 namespace {
 
 v1::JobSpec WithVocabulary(v1::JobSpec job) {
-  // The data decides the size of the vocabulary later; a plan needs one now to compare layouts.
-  if (job.model().vocab_size() == 0) job.mutable_model()->set_vocab_size(kUnknownVocabulary);
+  // The data decides the size of the vocabulary later, unless a teacher does; a plan needs one now
+  // to compare layouts.
+  if (job.model().vocab_size() == 0) {
+    job.mutable_model()->set_vocab_size(VocabularyOf(job, kUnknownVocabulary));
+  }
   return job;
 }
 

@@ -1,6 +1,7 @@
 """A teacher leaves its logits, and a student learns from them without it: writing that is killed and resumed, training in layouts and
 after a kill, and what is wrong with logits."""
 
+import glob
 import json
 import os
 import shutil
@@ -18,10 +19,10 @@ data: {train: corpus.txt, validation: 0.1, tokenizer: chars}
 training:
   objective: distill
   distillation: {logits: logits, temperature: 2, weight: 0.7}
-  steps: 30
+  steps: 120
   global_batch: 8
   optimizer: {learning_rate: 1e-2}
-  evaluate: {every_steps: 15, batches: 2}
+  evaluate: {every_steps: 60, batches: 2}
 checkpoint: {every_steps: 5}
 fault_tolerance: {max_restarts: 2}
 """
@@ -68,17 +69,17 @@ class StoredLogits(TercioTest):
         job = self.train(self.path("alone"), *layout(2, 1, 1))
         history = self.history(job["id"], self.path("alone"))
         self.assertLess(history[-1]["loss"], 0.8 * history[0]["loss"])
-        self.assertEqual([step["step"] for step in history if step["validation_loss"] is not None], [15, 30])
+        self.assertEqual([step["step"] for step in history if step["validation_loss"] is not None], [60, 120])
         child = self.start("run", self.job_file, "--state-dir", self.state, *layout(2, 2, 2))
-        wait_for(lambda: os.path.isdir(self.path("state", "checkpoints", "student"))
-                 and any(name.startswith("step-") for name in os.listdir(self.path("state", "checkpoints", "student"))),
-                 "a checkpoint")
-        trainers = self.trainers("student")
-        if trainers:
-            os.kill(trainers[0], signal.SIGKILL)
+        wait_for(lambda: glob.glob(self.path("state", "checkpoints", "job-*", "step-*")), "a checkpoint")
+        job_id = os.listdir(self.path("state", "checkpoints"))[0]
+        trainers = self.trainers(job_id)
+        self.assertEqual(len(trainers), 8)
+        os.kill(trainers[0], signal.SIGKILL)
         child.communicate()
         self.assertEqual(child.returncode, 0)
-        self.assertEqual(self.curve("student", self.state), self.curve(job["id"], self.path("alone")))
+        self.assertEqual(self.json("get", job_id, "--state-dir", self.state)["restarts"], 1)
+        self.assertEqual(self.curve(job_id, self.state), self.curve(job["id"], self.path("alone")))
 
     def test_faults_are_named(self):
         self.assertIn("--write-logits needs --job", self.tercio("evaluate", "--checkpoint", self.teacher, "--write-logits",

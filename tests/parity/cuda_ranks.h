@@ -178,7 +178,7 @@ class CudaParity : public ::testing::Test {
   }
 
   // What is timed before the first step is all that steps multiply, and nothing else.
-  void ExpectShapesKnown(const v1::JobSpec& given) {
+  void ExpectShapesKnown(const v1::JobSpec& given, RunOptions run = {}) {
     SCOPED_TRACE(given.ShortDebugString());
     const v1::JobSpec spec = Cuda(given);
     const auto layout = plan::LayoutOfJob(spec);
@@ -191,15 +191,14 @@ class CudaParity : public ::testing::Test {
     for (device::CudaDeviceOptions& options : of_rank) {
       options.algorithms = std::make_shared<kernels::cuda::ProductAlgorithms>();
     }
-    RunOptions options;
-    options.steps = 1;
+    run.steps = 1;
     On({[&](int rank) {
           return device::CreateCudaDevice(rank, of_rank[static_cast<size_t>(rank)]);
         },
         [](int, int, device::Device&) -> absl::StatusOr<std::unique_ptr<Machine::Groups>> {
           return std::make_unique<HostStagedGroups>();
         }},
-       spec, options);
+       spec, run);
     for (int rank = 0; rank < plan->ranks_size(); ++rank) {
       std::vector<kernels::cuda::ProductShape> used;
       for (const auto& [shape, algorithm] : *of_rank[static_cast<size_t>(rank)].algorithms) {

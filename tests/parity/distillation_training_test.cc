@@ -127,6 +127,59 @@ TEST(DistillationTraining, LayoutsHaveTheSameBits) {
   }
 }
 
+// Samples that choose their targets: those of the synthetic source at every `step`-th position.
+class ChosenSource : public data::SampleSource {
+ public:
+  ChosenSource(int64_t context, int64_t step)
+      : source_(61, static_cast<int>(context)), step_(step) {}
+  void TrainingSample(int64_t step, int64_t sequence, data::Sample* out) override {
+    source_.TrainingSample(step, sequence, out);
+    for (size_t i = 0; i < out->targets.size(); ++i) {
+      if (static_cast<int64_t>(i) % step_ != 0) out->targets[i] = data::kNoTarget;
+    }
+  }
+  int64_t held_out_samples(data::HeldOut set) const override { return SyntheticSamples(set); }
+  void HeldOutSample(data::HeldOut set, int64_t index, data::Sample* out) override {
+    TrainingSample(StepOf(set), index, out);
+  }
+
+ private:
+  SyntheticSource source_;
+  const int64_t step_;
+};
+
+TEST(DistillationTraining, OnlyChosenTokensAreCompared) {
+  const v1::JobSpec text = Distilled(SmallJob(), v1::DISTILLATION_DIRECTION_FORWARD);
+  v1::JobSpec chat = text;
+  chat.mutable_data()->mutable_chat();
+  const RunOptions plain = {.steps = 2, .evaluate = true};
+  const RunResult all = TrainDistilled(text, kOneRank, plain);
+  ASSERT_EQ(all.steps.size(), 2);
+  for (const int64_t step : {1, 3}) {
+    ChosenSource source(24, step);
+    RunOptions options = plain;
+    options.source = &source;
+    const RunResult chosen = TrainDistilled(chat, kOneRank, options);
+    ASSERT_EQ(chosen.steps.size(), 2);
+    for (size_t i = 0; i < chosen.steps.size(); ++i) {
+      const v1::ObjectiveFigures& figures = *chosen.steps[i].figures;
+      EXPECT_EQ(chosen.steps[i].loss,
+                plan::DistillationLoss(chat.training().distillation(),
+                                       {figures.cross_entropy(), figures.teacher_divergence()}));
+      if (step > 1) continue;
+      // All of them were chosen.
+      EXPECT_NEAR(figures.cross_entropy(), all.steps[i].figures->cross_entropy(), 1e-5);
+      EXPECT_NEAR(figures.teacher_divergence(), all.steps[i].figures->teacher_divergence(), 1e-5);
+    }
+    for (const Case& c : {Case{1, 2, 2, 2, 1, k1f1b}, With({1, 1, 4, 1, 1, k1f1b}, 3)}) {
+      SCOPED_TRACE(NameOf(c));
+      const RunResult other = TrainDistilled(chat, c, options);
+      ExpectSameBits(chosen, other);
+      ExpectSameFigures(chosen, other);
+    }
+  }
+}
+
 TEST(DistillationTraining, AStudentComesNearerToItsTeacher) {
   v1::JobSpec spec = Distilled(SmallJob(), v1::DISTILLATION_DIRECTION_FORWARD);
   spec.mutable_training()->mutable_distillation()->set_weight(1);

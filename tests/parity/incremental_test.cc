@@ -12,6 +12,7 @@
 #include "worker/collective/thread_transport.h"
 #include "worker/device/cpu_device.h"
 #include "worker/engine/stage_model.h"
+#include "worker/inference/key_cache.h"
 
 namespace tercio::testing {
 namespace {
@@ -50,17 +51,31 @@ class OneRank {
   // The same of several sequences, which begin in one pass after the other and then grow by `step`
   // rows in each.
   std::vector<std::vector<float>> LogitsTogether(const std::vector<std::vector<int32_t>>& ids,
-                                                 int64_t step) {
+                                                 int64_t step, bool in_pages = false) {
+    const inference::CachePlan plan =
+        *inference::PlanCache(spec_.model(), static_cast<int64_t>(ids.size()), 0);
+    const auto memory = *device_->Allocate(plan.bytes());
+    const blocks::KeyCache cache = {.data = reinterpret_cast<float*>(memory->data()),
+                                    .pages = plan.pages,
+                                    .page_tokens = plan.page_tokens,
+                                    .page_elements = plan.page_elements};
+    // Sequences take turns with the pages.
+    std::vector<std::vector<int32_t>> pages(ids.size());
+    for (int64_t page = 0; page < plan.pages; ++page) {
+      pages[static_cast<size_t>(page) % ids.size()].push_back(static_cast<int32_t>(page));
+    }
     std::vector<std::vector<float>> all(ids.size());
     std::vector<int64_t> known(ids.size());
     for (size_t pass = 0;; ++pass) {
       std::vector<blocks::SequencePart> parts;
       for (size_t i = 0; i < std::min(ids.size(), pass + 1); ++i) {
         const int64_t rows = std::min(step, static_cast<int64_t>(ids[i].size()) - known[i]);
-        if (rows > 0) parts.push_back({static_cast<int64_t>(i), known[i], rows});
+        if (rows > 0) {
+          parts.push_back({static_cast<int64_t>(i), known[i], rows, pages[i].data()});
+        }
       }
       if (parts.empty()) return all;
-      Pass(parts, ids);
+      Pass(parts, ids, in_pages ? &cache : nullptr);
       int64_t row = 0;
       for (const blocks::SequencePart& part : parts) {
         const auto i = static_cast<size_t>(part.sequence);
@@ -72,17 +87,23 @@ class OneRank {
 
  private:
   void Pass(const std::vector<blocks::SequencePart>& parts,
-            const std::vector<std::vector<int32_t>>& ids) {
+            const std::vector<std::vector<int32_t>>& ids, const blocks::KeyCache* cache = nullptr) {
     std::vector<int32_t> inputs;
+    std::vector<int32_t> positions;
     for (const blocks::SequencePart& part : parts) {
       const auto begin = ids[static_cast<size_t>(part.sequence)].begin() +
                          static_cast<ptrdiff_t>(part.first_position);
       inputs.insert(inputs.end(), begin, begin + static_cast<ptrdiff_t>(part.rows));
+      for (int64_t i = 0; i < part.rows; ++i) {
+        positions.push_back(static_cast<int32_t>(part.first_position + i));
+      }
     }
     blocks::MicroBatch batch;
     batch.training = false;
     batch.inputs = inputs.data();
     batch.parts = parts;
+    batch.cache = cache;
+    if (cache != nullptr) batch.positions = positions.data();
     model_.Forward(batch);
   }
 
@@ -141,6 +162,38 @@ TEST(Incremental, SequencesHaveTheBitsOfEachAlone) {
             OneRank(spec).Logits(ids[i], {static_cast<int64_t>(ids[i].size())});
         ASSERT_EQ(together[i].size(), alone.size());
         EXPECT_EQ(std::memcmp(together[i].data(), alone.data(), alone.size() * sizeof(float)), 0)
+            << plan::TextOf(spec.model().architecture()) << ", sequence " << i << " in steps of "
+            << step;
+      }
+    }
+  }
+}
+
+TEST(Incremental, SequencesInPagesHaveTheBitsOfEachAlone) {
+  for (v1::JobSpec spec : {SmallJob(), SmallLlama()}) {
+    spec.mutable_model()->set_context(150);  // three pages
+    spec.mutable_training()->set_global_batch(3);
+    spec.mutable_training()->set_micro_batch(3);
+    spec.mutable_resources()->set_ranks(1);
+    std::vector<std::vector<int32_t>> ids(3);
+    for (size_t i = 0; i < ids.size(); ++i) {
+      for (size_t k = 0; k < 150 - 60 * i; ++k) {
+        ids[i].push_back(static_cast<int32_t>((k * k + 7 * i) % 61));
+      }
+    }
+    std::vector<std::vector<float>> alone;
+    for (const std::vector<int32_t>& one : ids) {
+      alone.push_back(OneRank(spec).Logits(one, {static_cast<int64_t>(one.size())}));
+    }
+    // Layers that share the fields of a pass are what generating text computes with.
+    spec.mutable_parallelism()->set_recompute(v1::RECOMPUTE_FULL);
+    for (const int64_t step : {1, 37, 150}) {
+      const std::vector<std::vector<float>> together =
+          OneRank(spec).LogitsTogether(ids, step, /*in_pages=*/true);
+      for (size_t i = 0; i < ids.size(); ++i) {
+        ASSERT_EQ(together[i].size(), alone[i].size());
+        EXPECT_EQ(std::memcmp(together[i].data(), alone[i].data(), alone[i].size() * sizeof(float)),
+                  0)
             << plan::TextOf(spec.model().architecture()) << ", sequence " << i << " in steps of "
             << step;
       }

@@ -35,9 +35,10 @@ class ExchangeVector {
     kPredictions,
     kSequenceLoss,
     kDesirable,
+    kDivergence,
+    // Behind all others: an enumerator after one of these would be another's number.
     kReference = kSequenceLoss,
     kOutcome = kTokenLoss,
-    kDivergence
   };
 
   // ---- on the device ----

@@ -5,10 +5,12 @@
 #include <utility>
 #include <variant>
 
+#include "plan/distillation.h"
 #include "plan/fp8.h"
 #include "plan/lanes.h"
 #include "plan/precision.h"
 #include "plan/stage_units.h"
+#include "plan/teacher_memory.h"
 
 namespace tercio::engine {
 namespace {
@@ -232,7 +234,15 @@ class Shapes {
 }  // namespace
 
 std::vector<ProductShape> ProductShapes(const v1::JobSpec& job, const v1::RankPlan& plan) {
-  return Shapes(job, plan).Get();
+  std::vector<ProductShape> shapes = Shapes(job, plan).Get();
+  if (!plan::HasTeacher(job.training())) return shapes;
+  std::set<ProductShape> all(shapes.begin(), shapes.end());
+  for (const ProductShape& shape :
+       Shapes(plan::TeacherJob(job), plan::TeacherPlan(job, plan)).Get()) {
+    // Only its forward pass runs.
+    if (shape.kind == ProductKind::kForward) all.insert(shape);
+  }
+  return {all.begin(), all.end()};
 }
 
 }  // namespace tercio::engine

@@ -95,7 +95,7 @@ class StageModel {
 
   // Last chunk, after Forward: what the head reads, the rows that are here (local rows x hidden).
   kernels::ConstValues HeadInput(const blocks::MicroBatch& batch) const { return LastRows(batch); }
-  // Of a language model's last stage, else null.
+  // Null but on the last stage of a language model.
   blocks::LanguageHead* language_head() { return language_head_.get(); }
 
   // Sets the factor of the loss's gradient; 1 at first.

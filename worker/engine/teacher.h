@@ -47,7 +47,7 @@ class Teacher : public blocks::TeacherLogits, public LoadTarget {
   // The forward passes of all micro-batches that `batch` has read, stage after stage. REQUIRES: the
   // weights are loaded. Collective.
   void Run(const RankBatch& batch);
-  // Of a micro-batch of the last Run. REQUIRES: the last stage.
+  // Logits of a micro-batch of the last Run. REQUIRES: the last stage.
   kernels::ConstValues Of(const blocks::Pass& pass, const blocks::HeadChunk& chunk) override;
 
   const std::vector<v1::TensorSlice>& NeededSlices() const override { return needed_; }

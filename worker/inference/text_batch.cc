@@ -16,6 +16,11 @@
 namespace tercio::inference {
 namespace {
 
+// Keys and values depend on the adapter: texts of different ones share no pages.
+PagePool::Content BeginOf(const TextOptions& options) {
+  return options.adapter.has_value() ? -1 - static_cast<PagePool::Content>(*options.adapter) : 0;
+}
+
 struct BatchedText {
   TextBatch::Text text = 0;
   TextOptions options;
@@ -44,11 +49,6 @@ struct TextPart {
   bool at_the_end() const { return begin + static_cast<size_t>(rows) == text->ids.size(); }
 };
 
-// Keys and values of equal ids are equal with the same adapter only.
-PagePool::Content BeginningOf(std::optional<size_t> adapter) {
-  return adapter.has_value() ? -1 - static_cast<PagePool::Content>(*adapter) : 0;
-}
-
 class ModelTextBatch : public TextBatch {
  public:
   explicit ModelTextBatch(WholeModel& model)
@@ -60,7 +60,7 @@ class ModelTextBatch : public TextBatch {
 
   int64_t slots() const override { return model_.texts(); }
   int64_t free_slots() const override { return slots() - static_cast<int64_t>(texts_.size()); }
-  bool HasRoomFor(absl::Span<const int32_t> prompt, std::optional<size_t> adapter) const override;
+  bool HasRoomFor(absl::Span<const int32_t> prompt, const TextOptions& options) const override;
   CacheUse cache_use() const override;
   int64_t context() const override { return model_.shape().streams.front().tokens; }
   int32_t vocab_size() const override { return model_.spec().vocab_size(); }
@@ -77,7 +77,7 @@ class ModelTextBatch : public TextBatch {
   };
 
   // Free pages that a text takes with its next id when it begins: others use what it shares.
-  int64_t PagesToBegin(absl::Span<const int32_t> ids, std::optional<size_t> adapter) const;
+  int64_t PagesToBegin(absl::Span<const int32_t> ids, const TextOptions& options) const;
   // Those that it takes beside the ones that it has, and one for later.
   int64_t PagesWanted(const BatchedText& text) const;
   bool MayBegin(const BatchedText& text) const;
@@ -128,7 +128,7 @@ absl::StatusOr<TextBatch::Text> ModelTextBatch::Add(std::vector<int32_t> prompt,
         absl::StrCat("all ", slots(), " texts of the batch are growing; remove one first"));
   }
   BatchedText text = {.text = next_++, .options = options};
-  text.content = BeginningOf(options.adapter);
+  text.content = BeginOf(options);
   text.prompt = prompt.size();
   text.ids = std::move(prompt);
   texts_.push_back(std::move(text));
@@ -144,11 +144,11 @@ void ModelTextBatch::Remove(Text text) {
 }
 
 int64_t ModelTextBatch::PagesToBegin(absl::Span<const int32_t> ids,
-                                     std::optional<size_t> adapter) const {
+                                     const TextOptions& options) const {
   const auto page_tokens = static_cast<size_t>(plan_.page_tokens);
   int64_t pages = plan_.PagesFor(static_cast<int64_t>(ids.size()) + 1);
   if (ids.size() > static_cast<size_t>(context())) return pages;
-  PagePool::Content content = BeginningOf(adapter);
+  PagePool::Content content = BeginOf(options);
   for (size_t known = 0; known + page_tokens < ids.size(); known += page_tokens) {
     const auto found = pool_.FindInUse(content, ids.subspan(known, page_tokens));
     if (!found.has_value()) break;
@@ -159,7 +159,7 @@ int64_t ModelTextBatch::PagesToBegin(absl::Span<const int32_t> ids,
 }
 
 int64_t ModelTextBatch::PagesWanted(const BatchedText& text) const {
-  if (text.waits()) return PagesToBegin(text.ids, text.options.adapter) + 1;
+  if (text.waits()) return PagesToBegin(text.ids, text.options) + 1;
   const auto has = static_cast<int64_t>(text.pages.size());
   const int64_t next = plan_.PagesFor(static_cast<int64_t>(text.ids.size()) + 1);
   const int64_t least = std::max(next, has);
@@ -167,18 +167,18 @@ int64_t ModelTextBatch::PagesWanted(const BatchedText& text) const {
 }
 
 bool ModelTextBatch::HasRoomFor(absl::Span<const int32_t> prompt,
-                                std::optional<size_t> adapter) const {
+                                const TextOptions& options) const {
   if (free_slots() == 0) return false;
   // Where all have pages for the whole context, nothing else counts.
   const auto texts = static_cast<int64_t>(texts_.size()) + 1;
   if (texts * plan_.pages_per_text <= plan_.pages) return true;
-  int64_t wanted = PagesToBegin(prompt, adapter);
+  int64_t wanted = PagesToBegin(prompt, options);
   for (const BatchedText& text : texts_) wanted += PagesWanted(text);
   return wanted <= pool_.free();
 }
 
 bool ModelTextBatch::MayBegin(const BatchedText& text) const {
-  int64_t wanted = PagesToBegin(text.ids, text.options.adapter);
+  int64_t wanted = PagesToBegin(text.ids, text.options);
   bool alone = true;
   for (const BatchedText& other : texts_) {
     if (other.waits()) continue;
@@ -226,7 +226,7 @@ void ModelTextBatch::ReturnPages(BatchedText& text) {
   for (; !text.pages.empty(); text.pages.pop_back()) pool_.Return(text.pages.back());
   text.known = 0;
   text.published = 0;
-  text.content = BeginningOf(text.options.adapter);
+  text.content = BeginOf(text.options);
 }
 
 int64_t ModelTextBatch::Provide(size_t index, int64_t ids) {

@@ -77,7 +77,7 @@ class TextBatch {
   // Whether a text with this prompt may begin at once: a slot is free, and the cache has pages for
   // it, beside the next ones of those that grow. An empty batch has room for any text.
   virtual bool HasRoomFor(absl::Span<const int32_t> /*prompt*/,
-                          std::optional<size_t> /*adapter*/ = std::nullopt) const {
+                          const TextOptions& /*options*/) const {
     return free_slots() > 0;
   }
   virtual CacheUse cache_use() const { return {}; }

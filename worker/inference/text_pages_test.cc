@@ -104,7 +104,7 @@ TEST_F(TextPagesTest, AllTextsEndWithTheirOwnIds) {
   std::vector<Ids> scored(kTexts);
   size_t most = 0;
   for (size_t next = 0; next < kTexts || !which.empty();) {
-    for (; next < kTexts && texts.HasRoomFor(prompts_[next]); ++next) {
+    for (; next < kTexts && texts.HasRoomFor(prompts_[next], {}); ++next) {
       const auto text =
           texts.Add(prompts_[next], {.sampling = Sampling(next), .score_prompt = next % 2 == 1});
       ASSERT_TRUE(text.ok()) << text.status();
@@ -145,7 +145,7 @@ TEST_F(TextPagesTest, TextsThatDoNotWaitForRoomEndToo) {
   for (size_t i = 0; i < made.size(); ++i) {
     which[*texts.Add(prompts_[3], {.sampling = Sampling(i)})] = i;  // three pages each
   }
-  EXPECT_FALSE(texts.HasRoomFor({1}));
+  EXPECT_FALSE(texts.HasRoomFor({1}, {}));
   int passes = 0;
   while (!which.empty()) {
     ASSERT_LT(++passes, 10000);
