@@ -33,7 +33,7 @@ class BlendedDataset {
   // A sample, which is the same wherever it is in a run.
   struct Place {
     size_t dataset;
-    int64_t sample;  // of the data set
+    int64_t sample;  // index within the data set
   };
   // Sample `index` without any shuffling, each data set from its beginning. REQUIRES: 0 <= index <
   // Samples(context).

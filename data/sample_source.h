@@ -35,8 +35,8 @@ struct Sample {
   // Class of the whole sequence; 1 for swapped segments, or for a desirable answer.
   int32_t label = kNoTarget;
   int64_t number = 0;  // where samples have numbers (SampleSource::numbered_samples)
-  // Where a teacher's logits are stored, of each predicted token, in their order, the same number
-  // of the largest: its ids and their logits. Else empty.
+  // Stored logits of a teacher: for each predicted token, in order, the ids and values of its k
+  // largest logits. Empty where none are stored.
   std::vector<int32_t> teacher_ids;
   std::vector<float> teacher_logits;
   std::vector<int32_t> ids;  // working memory of sources; not part of the sample

@@ -28,7 +28,7 @@ struct LogitsSubject {
   std::string loss_on;
   std::string data;              // hex SHA-256 of the data as the job prepares it
   std::string tokenizer;         // likewise; empty: token files without one
-  std::vector<int64_t> samples;  // of each data set, in the order of the numbers
+  std::vector<int64_t> samples;  // number of samples in each data set, in data set order
 
   int64_t sample_count() const;
   friend bool operator==(const LogitsSubject&, const LogitsSubject&) = default;
@@ -36,7 +36,7 @@ struct LogitsSubject {
 
 struct LogitsTeacher {
   std::string name;    // for people
-  std::string digest;  // of its weights, hexadecimal
+  std::string digest;  // digest of the weights, hexadecimal
 
   friend bool operator==(const LogitsTeacher&, const LogitsTeacher&) = default;
 };

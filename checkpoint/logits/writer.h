@@ -1,6 +1,6 @@
-// Writes a directory of stored logits. Until all of it is there, it lies beside its place, in
-// DIRECTORY.partial; one rename makes it visible. A file of it has its name once the disk has all
-// of it, so that an interrupted run can be resumed behind its last file.
+// Writes a directory of stored logits. It is DIRECTORY.partial until it is complete; one rename
+// then makes it visible. A file gets its final name once it is durable, so an interrupted run
+// resumes after its last complete file.
 //
 // Holds one file in memory: kShardBytes, or one sample, where that is larger.
 //
@@ -33,8 +33,8 @@ absl::Status CheckIsNew(const std::string& directory);
 
 class LogitsWriter {
  public:
-  // `header` names no shards. What an interrupted run with the same header has left is kept, that
-  // of another header is removed. `shard_bytes`: of the rows of a file.
+  // `header` names no shards. Files left by an interrupted run with the same header are kept; files
+  // left by a run with another header are removed. `shard_bytes` limits the rows in one file.
   static absl::StatusOr<std::unique_ptr<LogitsWriter>> Create(std::string directory,
                                                               LogitsHeader header,
                                                               int64_t shard_bytes = kShardBytes);

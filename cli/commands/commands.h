@@ -249,10 +249,9 @@ struct ServeOptions : ModelOptions {
   std::string name;  // what requests call the model; empty: the last part of the checkpoint's path
   std::vector<std::string> adapters;  // DIR or NAME=DIR
   std::string chat_template = "auto";
-  int64_t slots = 8;  // texts that grow at once
-  int64_t cache_tokens =
-      0;                    // of all texts, whose keys and values have memory; 0: of whole contexts
-  int64_t max_queue = 256;  // texts that wait
+  int64_t slots = 8;         // texts that grow at once
+  int64_t cache_tokens = 0;  // tokens that fit in the key/value cache; 0: slots times context
+  int64_t max_queue = 256;   // texts that wait
   int64_t max_body = 1 << 20;
   int64_t max_connections = 512;
   double grace = 30;  // seconds
